@@ -1,0 +1,196 @@
+"""The vocabulary that every room speaks. Imports nothing of ours.
+
+Audio is always float32 mono at 16 kHz, nominally within [-1, 1]; times are seconds from the start of the
+file unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+SAMPLE_RATE: Final = 16_000
+WINDOW_S: Final = 30.0
+WINDOW_SAMPLES: Final = int(WINDOW_S * SAMPLE_RATE)
+
+Samples = npt.NDArray[np.float32]  # [num_samples], 16 kHz mono
+
+Task = Literal["transcribe", "translate"]
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """At most one window of contiguous audio, cut at a quiet point."""
+
+    index: int  # 0, 1, 2 ... within the file
+    start_sample: int  # from the start of the file
+    samples: Samples
+
+    @property
+    def start_s(self) -> float:
+        return self.start_sample / SAMPLE_RATE
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / SAMPLE_RATE
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """A stretch between chunks in which nobody speaks: reported, never sent to an engine."""
+
+    start_sample: int
+    num_samples: int
+
+
+Piece = Chunk | Silence
+
+
+class DecodingOptions(msgspec.Struct, frozen=True):
+    """How one request's chunks are to be decoded. `language` None: detect it first."""
+
+    task: Task = "transcribe"
+    language: str | None = None  # ISO code as in the checkpoint's <|xx|> tokens
+    candidate_languages: tuple[str, ...] = ()  # detection is restricted to these; empty: all
+    prompt_tokens: tuple[int, ...] = ()  # text tokens after <|startofprev|>
+    timestamps: bool = False
+    temperatures: tuple[float, ...] = (0.0,)  # the fallback ladder; the first that passes is kept
+    compression_ratio_threshold: float = 2.4
+    logprob_threshold: float = -1.0
+    no_speech_threshold: float = 0.6
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int = 0
+    max_new_tokens: int | None = None  # None: as many as the model has positions for
+
+
+class ChunkId(msgspec.Struct, frozen=True, array_like=True):
+    """Names one try at one part of one chunk; an answer to an earlier attempt is dropped."""
+
+    request_id: str
+    chunk: int
+    part: int = 0
+    attempt: int = 0
+
+
+class ChunkResult(msgspec.Struct, frozen=True):
+    """What a replica heard: tokens and figures, never text."""
+
+    tokens: tuple[int, ...]  # generated ones, timestamp tokens included, prompt and end-of-text not
+    logprobs: tuple[float, ...]  # of each token, before temperature
+    avg_logprob: float  # over the tokens and end-of-text, as openai-whisper counts it
+    no_speech_prob: float
+    compression_ratio: float
+    temperature: float  # of the ladder's step that was kept
+    language: str | None  # None where the checkpoint knows only one
+    finish_reason: Literal["stop", "length"]
+
+
+# -- The wire: commands go to a replica, events come back. -------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    id: ChunkId
+    samples: Samples
+    options: DecodingOptions
+
+
+class SetLanguage(msgspec.Struct, frozen=True, tag=True):
+    """Answers `LanguageDetected`: the replica holds the chunk's slot until this arrives."""
+
+    id: ChunkId
+    language: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Finish what was taken, then stop."""
+
+
+Command = Submit | SetLanguage | Cancel | Drain
+
+
+class Credit(msgspec.Struct, frozen=True, tag=True):
+    """The replica will take `count` more chunks. The first one says that the replica is ready."""
+
+    count: int
+
+
+class LanguageDetected(msgspec.Struct, frozen=True, tag=True):
+    id: ChunkId
+    probabilities: dict[str, float]
+
+
+class Result(msgspec.Struct, frozen=True, tag=True):
+    id: ChunkId
+    result: ChunkResult
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """This chunk cannot be decoded; the replica itself goes on."""
+
+    id: ChunkId
+    message: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    num_steps: int  # of the engine since its start: a beat without progress is a hang
+    slots_in_use: int = 0
+    decode_batch_mean: float = 0.0  # sequences per decode step since the start
+
+
+Event = Credit | LanguageDetected | Result | Failed | Heartbeat
+
+
+# -- What a request becomes. -------------------------------------------------------------------------------
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A stretch of text with its times in the file, as OpenAI's verbose_json has it."""
+
+    id: int
+    seek: int  # 10 ms frames from the start of the file to the window that was read
+    start_s: float
+    end_s: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """The final text of one chunk, in file order: what a stream may send and never take back."""
+
+    text: str
+    segments: tuple[Segment, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    language: str | None
+    num_audio_tokens: int
+    num_text_tokens: int
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    text: str
+    segments: tuple[Segment, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    language: str  # the lower-case English name, as OpenAI spells it
+    duration_s: float
+    num_audio_tokens: int
+    num_text_tokens: int
+    task: Task = "transcribe"

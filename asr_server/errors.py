@@ -1,0 +1,76 @@
+"""What can go wrong for a user, as types. `api.errors` alone turns them into HTTP."""
+
+from __future__ import annotations
+
+
+class RequestError(Exception):
+    """Something the sender can mend. `param` is the field at fault, `code` OpenAI's machine-readable word."""
+
+    code: str = "invalid_value"
+    param: str | None = None
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if param is not None:
+            self.param = param
+
+
+class InvalidValue(RequestError):
+    """A field is unknown, out of range or does not go with another."""
+
+
+class InvalidAudio(RequestError):
+    """Not audio, damaged beyond reading, or without an audio stream."""
+
+    code = "invalid_audio"
+    param = "file"
+
+
+class AudioTooShort(RequestError):
+    code = "audio_too_short"
+    param = "file"
+
+
+class AudioTooLong(RequestError):
+    """Longer, larger or wider than the limits once decoded; the message names the limit and its setting."""
+
+    code = "audio_too_long"
+    param = "file"
+
+
+class UploadTooLarge(RequestError):
+    code = "request_too_large"
+    param = "file"
+
+
+class InvalidApiKey(RequestError):
+    code = "invalid_api_key"
+
+
+class ModelNotFound(RequestError):
+    code = "model_not_found"
+    param = "model"
+
+
+class Overloaded(RequestError):
+    """The waiting room is full."""
+
+    code = "server_overloaded"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(Exception):
+    """Nothing the sender did: no replica can take work now (starting, draining or down)."""
+
+    def __init__(self, message: str, retry_after_s: int = 5) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class ChunkFailed(Exception):
+    """A replica could not decode this chunk, and neither could another one."""
