@@ -47,7 +47,7 @@ class Silence(msgspec.Struct, frozen=True):
 Piece = Chunk | Silence
 
 
-class DecodingOptions(msgspec.Struct, frozen=True):
+class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request's chunks are to be decoded. `language` None: detect it first."""
 
     task: Task = "transcribe"

@@ -1,0 +1,182 @@
+"""The two ends of the way between the API process and a replica.
+
+`Port` is the API's end: it never blocks the event loop. `Channel` is the replica's end, used by the thread
+that runs the engine's steps. Each end has a sibling for threads (inline) and one for ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+import zmq.asyncio
+
+from asr_server.core import Command, Event, Heartbeat
+from asr_server.transport import wire
+
+
+class Port(Protocol):
+    """The API's end."""
+
+    def send(self, command: Command) -> None:
+        """Hands the command over at once. The dispatcher's credits bound what can be under way."""
+
+    async def receive(self) -> Event: ...
+
+    def close(self) -> None: ...
+
+
+class Channel(Protocol):
+    """The replica's end."""
+
+    def receive(self, wait_s: float) -> list[Command]:
+        """Every command that has come; waits up to `wait_s` for the first."""
+
+    def send(self, event: Event) -> None: ...
+
+    def heart(self) -> HeartbeatSender:
+        """A sender for the heartbeat thread alone."""
+
+    def close(self) -> None: ...
+
+
+class HeartbeatSender(Protocol):
+    def beat(self, heartbeat: Heartbeat) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# -- Inline: two queues between a thread and the event loop. -------------------------------------------------
+
+
+class InlinePort:
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def send(self, command: Command) -> None:
+        self.commands.put(command)
+
+    async def receive(self) -> Event:
+        return await self._events.get()
+
+    def deliver(self, event: Event) -> None:
+        """Called from the replica's thread; what comes after the loop has closed is nobody's."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def close(self) -> None:
+        pass
+
+
+class InlineChannel:
+    def __init__(self, port: InlinePort) -> None:
+        self._port = port
+
+    def receive(self, wait_s: float) -> list[Command]:
+        received: list[Command] = []
+        with contextlib.suppress(queue.Empty):
+            if wait_s > 0:
+                received.append(self._port.commands.get(timeout=wait_s))
+            while True:
+                received.append(self._port.commands.get_nowait())
+        return received
+
+    def send(self, event: Event) -> None:
+        self._port.deliver(event)
+
+    def heart(self) -> InlineChannel:
+        return self
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        self._port.deliver(heartbeat)
+
+    def close(self) -> None:
+        pass
+
+
+# -- ZeroMQ over Unix sockets in a private folder. -----------------------------------------------------------
+
+
+class ZmqPort:
+    """Binds a pair of sockets for one incarnation of a replica; a restarted one gets a new pair.
+
+    Sending copies each frame once into ZeroMQ's own memory, so that the sender holds nothing after it.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="asr-server-"))
+        self.address = f"ipc://{self._folder}/"
+        self._context = zmq.asyncio.Context()
+        self._events = self._context.socket(zmq.PULL)
+        self._events.setsockopt(zmq.RCVHWM, 0)
+        self._events.bind(self.address + "events")
+        self._commands = zmq.Context(self._context).socket(zmq.PUSH)  # shadows the same context
+        self._commands.setsockopt(zmq.SNDHWM, 0)
+        self._commands.bind(self.address + "commands")
+
+    def send(self, command: Command) -> None:
+        """Raises zmq.Again when the replica is not connected."""
+        self._commands.send_multipart(wire.commands.encode(command), flags=zmq.DONTWAIT, copy=True)
+
+    async def receive(self) -> Event:
+        return wire.events.decode(await self._events.recv_multipart())
+
+    def close(self) -> None:
+        self._commands.close(linger=0)
+        self._events.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class ZmqChannel:
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._context = zmq.Context()
+        self._events = self._connect(zmq.PUSH, "events")
+        self._commands = self._connect(zmq.PULL, "commands")
+
+    def _connect(self, kind: int, name: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM if kind == zmq.PUSH else zmq.RCVHWM, 0)
+        socket.connect(self._address + name)
+        return socket
+
+    def receive(self, wait_s: float) -> list[Command]:
+        received: list[Command] = []
+        if not self._commands.poll(timeout=int(wait_s * 1000)):
+            return received
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames = self._commands.recv_multipart(flags=zmq.DONTWAIT, copy=False)
+                received.append(wire.commands.decode([frame.buffer for frame in frames]))
+        return received
+
+    def send(self, event: Event) -> None:
+        self._events.send_multipart(wire.events.encode(event))
+
+    def heart(self) -> ZmqHeart:
+        """ZeroMQ's sockets belong to one thread each, so this one is of its own."""
+        return ZmqHeart(self._connect(zmq.PUSH, "events"))
+
+    def close(self) -> None:
+        self._commands.close(linger=0)
+        self._events.close(linger=1000)
+
+
+class ZmqHeart:
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        self._socket.send_multipart(wire.events.encode(heartbeat))
+
+    def close(self) -> None:
+        self._socket.close(linger=100)

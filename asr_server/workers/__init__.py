@@ -1,0 +1,1 @@
+"""Replicas of the engine: how they are started, watched, replaced, and given work."""

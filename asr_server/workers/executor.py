@@ -1,0 +1,43 @@
+"""One protocol for running replicas; its siblings are `inline` and `multiprocess`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from asr_server.config import Settings
+from asr_server.core import Command, Event
+
+
+class ReplicaGone(Exception):
+    """The replica has ended, wanted or not."""
+
+
+class Replica(Protocol):
+    """The API side's hold on one running replica."""
+
+    name: str
+
+    def send(self, command: Command) -> None:
+        """Never blocks. Raises ReplicaGone."""
+
+    async def receive(self) -> Event:
+        """The next event. Raises ReplicaGone once there is nobody left to send one."""
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Lets it finish for `drain_s`, then ends it. After this nothing of it remains."""
+
+
+class Executor(Protocol):
+    async def launch(self, index: int) -> Replica:
+        """Starts replica `index`; it is ready when its first `Credit` comes."""
+
+
+def create_executor(settings: Settings) -> Executor:
+    """The executor that `--executor` names."""
+    if settings.executor == "inline":
+        from asr_server.workers.inline import InlineExecutor  # brings torch into this process
+
+        return InlineExecutor(settings)
+    from asr_server.workers.multiprocess import MultiprocessExecutor
+
+    return MultiprocessExecutor(settings)

@@ -1,0 +1,65 @@
+"""A replica in a thread of this process: for tests and for debugging, where one stack trace shows all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+from asr_server.config import Settings
+from asr_server.core import Command, Drain, Event
+from asr_server.engine import Engine, EngineConfig
+from asr_server.transport.channels import InlineChannel, InlinePort
+from asr_server.workers.executor import ReplicaGone
+from asr_server.workers.serving import run
+
+logger = logging.getLogger(__name__)
+
+
+class InlineExecutor:
+    def __init__(self, settings: Settings) -> None:
+        self._config = EngineConfig.from_settings(settings)
+
+    async def launch(self, index: int) -> InlineReplica:
+        return InlineReplica(f"replica {index}", self._config)
+
+
+class InlineReplica:
+    def __init__(self, name: str, config: EngineConfig) -> None:
+        self.name = name
+        self._port = InlinePort()
+        self._gone = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, args=(config,), name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self, config: EngineConfig) -> None:
+        try:
+            run(InlineChannel(self._port), lambda: Engine(config))
+        except Exception:
+            logger.exception("%s has failed", self.name)
+        finally:
+            self._loop.call_soon_threadsafe(self._gone.set)
+
+    def send(self, command: Command) -> None:
+        if self._gone.is_set():
+            raise ReplicaGone(self.name)
+        self._port.send(command)
+
+    async def receive(self) -> Event:
+        event = asyncio.ensure_future(self._port.receive())
+        gone = asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait((event, gone), return_when=asyncio.FIRST_COMPLETED)
+            if event.done():
+                return event.result()
+            raise ReplicaGone(self.name)
+        finally:
+            event.cancel()
+            gone.cancel()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """A thread cannot be ended from outside: it stops once its running chunks are done."""
+        self._port.send(Drain())
+        await self._gone.wait()
+        self._port.close()
