@@ -1,0 +1,101 @@
+"""Where decoding sequences keep their keys and values: contiguous slots, because Whisper's shapes are bounded.
+
+A slot holds one sequence: the keys and values of its audio (written once, after encoding) and of its tokens.
+Sequences being decoded lie side by side from slot 0 on, so that a decode step reads one contiguous block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asr_server.model.sizes import WhisperSizes
+
+
+class DecoderCache:
+    """Keys and values of every layer and slot, [layers, slots, H, positions, d] each."""
+
+    def __init__(self, sizes: WhisperSizes, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
+        heads, depth = sizes.decoder_heads, sizes.width // sizes.decoder_heads
+        text = (sizes.decoder_layers, num_slots, heads, sizes.text_positions, depth)
+        audio = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)
+        # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
+        self.keys = torch.zeros(text, device=device, dtype=dtype)
+        self.values = torch.zeros(text, device=device, dtype=dtype)
+        self.cross_keys = torch.zeros(audio, device=device, dtype=dtype)
+        self.cross_values = torch.zeros(audio, device=device, dtype=dtype)
+
+    @staticmethod
+    def bytes_per_slot(sizes: WhisperSizes, dtype: torch.dtype) -> int:
+        positions = sizes.text_positions + sizes.audio_positions
+        return 2 * sizes.decoder_layers * positions * sizes.width * dtype.itemsize
+
+    def write_audio(self, first_slot: int, keys_values: list[tuple[Tensor, Tensor]]) -> None:
+        """Puts each layer's [B, F, D] keys and values into B slots from `first_slot` on."""
+        heads = self.cross_keys.shape[2]
+        for layer, (keys, values) in enumerate(keys_values):
+            slots = slice(first_slot, first_slot + len(keys))
+            self.cross_keys[layer, slots] = keys.unflatten(-1, (heads, -1)).transpose(1, 2)
+            self.cross_values[layer, slots] = values.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def move(self, source: int, target: int) -> None:
+        """Copies one slot's sequence into another slot."""
+        for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
+            tensor[:, target] = tensor[:, source]
+
+    def rows(self, first_slot: int, positions: Tensor, context: int) -> CacheRows:
+        """The slots from `first_slot` on whose sequences stand at `positions` [B, T].
+
+        Args:
+            context: text positions that are looked at; more than any of `positions`.
+        """
+        return CacheRows(self, first_slot, positions, context)
+
+
+class CacheRows:
+    """A block of slots for one call of the decoder."""
+
+    def __init__(self, cache: DecoderCache, first_slot: int, positions: Tensor, context: int) -> None:
+        self._cache = cache
+        self._slots = slice(first_slot, first_slot + len(positions))
+        self._positions = positions
+        self._index = torch.arange(first_slot, self._slots.stop, device=positions.device)[:, None]
+        unseen = torch.arange(context, device=positions.device) > positions[:, :, None]  # [B, T, context]
+        self._mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))[:, None]
+        self._context = context
+
+    def layer(self, index: int) -> LayerView:
+        cache = self._cache
+        return LayerView(
+            cache.keys[index],
+            cache.values[index],
+            cache.cross_keys[index, self._slots],
+            cache.cross_values[index, self._slots],
+            self._slots,
+            self._index,
+            self._positions,
+            self._context,
+            self._mask,
+        )
+
+
+class LayerView(NamedTuple):
+    """One layer's keys and values of a block of slots."""
+
+    keys: Tensor  # [slots, H, positions, d], all slots
+    values: Tensor
+    cross_keys: Tensor  # [B, H, F, d]
+    cross_values: Tensor
+    slots: slice
+    index: Tensor  # [B, 1], the same slots
+    positions: Tensor  # [B, T]
+    context: int
+    mask: Tensor  # [B, 1, T, context], zero or minus infinity
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes [B, T, H, d] at the sequences' positions; returns all they may look at, [B, H, context, d]."""
+        self.keys[self.index, :, self.positions] = keys
+        self.values[self.index, :, self.positions] = values
+        return self.keys[self.slots, :, : self.context], self.values[self.slots, :, : self.context]

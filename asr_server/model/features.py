@@ -1,0 +1,78 @@
+"""Log-mel spectrograms as Whisper was trained on them, batched, on the model's device.
+
+The mel scale and its area normalisation are those of Slaney's Auditory Toolbox (1998), which librosa and
+Whisper use: linear up to 1 kHz, logarithmic above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from asr_server.core import SAMPLE_RATE, Samples
+
+FFT_SIZE = 400  # 25 ms
+HOP = 160  # 10 ms
+_LINEAR_HZ_PER_MEL = 200 / 3
+_BREAK_HZ = 1000.0
+_BREAK_MEL = _BREAK_HZ / _LINEAR_HZ_PER_MEL
+_LOG_STEP = np.log(6.4) / 27  # of frequency, per mel above the break
+
+
+def _hz_from_mel(mel: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.where(mel < _BREAK_MEL, mel * _LINEAR_HZ_PER_MEL, _BREAK_HZ * np.exp(_LOG_STEP * (mel - _BREAK_MEL)))
+
+
+def _mel_from_hz(hz: float) -> float:
+    return hz / _LINEAR_HZ_PER_MEL if hz < _BREAK_HZ else _BREAK_MEL + float(np.log(hz / _BREAK_HZ)) / _LOG_STEP
+
+
+@lru_cache
+def mel_filters(num_mels: int) -> npt.NDArray[np.float32]:
+    """[num_mels, FFT_SIZE // 2 + 1]: overlapping triangles of equal area over 0 to 8 kHz."""
+    bins_hz = np.linspace(0, SAMPLE_RATE / 2, FFT_SIZE // 2 + 1)
+    edges_hz = _hz_from_mel(np.linspace(0, _mel_from_hz(SAMPLE_RATE / 2), num_mels + 2))
+    left, centre, right = (edges_hz[i : num_mels + i, None] for i in range(3))
+    rising = (bins_hz - left) / (centre - left)
+    falling = (right - bins_hz) / (right - centre)
+    triangles = np.maximum(0, np.minimum(rising, falling))
+    return (triangles * 2 / (right - left)).astype(np.float32)
+
+
+class LogMel(nn.Module):
+    """Samples of several chunks to [B, num_mels, num_frames], each padded with silence to the window."""
+
+    filters: Tensor
+    window: Tensor
+
+    def __init__(self, num_mels: int, num_frames: int) -> None:
+        super().__init__()
+        self.num_frames = num_frames
+        self.register_buffer("filters", torch.from_numpy(mel_filters(num_mels)), persistent=False)
+        self.register_buffer("window", torch.hann_window(FFT_SIZE), persistent=False)
+
+    def forward(self, chunks: Sequence[Samples]) -> Tensor:
+        """Float32 whatever the model's precision. What lies beyond the window is cut off."""
+        longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
+        frames = min(self.num_frames, -(-longest // HOP) + FFT_SIZE // HOP)  # beyond them is only silence
+        samples = torch.zeros(len(chunks), frames * HOP)
+        for row, chunk in zip(samples, chunks, strict=True):
+            kept = min(len(chunk), frames * HOP)
+            row[:kept] = torch.from_numpy(np.ascontiguousarray(chunk[:kept], dtype=np.float32))
+        return self._log_mel(samples.to(self.window.device))
+
+    def _log_mel(self, samples: Tensor) -> Tensor:
+        spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]
+        power = spectrum.abs().square()  # [B, FFT_SIZE // 2 + 1, frames]
+        mel = (self.filters @ power).clamp_(min=1e-10).log10_()
+        floor = mel.amax(dim=(1, 2), keepdim=True) - 8.0
+        silence = mel.new_full((len(mel), 1, 1), -10.0)
+        whole = torch.empty(len(mel), len(self.filters), self.num_frames, device=mel.device)
+        whole[..., : mel.shape[-1]] = torch.maximum(mel, floor)
+        whole[..., mel.shape[-1] :] = torch.maximum(silence, floor)
+        return whole.add_(4.0).div_(4.0)

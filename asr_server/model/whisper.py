@@ -1,0 +1,219 @@
+"""Whisper (Radford et al. 2022, https://arxiv.org/abs/2212.04356), for inference.
+
+Shapes: B sequences, T positions of one call, F audio positions (1500), D width, H heads, d = D / H.
+Queries, keys and values of a layer are one packed product, and the queries' 1/sqrt(d) lies in the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr_server.model.attention import attend_audio, attend_cached
+from asr_server.model.cache import CacheRows, DecoderCache, LayerView
+from asr_server.model.features import LogMel
+from asr_server.model.sizes import WhisperSizes
+
+Weights = Mapping[str, Tensor]
+
+
+class Whisper(nn.Module):
+    """Encoder and decoder of one checkpoint, with the log-mel that feeds them."""
+
+    def __init__(self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.device = device
+        self.dtype = dtype
+        with torch.device(device):
+            self.log_mel = LogMel(sizes.num_mels, sizes.num_frames)
+            self.encoder = Encoder(sizes).to(dtype)
+            self.decoder = Decoder(sizes).to(dtype)
+
+    def new_cache(self, num_slots: int) -> DecoderCache:
+        return DecoderCache(self.sizes, num_slots, self.device, self.dtype)
+
+    def load_hugging_face(self, weights: Weights) -> None:
+        """Takes every weight from `weights`, named as Hugging Face names them without `model.`.
+
+        Raises:
+            KeyError: one is missing.
+            RuntimeError: one has another shape.
+        """
+        with torch.no_grad():
+            self.encoder.load(_within(weights, "encoder."))
+            self.decoder.load(_within(weights, "decoder."))
+
+
+def _within(weights: Weights, prefix: str) -> Weights:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def _load(module: nn.Linear | nn.LayerNorm, weights: Weights, name: str) -> None:
+    module.weight.copy_(weights[f"{name}.weight"])
+    module.bias.copy_(weights[f"{name}.bias"])
+
+
+def _load_packed(linear: nn.Linear, weights: Weights, names: tuple[str, ...], scale: float = 1.0) -> None:
+    """Stacks projections into one; the first is multiplied by `scale`. Whisper's key has no bias: zeros."""
+    rows = [weights[f"{name}.weight"].float() for name in names]
+    biases = [weights.get(f"{name}.bias", torch.zeros(len(row))).float() for name, row in zip(names, rows, strict=True)]
+    linear.weight.copy_(torch.cat([rows[0] * scale, *rows[1:]]))
+    linear.bias.copy_(torch.cat([biases[0] * scale, *biases[1:]]))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+    def load(self, weights: Weights) -> None:
+        _load(self.norm, weights, "final_layer_norm")
+        _load(self.up, weights, "fc1")
+        _load(self.down, weights, "fc2")
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, sizes: WhisperSizes) -> None:
+        super().__init__()
+        self.num_heads = sizes.encoder_heads
+        self.norm = nn.LayerNorm(sizes.width)
+        self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
+        self.out = nn.Linear(sizes.width, sizes.width)
+        self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, F, D] to the same."""
+        x = x + self.out(attend_audio(self.qkv(self.norm(x)), self.num_heads))
+        return self.feed_forward(x)
+
+    def load(self, weights: Weights) -> None:
+        _load(self.norm, weights, "self_attn_layer_norm")
+        scale = (len(self.out.bias) // self.num_heads) ** -0.5
+        _load_packed(self.qkv, weights, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), scale)
+        _load(self.out, weights, "self_attn.out_proj")
+        self.feed_forward.load(weights)
+
+
+class Encoder(nn.Module):
+    def __init__(self, sizes: WhisperSizes) -> None:
+        super().__init__()
+        self.conv1 = Convolution(sizes.num_mels, sizes.width, stride=1)
+        self.conv2 = Convolution(sizes.width, sizes.width, stride=2)
+        self.positions = nn.Parameter(torch.empty(sizes.audio_positions, sizes.width))
+        self.layers = nn.ModuleList(EncoderLayer(sizes) for _ in range(sizes.encoder_layers))
+        self.norm = nn.LayerNorm(sizes.width)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """[B, num_mels, 2 F] to [B, F, D]."""
+        x = mel.to(self.positions.dtype).transpose(1, 2)
+        x = F.gelu(self.conv2(F.gelu(self.conv1(x)))) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def load(self, weights: Weights) -> None:
+        self.conv1.load(weights, "conv1")
+        self.conv2.load(weights, "conv2")
+        self.positions.copy_(weights["embed_positions.weight"])
+        for i, layer in enumerate(self.layers):
+            layer.load(_within(weights, f"layers.{i}."))  # type: ignore[operator]
+        _load(self.norm, weights, "layer_norm")
+
+
+class Convolution(nn.Linear):
+    """A convolution of width 3 over time as one matrix product: [B, N, C] to [B, N / stride, D]."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__(3 * channels, width)
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, 1, 1))
+        windows = padded.unfold(1, 3, self.stride).transpose(2, 3)  # [B, N / stride, 3, C]
+        return super().forward(windows.flatten(2))
+
+    def load(self, weights: Weights, name: str) -> None:
+        self.weight.copy_(weights[f"{name}.weight"].transpose(1, 2).flatten(1))  # [D, C, 3] to [D, 3 C]
+        self.bias.copy_(weights[f"{name}.bias"])
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, sizes: WhisperSizes) -> None:
+        super().__init__()
+        self.num_heads = sizes.decoder_heads
+        self.norm = nn.LayerNorm(sizes.width)
+        self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
+        self.out = nn.Linear(sizes.width, sizes.width)
+        self.cross_norm = nn.LayerNorm(sizes.width)
+        self.cross_query = nn.Linear(sizes.width, sizes.width)
+        self.cross_key_value = nn.Linear(sizes.width, 2 * sizes.width)
+        self.cross_out = nn.Linear(sizes.width, sizes.width)
+        self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden)
+
+    def forward(self, x: Tensor, cache: LayerView) -> Tensor:
+        """[B, T, D] to the same; writes this call's keys and values into the cache."""
+        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        keys, values = cache.append(key, value)
+        x = x + self.out(attend_cached(query, keys, values, cache.mask))
+        query = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.num_heads, -1))
+        x = x + self.cross_out(attend_cached(query, cache.cross_keys, cache.cross_values))
+        return self.feed_forward(x)
+
+    def load(self, weights: Weights) -> None:
+        scale = (len(self.out.bias) // self.num_heads) ** -0.5
+        _load(self.norm, weights, "self_attn_layer_norm")
+        _load_packed(self.qkv, weights, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), scale)
+        _load(self.out, weights, "self_attn.out_proj")
+        _load(self.cross_norm, weights, "encoder_attn_layer_norm")
+        _load_packed(self.cross_query, weights, ("encoder_attn.q_proj",), scale)
+        _load_packed(self.cross_key_value, weights, ("encoder_attn.k_proj", "encoder_attn.v_proj"))
+        _load(self.cross_out, weights, "encoder_attn.out_proj")
+        self.feed_forward.load(weights)
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes: WhisperSizes) -> None:
+        super().__init__()
+        self.scale = sizes.width**0.5 if sizes.scale_embedding else 1.0
+        self.embedding = nn.Parameter(torch.empty(sizes.vocabulary, sizes.width))
+        self.positions = nn.Parameter(torch.empty(sizes.text_positions, sizes.width))
+        self.layers = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.decoder_layers))
+        self.norm = nn.LayerNorm(sizes.width)
+
+    def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
+        """Hidden states of the next tokens.
+
+        Args:
+            tokens, positions: [B, T], T consecutive positions of each sequence.
+            rows: the B slots of the cache that these sequences hold.
+        Returns:
+            [B, T, D]; `logits` turns them into scores.
+        """
+        x = F.embedding(tokens, self.embedding) * self.scale + F.embedding(positions, self.positions)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rows.layer(i))
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] to [..., vocabulary]; the embedding is the output projection too."""
+        return F.linear(hidden, self.embedding)
+
+    def cross_keys_values(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Of each layer, from the encoder's [B, F, D]: keys and values, [B, F, D] each."""
+        return [layer.cross_key_value(audio).chunk(2, dim=-1) for layer in self.layers]  # type: ignore[operator,misc]
+
+    def load(self, weights: Weights) -> None:
+        self.embedding.copy_(weights["embed_tokens.weight"])
+        self.positions.copy_(weights["embed_positions.weight"])
+        for i, layer in enumerate(self.layers):
+            layer.load(_within(weights, f"layers.{i}."))  # type: ignore[operator]
+        _load(self.norm, weights, "layer_norm")

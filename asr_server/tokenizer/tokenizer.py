@@ -1,0 +1,97 @@
+"""Byte-level BPE as Whisper uses it, on the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from asr_server.tokenizer.byte_alphabet import BYTE_OF_CHARACTER
+from asr_server.tokenizer.specials import SpecialTokens
+
+
+class Tokenizer:
+    """Text tokens and special tokens of one checkpoint.
+
+    Special tokens take part neither in `encode` nor in `decode`: text that spells one is plain text.
+    """
+
+    def __init__(self, text: tokenizers.Tokenizer, added: Mapping[str, int], generation: Mapping[str, Any]) -> None:
+        """
+        Args:
+            text: encodes and decodes plain text; knows no added tokens.
+            added: the text of every added (special or timestamp) token, and its id.
+            generation: generation_config.json, empty where the checkpoint has none.
+        """
+        self.specials = SpecialTokens.from_files(added, generation)
+        self.time_precision_s = 0.02  # of one timestamp token
+        self._text = text
+        special_ids = set(added.values())
+        self._bytes = {
+            token: _raw_bytes(piece) for piece, token in text.get_vocab().items() if token not in special_ids
+        }
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Tokenizer:
+        """Reads tokenizer.json, or vocab.json, merges.txt and added_tokens.json where that is absent.
+
+        Raises:
+            FileNotFoundError: the directory holds neither.
+            ValueError: what it holds is no Whisper tokenizer.
+        """
+        text, added = (
+            _from_tokenizer_json(directory / "tokenizer.json")
+            if (directory / "tokenizer.json").exists()
+            else _from_vocabulary(directory)
+        )
+        generation = directory / "generation_config.json"
+        return cls(text, added, json.loads(generation.read_text()) if generation.exists() else {})
+
+    def is_text(self, token: int) -> bool:
+        return token in self._bytes
+
+    def decode_bytes(self, token: int) -> bytes:
+        """The raw bytes of one token, which need not be whole characters; empty for a special token."""
+        return self._bytes.get(token, b"")
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of the text tokens among these; bytes that make no character become U+FFFD."""
+        return b"".join(map(self.decode_bytes, tokens)).decode("utf-8", errors="replace")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._text.encode(text, add_special_tokens=False).ids)
+
+
+def _raw_bytes(piece: str) -> bytes:
+    """A vocabulary entry as bytes; one outside the byte alphabet is taken literally."""
+    if all(character in BYTE_OF_CHARACTER for character in piece):
+        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
+    return piece.encode()
+
+
+def _from_tokenizer_json(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
+    description = json.loads(path.read_text(encoding="utf-8"))
+    added = {token["content"]: token["id"] for token in description["added_tokens"]}
+    # Without its added tokens the tokenizer cannot be talked into a special token by the text.
+    description |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    return tokenizers.Tokenizer.from_str(json.dumps(description)), added
+
+
+def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
+    vocabulary: dict[str, int] = _read_json(directory / "vocab.json")
+    added_path = directory / "added_tokens.json"
+    added: dict[str, int] = _read_json(added_path) if added_path.exists() else {}
+    added |= {piece: token for piece, token in vocabulary.items() if piece.startswith("<|") and piece.endswith("|>")}
+    text = tokenizers.Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
+    text.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return text, added
+
+
+def _read_json(path: Path) -> Any:
+    if not path.exists():
+        raise FileNotFoundError(f"{path.parent} has neither tokenizer.json nor {path.name}")
+    return json.loads(path.read_text(encoding="utf-8"))
