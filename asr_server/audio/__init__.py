@@ -1,0 +1,16 @@
+"""The front end: any recording to chunks of 16 kHz mono, in turns, in threads of its own."""
+
+from asr_server.audio.limits import FORMATS, MIN_AUDIO_S, AudioLimits
+from asr_server.audio.pool import PreprocessPool, PreprocessStats
+from asr_server.audio.recording import Cancelled, Recording, Turn
+
+__all__ = [
+    "FORMATS",
+    "MIN_AUDIO_S",
+    "AudioLimits",
+    "Cancelled",
+    "PreprocessPool",
+    "PreprocessStats",
+    "Recording",
+    "Turn",
+]

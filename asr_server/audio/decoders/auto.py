@@ -1,0 +1,50 @@
+"""Which decoder reads a file, by its first bytes alone: names and content types lie."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from asr_server.audio.decoders.base import CannotOpen, Decoder
+from asr_server.audio.decoders.sndfile import SndfileDecoder
+from asr_server.audio.decoders.wav import WavDecoder
+from asr_server.audio.limits import invalid_audio
+
+Family = Literal["wav", "sndfile", "ffmpeg"]
+
+
+def sniff(fd: int) -> Family:
+    """The family whose decoder is tried first."""
+    head = os.pread(fd, 64, 0)
+    if not head:
+        raise invalid_audio("The file is empty.")
+    if head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:12] == b"WAVE":
+        return "wav"
+    if head[:4] == b"fLaC" or (head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC")):
+        return "sndfile"
+    if head[:4] == b"OggS" and b"\x01vorbis" in head:
+        return "sndfile"
+    if _is_mp3(fd, head):
+        return "sndfile"
+    return "ffmpeg"
+
+
+def _is_mp3(fd: int, head: bytes) -> bool:
+    """MPEG audio of layer 3, after an ID3 tag of any size (cover art)."""
+    if head[:3] == b"ID3" and len(head) >= 10:
+        size = sum((byte & 0x7F) << shift for byte, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
+        head = os.pread(fd, 4, 10 + size)
+    return len(head) >= 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2
+
+
+def open_native(fd: int) -> Decoder | None:
+    """A decoder that runs in a thread of this process; None: FFmpeg's libraries have to try."""
+    family = sniff(fd)
+    try:
+        if family == "wav":
+            return WavDecoder(fd)
+        if family == "sndfile":
+            return SndfileDecoder(fd)
+    except CannotOpen:
+        pass
+    return None

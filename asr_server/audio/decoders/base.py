@@ -1,0 +1,32 @@
+"""What every decoder is: an iterator of blocks at the file's own rate and layout."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Block = npt.NDArray[np.float32]  # [frames, channels] at the file's own rate, full scale is 1.0
+
+
+class Decoder(Protocol):
+    """One open file. Not thread-safe."""
+
+    sample_rate: int
+    num_channels: int
+    truncated: bool  # known at the end: the file promised more than it held, or was damaged on the way
+
+    def read(self) -> Block:
+        """The next block, of a second or two at most; one without frames is the end.
+
+        Raises:
+            InvalidAudio: nothing at all could be read.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class CannotOpen(Exception):
+    """This decoder does not read this file; another one may."""

@@ -1,0 +1,61 @@
+"""What the front end refuses, with the words it refuses with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asr_server.config import Settings, naming
+from asr_server.errors import AudioTooLong, InvalidAudio
+
+FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff"
+MIN_SAMPLE_RATE = 1000  # a header of 1 Hz would turn one byte into 16,000 samples
+MIN_AUDIO_S = 0.1
+
+
+def invalid_audio(reason: str) -> InvalidAudio:
+    return InvalidAudio(f"{reason} Supported formats: {FORMATS}.")
+
+
+@dataclass(frozen=True)
+class AudioLimits:
+    """Bounds on one recording, each the setting of the same name."""
+
+    max_audio_s: float = Settings.max_audio_s
+    max_decoded_bytes: int = Settings.max_decoded_bytes
+    max_sample_rate: int = Settings.max_sample_rate
+    max_channels: int = Settings.max_channels
+    max_preprocess_s: float = Settings.max_preprocess_s
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> AudioLimits:
+        return cls(
+            settings.max_audio_s,
+            settings.max_decoded_bytes,
+            settings.max_sample_rate,
+            settings.max_channels,
+            settings.max_preprocess_s,
+        )
+
+    def check_layout(self, sample_rate: int, num_channels: int) -> None:
+        """Raises before any memory is spent on a header that asks for too much of it."""
+        if sample_rate < MIN_SAMPLE_RATE or num_channels < 1:
+            raise invalid_audio(f"The file claims {num_channels} channels at {sample_rate} Hz.")
+        if sample_rate > self.max_sample_rate:
+            raise _over("sample rate", f"{sample_rate} Hz", f"{self.max_sample_rate} Hz", "max_sample_rate")
+        if num_channels > self.max_channels:
+            raise _over("number of channels", str(num_channels), str(self.max_channels), "max_channels")
+
+    def check_decoded(self, num_bytes: int, duration_s: float) -> None:
+        """Raises for what has been decoded so far: headers lie, samples do not."""
+        if num_bytes > self.max_decoded_bytes:
+            raise _over("decoded size", "more", f"{self.max_decoded_bytes} bytes", "max_decoded_bytes")
+        if duration_s > self.max_audio_s:
+            raise _over("duration", "more", f"{self.max_audio_s:g} s", "max_audio_s")
+
+    def check_work(self, work_s: float) -> None:
+        if work_s > self.max_preprocess_s:
+            raise _over("decoding time", "more", f"{self.max_preprocess_s:g} s", "max_preprocess_s")
+
+
+def _over(what: str, found: str, limit: str, setting: str) -> AudioTooLong:
+    return AudioTooLong(f"The file's {what} is over the limit of {limit} (found {found}): {naming(setting)}.")

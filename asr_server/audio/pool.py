@@ -1,0 +1,101 @@
+"""The front end's own threads: bounded, and fair because every turn queues up again behind the others'."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from asr_server.audio.decode_processes import decode_processes
+from asr_server.audio.recording import Recording, Turn
+from asr_server.core import Chunk
+
+T = TypeVar("T")
+TURNS_QUEUED_PER_WORKER = 16
+
+
+@dataclass
+class PreprocessStats:
+    """For `/metrics`; written by the event loop alone."""
+
+    queued: int = 0
+    busy: int = 0
+    turns: int = 0
+    wait_s: float = 0.0
+    decode_s: float = 0.0
+    audio_s: float = 0.0
+    chunk_bytes: int = 0
+    cancelled: int = 0
+
+
+class PreprocessPool:
+    def __init__(self, num_workers: int, max_queued: int | None = None) -> None:
+        """At most `max_queued` turns wait in the pool's queue; further callers wait for a place, in order."""
+        self.num_workers = num_workers
+        self.stats = PreprocessStats()
+        self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="asr-preprocess")
+        self._places = asyncio.Semaphore(num_workers + (max_queued or num_workers * TURNS_QUEUED_PER_WORKER))
+
+    async def turn(self, recording: Recording) -> Turn:
+        """One turn in a thread. If this is cancelled, the recording is closed as soon as no thread is in it."""
+        before_s = recording.duration_s
+        try:
+            turn = await self.run(recording.next_turn)
+        except asyncio.CancelledError:
+            self.stats.cancelled += 1
+            recording.close()
+            raise
+        self.stats.turns += 1
+        self.stats.audio_s += recording.duration_s - before_s
+        self.stats.chunk_bytes += sum(p.samples.nbytes for p in turn.pieces if isinstance(p, Chunk))
+        return turn
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Any other blocking work, in the same queue."""
+        queued_at = time.monotonic()
+        self.stats.queued += 1
+        try:
+            await self._places.acquire()
+        except BaseException:
+            self.stats.queued -= 1
+            raise
+        loop = asyncio.get_running_loop()
+
+        def work() -> T:
+            started_at = time.monotonic()
+            loop.call_soon_threadsafe(self._started, started_at - queued_at)
+            try:
+                return function(*args)
+            finally:
+                loop.call_soon_threadsafe(self._ended, time.monotonic() - started_at)
+
+        future = self._executor.submit(work)
+        future.add_done_callback(lambda future: self._forget(future, loop))
+        return await asyncio.wrap_future(future)
+
+    def shutdown(self) -> None:
+        """Waits for the turns that run; those that queue are dropped."""
+        self._executor.shutdown(cancel_futures=True)
+        decode_processes.shutdown()
+
+    def _started(self, waited_s: float) -> None:
+        self.stats.queued -= 1
+        self.stats.busy += 1
+        self.stats.wait_s += waited_s
+
+    def _ended(self, worked_s: float) -> None:
+        self.stats.busy -= 1
+        self.stats.decode_s += worked_s
+        self._places.release()
+
+    def _forget(self, future: Future[T], loop: asyncio.AbstractEventLoop) -> None:
+        """A turn cancelled in the queue never starts: its place is free again."""
+        if future.cancelled() and not loop.is_closed():
+            loop.call_soon_threadsafe(self._dropped)
+
+    def _dropped(self) -> None:
+        self.stats.queued -= 1
+        self._places.release()

@@ -1,0 +1,126 @@
+"""One file's course from bytes to pieces, in turns."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import NamedTuple
+
+from asr_server.audio.decode_processes import RemoteStream
+from asr_server.audio.decoders.auto import open_native
+from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
+from asr_server.audio.source import Source, open_source
+from asr_server.audio.split import Splitter
+from asr_server.audio.stream import DecodedStream, Stream
+from asr_server.core import SAMPLE_RATE, Piece
+from asr_server.errors import AudioTooShort
+
+MAX_TURN_S = 0.2  # a turn without a chunk (a long silence, a slow codec) gives its thread back after this
+
+
+class Turn(NamedTuple):
+    pieces: list[Piece]
+    finished: bool
+
+
+class Cancelled(Exception):
+    """The recording was closed while it was being decoded."""
+
+
+class Recording:
+    """Resumable: each turn decodes until a piece is ready. One turn at a time, each in any thread.
+
+    `close` may be called from anywhere at any time and never waits: a turn that runs ends at its next block.
+    """
+
+    def __init__(self, source: Source, limits: AudioLimits | None = None) -> None:
+        self.truncated = False
+        self.warnings: list[str] = []
+        self.work_s = 0.0
+        self._source: Source | None = source
+        self._limits = limits or AudioLimits()
+        self._fd: int | None = None
+        self._stream: Stream | None = None
+        self._splitter = Splitter()
+        self._finished = False
+        self._closed = threading.Event()
+        self._inside = threading.Lock()
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds decoded so far; the file's exact length once finished."""
+        return self._splitter.num_samples / SAMPLE_RATE
+
+    def next_turn(self) -> Turn:
+        """Decodes on until at least one piece is ready, a bounded amount of work is done, or the end.
+
+        Raises:
+            InvalidAudio, AudioTooShort, AudioTooLong: the recording is closed then.
+            Cancelled: `close` was called.
+        """
+        try:
+            with self._inside:
+                turn = self._turn()
+        except BaseException:
+            self.close()
+            raise
+        if turn.finished or self._closed.is_set():
+            self.close()
+        return turn
+
+    def close(self) -> None:
+        """Releases everything, now or when the running turn ends. May be called again."""
+        self._closed.set()
+        if self._inside.acquire(blocking=False):
+            try:
+                self._release()
+            finally:
+                self._inside.release()
+
+    def _turn(self) -> Turn:
+        pieces: list[Piece] = []
+        start = time.monotonic()
+        while not pieces and not self._finished and time.monotonic() - start < MAX_TURN_S:
+            if self._closed.is_set():
+                raise Cancelled
+            pieces = self._step()
+            self._limits.check_work(self.work_s + time.monotonic() - start)
+        self.work_s += time.monotonic() - start
+        return Turn(pieces, self._finished)
+
+    def _step(self) -> list[Piece]:
+        """One block further."""
+        if self._stream is None:
+            self._stream = self._open()
+        samples = self._stream.read()
+        if samples is not None:
+            return self._splitter.push(samples)
+        self._finished = True
+        self._note_damage()
+        if self.duration_s < MIN_AUDIO_S:
+            raise AudioTooShort(
+                f"The audio is {self.duration_s:g} s long; at least {MIN_AUDIO_S} s are needed."
+            )
+        return self._splitter.finish()
+
+    def _open(self) -> Stream:
+        if self._source is None:
+            raise Cancelled
+        self._fd = open_source(self._source)
+        decoder = open_native(self._fd)
+        if decoder is None:
+            return RemoteStream(self._fd, self._limits, self._closed)
+        return DecodedStream(decoder, self._limits)
+
+    def _note_damage(self) -> None:
+        if self._stream and self._stream.truncated:
+            self.truncated = True
+            self.warnings.append("The file is damaged or cut short; what could be read was used.")
+
+    def _release(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        if self._fd is not None:
+            os.close(self._fd)
+        self._source = self._stream = self._fd = None

@@ -1,0 +1,137 @@
+"""Where chunks end: at the quietest place near the end of a window, and around long silences.
+
+Levels are the standard deviation within 20 ms, taken every 5 ms: a constant offset and slow rumble do not
+count as sound. A place to cut is judged by the mean level in decibels of the quarter second around it,
+which tells a pause between words (150 ms and more) from the closure of a stop consonant (60 ms).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from asr_server.core import SAMPLE_RATE, WINDOW_SAMPLES, Chunk, Piece, Samples, Silence
+
+HOP = SAMPLE_RATE // 200  # 5 ms
+HOPS_PER_LEVEL = 4  # 20 ms
+HOPS_PER_PAUSE = 50  # 250 ms
+REACH_HOPS = 8 * SAMPLE_RATE // HOP  # how far before the end of a window a pause is looked for
+FLOOR_DB = -90.0  # the last bit of 16
+# Quiet speech that peaks at -50 dBFS has its vowels at -60: what stays under this is the recorder's noise.
+SILENCE_DB = -72.0
+MIN_SILENCE = 1 * SAMPLE_RATE  # shorter pauses stay within their chunk
+MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
+
+Levels = npt.NDArray[np.float64]  # decibels, one every HOP samples, of the HOPS_PER_LEVEL hops from there
+
+
+class Splitter:
+    """Takes blocks of samples, gives pieces that tile them exactly."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Samples] = []
+        self._num_held = 0  # samples in `_blocks`
+        self._start = 0  # where they begin in the file
+        self._num_silent = 0  # samples just before them, in a silence not yet reported
+        self._num_chunks = 0
+
+    @property
+    def num_samples(self) -> int:
+        """Samples taken so far."""
+        return self._start + self._num_held
+
+    def push(self, samples: Samples) -> list[Piece]:
+        """The pieces whose ends are known now: a chunk needs more than one window of samples."""
+        self._blocks.append(samples)
+        self._num_held += len(samples)
+        return self._split(last=False) if self._num_held > WINDOW_SAMPLES else []
+
+    def finish(self) -> list[Piece]:
+        pieces = self._split(last=True)
+        return pieces + self._report_silence()
+
+    def _split(self, last: bool) -> list[Piece]:
+        held = np.concatenate(self._blocks) if self._blocks else np.empty(0, np.float32)
+        pieces: list[Piece] = []
+        while len(held) > WINDOW_SAMPLES or (last and len(held)):
+            skip, take = _next_chunk(held[:WINDOW_SAMPLES], last=last and len(held) <= WINDOW_SAMPLES)
+            self._num_silent += skip
+            self._start += skip
+            if take:
+                pieces += self._report_silence()
+                pieces.append(self._chunk(held[skip : skip + take]))
+            held = held[skip + take :]
+        self._blocks, self._num_held = [held.copy()], len(held)
+        return pieces
+
+    def _chunk(self, samples: Samples) -> Chunk:
+        chunk = Chunk(self._num_chunks, self._start, samples)
+        self._num_chunks += 1
+        self._start += len(samples)
+        return chunk
+
+    def _report_silence(self) -> list[Piece]:
+        num_samples, self._num_silent = self._num_silent, 0
+        return [Silence(self._start - num_samples, num_samples)] if num_samples else []
+
+
+def _next_chunk(window: Samples, last: bool) -> tuple[int, int]:
+    """Samples of silence to skip, and samples of a chunk after them; either may be 0, not both.
+
+    With `last`, nothing follows the window. Otherwise a leading silence is all that is taken at once: the
+    rest is looked at again when the window is full.
+    """
+    levels = levels_db(window)
+    loud = np.flatnonzero(levels > SILENCE_DB)
+    if not len(loud):
+        return (len(window), 0) if last else (len(window) - MARGIN, 0)
+    speech_start = int(loud[0]) * HOP
+    if speech_start >= MIN_SILENCE:
+        return speech_start - MARGIN, 0
+    if not last:
+        return 0, _trimmed(loud, quietest_cut(levels))
+    return 0, _trimmed(loud, len(window))
+
+
+def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
+    """Where a chunk that may go on to `end` ends: a silence before its end is left to the next piece."""
+    before = loud[loud * HOP < end]
+    speech_end = (int(before[-1]) + HOPS_PER_LEVEL) * HOP if len(before) else 0
+    return speech_end + MARGIN if end - speech_end >= MIN_SILENCE else end
+
+
+def levels_db(samples: Samples) -> Levels:
+    """[len(samples) // HOP] standard deviations in decibels; the last few reach over fewer hops."""
+    hops = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
+    if not len(hops):
+        return np.zeros(min(1, len(samples)))  # under 5 ms: nothing to tell, so not silent
+    sums = _sliding_sum(hops.sum(axis=1, dtype=np.float64), HOPS_PER_LEVEL)
+    squares = _sliding_sum(np.einsum("ij,ij->i", hops, hops).astype(np.float64), HOPS_PER_LEVEL)
+    counts = _sliding_sum(np.full(len(hops), float(HOP)), HOPS_PER_LEVEL)
+    variances = squares / counts - (sums / counts) ** 2
+    return 10 * np.log10(np.maximum(variances, 10 ** (FLOOR_DB / 10)))
+
+
+def _sliding_sum(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float64]:
+    """The sum of `width` values from each place on, fewer at the end."""
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    ends = np.minimum(np.arange(len(values)) + width, len(values))
+    return total[ends] - total[:-1]
+
+
+def quietest_cut(levels: Levels) -> int:
+    """The sample at which a full window is best cut: the latest of the pauses within reach.
+
+    A place counts as a pause when it is not much louder than the quietest one; how much depends on how far
+    apart sound and pauses are. Within the pause the cut falls in the middle of its quietest 20 ms.
+    """
+    reach = levels[max(0, len(levels) - REACH_HOPS) :]
+    means = np.convolve(reach, np.full(HOPS_PER_PAUSE, 1 / HOPS_PER_PAUSE), mode="valid")
+    quietest = float(means.min())
+    tolerance = min(10.0, max(2.0, (float(np.median(means)) - quietest) / 4))
+    pause = int(np.flatnonzero(means <= quietest + tolerance)[-1])
+    within = reach[pause : pause + HOPS_PER_PAUSE - HOPS_PER_LEVEL]
+    # Among equally quiet places the middle one is farthest from the words on both sides.
+    candidates = np.flatnonzero(within <= within.min() + 1.0)
+    best = int(candidates[np.argmin(np.abs(candidates - len(within) / 2))])
+    return (len(levels) - len(reach) + pause + best) * HOP + HOPS_PER_LEVEL * HOP // 2
