@@ -114,11 +114,11 @@ class ZmqPort:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="asr-server-"))
         self.address = f"ipc://{self._folder}/"
-        self._context = zmq.asyncio.Context()
-        self._events = self._context.socket(zmq.PULL)
+        self._context = zmq.Context()
+        self._events = zmq.asyncio.Socket(self._context, zmq.PULL)
         self._events.setsockopt(zmq.RCVHWM, 0)
         self._events.bind(self.address + "events")
-        self._commands = zmq.Context(self._context).socket(zmq.PUSH)  # shadows the same context
+        self._commands = self._context.socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, 0)
         self._commands.bind(self.address + "commands")
 
@@ -169,6 +169,7 @@ class ZmqChannel:
     def close(self) -> None:
         self._commands.close(linger=0)
         self._events.close(linger=1000)
+        self._context.term()
 
 
 class ZmqHeart:

@@ -56,7 +56,6 @@ class _Entry:
     future: asyncio.Future[ChunkResult]
     ticket: Ticket
     stamp: float
-    started_at: float  # virtual time at which its share begins
     on_language: OnLanguage | None
 
 
@@ -113,7 +112,7 @@ class Dispatcher:
         self._waiting: list[tuple[float, int, _Entry]] = []  # a heap
         self._entries: dict[ChunkId, _Entry] = {}  # waiting and in flight
         self._sequence = itertools.count()
-        self._clock = 0.0  # virtual
+        self._clock = 0.0  # virtual: the stamp last served
 
     async def start(self) -> None:
         self._supervisor.start()
@@ -148,10 +147,9 @@ class Dispatcher:
     async def enqueue(self, ticket: Ticket, submit: Submit, on_language: OnLanguage | None) -> ChunkResult:
         if self.given_up:
             raise EngineUnavailable("No engine is running.")
-        started_at = max(self._clock, ticket.last_stamp)
-        ticket.last_stamp = started_at + _cost(submit)
+        ticket.last_stamp = max(self._clock, ticket.last_stamp) + _cost(submit)
         future: asyncio.Future[ChunkResult] = asyncio.get_running_loop().create_future()
-        entry = _Entry(submit, future, ticket, ticket.last_stamp, started_at, on_language)
+        entry = _Entry(submit, future, ticket, ticket.last_stamp, on_language)
         self._wait(entry)
         self._dispatch()
         return await future
@@ -163,7 +161,7 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         while (link := self._link_with_most_credit()) and (entry := self._next_entry()):
-            self._clock = max(self._clock, entry.started_at)
+            self._clock = max(self._clock, entry.stamp)
             self._send(link, entry)
 
     def _link_with_most_credit(self) -> Link | None:

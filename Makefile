@@ -1,0 +1,50 @@
+# Each target sets up what it needs, from nothing but python3 and make, into .venv.
+PYTHON ?= python3
+BIN    := .venv/bin
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check format bench trial train clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/serve.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/test.stamp: .venv/serve.stamp
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,bench]'
+	@touch $@
+
+serve: .venv/serve.stamp  ## the server, on the embedded model (ARGS='--port 9000 ...')
+	$(BIN)/asr-server serve $(ARGS)
+
+test: .venv/test.stamp  ## the test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/test.stamp  ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/test.stamp  ## formats and mends what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+trial: .venv/test.stamp  ## what takes long: fuzzing, soaks, hours-long files
+	$(BIN)/python -m pytest -m trial --timeout 3600 $(ARGS)
+
+bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
+	@for benchmark in frontend engine peers serving; do \
+		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
+	done
+
+train: .venv/test.stamp  ## trains the embedded model anew (hours)
+	tools/digits/install-voices.sh
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
+	$(BIN)/python tools/train_digits.py all $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
