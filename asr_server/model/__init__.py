@@ -2,7 +2,7 @@
 
 from asr_server.model.features import LogMel
 from asr_server.model.sizes import WhisperSizes
-from asr_server.model.weights import CheckpointError, load_whisper, resolve_checkpoint
+from asr_server.model.weights import load_whisper
 from asr_server.model.whisper import DecoderCache, Whisper
 
-__all__ = ["CheckpointError", "DecoderCache", "LogMel", "Whisper", "WhisperSizes", "load_whisper", "resolve_checkpoint"]
+__all__ = ["DecoderCache", "LogMel", "Whisper", "WhisperSizes", "load_whisper"]

@@ -63,7 +63,9 @@ class CacheRows:
         self._positions = positions
         self._index = torch.arange(first_slot, self._slots.stop, device=positions.device)[:, None]
         unseen = torch.arange(context, device=positions.device) > positions[:, :, None]  # [B, T, context]
-        self._mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))[:, None]
+        self._mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))[
+            :, None
+        ]
         self._context = context
 
     def layer(self, index: int) -> LayerView:

@@ -25,11 +25,15 @@ _LOG_STEP = np.log(6.4) / 27  # of frequency, per mel above the break
 
 
 def _hz_from_mel(mel: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.where(mel < _BREAK_MEL, mel * _LINEAR_HZ_PER_MEL, _BREAK_HZ * np.exp(_LOG_STEP * (mel - _BREAK_MEL)))
+    return np.where(
+        mel < _BREAK_MEL, mel * _LINEAR_HZ_PER_MEL, _BREAK_HZ * np.exp(_LOG_STEP * (mel - _BREAK_MEL))
+    )
 
 
 def _mel_from_hz(hz: float) -> float:
-    return hz / _LINEAR_HZ_PER_MEL if hz < _BREAK_HZ else _BREAK_MEL + float(np.log(hz / _BREAK_HZ)) / _LOG_STEP
+    return (
+        hz / _LINEAR_HZ_PER_MEL if hz < _BREAK_HZ else _BREAK_MEL + float(np.log(hz / _BREAK_HZ)) / _LOG_STEP
+    )
 
 
 @lru_cache

@@ -32,7 +32,9 @@ class WhisperSizes:
         """Raises ValueError where config.json describes something other than a Whisper model."""
         config = json.loads((directory / "config.json").read_text())
         if config.get("model_type") != "whisper":
-            raise ValueError(f"{directory} holds a {config.get('model_type')!r} model, not a Whisper checkpoint")
+            raise ValueError(
+                f"{directory} holds a {config.get('model_type')!r} model, not a Whisper checkpoint"
+            )
         if config.get("activation_function", "gelu") != "gelu":
             raise ValueError(f"activation {config['activation_function']!r} is not known; Whisper uses gelu")
         return cls(

@@ -60,7 +60,10 @@ def _load(module: nn.Linear | nn.LayerNorm, weights: Weights, name: str) -> None
 def _load_packed(linear: nn.Linear, weights: Weights, names: tuple[str, ...], scale: float = 1.0) -> None:
     """Stacks projections into one; the first is multiplied by `scale`. Whisper's key has no bias: zeros."""
     rows = [weights[f"{name}.weight"].float() for name in names]
-    biases = [weights.get(f"{name}.bias", torch.zeros(len(row))).float() for name, row in zip(names, rows, strict=True)]
+    biases = [
+        weights.get(f"{name}.bias", torch.zeros(len(row))).float()
+        for name, row in zip(names, rows, strict=True)
+    ]
     linear.weight.copy_(torch.cat([rows[0] * scale, *rows[1:]]))
     linear.bias.copy_(torch.cat([biases[0] * scale, *biases[1:]]))
 
