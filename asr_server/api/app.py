@@ -1,0 +1,68 @@
+"""Puts the API together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from asr_server import __version__
+from asr_server.api import errors, operations, transcriptions
+from asr_server.api.request_id import HEADER, RequestIdMiddleware
+from asr_server.api.rooms import Rooms
+from asr_server.api.waiting_room import WaitingRoom
+from asr_server.audio import AudioLimits, PreprocessPool
+from asr_server.config import Settings
+from asr_server.tokenizer import Tokenizer
+from asr_server.transcription import Transcriber
+from asr_server.workers.dispatcher import Dispatcher
+
+
+def create_app(
+    settings: Settings, dispatcher: Dispatcher, pool: PreprocessPool, tokenizer: Tokenizer
+) -> FastAPI:
+    """The application. It starts and stops the dispatcher and the pool with itself."""
+    app = FastAPI(title="asr-server", version=__version__, root_path=settings.root_path, lifespan=_lifespan)
+    app.state.rooms = Rooms(
+        settings,
+        dispatcher,
+        pool,
+        Transcriber(dispatcher, pool, tokenizer),
+        WaitingRoom(settings.max_waiting_requests),
+        AudioLimits.from_settings(settings),
+        started_at=int(time.time()),
+    )
+    errors.install(app)
+    app.include_router(operations.probes)
+    app.include_router(operations.models)
+    app.include_router(transcriptions.router)
+    app.add_middleware(RequestIdMiddleware)
+    _allow_origins(app, settings)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    rooms: Rooms = app.state.rooms
+    await rooms.dispatcher.start()
+    try:
+        yield
+    finally:
+        await rooms.dispatcher.stop()
+        await asyncio.to_thread(rooms.pool.shutdown)
+
+
+def _allow_origins(app: FastAPI, settings: Settings) -> None:
+    origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[HEADER],
+        )

@@ -1,0 +1,128 @@
+"""Errors to OpenAI's error body, here and nowhere else.
+
+Official clients retry 408, 409, 429 and everything from 500 on: what the sender must mend is never there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from asr_server.api.schemas import ErrorBody, ErrorDetail
+from asr_server.errors import (
+    EngineUnavailable,
+    InvalidApiKey,
+    InvalidValue,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    UploadTooLarge,
+)
+
+INVALID_REQUEST: Final = "invalid_request_error"
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; for the log, nobody reads the reply
+
+_STATUS: Final[Mapping[type[RequestError], int]] = {
+    InvalidApiKey: 401,
+    ModelNotFound: 404,
+    UploadTooLarge: 413,
+    Overloaded: 429,
+}
+
+logger = logging.getLogger(__name__)
+
+
+def install(app: FastAPI) -> None:
+    for error_type in (RequestError, EngineUnavailable, RequestValidationError, HTTPException):
+        app.add_exception_handler(error_type, _handle)
+    app.add_exception_handler(ClientDisconnect, _handle_gone)
+
+
+async def _handle(request: Request, error: Exception) -> Response:
+    return response_to(error)
+
+
+async def _handle_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def response_to(error: Exception) -> JSONResponse:
+    """The status, headers and body for any error; our own bugs show nothing of themselves."""
+    return JSONResponse(body_of(error).model_dump(), _status(error), _headers(error))
+
+
+def body_of(error: Exception) -> ErrorBody:
+    match error:
+        case Overloaded():
+            detail = ErrorDetail(message=error.message, type="rate_limit_error", param=None, code=error.code)
+        case RequestError():
+            detail = ErrorDetail(
+                message=error.message, type=INVALID_REQUEST, param=error.param, code=error.code
+            )
+        case EngineUnavailable():
+            detail = ErrorDetail(
+                message=error.message,
+                type="service_unavailable_error",
+                param=None,
+                code="engine_unavailable",
+            )
+        case RequestValidationError():
+            detail = _validation_detail(error)
+        case HTTPException():
+            detail = ErrorDetail(
+                message=str(error.detail), type=_http_type(error.status_code), param=None, code=None
+            )
+        case _:
+            detail = ErrorDetail(
+                message="The server had an error while processing the request.",
+                type="server_error",
+                param=None,
+                code=None,
+            )
+    return ErrorBody(error=detail)
+
+
+def _validation_detail(error: RequestValidationError) -> ErrorDetail:
+    first = error.errors()[0]
+    return ErrorDetail(
+        message=f"Invalid request: {first['msg']}.",
+        type=INVALID_REQUEST,
+        param=str(first["loc"][-1]),
+        code=InvalidValue.code,
+    )
+
+
+def _http_type(status: int) -> str:
+    return INVALID_REQUEST if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+
+
+def _status(error: Exception) -> int:
+    match error:
+        case RequestError():
+            return _STATUS.get(type(error), 400)
+        case EngineUnavailable():
+            return 503
+        case RequestValidationError():
+            return 400
+        case HTTPException():
+            return error.status_code
+    return 500
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    match error:
+        case Overloaded() | EngineUnavailable():
+            return {"Retry-After": str(error.retry_after_s)}
+        case InvalidApiKey():
+            return {"WWW-Authenticate": "Bearer"}
+        case HTTPException():
+            return dict(error.headers or {})
+    return {}

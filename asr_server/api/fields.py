@@ -1,0 +1,94 @@
+"""The form's text fields to what they mean: names on the wire, types, ranges, what goes with what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from asr_server.api.schemas import ARRAY_FIELDS, NOT_SERVED, AudioFields, TranscriptionFields
+from asr_server.errors import InvalidValue
+
+_NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
+_MAX_QUOTED: Final = 80  # characters of what the client sent that an error repeats
+
+F = TypeVar("F", bound=AudioFields)
+
+
+def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
+    """Raises InvalidValue for the first field that is unknown, repeated, malformed or out of range."""
+    try:
+        fields = fields_type.model_validate(_gather(pairs))
+    except ValidationError as error:
+        raise _invalid(error) from None
+    _check_stream(fields)
+    if isinstance(fields, TranscriptionFields):
+        _check_combinations(fields)
+    return fields
+
+
+def _gather(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Lists of `name[]`, `name` or `a,b`; objects of `name[key]`; an empty value is an absent one."""
+    gathered: dict[str, Any] = {}
+    for name, value in pairs:
+        match = _NAME.fullmatch(name)
+        field, key = (match["field"], match["key"]) if match else (name, None)
+        if field in NOT_SERVED:
+            raise InvalidValue(f"'{name}' is not supported: {NOT_SERVED[field]}.", name)
+        if not value.strip():
+            continue
+        _add(gathered, name, field, key, value)
+    return gathered
+
+
+def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value: str) -> None:
+    if field in ARRAY_FIELDS:
+        gathered.setdefault(field, []).extend(part.strip() for part in value.split(",") if part.strip())
+    elif key and field == "chunking_strategy" and isinstance(gathered.setdefault(field, {}), dict):
+        gathered[field][key] = value
+    elif name in gathered:
+        raise InvalidValue(f"'{name}' was given more than once.", name)
+    else:
+        gathered[name] = value
+
+
+def _invalid(error: ValidationError) -> InvalidValue:
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = str(first["loc"][0])
+    param = _on_the_wire(field)
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return InvalidValue(f"'{param}' is required.", param)
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        return InvalidValue(f"Unknown field '{param[:_MAX_QUOTED]}'.", param)
+    if field == "response_format" and first["input"] == "diarized_json":
+        return InvalidValue("response_format 'diarized_json' is not supported: no diarization here.", param)
+    value = str(first["input"])[:_MAX_QUOTED]
+    return InvalidValue(f"Invalid value for '{param}': '{value}'. {first['msg']}.", param)
+
+
+def _on_the_wire(field: str) -> str:
+    return f"{field}[]" if field in ARRAY_FIELDS else field
+
+
+def _check_stream(fields: AudioFields) -> None:
+    if fields.stream and fields.response_format not in ("json", "text"):
+        raise InvalidValue("'stream' goes with response_format json or text only.", "stream")
+
+
+def _check_combinations(fields: TranscriptionFields) -> None:
+    if fields.timestamp_granularities and fields.response_format != "verbose_json":
+        raise InvalidValue(
+            "'timestamp_granularities[]' goes with response_format verbose_json only.",
+            "timestamp_granularities[]",
+        )
+    if "word" in fields.timestamp_granularities:
+        raise InvalidValue(
+            "'timestamp_granularities[]' can be 'segment' only: this server has no word times yet.",
+            "timestamp_granularities[]",
+        )
+    if fields.include and fields.response_format != "json":
+        raise InvalidValue("'include[]' goes with response_format json only.", "include[]")
+    if fields.language and fields.languages:
+        raise InvalidValue("'languages[]' are candidates for detection: not with 'language'.", "languages[]")

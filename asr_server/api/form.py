@@ -1,0 +1,164 @@
+"""Reads multipart/form-data as it arrives, so that what is too large is refused before it is all here.
+
+Starlette's own parser spools through a thread for every piece above 1 MB and knows no limit on a file.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+from starlette.requests import Request
+
+from asr_server.api.upload import Upload, too_large
+from asr_server.config import MIB
+from asr_server.errors import InvalidAudio, InvalidValue
+
+FILE: Final = "file"
+MAX_FIELDS: Final = 512
+MAX_NAME_BYTES: Final = 256
+MAX_VALUE_BYTES: Final = 64 * 1024
+MAX_HEADER_BYTES: Final = 4096  # of one part
+MAX_OVERHEAD_BYTES: Final = 2 * MIB  # of the body beyond the file: fields, boundaries
+
+
+class Form:
+    """What was sent: the file, and the text fields in their order."""
+
+    def __init__(self, max_upload_bytes: int) -> None:
+        self.upload = Upload(max_upload_bytes)
+        self.fields: list[tuple[str, str]] = []
+        self.has_file = False
+
+    def close(self) -> None:
+        self.upload.close()
+
+
+async def read_form(request: Request, form: Form, max_upload_bytes: int) -> None:
+    """Fills `form`.
+
+    Raises InvalidValue, InvalidAudio, UploadTooLarge; ClientDisconnect when the client leaves meanwhile.
+    """
+    max_body_bytes = max_upload_bytes + MAX_OVERHEAD_BYTES
+    if _announced_bytes(request) > max_body_bytes:
+        raise too_large(max_upload_bytes)
+    reader = _PartReader(form)
+    parser = MultipartParser(_boundary(request), reader.callbacks())  # type: ignore[arg-type]
+    num_bytes = 0
+    async for data in request.stream():
+        num_bytes += len(data)
+        if num_bytes > max_body_bytes:
+            raise too_large(max_upload_bytes)
+        _write(parser, data)
+        await form.upload.relieve()
+    reader.check_complete()
+
+
+def _announced_bytes(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
+
+
+def _boundary(request: Request) -> bytes:
+    content_type, options = parse_options_header(request.headers.get("content-type"))
+    if content_type != b"multipart/form-data" or not options.get(b"boundary"):
+        raise InvalidValue("The request must be multipart/form-data with a boundary.", FILE)
+    return options[b"boundary"]
+
+
+def _write(parser: MultipartParser, data: bytes) -> None:
+    try:
+        parser.write(data)
+    except FormParserError as error:
+        raise _malformed() from error
+
+
+def _malformed() -> InvalidValue:
+    return InvalidValue("The multipart body is malformed or incomplete.")
+
+
+class _PartReader:
+    """Takes the parser's callbacks, one part at a time."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._header_name = bytearray()
+        self._header_value = bytearray()
+        self._disposition = b""
+        self._name = ""
+        self._value = bytearray()
+        self._is_complete = False
+
+    def callbacks(self) -> dict[str, object]:
+        return {
+            "on_part_begin": self._on_part_begin,
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_part_end": self._on_part_end,
+            "on_end": self._on_end,
+        }
+
+    def check_complete(self) -> None:
+        if not self._is_complete:
+            raise _malformed()
+        if not self._form.has_file:
+            raise InvalidValue("'file' is required.", FILE)
+        if not self._form.upload.num_bytes:
+            raise InvalidAudio("The file is empty.")
+
+    def _on_part_begin(self) -> None:
+        self._disposition = b""
+        self._value = bytearray()
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+        self._check_header()
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+        self._check_header()
+
+    def _check_header(self) -> None:
+        if len(self._header_name) + len(self._header_value) > MAX_HEADER_BYTES:
+            raise _malformed()
+
+    def _on_header_end(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = bytes(self._header_value)
+        self._header_name = bytearray()
+        self._header_value = bytearray()
+
+    def _on_headers_finished(self) -> None:
+        name = parse_options_header(self._disposition)[1].get(b"name", b"")
+        if not name or len(name) > MAX_NAME_BYTES:
+            raise _malformed()
+        self._name = name.decode("utf-8", "replace")
+        if self._name == FILE and self._form.has_file:
+            raise InvalidValue("'file' was given more than once.", FILE)
+        if len(self._form.fields) >= MAX_FIELDS:
+            raise InvalidValue(f"More than {MAX_FIELDS} fields.", self._name)
+        self._form.has_file |= self._name == FILE
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name == FILE:
+            self._form.upload.add(data[start:end])
+            return
+        self._value += data[start:end]
+        if len(self._value) > MAX_VALUE_BYTES:
+            raise InvalidValue(f"'{self._name}' is longer than {MAX_VALUE_BYTES} bytes.", self._name)
+
+    def _on_part_end(self) -> None:
+        if self._name == FILE:
+            return
+        try:
+            self._form.fields.append((self._name, self._value.decode("utf-8")))
+        except UnicodeDecodeError as error:
+            raise InvalidValue(f"'{self._name}' is not UTF-8 text.", self._name) from error
+
+    def _on_end(self) -> None:
+        self._is_complete = True

@@ -1,0 +1,99 @@
+"""What one request wants: its fields, checked against this model, as decoding options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asr_server.api.fields import parse_fields
+from asr_server.api.formats import NEEDS_TIMES, EventWriter
+from asr_server.api.schemas import AudioFields, ResponseFormat, TranscriptionFields, TranslationFields
+from asr_server.config import Settings
+from asr_server.core import DecodingOptions
+from asr_server.errors import InvalidValue, ModelNotFound
+from asr_server.transcription import Transcriber, prompt_tokens
+from asr_server.transcription.language import ENGLISH
+
+LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai-whisper's fallback temperatures
+
+
+@dataclass(frozen=True)
+class Job:
+    options: DecodingOptions
+    response_format: ResponseFormat
+    stream: bool
+    with_logprobs: bool
+    with_usage: bool
+    with_running_usage: bool
+
+    def event_writer(self) -> EventWriter:
+        return EventWriter(self.with_logprobs, self.with_usage, self.with_running_usage)
+
+
+def transcription_job(pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings) -> Job:
+    """Raises InvalidValue, ModelNotFound."""
+    fields = parse_fields(pairs, TranscriptionFields)
+    check_model(fields.model, settings)
+    codes = transcriber.languages
+    candidates = tuple(codes.code(language, "languages[]") for language in fields.languages)
+    language = codes.code(fields.language) if fields.language else None
+    if len(candidates) == 1:
+        language, candidates = candidates[0], ()
+    keywords = [*fields.keywords, *fields.hotwords.split(",")]
+    options = DecodingOptions(
+        language=language,
+        candidate_languages=candidates,
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
+        timestamps=fields.response_format in NEEDS_TIMES,
+        **_sampling(fields),  # type: ignore[arg-type]
+    )
+    return _job(fields, options, with_logprobs="logprobs" in fields.include)
+
+
+def translation_job(pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings) -> Job:
+    """Raises InvalidValue, ModelNotFound."""
+    fields = parse_fields(pairs, TranslationFields)
+    check_model(fields.model, settings)
+    if not transcriber.can_translate:
+        raise InvalidValue(f"The model '{fields.model}' cannot translate.", "model")
+    if fields.to_language and transcriber.languages.code(fields.to_language, "to_language") != ENGLISH:
+        raise InvalidValue(
+            "'to_language' can be English only: Whisper translates into nothing else.", "to_language"
+        )
+    options = DecodingOptions(
+        task="translate",
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
+        timestamps=fields.response_format in NEEDS_TIMES,
+        **_sampling(fields),  # type: ignore[arg-type]
+    )
+    return _job(fields, options)
+
+
+def check_model(name: str, settings: Settings) -> None:
+    if name not in settings.model_names:
+        served = ", ".join(settings.model_names)
+        raise ModelNotFound(f"The model '{name[:200]}' does not exist. Served here: {served}.")
+
+
+def _sampling(fields: AudioFields) -> dict[str, object]:
+    return {
+        "temperatures": (fields.temperature,) if fields.temperature else LADDER,
+        "top_p": fields.top_p,
+        "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
+        "min_p": fields.min_p,
+        "repetition_penalty": fields.repetition_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "presence_penalty": fields.presence_penalty,
+        "seed": fields.seed,
+        "max_new_tokens": fields.max_completion_tokens,
+    }
+
+
+def _job(fields: AudioFields, options: DecodingOptions, with_logprobs: bool = False) -> Job:
+    return Job(
+        options,
+        fields.response_format,
+        fields.stream,
+        with_logprobs,
+        fields.stream_include_usage,
+        fields.stream_continuous_usage_stats,
+    )

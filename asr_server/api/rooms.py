@@ -1,0 +1,37 @@
+"""What the routes work with, put together once in `create_app`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import HTTPConnection
+
+from asr_server.api.waiting_room import WaitingRoom
+from asr_server.audio import AudioLimits, PreprocessPool
+from asr_server.config import Settings
+from asr_server.errors import EngineUnavailable
+from asr_server.transcription import Transcriber
+from asr_server.workers.dispatcher import Dispatcher
+
+
+@dataclass
+class Rooms:
+    settings: Settings
+    dispatcher: Dispatcher
+    pool: PreprocessPool
+    transcriber: Transcriber
+    waiting_room: WaitingRoom
+    audio_limits: AudioLimits
+    started_at: int  # Unix seconds
+
+    def require_engine(self) -> None:
+        """Raises EngineUnavailable while no replica can take work."""
+        if self.dispatcher.given_up:
+            raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
+        if not self.dispatcher.ready:
+            raise EngineUnavailable("The engine is starting.", retry_after_s=5)
+
+
+def rooms_of(connection: HTTPConnection) -> Rooms:
+    return cast(Rooms, connection.app.state.rooms)

@@ -1,0 +1,162 @@
+"""Every field that comes in and every body that goes out, as OpenAI's audio API names them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
+
+# -- In. What is not a field of these models is refused by name. ---------------------------------------------
+
+ARRAY_FIELDS: Final = frozenset({"include", "keywords", "languages", "timestamp_granularities"})
+SPEAKERS: Final = "this server does not tell speakers apart"
+NOT_SERVED: Final = {"known_speaker_names": SPEAKERS, "known_speaker_references": SPEAKERS}
+
+
+def _chunking_from_wire(value: Any) -> Any:
+    """`auto`, or a JSON string of it or of an object; flattened fields have become an object before."""
+    if not isinstance(value, str):
+        return value
+    try:
+        value = json.loads(value)
+    except ValueError:
+        pass
+    return {"type": value} if isinstance(value, str) else value
+
+
+class Chunking(BaseModel):
+    """How to cut. The server always cuts at quiet points; these are checked, and none changes a word."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["auto", "server_vad"]
+    threshold: float = Field(0.5, ge=0, le=1)
+    prefix_padding_ms: int = Field(300, ge=0)
+    silence_duration_ms: int = Field(200, ge=0)
+
+
+class AudioFields(BaseModel):
+    """What both endpoints take, the uploaded `file` apart."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    prompt: str = ""
+    response_format: ResponseFormat = "json"
+    temperature: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    stream: bool = False
+
+    # As vLLM has them
+    seed: int = Field(0, ge=-(2**63), lt=2**63)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, lt=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    stream_include_usage: bool = True
+    stream_continuous_usage_stats: bool = False
+
+
+class TranscriptionFields(AudioFields):
+    language: str = ""
+    languages: list[str] = []
+    keywords: list[str] = []
+    hotwords: str = ""
+    timestamp_granularities: list[Literal["word", "segment"]] = []
+    include: list[Literal["logprobs"]] = []
+    chunking_strategy: Annotated[Chunking | None, BeforeValidator(_chunking_from_wire)] = None
+
+
+class TranslationFields(AudioFields):
+    to_language: str = ""
+
+
+# -- Out. ----------------------------------------------------------------------------------------------------
+
+
+class DurationUsage(BaseModel):
+    type: Literal["duration"] = "duration"
+    seconds: int
+
+
+class TokensUsage(BaseModel):
+    type: Literal["tokens"] = "tokens"
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class Logprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class VerboseSegment(BaseModel):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class Json(BaseModel):
+    text: str
+    logprobs: list[Logprob] | None = None
+    usage: DurationUsage
+
+
+class VerboseJson(BaseModel):
+    task: Literal["transcribe", "translate"]
+    language: str
+    duration: float
+    text: str
+    segments: list[VerboseSegment]
+    usage: DurationUsage
+
+
+class TextDelta(BaseModel):
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+    delta: str
+    logprobs: list[Logprob] | None = None
+    usage: TokensUsage | None = None
+
+
+class TextDone(BaseModel):
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    text: str
+    logprobs: list[Logprob] | None = None
+    usage: TokensUsage | None = None
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "asr-server"
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]

@@ -1,0 +1,47 @@
+"""The API process from start to stop."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import uvicorn
+
+from asr_server.api.app import create_app
+from asr_server.audio import PreprocessPool
+from asr_server.checkpoint import resolve_checkpoint
+from asr_server.config import Settings
+from asr_server.tokenizer import Tokenizer
+from asr_server.workers.dispatcher import Dispatcher
+
+logger = logging.getLogger(__name__)
+
+
+def run(settings: Settings) -> None:
+    """Serves until told to stop (SIGINT, SIGTERM). Requests that run then have `drain_s` to finish."""
+    tokenizer = Tokenizer.from_directory(resolve_checkpoint(settings.model))
+    app = create_app(settings, Dispatcher(settings), PreprocessPool(settings.preprocess_workers), tokenizer)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        root_path=settings.root_path,
+        ssl_certfile=settings.ssl_certfile or None,
+        ssl_keyfile=settings.ssl_keyfile or None,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        log_config=None,
+        log_level="warning" if settings.log_level == "info" else settings.log_level,
+        access_log=settings.log_level == "debug",
+        server_header=False,
+    )
+    _Server(config).run()
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says where it listens once it does: with port 0 nobody knows before."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            scheme = "https" if self.config.is_ssl else "http"
+            print(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)

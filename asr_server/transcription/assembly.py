@@ -1,0 +1,165 @@
+"""What a replica heard, as segments with times: Whisper's timestamp tokens, and what they leave unread.
+
+The rule is openai-whisper's (`transcribe.py`): a pair of timestamp tokens side by side closes one segment
+and opens the next; a single one at the end says that the rest of the window is read; a segment opened and
+not closed was cut off, and reading goes on from the last closed time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob
+from asr_server.tokenizer import Tokenizer
+
+MIN_TAIL_S: Final = 0.2  # a shorter unread tail holds no word
+FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Text between two times, in seconds from the start of the audio that was read."""
+
+    start_s: float
+    end_s: float
+    tokens: tuple[int, ...]  # timestamps included
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One part of one chunk, read: its spans, and where the unread tail begins if there is one.
+
+    Holds no samples: readings wait for their turn, and the samples need not.
+    """
+
+    start_s: float  # of the part, in the file
+    duration_s: float
+    result: ChunkResult
+    spans: tuple[Span, ...]
+    num_read: int  # of the result's tokens, from the first
+    tail_s: float | None = None  # from the start of the part
+
+
+def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
+    """Whisper's judgement: probably nobody speaks, and the text is improbable too."""
+    return (
+        result.no_speech_prob > options.no_speech_threshold and result.avg_logprob < options.logprob_threshold
+    )
+
+
+def read(
+    chunk: Chunk, result: ChunkResult, options: DecodingOptions, tokenizer: Tokenizer, is_last: bool = False
+) -> Reading:
+    """Cuts a result's tokens into spans. A silent one has none.
+
+    There is no tail when this is the last part allowed, nor behind a limit that the client set itself.
+    """
+    if is_silence(result, options):
+        return Reading(chunk.start_s, chunk.duration_s, result, (), 0)
+    marks = _Marks(tokenizer, chunk.duration_s)
+    may_go_on = options.timestamps and options.max_new_tokens is None and not is_last
+    num_read, tail_s = marks.tail(result) if may_go_on else (len(result.tokens), None)
+    spans = tuple(marks.spans(result.tokens[:num_read]))
+    return Reading(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s)
+
+
+def unread_tail(chunk: Chunk, reading: Reading) -> Chunk | None:
+    """The samples of `chunk` still to be read, as its next part."""
+    if reading.tail_s is None:
+        return None
+    first = int(reading.tail_s * SAMPLE_RATE)
+    return Chunk(chunk.index, chunk.start_sample + first, chunk.samples[first:])
+
+
+class _Marks:
+    """Reads timestamp tokens against one stretch of audio."""
+
+    def __init__(self, tokenizer: Tokenizer, duration_s: float) -> None:
+        self._begin = tokenizer.specials.timestamp_begin
+        self._precision_s = tokenizer.time_precision_s
+        self._duration_s = duration_s
+
+    def time_s(self, token: int) -> float:
+        return min((token - self._begin) * self._precision_s, self._duration_s)
+
+    def is_time(self, token: int) -> bool:
+        return token >= self._begin
+
+    def borders(self, tokens: Sequence[int]) -> list[int]:
+        """The indices between two timestamps side by side."""
+        return [
+            at for at in range(1, len(tokens)) if self.is_time(tokens[at - 1]) and self.is_time(tokens[at])
+        ]
+
+    def spans(self, tokens: tuple[int, ...]) -> Iterator[Span]:
+        """In order, times never running back; those without a text token are left out."""
+        edges = [0, *self.borders(tokens), len(tokens)]
+        after_s = 0.0
+        for first, last in pairwise(edges):
+            part = tokens[first:last]
+            if all(self.is_time(token) for token in part):
+                continue
+            start_s = self.time_s(part[0]) if self.is_time(part[0]) else after_s
+            end_s = self.time_s(part[-1]) if self.is_time(part[-1]) else self._duration_s
+            start_s = max(start_s, after_s)
+            after_s = max(end_s, start_s)
+            yield Span(start_s, after_s, part)
+
+    def tail(self, result: ChunkResult) -> tuple[int, float | None]:
+        """How many tokens are read, and from where reading has to go on; None: all is read."""
+        closed = self._last_closed(result)
+        tail_s = self.time_s(result.tokens[closed]) if closed is not None else 0.0
+        if closed is None or not 0.0 < tail_s <= self._duration_s - MIN_TAIL_S:
+            return len(result.tokens), None  # nowhere to go on from, or nothing there
+        return closed + 1, tail_s
+
+    def _last_closed(self, result: ChunkResult) -> int | None:
+        """The index of the timestamp behind which the audio is unread."""
+        tokens, borders = result.tokens, self.borders(result.tokens)
+        last = len(tokens) - 1
+        if last > 0 and self.is_time(tokens[last]) and last not in borders:
+            return last if result.finish_reason == "length" else None
+        return borders[-1] - 1 if borders else None
+
+
+def segments(reading: Reading, first_id: int, tokenizer: Tokenizer) -> list[Segment]:
+    """The reading's spans on the file's clock. Spans whose text is empty are no segments."""
+    made: list[Segment] = []
+    for span in reading.spans:
+        text = tokenizer.decode(span.tokens)
+        if text.strip():
+            made.append(_segment(reading, span, text, first_id + len(made)))
+    return made
+
+
+def _segment(reading: Reading, span: Span, text: str, segment_id: int) -> Segment:
+    result = reading.result
+    return Segment(
+        id=segment_id,
+        seek=round(reading.start_s * FRAMES_PER_S),
+        start_s=reading.start_s + span.start_s,
+        end_s=reading.start_s + span.end_s,
+        text=text,
+        tokens=span.tokens,
+        temperature=result.temperature,
+        avg_logprob=result.avg_logprob,
+        compression_ratio=result.compression_ratio,
+        no_speech_prob=result.no_speech_prob,
+    )
+
+
+def token_logprobs(reading: Reading, tokenizer: Tokenizer) -> list[TokenLogprob]:
+    """The text tokens that were read, each with its log-probability and bytes."""
+    result = reading.result
+    read_tokens = zip(result.tokens[: reading.num_read], result.logprobs, strict=False)
+    return [
+        _token_logprob(tokenizer.decode_bytes(token), logprob)
+        for token, logprob in read_tokens
+        if tokenizer.is_text(token)
+    ]
+
+
+def _token_logprob(raw: bytes, logprob: float) -> TokenLogprob:
+    return TokenLogprob(raw.decode("utf-8", "replace"), logprob, tuple(raw))

@@ -1,0 +1,183 @@
+"""Languages: what clients write (codes, names, regional forms) to Whisper's codes and OpenAI's names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from asr_server.errors import InvalidValue
+
+ENGLISH: Final = "en"
+UNKNOWN_NAME: Final = "unknown"  # nothing was said and nothing was given; a string, as clients require
+
+# Code of Whisper's <|xx|> token: lower-case English name.
+NAMES: Final[Mapping[str, str]] = {
+    "af": "afrikaans",
+    "am": "amharic",
+    "ar": "arabic",
+    "as": "assamese",
+    "az": "azerbaijani",
+    "ba": "bashkir",
+    "be": "belarusian",
+    "bg": "bulgarian",
+    "bn": "bengali",
+    "bo": "tibetan",
+    "br": "breton",
+    "bs": "bosnian",
+    "ca": "catalan",
+    "cs": "czech",
+    "cy": "welsh",
+    "da": "danish",
+    "de": "german",
+    "el": "greek",
+    "en": "english",
+    "es": "spanish",
+    "et": "estonian",
+    "eu": "basque",
+    "fa": "persian",
+    "fi": "finnish",
+    "fo": "faroese",
+    "fr": "french",
+    "gl": "galician",
+    "gu": "gujarati",
+    "ha": "hausa",
+    "haw": "hawaiian",
+    "he": "hebrew",
+    "hi": "hindi",
+    "hr": "croatian",
+    "ht": "haitian creole",
+    "hu": "hungarian",
+    "hy": "armenian",
+    "id": "indonesian",
+    "is": "icelandic",
+    "it": "italian",
+    "ja": "japanese",
+    "jw": "javanese",
+    "ka": "georgian",
+    "kk": "kazakh",
+    "km": "khmer",
+    "kn": "kannada",
+    "ko": "korean",
+    "la": "latin",
+    "lb": "luxembourgish",
+    "ln": "lingala",
+    "lo": "lao",
+    "lt": "lithuanian",
+    "lv": "latvian",
+    "mg": "malagasy",
+    "mi": "maori",
+    "mk": "macedonian",
+    "ml": "malayalam",
+    "mn": "mongolian",
+    "mr": "marathi",
+    "ms": "malay",
+    "mt": "maltese",
+    "my": "myanmar",
+    "ne": "nepali",
+    "nl": "dutch",
+    "nn": "nynorsk",
+    "no": "norwegian",
+    "oc": "occitan",
+    "pa": "punjabi",
+    "pl": "polish",
+    "ps": "pashto",
+    "pt": "portuguese",
+    "ro": "romanian",
+    "ru": "russian",
+    "sa": "sanskrit",
+    "sd": "sindhi",
+    "si": "sinhala",
+    "sk": "slovak",
+    "sl": "slovenian",
+    "sn": "shona",
+    "so": "somali",
+    "sq": "albanian",
+    "sr": "serbian",
+    "su": "sundanese",
+    "sv": "swedish",
+    "sw": "swahili",
+    "ta": "tamil",
+    "te": "telugu",
+    "tg": "tajik",
+    "th": "thai",
+    "tk": "turkmen",
+    "tl": "tagalog",
+    "tr": "turkish",
+    "tt": "tatar",
+    "uk": "ukrainian",
+    "ur": "urdu",
+    "uz": "uzbek",
+    "vi": "vietnamese",
+    "yi": "yiddish",
+    "yo": "yoruba",
+    "yue": "cantonese",
+    "zh": "chinese",
+}
+
+# Today's or yesterday's code of a language that Whisper's vocabulary has under another one.
+_OTHER_CODES: Final[Mapping[str, str]] = {
+    "cmn": "zh",
+    "fil": "tl",
+    "in": "id",
+    "iw": "he",
+    "ji": "yi",
+    "jv": "jw",
+    "mo": "ro",
+    "nb": "no",
+}
+
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "bangla": "bn",
+    "burmese": "my",
+    "castilian": "es",
+    "farsi": "fa",
+    "filipino": "tl",
+    "flemish": "nl",
+    "haitian": "ht",
+    "letzeburgesch": "lb",
+    "mandarin": "zh",
+    "moldavian": "ro",
+    "moldovan": "ro",
+    "panjabi": "pa",
+    "pushto": "ps",
+    "sinhalese": "si",
+    "valencian": "ca",
+}
+
+_CODES: Final[Mapping[str, str]] = {name: code for code, name in NAMES.items()} | _OTHER_NAMES
+
+# Written without spaces between words, so that chunks are joined without one.
+UNSPACED: Final = frozenset({"bo", "ja", "km", "lo", "my", "th", "yue", "zh"})
+
+
+class Languages:
+    """The languages of one model."""
+
+    def __init__(self, codes: Iterable[str]) -> None:
+        self.codes: frozenset[str] = frozenset(codes) or frozenset({ENGLISH})
+
+    @property
+    def only(self) -> str | None:
+        """The language of a model that knows one and so has none to detect."""
+        return next(iter(self.codes)) if len(self.codes) == 1 else None
+
+    def code(self, text: str, param: str = "language") -> str:
+        """Takes `en`, `EN`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue, which lists what is known."""
+        word = text.strip().lower().replace("_", "-")
+        for candidate in (word, _CODES.get(word, ""), word.split("-")[0]):
+            code = _OTHER_CODES.get(candidate, candidate)
+            if code in self.codes:
+                return code
+        known = ", ".join(f"{code} ({name_of(code)})" for code in sorted(self.codes))
+        raise InvalidValue(f"Language '{text[:40]}' is not known to this model. Known: {known}.", param)
+
+
+def name_of(code: str | None) -> str:
+    """The lower-case English name, as OpenAI writes it in `language`."""
+    return UNKNOWN_NAME if code is None else NAMES.get(code, code)
+
+
+def likeliest(probabilities: Mapping[str, float], candidates: Collection[str]) -> str:
+    """The most probable language among the candidates; no candidates: among all."""
+    eligible = [code for code in probabilities if code in candidates] or list(probabilities)
+    return max(eligible, key=probabilities.__getitem__)
