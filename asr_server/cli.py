@@ -6,13 +6,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from asr_server import __version__
 from asr_server.config import EMBEDDED_MODEL, Settings, environment_name, flag_name
 from asr_server.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from asr_server.api.schemas import ResponseFormat
 
 NEXT_STEP = (
     "serving the embedded model whisper-digits, which hears English digits only; "
@@ -66,7 +69,9 @@ def serve(model_name: str | None, **options: Any) -> None:
 
 
 @main.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
 @click.option("--format", "response_format", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.option("--language", help="ISO code or name of the language spoken  [default: detected]")
 @click.option(
@@ -77,7 +82,7 @@ def serve(model_name: str | None, **options: Any) -> None:
 @_settings_options(leave_out=frozenset(NOT_FOR_FILES))
 def transcribe(
     files: tuple[Path, ...],
-    response_format: str,
+    response_format: ResponseFormat,
     language: str | None,
     output_dir: Path | None,
     **options: Any,
