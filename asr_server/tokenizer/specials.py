@@ -39,7 +39,9 @@ class SpecialTokens:
         no_timestamps = generation.get("no_timestamps_token_id", ids.get("<|notimestamps|>"))
         required = {
             "<|endoftext|>": ids.get("<|endoftext|>"),
-            "<|startoftranscript|>": generation.get("decoder_start_token_id", ids.get("<|startoftranscript|>")),
+            "<|startoftranscript|>": generation.get(
+                "decoder_start_token_id", ids.get("<|startoftranscript|>")
+            ),
             "<|notimestamps|>": no_timestamps,
         }
         missing = [name for name, token in required.items() if token is None]

@@ -20,7 +20,9 @@ class Tokenizer:
     Special tokens take part neither in `encode` nor in `decode`: text that spells one is plain text.
     """
 
-    def __init__(self, text: tokenizers.Tokenizer, added: Mapping[str, int], generation: Mapping[str, Any]) -> None:
+    def __init__(
+        self, text: tokenizers.Tokenizer, added: Mapping[str, int], generation: Mapping[str, Any]
+    ) -> None:
         """
         Args:
             text: encodes and decodes plain text; knows no added tokens.
@@ -85,8 +87,12 @@ def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, i
     vocabulary: dict[str, int] = _read_json(directory / "vocab.json")
     added_path = directory / "added_tokens.json"
     added: dict[str, int] = _read_json(added_path) if added_path.exists() else {}
-    added |= {piece: token for piece, token in vocabulary.items() if piece.startswith("<|") and piece.endswith("|>")}
-    text = tokenizers.Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
+    added |= {
+        piece: token for piece, token in vocabulary.items() if piece.startswith("<|") and piece.endswith("|>")
+    }
+    text = tokenizers.Tokenizer(
+        models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    )
     text.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return text, added
 

@@ -1,0 +1,129 @@
+"""The host's side of one chunk on its way through the engine."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples, Submit
+from asr_server.tokenizer import SpecialTokens, Tokenizer
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A chunk from submission to result. Its slot changes when another one frees up before it."""
+
+    id: ChunkId
+    samples: Samples
+    options: DecodingOptions
+    language: str | None
+    slot: int = -1
+    prompt: list[int] = field(default_factory=list)
+    sot_index: int = 0  # of <|startoftranscript|> in the prompt
+    max_tokens: int = 0
+    rung: int = 0  # of the temperature ladder
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sum_logprob: float = 0.0  # end-of-text included
+    no_speech_prob: float = 0.0
+
+    @classmethod
+    def of(cls, command: Submit) -> Sequence:
+        return cls(command.id, command.samples, command.options, command.options.language)
+
+    @property
+    def temperature(self) -> float:
+        return self.options.temperatures[self.rung]
+
+    @property
+    def position(self) -> int:
+        """Of the token that the next step feeds."""
+        return len(self.prompt) - 1 + len(self.tokens)
+
+    @property
+    def is_penalised(self) -> bool:
+        options = self.options
+        return (options.repetition_penalty, options.frequency_penalty, options.presence_penalty) != (
+            1.0,
+            0.0,
+            0.0,
+        )
+
+    def set_prompt(self, specials: SpecialTokens, num_positions: int) -> None:
+        """Settles what the decoder is told first, and how much it may then say.
+
+        Raises:
+            ValueError: the checkpoint cannot do what is asked for.
+        """
+        before = previous_text(self.options, specials, num_positions)
+        start = sot_sequence(self.options, self.language, specials)
+        self.prompt, self.sot_index = [*before, *start], len(before)
+        room = num_positions - len(self.prompt)
+        wanted = self.options.max_new_tokens
+        self.max_tokens = room if wanted is None else min(room, wanted)
+
+    def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
+        """Takes one more token; says why this was the last one, or None."""
+        self.sum_logprob += logprob
+        if token == end_of_text:
+            return "stop"
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        return "length" if len(self.tokens) >= self.max_tokens else None
+
+    def result(self, reason: Literal["stop", "length"], tokenizer: Tokenizer) -> ChunkResult:
+        return ChunkResult(
+            tokens=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            avg_logprob=self.sum_logprob / (len(self.tokens) + 1),
+            no_speech_prob=self.no_speech_prob,
+            compression_ratio=compression_ratio(tokenizer.decode(self.tokens).strip()),
+            temperature=self.temperature,
+            language=self.language if len(tokenizer.specials.languages) > 1 else None,
+            finish_reason=reason,
+        )
+
+    def next_rung(self, result: ChunkResult) -> bool:
+        """Steps up the ladder and forgets what was generated, where the result asks for it and there is a step."""
+        if self.rung + 1 == len(self.options.temperatures) or not needs_fallback(result, self.options):
+            return False
+        self.rung += 1
+        self.tokens.clear()
+        self.logprobs.clear()
+        self.sum_logprob = 0.0
+        return True
+
+
+def compression_ratio(text: str) -> float:
+    """How much zlib shortens a text: high where it repeats itself. 0 for no text."""
+    raw = text.encode()
+    return len(raw) / len(zlib.compress(raw))
+
+
+def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
+    """openai/whisper's rule: repetitive or unlikely, unless it is silence anyway."""
+    unlikely = result.avg_logprob < options.logprob_threshold
+    if unlikely and result.no_speech_prob > options.no_speech_threshold:
+        return False
+    return unlikely or result.compression_ratio > options.compression_ratio_threshold
+
+
+def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positions: int) -> list[int]:
+    """The last of the prompt's tokens after <|startofprev|>: at most half the positions, less one."""
+    if not options.prompt_tokens or specials.start_of_prev is None:
+        return []
+    return [specials.start_of_prev, *options.prompt_tokens[-(num_positions // 2 - 1) :]]
+
+
+def sot_sequence(options: DecodingOptions, language: str | None, specials: SpecialTokens) -> list[int]:
+    """<|startoftranscript|>, language, task, and <|notimestamps|> unless times are wanted."""
+    task = specials.translate if options.task == "translate" else specials.transcribe
+    if options.task == "translate" and (task is None or not specials.is_multilingual):
+        raise ValueError("this checkpoint cannot translate")
+    tokens = [specials.start_of_transcript]
+    if specials.is_multilingual and language is not None:
+        tokens.append(specials.languages[language])
+    if specials.is_multilingual and task is not None:
+        tokens.append(task)
+    return tokens if options.timestamps else [*tokens, specials.no_timestamps]

@@ -1,0 +1,208 @@
+"""Checkpoints of Whisper's real layouts with random weights, for benchmarks and parity tests.
+
+No trained weights are needed: the vocabulary is the one that openai-whisper carries, the layout is
+Hugging Face's, and transformers, CTranslate2 and this project all load the directory.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from asr_server.tokenizer.byte_alphabet import CHARACTER_OF_BYTE
+
+SEED = 20260101
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a published Whisper model, or of a smaller one with the same layout."""
+
+    width: int
+    heads: int
+    encoder_layers: int
+    decoder_layers: int
+    num_mels: int = 80
+    num_languages: int = 99
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """As `WhisperConfig` takes them."""
+        return {
+            "d_model": self.width,
+            "encoder_layers": self.encoder_layers,
+            "decoder_layers": self.decoder_layers,
+            "encoder_attention_heads": self.heads,
+            "decoder_attention_heads": self.heads,
+            "encoder_ffn_dim": 4 * self.width,
+            "decoder_ffn_dim": 4 * self.width,
+            "num_mel_bins": self.num_mels,
+        }
+
+
+SHAPES = {
+    "tiny": Shape(384, 6, 4, 4),
+    "base": Shape(512, 8, 6, 6),
+    "small": Shape(768, 12, 12, 12),
+    "medium": Shape(1024, 16, 24, 24),
+    "large-v3": Shape(1280, 20, 32, 32, num_mels=128, num_languages=100),
+    "large-v3-turbo": Shape(1280, 20, 32, 4, num_mels=128, num_languages=100),
+}
+
+
+def make_checkpoint(directory: Path, shape: Shape, gain: float = 1.0, seed: int = SEED) -> Path:
+    """Writes a checkpoint in Hugging Face's layout, unless it is there already.
+
+    Args:
+        gain: factor on the attention and feed-forward weights. As initialised (1) the decoder repeats one
+            token whatever the audio; at 4 the audio matters.
+    """
+    if (directory / "complete").exists():
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    specials = _write_tokenizer(directory, shape.num_languages)
+    _write_model(directory, shape, specials, gain, seed)
+    (directory / "complete").touch()
+    return directory
+
+
+def fix_length(directory: Path, target: Path) -> Path:
+    """A sibling of a checkpoint that never ends by itself: end-of-text is suppressed, so that every system
+    does the same work. Weights are linked, not copied."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in directory.iterdir():
+        if not (target / file.name).exists():
+            (target / file.name).symlink_to(file.resolve())
+    for name in ("generation_config.json", "config.json"):
+        config = json.loads((directory / name).read_text())
+        config["suppress_tokens"] = sorted({*(config.get("suppress_tokens") or ()), config["eos_token_id"]})
+        (target / name).unlink()
+        (target / name).write_text(json.dumps(config))
+    return target
+
+
+def _read_ranks() -> dict[bytes, int]:
+    import whisper
+
+    path = Path(whisper.__file__).parent / "assets" / "multilingual.tiktoken"
+    lines = (line.split() for line in path.read_bytes().splitlines() if line)
+    return {base64.b64decode(piece): int(rank) for piece, rank in lines}
+
+
+def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """The pair that made each piece: what is left of it when only earlier merges are applied."""
+    merges = []
+    for piece, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        if len(piece) > 1:
+            left, right = _split(piece, rank, ranks)
+            merges.append((left, right))
+    return merges
+
+
+def _split(piece: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
+    parts = [piece[i : i + 1] for i in range(len(piece))]
+    while len(parts) > 2:
+        pairs = [(ranks.get(parts[i] + parts[i + 1], rank), i) for i in range(len(parts) - 1)]
+        best, i = min(pairs)
+        assert best < rank, f"{piece!r} cannot be made from earlier pieces"
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+
+def _written(piece: bytes) -> str:
+    return "".join(CHARACTER_OF_BYTE[byte] for byte in piece)
+
+
+def _special_names(num_languages: int) -> list[str]:
+    """In Whisper's order, after the text tokens."""
+    from whisper.tokenizer import LANGUAGES
+
+    return [
+        "<|endoftext|>",
+        "<|startoftranscript|>",
+        *(f"<|{code}|>" for code in list(LANGUAGES)[:num_languages]),
+        "<|translate|>",
+        "<|transcribe|>",
+        "<|startoflm|>",
+        "<|startofprev|>",
+        "<|nospeech|>",
+        "<|notimestamps|>",
+    ]
+
+
+def _write_tokenizer(directory: Path, num_languages: int) -> dict[str, int]:
+    """tokenizer.json, vocab.json and merges.txt; returns the special tokens' ids."""
+    ranks = _read_ranks()
+    vocabulary = {_written(piece): rank for piece, rank in ranks.items()}
+    merges = [(_written(left), _written(right)) for left, right in _merges(ranks)]
+    names = _special_names(num_languages)
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    times = [AddedToken(f"<|{i * 0.02:.2f}|>", special=False, normalized=False) for i in range(1501)]
+    tokenizer.add_tokens(times)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    lines = ["#version: 0.2", *(f"{left} {right}" for left, right in merges)]
+    (directory / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {name: len(vocabulary) + i for i, name in enumerate(names)}
+
+
+def _write_model(directory: Path, shape: Shape, specials: dict[str, int], gain: float, seed: int) -> None:
+    import torch
+    from transformers import (
+        GenerationConfig,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+    )
+
+    end = specials["<|endoftext|>"]
+    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    ids["decoder_start_token_id"] = specials["<|startoftranscript|>"]
+    vocabulary = specials["<|notimestamps|>"] + 1 + 1501
+    config = WhisperConfig(vocab_size=vocabulary, begin_suppress_tokens=None, **ids, **shape.parameters)
+    torch.manual_seed(seed)
+    model = WhisperForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if (
+                gain != 1.0
+                and ("proj" in name or "fc" in name)
+                and name.endswith("weight")
+                and "proj_out" not in name
+            ):
+                parameter.mul_(gain)
+    model.generation_config = GenerationConfig(**ids, **_generation(specials, vocabulary))
+    model.save_pretrained(directory)
+    WhisperFeatureExtractor(feature_size=shape.num_mels).save_pretrained(directory)
+
+
+def _generation(specials: dict[str, int], vocabulary: int) -> dict[str, Any]:
+    """What the published multilingual checkpoints say, with the ids of this vocabulary."""
+    from whisper.tokenizer import get_tokenizer
+
+    languages = {name: token for name, token in specials.items() if len(name) in (6, 7)}
+    never = ("<|startoftranscript|>", "<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>")
+    non_speech = get_tokenizer(True).non_speech_tokens
+    return {
+        "max_length": 448,
+        "is_multilingual": True,
+        "lang_to_id": languages,
+        "task_to_id": {"transcribe": specials["<|transcribe|>"], "translate": specials["<|translate|>"]},
+        "no_timestamps_token_id": specials["<|notimestamps|>"],
+        "prev_sot_token_id": specials["<|startofprev|>"],
+        "max_initial_timestamp_index": 50,
+        "suppress_tokens": sorted(
+            {*non_speech, *(specials[name] for name in never), specials["<|nospeech|>"]}
+        ),
+        "begin_suppress_tokens": [220, specials["<|endoftext|>"]],
+        "return_timestamps": False,
+    }
