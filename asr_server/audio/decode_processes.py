@@ -1,8 +1,8 @@
-"""The server's side of FFmpeg: a process a file, forked by a nursery that has loaded the libraries.
+"""The server's side of FFmpeg: a process per file, forked by a nursery that has loaded the libraries.
 
-What a codec does to its process (a crash, a hang, a gigabyte) stays there. The nursery is started with the
-first file that needs it and ends when `shutdown` is called or this process is gone: its socket then closes.
-Decode processes that are done are kept for the next file, a few of them.
+What a codec does to its process (a crash, a hang, a gigabyte) stays there. The nursery starts with the first
+file that needs it, and ends with `shutdown` or when this process is gone: its socket then closes. Decode
+processes that are done wait for the next file, a few of them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ SAMPLES, END, REFUSED = 0, 1, 2
 NEXT: Final = b"n"  # asks for a block
 MAX_IDLE = 4
 POLL_MS = 20  # how soon a closed recording is noticed while its decode process works
+# One thread each: parallelism is between files. BLAS would otherwise start its own at import.
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Finished(msgspec.Struct):
@@ -52,22 +54,29 @@ class DecodeProcesses:
         self._to_nursery: socket.socket | None = None
         self._idle: list[socket.socket] = []
 
-    def take(self) -> socket.socket:
-        """A connection to a decode process that nobody else uses."""
+    def start(self) -> None:
+        """Returns at once; the nursery then takes half a second to load its libraries."""
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            self._start()
+
+    def take(self, message: bytes, fd: int) -> socket.socket:
+        """A connection to a process that nobody else uses and that has been given this file."""
+        with self._lock:
+            while self._idle:
+                connection = self._idle.pop()
+                try:
+                    socket.send_fds(connection, [message], [fd])
+                    return connection
+                except OSError:  # it died in its sleep
+                    connection.close()
             ours, theirs = socket.socketpair()
             with theirs:
-                try:
-                    self._send_to_nursery(theirs)
-                except OSError:  # it died: once more, with a new one
-                    self._stop()
-                    self._send_to_nursery(theirs)
-            return ours
+                self._adopt(theirs)
+        socket.send_fds(ours, [message], [fd])
+        return ours
 
     def give_back(self, connection: socket.socket) -> None:
-        """Only one whose last file is done: it answers nothing any more."""
+        """Only one whose last file is done: it will say nothing more."""
         with self._lock:
             if len(self._idle) < MAX_IDLE and self._nursery is not None:
                 self._idle.append(connection)
@@ -75,29 +84,37 @@ class DecodeProcesses:
         connection.close()
 
     def shutdown(self) -> None:
+        """Processes that are at work end with their recordings."""
         with self._lock:
             self._stop()
 
-    def _send_to_nursery(self, theirs: socket.socket) -> None:
-        if self._to_nursery is None:
+    def _adopt(self, theirs: socket.socket) -> None:
+        """Has a process forked behind this end of a connection."""
+        self._start()
+        try:
+            self._send(theirs)
+        except OSError:  # the nursery died: once more, with a new one
+            self._stop()
             self._start()
+            self._send(theirs)
+
+    def _send(self, theirs: socket.socket) -> None:
         assert self._to_nursery is not None
         socket.send_fds(self._to_nursery, [b"f"], [theirs.fileno()])
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+        if self._nursery is not None:
+            return
+        self._to_nursery, theirs = socket.socketpair()
         package_parent = str(Path(__file__).parents[2])
-        # One thread each: parallelism is between files. BLAS would otherwise start its own at import.
-        threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
         with theirs:
             self._nursery = subprocess.Popen(
                 [sys.executable, "-m", "asr_server.audio.nursery", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | threads | {"PYTHONPATH": path},
+                env=os.environ | _ONE_THREAD | {"PYTHONPATH": path},
             )
-        self._to_nursery = ours
 
     def _stop(self) -> None:
         for connection in self._idle:
@@ -106,8 +123,7 @@ class DecodeProcesses:
         if self._to_nursery is not None:
             self._to_nursery.close()
         if self._nursery is not None:
-            with contextlib.suppress(OSError):
-                self._nursery.kill()
+            self._nursery.kill()
             self._nursery.wait()
         self._nursery = self._to_nursery = None
 
@@ -117,47 +133,44 @@ atexit.register(decode_processes.shutdown)
 
 
 class RemoteStream:
-    """A file decoded, mixed and resampled in a decode process; see `stream.Stream`."""
+    """A file decoded, mixed and resampled in a decode process; see `stream.Stream`.
+
+    The process works on the next block while this one is being split.
+    """
 
     def __init__(self, fd: int, limits: AudioLimits, closed: threading.Event) -> None:
         self.truncated = False
         self._closed = closed
         self._ended = False
-        self._connection = decode_processes.take()
-        try:
-            socket.send_fds(self._connection, [msgspec.msgpack.encode(limits)], [fd])
-        except OSError:  # an idle one that died meanwhile
-            self._connection.close()
-            self._connection = decode_processes.take()
-            socket.send_fds(self._connection, [msgspec.msgpack.encode(limits)], [fd])
+        self._connection = decode_processes.take(msgspec.msgpack.encode(limits), fd)
+        self._ask()
 
     def read(self) -> Samples | None:
         if self._ended:
             return None
         try:
-            self._connection.sendall(NEXT)
             kind, size = HEADER.unpack(self._receive(HEADER.size))
             content = self._receive(size)
-        except OSError as error:
+        except ConnectionError as error:
             raise invalid_audio("The file could not be decoded.") from error
-        return self._understand(kind, content)
+        if kind == SAMPLES:
+            self._ask()
+            return np.frombuffer(content, np.float32)
+        self._ended = True
+        if kind == REFUSED:
+            raise _error(content)
+        self.truncated = msgspec.msgpack.decode(content, type=Finished).truncated
+        return None
 
     def close(self) -> None:
         if self._ended:
             decode_processes.give_back(self._connection)
         else:
-            self._connection.close()  # the process sees it at its next block, and ends
+            self._connection.close()  # the process notices after its block, and ends
 
-    def _understand(self, kind: int, content: bytearray) -> Samples | None:
-        if kind == SAMPLES:
-            return np.frombuffer(content, np.float32)
-        self._ended = True
-        if kind == END:
-            self.truncated = msgspec.msgpack.decode(content, type=Finished).truncated
-            return None
-        refused = msgspec.msgpack.decode(content, type=Refused)
-        error: type[RequestError] = getattr(errors, refused.error)
-        raise error(refused.message)
+    def _ask(self) -> None:
+        with contextlib.suppress(ConnectionError):  # `read` will find out
+            self._connection.sendall(NEXT)
 
     def _receive(self, size: int) -> bytearray:
         """Exactly `size` bytes, giving up when the recording is closed."""
@@ -175,3 +188,9 @@ class RemoteStream:
                 raise ConnectionResetError("the decode process is gone")
             view = view[received:]
         return content
+
+
+def _error(content: bytearray) -> RequestError:
+    refused = msgspec.msgpack.decode(content, type=Refused)
+    error: type[RequestError] = getattr(errors, refused.error)
+    return error(refused.message)

@@ -1,15 +1,17 @@
 """The process that forks decode processes, and what those do. Run by `decode_processes`, not by people.
 
-It loads FFmpeg's libraries once and stays without threads, so that forking it is quick and safe.
+It loads FFmpeg's libraries once and has no threads, so that forking it is quick and safe.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sys
 
+import av.logging
 import msgspec
 
 from asr_server.audio.decode_processes import END, HEADER, NEXT, REFUSED, SAMPLES, Finished, Refused
@@ -20,13 +22,17 @@ from asr_server.audio.stream import DecodedStream
 from asr_server.errors import RequestError
 
 MAX_MESSAGE = 1 << 12
-BLOCK_TIMEOUT_S = 30.0  # a codec that works on one block for so long never ends: the system then kills it
+BLOCK_TIMEOUT_S = 10.0  # work on one block takes milliseconds: what takes this long never ends
+MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
 
 
 def main(socket_fd: int) -> None:
     """Forks a decode process for each connection that arrives, until the server closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the server's business
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    av.logging.set_level(None)  # what is wrong with a file is told to its sender, not to the log
     with socket.socket(fileno=socket_fd) as server:
         while True:
             message, fds, _, _ = socket.recv_fds(server, 1, 1)
@@ -34,10 +40,19 @@ def main(socket_fd: int) -> None:
                 return
             if os.fork() == 0:
                 server.close()
-                with socket.socket(fileno=fds[0]) as connection:
-                    serve(connection)
-                os._exit(0)
+                _live(fds[0])
             os.close(fds[0])
+
+
+def _live(connection_fd: int) -> None:
+    """A decode process from birth to death; never returns into its parent's code."""
+    try:
+        with socket.socket(fileno=connection_fd) as connection:
+            serve(connection)
+    except OSError:
+        pass  # the server has turned away
+    finally:
+        os._exit(0)
 
 
 def serve(connection: socket.socket) -> None:
@@ -47,45 +62,56 @@ def serve(connection: socket.socket) -> None:
         if not message:
             return
         try:
-            if not decode(connection, fds[0], msgspec.msgpack.decode(message, type=AudioLimits)):
-                return
-        except OSError:
-            return
+            decode(connection, fds[0], msgspec.msgpack.decode(message, type=AudioLimits))
         finally:
             os.close(fds[0])
 
 
-def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> bool:
-    """Answers each request for a block; False when the server has turned away."""
+def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
+    """Answers each request for a block of one file.
+
+    Raises:
+        OSError: the server has closed the connection.
+    """
     stream: DecodedStream | None = None
     try:
-        while connection.recv(1) == NEXT:
+        while _asked(connection):
             signal.setitimer(signal.ITIMER_REAL, BLOCK_TIMEOUT_S)  # SIGALRM's default action ends the process
-            stream = stream or open_stream(fd, limits)
+            stream = stream or _open(fd, limits)
             samples = stream.read()
             signal.setitimer(signal.ITIMER_REAL, 0)
             if samples is None:
-                _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))
-                return True
-            _answer(connection, SAMPLES, memoryview(samples).cast("B"))
-        return False
+                return _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))
+            _answer(connection, SAMPLES, samples.tobytes())
     except RequestError as error:
-        _answer(connection, REFUSED, msgspec.msgpack.encode(Refused(type(error).__name__, error.message)))
-        return True
+        _refuse(connection, error)
+    except (MemoryError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
+        # PyAV and numpy have many words for a file that makes no sense.
+        _refuse(connection, invalid_audio("The file could not be decoded."))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if stream is not None:
             stream.close()
 
 
-def open_stream(fd: int, limits: AudioLimits) -> DecodedStream:
+def _asked(connection: socket.socket) -> bool:
+    if connection.recv(1) != NEXT:
+        raise ConnectionAbortedError
+    return True
+
+
+def _open(fd: int, limits: AudioLimits) -> DecodedStream:
     try:
         return DecodedStream(FfmpegDecoder(f"/dev/fd/{fd}"), limits)
     except CannotOpen as error:
         raise invalid_audio("The file is not audio, or damaged beyond reading.") from error
 
 
-def _answer(connection: socket.socket, kind: int, content: bytes | memoryview) -> None:
+def _refuse(connection: socket.socket, error: RequestError) -> None:
+    _answer(connection, REFUSED, msgspec.msgpack.encode(Refused(type(error).__name__, error.message)))
+
+
+def _answer(connection: socket.socket, kind: int, content: bytes) -> None:
     connection.sendall(HEADER.pack(kind, len(content)))
     connection.sendall(content)
 

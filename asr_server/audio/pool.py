@@ -40,7 +40,7 @@ class PreprocessPool:
         self._places = asyncio.Semaphore(num_workers + (max_queued or num_workers * TURNS_QUEUED_PER_WORKER))
 
     async def turn(self, recording: Recording) -> Turn:
-        """One turn in a thread. If this is cancelled, the recording is closed as soon as no thread is in it."""
+        """One turn in a thread. Cancelled, it closes the recording as soon as no thread is in it."""
         before_s = recording.duration_s
         try:
             turn = await self.run(recording.next_turn)

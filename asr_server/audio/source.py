@@ -6,7 +6,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 Source = Path | BinaryIO | bytes
 _COPY_BYTES = 1 << 20
@@ -73,4 +73,4 @@ def _scratch() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("asr-upload", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
-        return os.dup(cast(int, file.fileno()))
+        return os.dup(file.fileno())

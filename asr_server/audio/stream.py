@@ -13,7 +13,8 @@ from asr_server.core import SAMPLE_RATE, Samples
 class Stream(Protocol):
     """What `Recording` reads from, whether the decoder is here or in a process of its own."""
 
-    truncated: bool
+    @property
+    def truncated(self) -> bool: ...
 
     def read(self) -> Samples | None:
         """The next block, perhaps empty; None is the end."""

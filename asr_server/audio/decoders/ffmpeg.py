@@ -1,7 +1,7 @@
 """Everything else through FFmpeg's libraries. Runs in a decode process, never in the server's own.
 
-Frames are gathered by FFmpeg's own queue and turned into one array a second of audio: an array a frame
-would cost more than decoding.
+Frames are gathered by FFmpeg's own queue and turned into one array per two seconds of audio: an array per
+frame would cost as much as decoding.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ CONTAINERS = (
     "aac,ac3,aiff,alac,amr,amrnb,amrwb,ape,asf,au,avi,caf,dts,eac3,flac,flv,gsm,loas,matroska,mov,mp3,mp4,mpeg,"
     "mpegts,nut,ogg,oma,opus,rm,rso,sln,sox,spdif,tak,tta,voc,w64,wav,webm,wv"
 )
-GROUP_S = 1.0
-_SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "flt": 1.0, "dbl": 1.0}
+GROUP_S = 2.0
+MISSING_S = 0.5  # shorter than the container says by more than this: cut short
+_FULL_SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
+_DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
 
 
 class FfmpegDecoder:
@@ -31,87 +33,105 @@ class FfmpegDecoder:
         options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
         try:
             self._container = av.open(path, container_options=options)
-        except (av.error.FFmpegError, ValueError, OSError) as error:
+        except _DAMAGE as error:
             raise CannotOpen(str(error)) from error
         self.truncated = False
+        self._num_frames = 0
         try:
             self._open_stream()
         except BaseException:
             self._container.close()
             raise
 
+    def read(self) -> Block:
+        try:
+            block = next(self._blocks, None)
+        except _DAMAGE:
+            block, self.truncated = None, True
+        if block is None:
+            self.truncated = self.truncated or self._falls_short()
+            return np.empty((0, self.num_channels), np.float32)
+        self._num_frames += len(block)
+        return block
+
+    def close(self) -> None:
+        self._container.close()
+
     def _open_stream(self) -> None:
         if not self._container.streams.audio:
             raise invalid_audio("The file has no audio stream.")
         self._stream = self._container.streams.audio[0]
         self._stream.codec_context.thread_count = 1
-        self._frames = self._decode()
-        first = next(self._frames, None)
+        frames = self._decode()
+        first = next(frames, None)
         if first is None:
             raise invalid_audio("No audio could be decoded from the file.")
         self.sample_rate, self.num_channels = first.sample_rate, first.layout.nb_channels
-        self._first = first
-        self._adapter: Any = None
-        self._blocks = self._gather()
-
-    def read(self) -> Block:
-        return next(self._blocks, np.empty((0, self.num_channels), np.float32))
-
-    def close(self) -> None:
-        self._container.close()
+        self._blocks = _gather(_alike(first, frames))
 
     def _decode(self) -> Iterator[Any]:
-        """Frames, stepping over packets that are damaged."""
+        """Frames of audio, stepping over packets that are damaged."""
         packets = self._container.demux(self._stream)
         while True:
             try:
                 packet = next(packets)
             except StopIteration:
                 return
-            except (av.error.FFmpegError, OSError, ValueError):
+            except _DAMAGE:
                 self.truncated = True
                 return
             try:
                 yield from packet.decode()
-            except (av.error.FFmpegError, ValueError):
+            except _DAMAGE:
                 self.truncated = True
 
-    def _gather(self) -> Iterator[Block]:
-        """Blocks of about a second."""
-        first, fifo = self._first, av.AudioFifo()
-        group = max(1, int(GROUP_S * first.sample_rate))
-        for frame in self._alike(first):
-            frame.pts = None  # gaps in time stamps are not gaps in sound
-            fifo.write(frame)
-            if fifo.samples >= group:
-                yield _to_block(fifo.read())
-        if fifo.samples:
-            yield _to_block(fifo.read())
+    def _falls_short(self) -> bool:
+        """Whether a container that knows its length holds less. Raw streams only guess theirs."""
+        if not self._container.format.name.startswith(("mov", "matroska")):
+            return False
+        promised_s = 0.0  # unknown, as in a browser's WebM
+        if self._stream.duration and self._stream.time_base:
+            promised_s = float(self._stream.duration * self._stream.time_base)
+        elif self._container.duration:
+            promised_s = self._container.duration / av.time_base
+        return bool(promised_s - self._num_frames / self.sample_rate > MISSING_S)
 
-    def _alike(self, first: Any) -> Iterator[Any]:
-        """All frames in the first one's format: some streams change theirs on the way."""
-        yield first
-        key = _key(first)
-        for frame in self._frames:
-            if _key(frame) == key:
-                yield frame
-            else:
-                adapter = av.AudioResampler(first.format.name, first.layout.name, first.sample_rate)
-                frame.pts = None
-                yield from adapter.resample(frame)
-                yield from adapter.resample(None)
+
+def _alike(first: Any, frames: Iterator[Any]) -> Iterator[Any]:
+    """All frames in the first one's format: some streams change theirs on the way."""
+    yield first
+    key = adapted = _key(first)
+    adapter: Any = None
+    for frame in frames:
+        if _key(frame) != adapted:
+            yield from adapter.resample(None) if adapter else ()
+            adapted = _key(frame)
+            adapter = None if adapted == key else av.AudioResampler(*key)
+        yield from adapter.resample(frame) if adapter else (frame,)
+    yield from adapter.resample(None) if adapter else ()
 
 
 def _key(frame: Any) -> tuple[str, str, int]:
     return frame.format.name, frame.layout.name, frame.sample_rate
 
 
+def _gather(frames: Iterator[Any]) -> Iterator[Block]:
+    fifo = av.AudioFifo()
+    for frame in frames:
+        frame.pts = None  # a gap in the time stamps is no gap in the sound
+        fifo.write(frame)
+        if fifo.samples >= GROUP_S * frame.sample_rate:
+            yield _to_block(fifo.read())
+    if fifo.samples:
+        yield _to_block(fifo.read())
+
+
 def _to_block(frame: Any) -> Block:
-    """[frames, channels] float32, full scale 1.0; planar samples stay so underneath."""
+    """[frames, channels] float32, full scale 1.0; planar samples stay planar underneath."""
     array = frame.to_ndarray()  # planar: [channels, frames]; packed: [1, frames * channels]
-    block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
+    samples: Block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
     kind = frame.format.name.removesuffix("p")
     if kind == "flt":
-        return block
-    offset = 128 if kind == "u8" else 0
-    return ((block - np.float64(offset)) / _SCALES[kind]).astype(np.float32)
+        return samples
+    middle = 128.0 if kind == "u8" else 0.0
+    return ((samples.astype(np.float64) - middle) / _FULL_SCALES[kind]).astype(np.float32)

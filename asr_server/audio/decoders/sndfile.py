@@ -1,4 +1,4 @@
-"""FLAC, MP3, Ogg Vorbis and AIFF through libsndfile, by file descriptor: no callback ever takes the lock."""
+"""FLAC, MP3 and AIFF through libsndfile, by file descriptor: no callback ever takes the lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SndfileDecoder:
         self._block_frames = max(1, BLOCK_SAMPLES // self.num_channels)
 
     def read(self) -> Block:
-        block = np.empty((self._block_frames, self.num_channels), np.float32)
+        block: Block = np.empty((self._block_frames, self.num_channels), np.float32)
         try:
             block = self._file.read(out=block)
         except (soundfile.LibsndfileError, RuntimeError):

@@ -120,7 +120,13 @@ def _converter(wav_format: _Format) -> tuple[Convert, int]:
 
 def _scaled(dtype: str, full_scale: float) -> Convert:
     scale = np.float32(1 / full_scale)
-    return lambda data: np.multiply(np.frombuffer(data, dtype), scale, dtype=np.float32)
+
+    def convert(data: bytes) -> npt.NDArray[np.float32]:
+        samples = np.empty(len(data) // np.dtype(dtype).itemsize, np.float32)
+        np.multiply(np.frombuffer(data, dtype), scale, out=samples, casting="same_kind")
+        return samples
+
+    return convert
 
 
 def _from_8_bit(data: bytes) -> npt.NDArray[np.float32]:
@@ -131,7 +137,7 @@ def _from_24_bit(data: bytes) -> npt.NDArray[np.float32]:
     """Three bytes into the upper part of 32 bits, so that the sign comes along."""
     wide = np.zeros((len(data) // 3, 4), np.uint8)
     wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
-    return np.multiply(wide.view("<i4")[:, 0], np.float32(2.0**-31), dtype=np.float32)
+    return wide.view("<i4")[:, 0].astype(np.float32) * np.float32(2.0**-31)
 
 
 _PCM_CONVERTERS: dict[int, Convert] = {
