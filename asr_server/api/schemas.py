@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Annotated, Any, Final, Literal
 
@@ -20,10 +21,8 @@ def _chunking_from_wire(value: Any) -> Any:
     """`auto`, or a JSON string of it or of an object; flattened fields have become an object before."""
     if not isinstance(value, str):
         return value
-    try:
+    with contextlib.suppress(ValueError):  # not JSON: a bare word
         value = json.loads(value)
-    except ValueError:
-        pass
     return {"type": value} if isinstance(value, str) else value
 
 

@@ -43,7 +43,7 @@ class Upload:
 
     def _write(self) -> None:
         if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115: `close` closes it
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._file.writelines(self._held)
         self._file.flush()
         self._held.clear()

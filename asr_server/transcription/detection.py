@@ -40,7 +40,7 @@ class Detection:
         return self.guess
 
     def conclude(self, language: str | None) -> None:
-        """The chunk that detects has been read in `language`, or held no speech (None): then the next tries."""
+        """The chunk that detects was read in `language`, or held no speech (None): then the next tries."""
         if self.code is None:
             self._settle(language)
 

@@ -144,7 +144,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "valencian": "ca",
 }
 
-_CODES: Final[Mapping[str, str]] = {name: code for code, name in NAMES.items()} | _OTHER_NAMES
+_CODES: Final[Mapping[str, str]] = {name: code for code, name in NAMES.items()} | dict(_OTHER_NAMES)
 
 # Written without spaces between words, so that chunks are joined without one.
 UNSPACED: Final = frozenset({"bo", "ja", "km", "lo", "my", "th", "yue", "zh"})
@@ -162,7 +162,7 @@ class Languages:
         return next(iter(self.codes)) if len(self.codes) == 1 else None
 
     def code(self, text: str, param: str = "language") -> str:
-        """Takes `en`, `EN`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue, which lists what is known."""
+        """Takes `en`, `EN`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue, listing what is known."""
         word = text.strip().lower().replace("_", "-")
         for candidate in (word, _CODES.get(word, ""), word.split("-")[0]):
             code = _OTHER_CODES.get(candidate, candidate)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from asr_server.audio import PreprocessPool, Recording
-from asr_server.core import Chunk, ChunkResult, DecodingOptions, Passage, Transcript
+from asr_server.core import Chunk, ChunkResult, DecodingOptions, Passage, Segment, Transcript
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly
 from asr_server.transcription.assembly import Reading
@@ -145,7 +145,7 @@ class Course:
 
     def _passage(self, readings: list[Reading]) -> Passage:
         so_far, language = self._text, self._options.language or self._language.code
-        segments = []
+        segments: list[Segment] = []
         for reading in readings:
             segments += assembly.segments(reading, self._num_segments + len(segments), self._tokenizer)
         for segment in segments:
