@@ -1,0 +1,1 @@
+"""Training of the embedded model ``whisper-digits``: voices, mixing, training, evaluation, export."""
