@@ -123,7 +123,7 @@ class Engine:
         return bool(can_admit or self._encoded or self._decoding or self._events)
 
     def handle(self, command: Command) -> None:
-        """Takes a command. Never raises for what is wrong with a chunk: it becomes Failed at the next step."""
+        """Takes a command. What is wrong with a chunk does not raise: the next step emits Failed."""
         match command:
             case Submit():
                 self._submit(Sequence.of(command))
@@ -153,7 +153,7 @@ class Engine:
             self._waiting.append(sequence)
 
     def _check(self, sequence: Sequence) -> None:
-        """Settles the language where nothing has to be detected. Raises ValueError for what cannot be decoded."""
+        """Settles the language where it is plain. Raises ValueError for what cannot be decoded."""
         specials, options = self.tokenizer.specials, sequence.options
         candidates = self._candidates(sequence)
         if sequence.language is None and len(candidates) == 1:
@@ -173,7 +173,7 @@ class Engine:
         sequence.set_prompt(specials, self.model.sizes.text_positions)
 
     def _candidates(self, sequence: Sequence) -> list[str]:
-        """Languages to choose from: the request's, as far as they are known, else all; none in English-only ones."""
+        """Languages to choose from: the request's as far as known, else all; English-only has none."""
         specials = self.tokenizer.specials
         if not specials.is_multilingual:
             return []
@@ -233,7 +233,7 @@ class Engine:
             self._seconds_per_encode = (time.perf_counter() - started) / len(admitted)
 
     def _prefill(self) -> None:
-        """Feeds prompts to sequences whose audio is in: all but the last token, which the decode step feeds."""
+        """Feeds prompts to sequences whose audio is in, but for the last token: the decode step does."""
         ready, self._encoded = self._encoded, []
         unknown = [sequence for sequence in ready if self._needs_detection(sequence)]
         known = [sequence for sequence in ready if not self._needs_detection(sequence)]
@@ -274,7 +274,7 @@ class Engine:
             self._decoding.append(sequence)
 
     def _start_decoding(self, sequence: Sequence) -> None:
-        """Sets the slot to the end of the prompt: at first, and again at each step of the temperature ladder."""
+        """Sets the slot to the prompt's end: at first, and again at each step of the temperature ladder."""
         options, state = sequence.options, self._runner.state
         uniforms = uniforms_of(options.seed, sequence.id, sequence.temperature, state.uniforms.shape[1])
         state.begin(sequence.slot, sequence.prompt, self.tokenizer.specials.timestamp_begin - 1)

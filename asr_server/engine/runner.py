@@ -65,13 +65,14 @@ class Runner:
         tokens = torch.tensor(prompts, device=self.model.device)
         positions = torch.arange(tokens.shape[1], device=self.model.device).expand_as(tokens)
         rows = self.cache.rows(first_slot, positions, context=tokens.shape[1])
-        return self.model.decoder(tokens, positions, rows)  # type: ignore[no-any-return]
+        hidden: Tensor = self.model.decoder(tokens, positions, rows)
+        return hidden
 
     @torch.inference_mode()
     def probabilities(self, hidden: Tensor, tokens: list[int]) -> list[list[float]]:
         """Of some tokens, after hidden states [B, D], over the whole vocabulary."""
         scores = self.model.decoder.logits(hidden).float()
-        return scores.softmax(-1)[:, tokens].tolist()  # type: ignore[no-any-return]
+        return scores.softmax(-1)[:, tokens].tolist()
 
     @torch.inference_mode()
     def decode(self, plan: StepPlan) -> StepTokens:

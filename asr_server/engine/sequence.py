@@ -85,7 +85,7 @@ class Sequence:
         )
 
     def next_rung(self, result: ChunkResult) -> bool:
-        """Steps up the ladder and forgets what was generated, where the result asks for it and there is a step."""
+        """Steps up the ladder and starts over, where the result asks for it and there is a step."""
         if self.rung + 1 == len(self.options.temperatures) or not needs_fallback(result, self.options):
             return False
         self.rung += 1

@@ -1,8 +1,9 @@
 """Whisper in torch: log-mel, encoder, decoder, and the weights of any Hugging Face checkpoint."""
 
+from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.weights import load_whisper
-from asr_server.model.whisper import DecoderCache, Whisper
+from asr_server.model.whisper import Whisper
 
 __all__ = ["DecoderCache", "LogMel", "Whisper", "WhisperSizes", "load_whisper"]

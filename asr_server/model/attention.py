@@ -7,6 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[..., D] to [..., H, d]."""
+    return x.view(*x.shape[:-1], num_heads, -1)
+
+
 def attend_audio(qkv: Tensor, num_heads: int) -> Tensor:
     """Every audio position over every other.
 
@@ -15,12 +20,13 @@ def attend_audio(qkv: Tensor, num_heads: int) -> Tensor:
     Returns:
         [B, F, D].
     """
-    query, key, value = qkv.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, F, d] each
+    query, key, value = qkv.view(*qkv.shape[:2], 3, num_heads, -1).permute(2, 0, 3, 1, 4)  # [B, H, F, d] each
     if qkv.is_cuda:
         return F.scaled_dot_product_attention(query, key, value, scale=1.0).transpose(1, 2).flatten(2)
-    scores = query @ key.transpose(-1, -2)
+    scores: Tensor = query @ key.transpose(-1, -2)
     torch.softmax(scores, -1, out=scores)
-    return (scores @ value).transpose(1, 2).flatten(2)
+    context: Tensor = scores @ value
+    return context.transpose(1, 2).flatten(2)
 
 
 def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:

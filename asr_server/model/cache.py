@@ -1,4 +1,4 @@
-"""Where decoding sequences keep their keys and values: contiguous slots, because Whisper's shapes are bounded.
+"""Where decoding sequences keep their keys and values: contiguous slots, because Whisper is bounded.
 
 A slot holds one sequence: the keys and values of its audio (written once, after encoding) and of its tokens.
 Sequences being decoded lie side by side from slot 0 on, so that a decode step reads one contiguous block.
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from asr_server.model.attention import split_heads
 from asr_server.model.sizes import WhisperSizes
 
 
@@ -37,8 +38,8 @@ class DecoderCache:
         heads = self.cross_keys.shape[2]
         for layer, (keys, values) in enumerate(keys_values):
             slots = slice(first_slot, first_slot + len(keys))
-            self.cross_keys[layer, slots] = keys.unflatten(-1, (heads, -1)).transpose(1, 2)
-            self.cross_values[layer, slots] = values.unflatten(-1, (heads, -1)).transpose(1, 2)
+            self.cross_keys[layer, slots] = split_heads(keys, heads).transpose(1, 2)
+            self.cross_values[layer, slots] = split_heads(values, heads).transpose(1, 2)
 
     def move(self, source: int, target: int) -> None:
         """Copies one slot's sequence into another slot."""
@@ -63,9 +64,8 @@ class CacheRows:
         self._positions = positions
         self._index = torch.arange(first_slot, self._slots.stop, device=positions.device)[:, None]
         unseen = torch.arange(context, device=positions.device) > positions[:, :, None]  # [B, T, context]
-        self._mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))[
-            :, None
-        ]
+        mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
+        self._mask = mask[:, None]
         self._context = context
 
     def layer(self, index: int) -> LayerView:
@@ -91,13 +91,13 @@ class LayerView(NamedTuple):
     cross_keys: Tensor  # [B, H, F, d]
     cross_values: Tensor
     slots: slice
-    index: Tensor  # [B, 1], the same slots
+    slot_ids: Tensor  # [B, 1], the same slots
     positions: Tensor  # [B, T]
     context: int
     mask: Tensor  # [B, 1, T, context], zero or minus infinity
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes [B, T, H, d] at the sequences' positions; returns all they may look at, [B, H, context, d]."""
-        self.keys[self.index, :, self.positions] = keys
-        self.values[self.index, :, self.positions] = values
+        """Writes [B, T, H, d] at the sequences' positions; all they may look at, [B, H, context, d]."""
+        self.keys[self.slot_ids, :, self.positions] = keys
+        self.values[self.slot_ids, :, self.positions] = values
         return self.keys[self.slots, :, : self.context], self.values[self.slots, :, : self.context]

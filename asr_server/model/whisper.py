@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr_server.model.attention import attend_audio, attend_cached
+from asr_server.model.attention import attend_audio, attend_cached, split_heads
 from asr_server.model.cache import CacheRows, DecoderCache, LayerView
 from asr_server.model.features import LogMel
 from asr_server.model.sizes import WhisperSizes
@@ -76,7 +76,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        change: Tensor = self.down(F.gelu(self.up(self.norm(x))))
+        return x + change
 
     def load(self, weights: Weights) -> None:
         _load(self.norm, weights, "final_layer_norm")
@@ -96,7 +97,8 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, F, D] to the same."""
         x = x + self.out(attend_audio(self.qkv(self.norm(x)), self.num_heads))
-        return self.feed_forward(x)
+        y: Tensor = self.feed_forward(x)
+        return y
 
     def load(self, weights: Weights) -> None:
         _load(self.norm, weights, "self_attn_layer_norm")
@@ -121,7 +123,8 @@ class Encoder(nn.Module):
         x = F.gelu(self.conv2(F.gelu(self.conv1(x)))) + self.positions
         for layer in self.layers:
             x = layer(x)
-        return self.norm(x)  # type: ignore[no-any-return]
+        normed: Tensor = self.norm(x)
+        return normed
 
     def load(self, weights: Weights) -> None:
         self.conv1.load(weights, "conv1")
@@ -164,12 +167,13 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, cache: LayerView) -> Tensor:
         """[B, T, D] to the same; writes this call's keys and values into the cache."""
-        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        query, key, value = split_heads(self.qkv(self.norm(x)), 3 * self.num_heads).chunk(3, dim=2)
         keys, values = cache.append(key, value)
         x = x + self.out(attend_cached(query, keys, values, cache.mask))
-        query = self.cross_query(self.cross_norm(x)).unflatten(-1, (self.num_heads, -1))
+        query = split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
         x = x + self.cross_out(attend_cached(query, cache.cross_keys, cache.cross_values))
-        return self.feed_forward(x)
+        y: Tensor = self.feed_forward(x)
+        return y
 
     def load(self, weights: Weights) -> None:
         scale = (len(self.out.bias) // self.num_heads) ** -0.5
@@ -204,7 +208,8 @@ class Decoder(nn.Module):
         x = F.embedding(tokens, self.embedding) * self.scale + F.embedding(positions, self.positions)
         for i, layer in enumerate(self.layers):
             x = layer(x, rows.layer(i))
-        return self.norm(x)  # type: ignore[no-any-return]
+        normed: Tensor = self.norm(x)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] to [..., vocabulary]; the embedding is the output projection too."""
@@ -212,7 +217,7 @@ class Decoder(nn.Module):
 
     def cross_keys_values(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Of each layer, from the encoder's [B, F, D]: keys and values, [B, F, D] each."""
-        return [layer.cross_key_value(audio).chunk(2, dim=-1) for layer in self.layers]  # type: ignore[operator,misc]
+        return [layer.cross_key_value(audio).chunk(2, dim=-1) for layer in self.layers]  # type: ignore[operator]
 
     def load(self, weights: Weights) -> None:
         self.embedding.copy_(weights["embed_tokens.weight"])

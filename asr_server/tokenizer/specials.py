@@ -52,12 +52,12 @@ class SpecialTokens:
         languages = _languages(ids, generation)
         return cls(
             end_of_text=ids["<|endoftext|>"],
-            start_of_transcript=int(required["<|startoftranscript|>"]),  # type: ignore[arg-type]
+            start_of_transcript=int(required["<|startoftranscript|>"]),
             start_of_prev=generation.get("prev_sot_token_id", ids.get("<|startofprev|>")),
             start_of_lm=ids.get("<|startoflm|>"),
             no_speech=ids.get("<|nospeech|>", ids.get("<|nocaptions|>")),
-            no_timestamps=int(no_timestamps),  # type: ignore[arg-type]
-            timestamp_begin=int(no_timestamps) + 1,  # type: ignore[arg-type]
+            no_timestamps=int(no_timestamps),
+            timestamp_begin=int(no_timestamps) + 1,
             transcribe=tasks.get("transcribe", ids.get("<|transcribe|>")),
             translate=tasks.get("translate", ids.get("<|translate|>")),
             languages=languages,
