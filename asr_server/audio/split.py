@@ -1,7 +1,7 @@
 """Where chunks end: at the quietest place near the end of a window, and around long silences.
 
 Levels are the standard deviation within 20 ms, taken every 5 ms: a constant offset and slow rumble do not
-count as sound. A place to cut is judged by the mean level in decibels of the quarter second around it,
+count as sound. A place to cut is judged by the mean level in decibels of the fifth of a second around it,
 which tells a pause between words (150 ms and more) from the closure of a stop consonant (60 ms).
 """
 
@@ -14,8 +14,9 @@ from asr_server.core import SAMPLE_RATE, WINDOW_SAMPLES, Chunk, Piece, Samples, 
 
 HOP = SAMPLE_RATE // 200  # 5 ms
 HOPS_PER_LEVEL = 4  # 20 ms
-HOPS_PER_PAUSE = 50  # 250 ms
+HOPS_PER_PAUSE = 40  # 200 ms
 REACH_HOPS = 8 * SAMPLE_RATE // HOP  # how far before the end of a window a pause is looked for
+QUIET_SHARE = 0.05  # of the places within reach are taken to be pauses
 FLOOR_DB = -90.0  # the last bit of 16
 # Quiet speech that peaks at -50 dBFS has its vowels at -60: what stays under this is the recorder's noise.
 SILENCE_DB = -72.0
@@ -120,16 +121,17 @@ def _sliding_sum(values: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.
 
 
 def quietest_cut(levels: Levels) -> int:
-    """The sample at which a full window is best cut: the latest of the pauses within reach.
+    """The sample at which a full window is best cut: in the latest of the pauses within reach.
 
-    A place counts as a pause when it is not much louder than the quietest one; how much depends on how far
-    apart sound and pauses are. Within the pause the cut falls in the middle of its quietest 20 ms.
+    A place counts as a pause when the fifth of a second around it is not much louder than the quiet of this
+    recording; how much that is depends on how far apart its sound and its quiet are. Within the pause the
+    cut falls in the middle of the quietest 20 ms.
     """
-    reach = levels[max(0, len(levels) - REACH_HOPS) :]
+    reach = levels[-REACH_HOPS:]
     means = np.convolve(reach, np.full(HOPS_PER_PAUSE, 1 / HOPS_PER_PAUSE), mode="valid")
-    quietest = float(means.min())
-    tolerance = min(10.0, max(2.0, (float(np.median(means)) - quietest) / 4))
-    pause = int(np.flatnonzero(means <= quietest + tolerance)[-1])
+    quiet, middle = np.quantile(means, (QUIET_SHARE, 0.5))
+    tolerance = min(8.0, max(1.0, (middle - quiet) / 5))
+    pause = int(np.flatnonzero(means <= quiet + tolerance)[-1])
     within = reach[pause : pause + HOPS_PER_PAUSE - HOPS_PER_LEVEL]
     # Among equally quiet places the middle one is farthest from the words on both sides.
     candidates = np.flatnonzero(within <= within.min() + 1.0)
