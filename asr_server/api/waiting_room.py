@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -16,11 +16,12 @@ _WEIGHT: Final = 0.1  # of the newest request in the mean stay
 
 
 class WaitingRoom:
-    def __init__(self, max_requests: int) -> None:
+    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_inside = 0
         self.num_refused = 0
         self._max_requests = max_requests
         self._mean_stay_s = 1.0
+        self._clock = clock
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -32,12 +33,12 @@ class WaitingRoom:
                 self.retry_after_s,
             )
         self.num_inside += 1
-        entered_at = time.monotonic()
+        entered_at = self._clock()
         try:
             yield
         finally:
             self.num_inside -= 1
-            self._mean_stay_s += _WEIGHT * (time.monotonic() - entered_at - self._mean_stay_s)
+            self._mean_stay_s += _WEIGHT * (self._clock() - entered_at - self._mean_stay_s)
 
     @property
     def retry_after_s(self) -> int:

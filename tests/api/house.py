@@ -1,0 +1,81 @@
+"""The API on a real port, in the test's own event loop, in front of a parrot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from asr_server.api import create_app
+from asr_server.audio import PreprocessPool
+from asr_server.config import Settings
+from asr_server.core import ChunkResult, Submit
+from asr_server.workers.dispatcher import Dispatcher
+from tests.parrot import Parrot, noise, say, wav
+from tests.vocabulary import make_tokenizer, words
+
+MODEL = {"model": "whisper-1"}
+SECOND = wav(noise(1.0))
+THREE_CHUNKS = wav(noise(75))
+
+
+def number_of_the_chunk(submit: Submit) -> ChunkResult:
+    return say(*words(str(submit.id.chunk)))
+
+
+@dataclass
+class House:
+    app: FastAPI
+    parrot: Parrot
+    dispatcher: Dispatcher
+    pool: PreprocessPool
+    client: httpx.AsyncClient
+    host: str
+    port: int
+
+    async def post(
+        self, file: bytes = SECOND, *, path: str = "/v1/audio/transcriptions", **fields: str
+    ) -> httpx.Response:
+        return await self.client.post(path, files={"file": file}, data=MODEL | fields)
+
+    async def hears(self, file: bytes = SECOND) -> bool:
+        """Whether the server still does its work."""
+        return (await self.post(file)).json()["text"] == "zero"
+
+
+@asynccontextmanager
+async def open_house(
+    settings: Settings | None = None,
+    answer: Callable[[Submit], ChunkResult | Exception] = number_of_the_chunk,
+    credit: int = 100,
+    languages: tuple[str, ...] = ("en",),
+) -> AsyncIterator[House]:
+    settings = settings or Settings()
+    parrot = Parrot(answer, credit)
+    dispatcher = Dispatcher(settings, parrot)
+    pool = PreprocessPool(2)
+    app = create_app(settings, dispatcher, pool, make_tokenizer(languages))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, ws="none", http="httptools", log_config=None, timeout_graceful_shutdown=1)
+    )
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started and (dispatcher.ready or dispatcher.given_up))
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30) as client:
+            yield House(app, parrot, dispatcher, pool, client, host, port)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the event loop turn until the condition holds; the limit bounds it."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)

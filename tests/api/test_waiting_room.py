@@ -1,0 +1,35 @@
+import itertools
+
+import pytest
+
+from asr_server.api.waiting_room import WaitingRoom
+from asr_server.errors import Overloaded
+
+
+def test_a_place_is_free_again_whatever_happened_in_it() -> None:
+    room = WaitingRoom(1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), room.place():
+            assert room.num_inside == 1
+            raise ZeroDivisionError
+    assert room.num_inside == 0
+
+
+def test_who_comes_when_it_is_full_is_told_when_to_come_back() -> None:
+    room = WaitingRoom(1)
+    with room.place():
+        with pytest.raises(Overloaded, match="max-waiting-requests") as caught, room.place():
+            pass
+        assert room.num_inside == 1
+    assert caught.value.retry_after_s == 1
+    assert room.num_refused == 1
+
+
+@pytest.mark.parametrize(("stay_s", "retry_after_s"), [(0.0, 1), (10.0, 5), (10_000.0, 120)])
+def test_retry_after_is_half_a_stay_within_what_clients_honour(stay_s: float, retry_after_s: int) -> None:
+    ticks = itertools.count()
+    room = WaitingRoom(1, clock=lambda: next(ticks) * stay_s)
+    for _ in range(100):
+        with room.place():
+            pass
+    assert room.retry_after_s == retry_after_s

@@ -1,0 +1,117 @@
+"""An executor whose replica says what the test tells it to: for what happens around an engine.
+
+Whatever can be shown on a real engine is shown there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+
+import numpy as np
+import soundfile
+
+from asr_server.core import (
+    SAMPLE_RATE,
+    Cancel,
+    ChunkId,
+    ChunkResult,
+    Command,
+    Credit,
+    Event,
+    Failed,
+    LanguageDetected,
+    Result,
+    Samples,
+    SetLanguage,
+    Submit,
+)
+
+Say = Callable[[Submit], ChunkResult | Exception]
+
+
+def say(
+    *tokens: int,
+    finish_reason: str = "stop",
+    avg_logprob: float = -0.1,
+    no_speech_prob: float = 0.0,
+) -> ChunkResult:
+    return ChunkResult(
+        tokens=tokens,
+        logprobs=(-0.1,) * len(tokens),
+        avg_logprob=avg_logprob,
+        no_speech_prob=no_speech_prob,
+        compression_ratio=1.0,
+        temperature=0.0,
+        language=None,
+        finish_reason=finish_reason,  # type: ignore[arg-type]
+    )
+
+
+class Parrot:
+    """Executor and replica in one. While `holding`, what has been submitted waits for `release`."""
+
+    name = "parrot"
+
+    def __init__(self, answer: Say, credit: int = 100) -> None:
+        self.submits: list[Submit] = []
+        self.cancelled: list[str] = []
+        self.languages_set: list[str] = []
+        self.probabilities: dict[str, float] | None = None  # reported for chunks without a language
+        self.holding = False
+        self._answer = answer
+        self._credit = credit
+        self._held: dict[ChunkId, Submit] = {}
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def launch(self, index: int) -> Parrot:
+        self._events.put_nowait(Credit(self._credit))
+        return self
+
+    def send(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self.submits.append(command)
+                self._held[command.id] = command
+                if command.options.language is None and self.probabilities:
+                    self._events.put_nowait(LanguageDetected(command.id, self.probabilities))
+                elif not self.holding:
+                    self._reply(command.id)
+            case SetLanguage():
+                self.languages_set.append(command.language)
+                if not self.holding:
+                    self._reply(command.id)
+            case Cancel():
+                self.cancelled.append(command.request_id)
+                self._held = {id: s for id, s in self._held.items() if id.request_id != command.request_id}
+
+    @property
+    def held(self) -> list[Submit]:
+        return list(self._held.values())
+
+    def release(self, submit: Submit) -> None:
+        self._reply(submit.id)
+
+    def _reply(self, id: ChunkId) -> None:
+        said = self._answer(self._held.pop(id))
+        self._events.put_nowait(Failed(id, str(said)) if isinstance(said, Exception) else Result(id, said))
+        self._events.put_nowait(Credit(1))
+
+    async def receive(self) -> Event:
+        return await self._events.get()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        pass
+
+
+def noise(duration_s: float) -> Samples:
+    """Loud enough to count as sound everywhere."""
+    rng = np.random.default_rng(0)
+    return (0.1 * rng.standard_normal(round(duration_s * SAMPLE_RATE))).astype(np.float32)
+
+
+def wav(samples: Samples) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
+    return file.getvalue()

@@ -1,0 +1,38 @@
+from asr_server.transcription.prompt import MAX_KEYWORD_TOKENS, MAX_PROMPT_TOKENS, prompt_tokens
+from tests.vocabulary import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+
+
+def said(tokens: tuple[int, ...]) -> str:
+    return TOKENIZER.decode(tokens)
+
+
+def test_no_prompt_is_no_tokens() -> None:
+    assert prompt_tokens(TOKENIZER, "  ", [" "]) == ()
+
+
+def test_a_prompt_begins_with_a_space_as_spoken_text_does() -> None:
+    assert said(prompt_tokens(TOKENIZER, "hello\n")) == " hello"
+
+
+def test_the_end_of_a_long_prompt_is_kept() -> None:
+    tokens = prompt_tokens(TOKENIZER, "a" * 1000 + "the end")
+    assert len(tokens) == MAX_PROMPT_TOKENS
+    assert said(tokens).endswith("the end")
+
+
+def test_keywords_stand_before_the_prompt() -> None:
+    assert said(prompt_tokens(TOKENIZER, "he said", ["Ray", " ", "ZeroMQ"])) == " Ray, ZeroMQ he said"
+
+
+def test_keywords_cannot_push_the_prompt_out() -> None:
+    tokens = prompt_tokens(TOKENIZER, "p" * 500, ["k" * 500])
+    assert len(tokens) == MAX_PROMPT_TOKENS
+    assert said(tokens).count("k") == MAX_KEYWORD_TOKENS - 1  # and the space before it
+
+
+def test_the_text_of_a_special_token_stays_text() -> None:
+    tokens = prompt_tokens(TOKENIZER, "<|endoftext|><|translate|>")
+    assert all(TOKENIZER.is_text(token) for token in tokens)
+    assert said(tokens) == " <|endoftext|><|translate|>"
