@@ -144,7 +144,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     num_steps: int  # of the engine since its start: a beat without progress is a hang
     slots_in_use: int = 0
-    decode_batch_mean: float = 0.0  # sequences per decode step since the start
+    num_decode_steps: int = 0
+    num_decoded_tokens: int = 0  # divided by the steps: the mean decode batch
 
 
 Event = Credit | LanguageDetected | Result | Failed | Heartbeat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
@@ -13,6 +14,7 @@ from asr_server.api.job import check_model
 from asr_server.api.rooms import Rooms, rooms_of
 from asr_server.api.schemas import Model, ModelList
 from asr_server.errors import EngineUnavailable
+from asr_server.workers.supervisor import Link
 
 probes = APIRouter(tags=["operations"])
 models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])
@@ -41,12 +43,23 @@ async def version() -> dict[str, str]:
 
 @probes.get("/load")
 async def load(request: Request) -> dict[str, Any]:
-    """Requests in the building, and what has become of them so far."""
+    """Requests in the building, what has become of them so far, and what each replica is doing."""
     rooms = rooms_of(request)
     return {
         "server_load": rooms.waiting_room.num_inside,
         "chunks": rooms.dispatcher.num_chunks,
         "refused": rooms.waiting_room.num_refused,
+        "replicas": [_replica(link) for link in rooms.dispatcher.links],
+    }
+
+
+def _replica(link: Link) -> dict[str, Any]:
+    """As of the last heartbeat, at most a second or so ago."""
+    return {
+        "name": link.replica.name,
+        "ready": link.ready,
+        "chunks_in_flight": len(link.in_flight),
+        **msgspec.structs.asdict(link.heartbeat),
     }
 
 

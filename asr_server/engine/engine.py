@@ -98,8 +98,8 @@ class Engine:
         self._decoding: list[Sequence] = []
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
-        self._num_decode_steps = 0
-        self._num_decoded = 0
+        self.num_decode_steps = 0
+        self.num_decoded_tokens = 0
 
     # -- What others see ----------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Engine:
     @property
     def decode_batch_mean(self) -> float:
         """Sequences per decode step since the start."""
-        return self._num_decoded / max(1, self._num_decode_steps)
+        return self.num_decoded_tokens / max(1, self.num_decode_steps)
 
     @property
     def has_work(self) -> bool:
@@ -287,8 +287,8 @@ class Engine:
         self._close_gaps()
         if not self._decoding:
             return
-        self._num_decode_steps += 1
-        self._num_decoded += len(self._decoding)
+        self.num_decode_steps += 1
+        self.num_decoded_tokens += len(self._decoding)
         tokens, logprobs = self._runner.decode(self._plan())
         end_of_text = self.tokenizer.specials.end_of_text
         running: list[Sequence] = []
