@@ -39,13 +39,14 @@ class House:
     port: int
 
     async def post(
-        self, file: bytes = SECOND, *, path: str = "/v1/audio/transcriptions", **fields: str
+        self, file: bytes = SECOND, /, *, path: str = "/v1/audio/transcriptions", **fields: str
     ) -> httpx.Response:
         return await self.client.post(path, files={"file": file}, data=MODEL | fields)
 
     async def hears(self, file: bytes = SECOND) -> bool:
         """Whether the server still does its work."""
-        return (await self.post(file)).json()["text"] == "zero"
+        text: str = (await self.post(file)).json()["text"]
+        return text == "zero"
 
 
 @asynccontextmanager

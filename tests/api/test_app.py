@@ -130,6 +130,8 @@ async def test_origins_are_allowed_when_they_are_named() -> None:
 
 async def test_the_description_of_the_api_names_the_form(house: House) -> None:
     paths = (await house.client.get("/openapi.json")).json()["paths"]
-    form = paths["/v1/audio/transcriptions"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    form = paths["/v1/audio/transcriptions"]["post"]["requestBody"]["content"]["multipart/form-data"][
+        "schema"
+    ]
     assert {"file", "model", "language", "response_format"} <= set(form["properties"])
     assert form["required"] == ["file", "model"]

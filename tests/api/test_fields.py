@@ -5,6 +5,7 @@ from asr_server.api.schemas import AudioFields, TranscriptionFields, Translation
 from asr_server.errors import InvalidValue
 
 MODEL = ("model", "whisper-1")
+VERBOSE = [("response_format", "verbose_json")]
 
 
 def parse(*pairs: tuple[str, str]) -> TranscriptionFields:
@@ -36,7 +37,9 @@ def test_the_model_alone_is_enough() -> None:
         [("timestamp_granularities[0]", "segment"), ("timestamp_granularities[1]", "segment")],
     ],
 )
-def test_arrays_come_repeated_with_brackets_or_without_or_as_a_comma_list(pairs: list[tuple[str, str]]) -> None:
+def test_arrays_come_repeated_with_brackets_or_without_or_as_a_comma_list(
+    pairs: list[tuple[str, str]],
+) -> None:
     fields = parse(("response_format", "verbose_json"), *pairs)
     assert fields.timestamp_granularities == ["segment", "segment"]
 
@@ -100,8 +103,14 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("include[]", "tokens")], "include[]"),
         ([("include[]", "logprobs"), ("response_format", "text")], "include[]"),
         ([("timestamp_granularities[]", "segment")], "timestamp_granularities[]"),
-        ([("timestamp_granularities[]", "line"), ("response_format", "verbose_json")], "timestamp_granularities[]"),
-        ([("timestamp_granularities[]", "word"), ("response_format", "verbose_json")], "timestamp_granularities[]"),
+        (
+            [("timestamp_granularities[]", "line"), ("response_format", "verbose_json")],
+            "timestamp_granularities[]",
+        ),
+        (
+            [("timestamp_granularities[]", "word"), ("response_format", "verbose_json")],
+            "timestamp_granularities[]",
+        ),
         ([("stream", "true"), ("response_format", "srt")], "stream"),
         ([("stream", "true"), ("response_format", "vtt")], "stream"),
         ([("stream", "true"), ("response_format", "verbose_json")], "stream"),

@@ -4,6 +4,7 @@ import pytest
 
 from asr_server.api import formats
 from asr_server.api.formats import EventWriter
+from asr_server.api.schemas import ResponseFormat
 from asr_server.core import Passage, Segment, TokenLogprob, Transcript
 
 TEN_FIELDS = {
@@ -104,7 +105,7 @@ def test_a_clock_carries_into_the_next_second() -> None:
         ("vtt", "text/vtt; charset=utf-8"),
     ],
 )
-def test_every_format_says_what_it_is(response_format: formats.ResponseFormat, media_type: str) -> None:
+def test_every_format_says_what_it_is(response_format: ResponseFormat, media_type: str) -> None:
     assert formats.response(ONE, response_format).headers["content-type"] == media_type
 
 

@@ -130,9 +130,7 @@ async def test_what_ran_out_of_positions_without_times_is_read_again_with_them(h
 
 async def test_a_limit_set_by_the_client_is_an_end(house: House) -> None:
     house.answer = lambda submit: say(*words("1"), finish_reason="length")
-    _, transcript = await house.hear(
-        wav(noise(20)), DecodingOptions(language="en", max_new_tokens=1)
-    )
+    _, transcript = await house.hear(wav(noise(20)), DecodingOptions(language="en", max_new_tokens=1))
     assert (transcript.text, len(house.parrot.submits)) == ("one", 1)
 
 

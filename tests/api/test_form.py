@@ -1,0 +1,158 @@
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from asr_server.api import form as form_module
+from asr_server.api import upload as upload_module
+from asr_server.api.form import Form, read_form
+from asr_server.errors import InvalidAudio, InvalidValue, UploadTooLarge
+
+BOUNDARY = "limit"
+LIMIT = 1000
+
+
+def part(name: str, value: bytes, more: str = "") -> bytes:
+    return (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode()
+        + value
+        + b"\r\n"
+    )
+
+
+def body(*parts: bytes) -> bytes:
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+FILE = part("file", b"sound", '; filename="a.wav"')
+
+
+class Client:
+    """Sends a body piece by piece, and counts how much of it was taken."""
+
+    def __init__(self, data: bytes, piece: int = 64, content_type: str | None = None) -> None:
+        self.num_taken = 0
+        self._data = data
+        self._piece = piece
+        self._type = content_type or f"multipart/form-data; boundary={BOUNDARY}"
+
+    async def receive(self) -> Message:
+        data = self._data[self.num_taken : self.num_taken + self._piece]
+        self.num_taken += len(data)
+        return {"type": "http.request", "body": data, "more_body": self.num_taken < len(self._data)}
+
+    def request(self, **headers: str) -> Request:
+        raw = [(b"content-type", self._type.encode())]
+        raw += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        return Request({"type": "http", "method": "POST", "headers": raw}, self.receive)
+
+
+@pytest.fixture
+async def form() -> AsyncIterator[Form]:
+    form = Form(LIMIT)
+    yield form
+    form.close()
+
+
+async def read(form: Form, data: bytes, piece: int = 64, limit: int = LIMIT) -> None:
+    await read_form(Client(data, piece).request(), form, limit)
+
+
+async def contents(form: Form) -> bytes:
+    source = await form.upload.source()
+    if isinstance(source, bytes):
+        return source
+    source.seek(0)
+    return source.read()
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+async def test_fields_and_file_arrive_however_they_are_cut(form: Form, piece: int) -> None:
+    data = b"\r\n--limi" + bytes(range(256))
+    parts = (part("model", "é".encode()), part("file", data, '; filename="x"'), part("a[]", b"1"))
+    await read(form, body(*parts, part("a[]", b"")), piece)
+    assert form.fields == [("model", "é"), ("a[]", "1"), ("a[]", "")]
+    assert await contents(form) == data
+
+
+async def test_the_file_needs_no_name(form: Form) -> None:
+    await read(form, body(part("file", b"sound")))
+    assert await contents(form) == b"sound"
+
+
+async def test_a_large_file_goes_to_disk_whole(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_module, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(upload_module, "WRITE_BYTES", 30)
+    data = bytes(range(250)) * 3
+    await read(form, body(part("file", data)), piece=17)
+    source = await form.upload.source()
+    assert not isinstance(source, bytes)
+    assert await contents(form) == data
+    form.close()
+    assert source.closed
+
+
+async def test_a_file_over_the_limit_is_refused_while_it_arrives(form: Form) -> None:
+    client = Client(body(part("file", b"x" * 100_000)))
+    with pytest.raises(UploadTooLarge, match="max-upload-bytes"):
+        await read_form(client.request(), form, LIMIT)
+    assert client.num_taken < LIMIT + 500
+
+
+async def test_a_file_of_just_the_limit_is_taken(form: Form) -> None:
+    await read(form, body(part("file", b"x" * LIMIT)))
+    assert form.upload.num_bytes == LIMIT
+
+
+async def test_a_length_announced_over_the_limit_is_refused_before_it_arrives(form: Form) -> None:
+    client = Client(body(FILE))
+    with pytest.raises(UploadTooLarge):
+        await read_form(client.request(content_length=str(10**9)), form, LIMIT)
+    assert client.num_taken == 0
+
+
+async def test_a_body_that_grows_without_end_beside_the_file_is_refused(
+    form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form_module, "MAX_OVERHEAD_BYTES", 500)
+    client = Client(b"x" * 100_000 + body(FILE))
+    with pytest.raises((UploadTooLarge, InvalidValue)):
+        await read_form(client.request(), form, LIMIT)
+    assert client.num_taken <= LIMIT + 600
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (body(FILE, FILE), "file"),
+        (body(part("model", b"m")), "file"),
+        (body(FILE, part("prompt", b"x" * (form_module.MAX_VALUE_BYTES + 1))), "prompt"),
+        (body(FILE, part("prompt", b"\xff")), "prompt"),
+        (body(FILE, *[part("a", b"1")] * (form_module.MAX_FIELDS + 1)), "a"),
+        (body(FILE)[:-8], None),
+        (body(FILE)[:30], None),
+        (b"", None),
+        (b"not multipart at all", None),
+        (body(part("x" * 300, b"")), None),
+        (body(part("a", b"", "; x=" + "y" * 5000)), None),
+        (f"--{BOUNDARY}\r\nContent-Type: text/plain\r\n\r\nx\r\n--{BOUNDARY}--\r\n".encode(), None),
+    ],
+)
+async def test_a_form_that_cannot_be_is_refused(form: Form, data: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        await read(form, data, piece=1000)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "multipart/form-data", "multipart/form-data; boundary="]
+)
+async def test_another_content_type_is_refused(form: Form, content_type: str) -> None:
+    with pytest.raises(InvalidValue, match="multipart/form-data"):
+        await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT)
+
+
+async def test_an_empty_file_is_no_audio(form: Form) -> None:
+    with pytest.raises(InvalidAudio, match="empty"):
+        await read(form, body(part("file", b"", '; filename="a.wav"')))

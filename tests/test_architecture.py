@@ -1,0 +1,87 @@
+"""Who may import whom, and that the API process needs no torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "asr_server"
+SHARED = {"core", "config", "errors", "tokenizer", "telemetry", "checkpoint"}
+MAY_IMPORT = {
+    "api": {"transcription", "audio", "workers"},
+    "audio": set(),
+    "checkpoint": set(),
+    "cli": {"api", "offline"},
+    "config": set(),
+    "core": set(),
+    "engine": {"model"},
+    "errors": set(),
+    "model": set(),
+    "offline": {"api", "audio", "transcription", "workers"},
+    "telemetry": set(),
+    "tokenizer": set(),
+    "transcription": {"audio", "workers"},
+    "transport": set(),
+    "workers": {"transport", "engine"},
+}
+ROOMS = sorted(
+    path.stem
+    for path in PACKAGE.iterdir()
+    if (path.suffix == ".py" or (path / "__init__.py").exists()) and not path.stem.startswith("__")
+)
+WITHOUT_TORCH = [
+    "api",
+    "audio",
+    "checkpoint",
+    "tokenizer",
+    "transcription",
+    "workers.dispatcher",
+    "workers.multiprocess",
+]
+
+
+def imports_of(room: str) -> Iterator[tuple[str, str]]:
+    """(file, room imported) for each import within the package, at the top or in a function."""
+    paths = [PACKAGE / f"{room}.py"] if (PACKAGE / f"{room}.py").exists() else (PACKAGE / room).rglob("*.py")
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            for module in modules_of(node):
+                if module.startswith("asr_server."):
+                    yield str(path.relative_to(PACKAGE)), module.split(".")[1]
+
+
+def modules_of(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom(level=0, module=str(module)):
+            return (
+                [module] if module != "asr_server" else [f"asr_server.{alias.name}" for alias in node.names]
+            )
+        case ast.ImportFrom(level=level) if level:
+            raise AssertionError("relative imports hide who imports whom")
+    return []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_imports_only_what_it_may(room: str) -> None:
+    allowed = MAY_IMPORT[room] | {room} | {"__version__"}
+    allowed |= SHARED if room not in SHARED else {"core", "config", "errors"}
+    wrong = [(file, imported) for file, imported in imports_of(room) if imported not in allowed]
+    assert wrong == []
+
+
+def test_the_vocabulary_imports_nothing_of_ours() -> None:
+    assert list(imports_of("core")) == []
+    assert list(imports_of("errors")) == []
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_the_api_process_needs_no_torch(module: str) -> None:
+    code = f"import sys, asr_server.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
