@@ -1,10 +1,10 @@
 """The whole server over HTTP: many requests at once against one after another, and /health meanwhile.
 
-    python -m benchmarks.serving                       the embedded model, distinct clips of 2 to 30 s, six formats
+    python -m benchmarks.serving        the embedded model, distinct clips of 2 to 30 s in six formats
     python -m benchmarks.serving --model DIR --requests 64 --concurrency 1 8 32
 
-Throughput is seconds of audio over (last response - first request); making the clips is not counted. Rounds of
-the concurrencies are interleaved. Every answer is compared with the answer to the same clip sent alone.
+Throughput is seconds of audio over (last response - first request); making the clips is not counted.
+Rounds of the concurrencies are interleaved. Every answer is compared with the answer to the same clip alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import av
 import httpx
@@ -153,8 +153,8 @@ class _Health:
 
 
 def _batch_between(before: dict[str, Any], after: dict[str, Any]) -> float:
-    steps = after["num_decode_steps"] - before["num_decode_steps"]
-    return (after["num_decoded_tokens"] - before["num_decoded_tokens"]) / max(1, steps)
+    steps = int(after["num_decode_steps"]) - int(before["num_decode_steps"])
+    return (int(after["num_decoded_tokens"]) - int(before["num_decoded_tokens"])) / max(1, steps)
 
 
 async def measure(url: str, clips: list[Clip], concurrencies: Iterable[int], repeats: int) -> list[Round]:
@@ -165,13 +165,14 @@ async def measure(url: str, clips: list[Clip], concurrencies: Iterable[int], rep
         await load.round(clips, 1)  # warm-up, and the answers of each clip alone
         with Progress(console=Console(stderr=True)) as progress:
             for concurrency in progress.track(plan, description="rounds"):
-                rounds.append(await load.round(clips, concurrency))
+                rounds.append(await load.round(clips, concurrency))  # noqa: PERF401
     return rounds
 
 
 def show(rounds: list[Round], console: Console) -> None:
-    table = Table("at once", "RTFx", "requests/s", "against 1", "latency p50 / p95", "/health p50 / p99 / max",
-                  "decode batch", "answers changed")  # fmt: skip
+    table = Table("at once", "RTFx", "requests/s", "against 1", "latency p50 / p95")
+    for heading in ("/health p50 / p99 / max", "decode batch", "answers changed"):
+        table.add_column(heading)
     singles = [r.rtfx for r in rounds if r.concurrency == min(r.concurrency for r in rounds)]
     for concurrency in sorted({r.concurrency for r in rounds}):
         own = [r for r in rounds if r.concurrency == concurrency]
