@@ -66,14 +66,13 @@ def encode(samples: Samples, suffix: str) -> bytes:
         soundfile.write(file, samples, SAMPLE_RATE, format=suffix.upper())
         return file.getvalue()
     container, codec = CODECS[suffix]
+    pcm = (np.clip(samples, -1, 1) * 32767).astype(np.int16)
+    frame = av.AudioFrame.from_ndarray(pcm[None, :], format="s16", layout="mono")
+    frame.sample_rate = SAMPLE_RATE
     with av.open(file, "w", format=container) as output:
-        stream = output.add_stream(codec, rate=48_000)
-        pcm = (np.clip(samples, -1, 1) * 32767).astype(np.int16)
-        frame = av.AudioFrame.from_ndarray(pcm[None, :], format="s16", layout="mono")
-        frame.sample_rate = SAMPLE_RATE
-        resampler = av.AudioResampler(
-            stream.codec_context.format, "mono", 48_000, stream.codec_context.frame_size
-        )
+        stream = cast(av.AudioStream, output.add_stream(codec, rate=48_000))
+        context = stream.codec_context
+        resampler = av.AudioResampler(context.format, "mono", 48_000, context.frame_size)
         for part in (*resampler.resample(frame), *resampler.resample(None)):
             output.mux(stream.encode(part))
         output.mux(stream.encode(None))
