@@ -1,0 +1,118 @@
+"""Chunks through an engine, and the same through transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asr_server.core import (
+    ChunkId,
+    ChunkResult,
+    DecodingOptions,
+    Event,
+    Failed,
+    LanguageDetected,
+    Result,
+    Samples,
+    SetLanguage,
+    Submit,
+)
+from asr_server.engine import Engine
+from asr_server.engine.rules import GenerationRules
+from asr_server.model import Whisper, load_whisper
+from asr_server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint loaded once for many engines."""
+
+    directory: Path
+    model: Whisper
+    tokenizer: Tokenizer
+    rules: GenerationRules
+
+    @classmethod
+    def load(cls, directory: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
+        return cls(
+            directory,
+            load_whisper(directory, "cpu", dtype),
+            Tokenizer.from_directory(directory),
+            GenerationRules.from_directory(directory),
+        )
+
+    def engine(self, num_slots: int = 16, encode_batch: int = 8) -> Engine:
+        return Engine.of(self.model, self.tokenizer, self.rules, num_slots, encode_batch)
+
+
+def submit(engine: Engine, name: str, samples: Samples, options: DecodingOptions) -> ChunkId:
+    id = ChunkId(name, 0)
+    engine.handle(Submit(id, samples, options))
+    return id
+
+
+def run(engine: Engine) -> list[Event]:
+    """Steps until nothing is left to do; every language question is answered with the likeliest."""
+    events: list[Event] = []
+    while engine.has_work:
+        for event in engine.step():
+            events.append(event)
+            if isinstance(event, LanguageDetected):
+                likeliest = max(event.probabilities, key=lambda code: event.probabilities[code])
+                engine.handle(SetLanguage(event.id, likeliest))
+    return events
+
+
+def results(events: Sequence[Event]) -> dict[str, ChunkResult]:
+    """By request; a failure is an error here."""
+    failures = [event for event in events if isinstance(event, Failed)]
+    assert not failures, failures
+    return {event.id.request_id: event.result for event in events if isinstance(event, Result)}
+
+
+def transcribe(engine: Engine, clips: Sequence[Samples], options: DecodingOptions) -> list[ChunkResult]:
+    for i, clip in enumerate(clips):
+        submit(engine, str(i), clip, options)
+    found = results(run(engine))
+    return [found[str(i)] for i in range(len(clips))]
+
+
+class Reference:
+    """transformers on the same checkpoint, in float32."""
+
+    def __init__(self, directory: Path) -> None:
+        from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+        self.model: Any = WhisperForConditionalGeneration.from_pretrained(directory).eval()
+        self.model.generation_config.max_length = None
+        self.extractor: Any = WhisperFeatureExtractor.from_pretrained(directory)
+        self.end_of_text = self.model.generation_config.eos_token_id
+
+    def features(self, clips: Sequence[Samples]) -> torch.Tensor:
+        features: torch.Tensor = self.extractor(
+            list(clips), sampling_rate=16_000, return_tensors="pt"
+        ).input_features
+        return features
+
+    def transcribe(
+        self, clips: Sequence[Samples], language: str | None, timestamps: bool, max_new_tokens: int
+    ) -> list[tuple[int, ...]]:
+        rows = self.model.generate(
+            self.features(clips),
+            language=language,
+            task="transcribe",
+            return_timestamps=timestamps,
+            max_new_tokens=max_new_tokens,
+            num_beams=1,
+            do_sample=False,
+            force_unique_generate_call=True,
+        ).tolist()
+        prompt = 3 if timestamps else 4
+        return [self._cut(row[prompt:]) for row in rows]
+
+    def _cut(self, row: list[int]) -> tuple[int, ...]:
+        return tuple(row[: row.index(self.end_of_text)] if self.end_of_text in row else row)

@@ -1,0 +1,80 @@
+"""Token for token what transformers generates, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.core import DecodingOptions, Samples
+from benchmarks.clips import make_clip
+from tests.engine.driving import Checkpoint, Reference, transcribe
+from tests.speech import say
+
+MAX_TOKENS = 20
+DURATIONS_S = (30, 1, 7, 22, 0.3, 12, 29, 3, 18, 5, 26, 2, 9, 15, 30, 4)
+
+
+def clips(count: int) -> list[Samples]:
+    return [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S[:count])]
+
+
+def options(language: str | None, timestamps: bool, max_tokens: int = MAX_TOKENS) -> DecodingOptions:
+    return DecodingOptions(language=language, timestamps=timestamps, max_new_tokens=max_tokens)
+
+
+@pytest.fixture(scope="module")
+def tiny_reference(tiny_directory: Path) -> Reference:
+    return Reference(tiny_directory)
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+@pytest.mark.parametrize("language", ["de", None])
+def test_whisper_tinys_layout_gives_transformers_tokens_batched_and_alone(
+    tiny: Checkpoint, tiny_reference: Reference, language: str | None, timestamps: bool
+) -> None:
+    asked = options(language, timestamps)
+    expected = tiny_reference.transcribe(clips(16), language, timestamps, MAX_TOKENS)
+    assert len(set(expected)) >= 10, "the audio must matter"
+    together = transcribe(tiny.engine(), clips(16), asked)
+    assert [result.tokens for result in together] == expected
+    alone = [transcribe(tiny.engine(num_slots=1), [clip], asked)[0] for clip in clips(4)]
+    assert [result.tokens for result in alone] == expected[:4]
+
+
+@pytest.mark.parametrize(("language", "timestamps"), [("yue", True), (None, False)])
+def test_large_v3s_layout_gives_transformers_tokens(
+    large_directory: Path, language: str | None, timestamps: bool
+) -> None:
+    some, asked = clips(4), options(language, timestamps)
+    expected = Reference(large_directory).transcribe(some, language, timestamps, MAX_TOKENS)
+    assert len(set(expected)) == 4, "the audio must matter"
+    checkpoint = Checkpoint.load(large_directory)
+    assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("timestamps", [False, True])
+@pytest.mark.parametrize("language", ["yue", None])
+def test_large_v3s_layout_gives_transformers_tokens_for_sixteen_clips(
+    large_directory: Path, language: str | None, timestamps: bool
+) -> None:
+    some, asked = clips(16), options(language, timestamps)
+    expected = Reference(large_directory).transcribe(some, language, timestamps, MAX_TOKENS)
+    checkpoint = Checkpoint.load(large_directory)
+    assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
+    alone = [transcribe(checkpoint.engine(num_slots=1), [clip], asked)[0] for clip in some]
+    assert [result.tokens for result in alone] == expected
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_the_embedded_model_gives_transformers_tokens(embedded: Checkpoint, timestamps: bool) -> None:
+    spoken = [say(digits, voice) for digits in ("1", "427", "90817263", "55") for voice in ("f3", "rms")]
+    some = [each.samples for each in spoken] + clips(8)
+    expected = Reference(EMBEDDED_MODEL).transcribe(some, "en", timestamps, 100)
+    found = transcribe(embedded.engine(), some, options("en", timestamps, 100))
+    assert [result.tokens for result in found] == expected
+    alone = [transcribe(embedded.engine(num_slots=1), [clip], options("en", timestamps, 100))[0] for clip in some]
+    assert [result.tokens for result in alone] == expected
