@@ -38,11 +38,17 @@ class Mono16k:
 
     def _mix(self, block: Block) -> Samples:
         # A matrix product: the mean over so short an axis costs more than decoding MP3 does.
-        return block[:, 0] if len(self._weights) == 1 else block @ self._weights
+        if len(self._weights) == 1:
+            return block[:, 0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            mono: Samples = np.dot(block, self._weights)
+        return mono
 
 
 def _finite(mono: Samples) -> Samples:
     """Float files may hold anything; one NaN would silence the whole filter."""
-    if math.isfinite(float(mono @ mono)):
+    with np.errstate(over="ignore", invalid="ignore"):
+        energy = float(np.dot(mono, mono))
+    if math.isfinite(energy):
         return mono
     return np.clip(np.nan_to_num(mono, nan=0.0, posinf=0.0, neginf=0.0), -_LOUDEST, _LOUDEST)

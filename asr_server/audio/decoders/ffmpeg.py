@@ -6,6 +6,7 @@ frame would cost as much as decoding.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ CONTAINERS = (
     "mpegts,nut,ogg,oma,opus,rm,rso,sln,sox,spdif,tak,tta,voc,w64,wav,webm,wv"
 )
 GROUP_S = 2.0
+MAX_PLANES = 8  # of more, PyAV's frames show only the first ones
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
 _FULL_SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
 _DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
@@ -98,17 +100,29 @@ class FfmpegDecoder:
 
 
 def _alike(first: Any, frames: Iterator[Any]) -> Iterator[Any]:
-    """All frames in the first one's format: some streams change theirs on the way."""
-    yield first
-    key = adapted = _key(first)
+    """All frames in one format: some streams change theirs on the way."""
+    wanted = adapted = _key(first)
+    if first.format.is_planar and first.layout.nb_channels >= MAX_PLANES:
+        wanted = (first.format.packed.name, *wanted[1:])
     adapter: Any = None
-    for frame in frames:
-        if _key(frame) != adapted:
-            yield from adapter.resample(None) if adapter else ()
-            adapted = _key(frame)
-            adapter = None if adapted == key else av.AudioResampler(*key)
-        yield from adapter.resample(frame) if adapter else (frame,)
-    yield from adapter.resample(None) if adapter else ()
+    for frame in itertools.chain((first,), frames):
+        if adapter is None and _key(frame) == wanted:
+            yield frame
+            continue
+        if adapter is None or _key(frame) != adapted:
+            yield from _flushed(adapter, first)
+            adapted, adapter = _key(frame), av.AudioResampler(wanted[0], first.layout, first.sample_rate)
+        for part in adapter.resample(frame):
+            part.time_base = first.time_base
+            yield part
+    yield from _flushed(adapter, first)
+
+
+def _flushed(adapter: Any, first: Any) -> Iterator[Any]:
+    """What a resampler that is done still holds."""
+    for part in adapter.resample(None) if adapter else ():
+        part.time_base = first.time_base
+        yield part
 
 
 def _key(frame: Any) -> tuple[str, str, int]:

@@ -1,0 +1,186 @@
+"""Recordings of every kind, made at test time with the encoders in libsndfile and FFmpeg's libraries."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import soundfile
+
+from asr_server.audio import AudioLimits, Recording
+from asr_server.core import Chunk, Piece
+from tests.speech import RECORDINGS as REAL
+from tests.speech import say
+
+Frames = npt.NDArray[np.float32]  # [frames, channels]
+
+
+def voice(sample_rate: int = 48_000, num_channels: int = 2, duration_s: float = 4.0) -> Frames:
+    """Sums of tones below 3 kHz, swelling and fading a few times a second; each channel its own."""
+    times = np.arange(round(duration_s * sample_rate)) / sample_rate
+    rng = np.random.default_rng(7)
+    channels = []
+    for channel in range(num_channels):
+        tones = rng.uniform(100, 3000, 8)
+        sound = np.sin(2 * np.pi * tones[:, None] * times + rng.uniform(0, 6, (8, 1))).sum(axis=0)
+        channels.append(sound / 16 * (0.6 + 0.4 * np.sin(2 * np.pi * (3 + channel) * times)))
+    return np.stack(channels, axis=1).astype(np.float32)
+
+
+def spoken(sample_rate: int = 16_000, num_channels: int = 1) -> Frames:
+    """A digit sequence, resampled by repetition where asked: good enough to be cut and counted."""
+    samples = say("3141592653", gap_s=0.3).samples
+    return np.repeat(samples[:, None], num_channels, axis=1)
+
+
+def write_sndfile(path: Path, frames: Frames, sample_rate: int, **kind: str) -> Path:
+    soundfile.write(path, frames, sample_rate, **kind)
+    return path
+
+
+def write_ffmpeg(
+    target: Any,
+    frames: Frames,
+    sample_rate: int,
+    codec: str,
+    container: str,
+    layout: str = "",
+    options: dict[str, str] | None = None,
+    bit_rate: int = 128_000,
+) -> None:
+    """Encodes into a path or a file object; one without `seek` is written as a stream."""
+    layout = layout or {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[frames.shape[1]]
+    with av.open(target, "w", format=container, options=options or {}) as output:
+        stream = output.add_stream(codec, rate=sample_rate, layout=layout)
+        if not codec.startswith(("pcm", "alac", "flac")):
+            stream.bit_rate = bit_rate
+        resampler = av.AudioResampler(stream.format, layout, sample_rate, stream.frame_size or 1024)
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(frames.T), "fltp", layout)
+        frame.sample_rate, frame.time_base, frame.pts = sample_rate, Fraction(1, sample_rate), 0
+        for part in (*resampler.resample(frame), *resampler.resample(None)):
+            output.mux(stream.encode(part))
+        output.mux(stream.encode(None))
+
+
+class Pipe(io.RawIOBase):
+    """A target that cannot seek, as when a browser's recorder writes."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> int:
+        self.data += bytes(data)
+        return len(data)
+
+
+class _Unseekable:
+    """PyAV asks for the attribute, not whether it works."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.write = pipe.write
+
+
+def streamed(frames: Frames, sample_rate: int, codec: str, container: str, **options: str) -> bytes:
+    """What comes out when the writer cannot go back: no duration, no cues, no sizes."""
+    pipe = Pipe()
+    write_ffmpeg(_Unseekable(pipe), frames, sample_rate, codec, container, options=dict(options))
+    return bytes(pipe.data)
+
+
+Write = Callable[[Path, Frames, int], object]
+
+
+def _ffmpeg(codec: str, container: str, **options: str) -> Write:
+    return lambda path, frames, rate: write_ffmpeg(path, frames, rate, codec, container, options=options)
+
+
+def _sndfile(**kind: str) -> Write:
+    return lambda path, frames, rate: write_sndfile(path, frames, rate, **kind)
+
+
+# Name of the file -> how to write it. Opus knows only 48 kHz and its divisors.
+LOSSLESS: dict[str, Write] = {
+    "a.wav": _sndfile(subtype="PCM_16"),
+    "a.flac": _sndfile(subtype="PCM_16"),
+    "a.aiff": _sndfile(subtype="PCM_16"),
+    "big-endian.aif": _sndfile(subtype="PCM_24", format="AIFF"),
+    "alac.m4a": _ffmpeg("alac", "ipod"),
+    "flac.mka": _ffmpeg("flac", "matroska"),
+    "flac.oga": _ffmpeg("flac", "ogg"),
+    "pcm.mov": _ffmpeg("pcm_s16le", "mov"),
+}
+LOSSY: dict[str, Write] = {
+    "a.mp3": _ffmpeg("libmp3lame", "mp3", id3v2_version="0"),
+    "a.mpga": _ffmpeg("libmp3lame", "mp3"),
+    "a.mpeg": _ffmpeg("libmp3lame", "mpeg"),
+    "a.m4a": _ffmpeg("aac", "ipod"),
+    "index-first.mp4": _ffmpeg("aac", "mp4", movflags="+faststart"),
+    "index-last.mp4": _ffmpeg("aac", "mp4"),
+    "fragmented.mp4": _ffmpeg("aac", "mp4", movflags="+frag_keyframe+empty_moov+default_base_moof"),
+    "a.aac": _ffmpeg("aac", "adts"),
+    "a.ogg": _sndfile(format="OGG", subtype="VORBIS"),
+    "a.oga": _sndfile(format="OGG", subtype="VORBIS"),
+    "a.opus": _ffmpeg("libopus", "ogg"),
+    "a.webm": _ffmpeg("libopus", "webm"),
+    "browser.webm": lambda path, frames, rate: path.write_bytes(streamed(frames, rate, "libopus", "webm")),
+}
+FORMATS = LOSSLESS | LOSSY
+
+
+def make(folder: Path, name: str, frames: Frames, sample_rate: int) -> Path:
+    path = folder / name
+    FORMATS[name](path, frames, sample_rate)
+    return path
+
+
+def turns(recording: Recording) -> Iterator[Piece]:
+    finished = False
+    while not finished:
+        pieces, finished = recording.next_turn()
+        yield from pieces
+
+
+def pieces_of(source: Any, **limits: Any) -> tuple[list[Piece], Recording]:
+    """All pieces of a file, having checked that they tile it exactly."""
+    recording = Recording(source, AudioLimits(**limits))
+    pieces = list(turns(recording))
+    assert tiled(pieces) == round(recording.duration_s * 16_000)
+    return pieces, recording
+
+
+def tiled(pieces: list[Piece]) -> int:
+    """Where the last piece ends; asserts that each begins where the one before it ends."""
+    end = num_chunks = 0
+    for piece in pieces:
+        assert piece.start_sample == end
+        if isinstance(piece, Chunk):
+            assert piece.index == num_chunks
+            assert 0 < len(piece.samples) <= 480_000
+            assert piece.samples.dtype == np.float32
+            assert piece.samples.flags.c_contiguous
+            num_chunks += 1
+        end += len(piece.samples) if isinstance(piece, Chunk) else piece.num_samples
+    return end
+
+
+def audio_of(pieces: list[Piece]) -> Frames:
+    """The chunks' samples with zeros for the silences."""
+    return np.concatenate(
+        [p.samples if isinstance(p, Chunk) else np.zeros(p.num_samples, np.float32) for p in pieces]
+    )
+
+
+def real_recordings() -> list[Path]:
+    return sorted(path for path in REAL.glob("*") if path.is_file()) if REAL.is_dir() else []

@@ -1,0 +1,117 @@
+"""WAV as it is written in the wild."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from asr_server.audio.decoders.base import CannotOpen
+from asr_server.audio.decoders.wav import WavDecoder
+from tests.audio.making import Frames, streamed, voice, write_sndfile
+from tests.audio.test_decoders import all_of, rms
+
+
+def decoded(path: Path) -> tuple[Frames, WavDecoder]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        decoder = WavDecoder(fd)
+        return all_of(decoder), decoder
+    finally:
+        os.close(fd)
+
+
+def raw_wav(
+    data: bytes, bits: int = 16, data_size: int | None = None, extra: bytes = b"", tag: int = 1
+) -> bytes:
+    """Mono at 16 kHz by hand, with any size in the header and any chunks before the samples."""
+    sample_bytes = bits // 8
+    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, 1, 16_000, 16_000 * sample_bytes, sample_bytes, bits)
+    size = len(data) if data_size is None else data_size
+    return b"RIFF\xff\xff\xff\xffWAVE" + fmt + extra + struct.pack("<4sI", b"data", size) + data
+
+
+@pytest.mark.parametrize("container", ["WAV", "WAVEX", "RF64"])
+@pytest.mark.parametrize(
+    "subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"]
+)
+def test_every_depth_is_read_bit_for_bit_as_libsndfile_reads_it(
+    tmp_path: Path, container: str, subtype: str
+) -> None:
+    path = write_sndfile(tmp_path / "a", voice(16_000, 2, 1.0), 16_000, format=container, subtype=subtype)
+    expected, _ = soundfile.read(path, dtype="float32", always_2d=True)
+    frames, decoder = decoded(path)
+    assert np.array_equal(frames, expected)
+    assert not decoder.truncated
+
+
+@pytest.mark.parametrize("codes", ["ULAW", "ALAW"])
+def test_every_code_of_g711_has_its_level(tmp_path: Path, codes: str) -> None:
+    (tmp_path / "a.wav").write_bytes(raw_wav(bytes(range(256)), 8, tag={"ULAW": 7, "ALAW": 6}[codes]))
+    expected, _ = soundfile.read(tmp_path / "a.wav", dtype="float32", always_2d=True)
+    assert np.array_equal(decoded(tmp_path / "a.wav")[0], expected)
+
+
+@pytest.mark.parametrize("num_channels", [1, 2, 6, 8])
+@pytest.mark.parametrize("sample_rate", [8_000, 44_100, 192_000])
+def test_rates_and_channels(tmp_path: Path, sample_rate: int, num_channels: int) -> None:
+    path = write_sndfile(tmp_path / "a.wav", voice(sample_rate, num_channels, 0.2), sample_rate)
+    frames, decoder = decoded(path)
+    assert (decoder.sample_rate, decoder.num_channels) == (sample_rate, num_channels)
+    assert rms(frames - voice(sample_rate, num_channels, 0.2)) < 1e-4
+
+
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000])
+def test_a_size_never_filled_in_means_to_the_end(tmp_path: Path, size: int) -> None:
+    (tmp_path / "a.wav").write_bytes(raw_wav(bytes(3200), data_size=size))
+    frames, decoder = decoded(tmp_path / "a.wav")
+    assert frames.shape == (1600, 1)
+    assert not decoder.truncated
+
+
+def test_ffmpeg_writing_to_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(streamed(voice(16_000, 1, 1.0), 16_000, "pcm_s16le", "wav"))
+    frames, decoder = decoded(tmp_path / "a.wav")
+    assert len(frames) == 16_000
+    assert not decoder.truncated
+
+
+def test_a_file_cut_short_gives_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(raw_wav(bytes(3201), data_size=6400))
+    frames, decoder = decoded(tmp_path / "a.wav")
+    assert frames.shape == (1600, 1)
+    assert decoder.truncated
+
+
+def test_other_chunks_before_and_after_the_samples_are_stepped_over(tmp_path: Path) -> None:
+    note = struct.pack("<4sI", b"LIST", 5) + b"hello\0"  # odd sizes are padded
+    (tmp_path / "a.wav").write_bytes(raw_wav(bytes(3200), extra=note) + note)
+    assert len(decoded(tmp_path / "a.wav")[0]) == 1600
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"RIFF",
+        b"RIFF\0\0\0\0WAVE",
+        b"RIFF\0\0\0\0AVI " + bytes(100),
+        raw_wav(b"")[:30],
+        raw_wav(bytes(100), tag=2),
+        raw_wav(bytes(100), bits=40),
+    ],
+    ids=["empty", "magic", "no chunks", "another form", "half a header", "adpcm", "40 bits"],
+)
+def test_what_it_does_not_know_is_left_to_others(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.wav").write_bytes(content)
+    with pytest.raises(CannotOpen):
+        decoded(tmp_path / "a.wav")
+
+
+def test_full_scale_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(raw_wav(struct.pack("<hh", -32768, 32767)))
+    assert decoded(tmp_path / "a.wav")[0][:, 0].tolist() == [-1.0, 32767 / 32768]
