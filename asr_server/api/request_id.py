@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import uuid
@@ -11,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asr_server.api.errors import response_to
+from asr_server.errors import EngineUnavailable
 
 HEADER: Final = "x-request-id"
 _SANE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -45,6 +47,12 @@ class RequestIdMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            if has_started:
+                raise
+            # The server stops, and this request has not finished in the time that was left.
+            stopping = EngineUnavailable("The server is shutting down.")
+            await response_to(stopping)(scope, receive, send_with_id)
         except Exception as error:
             logger.exception("%s %s failed (%s)", scope["method"], scope["path"], request_id)
             if has_started:

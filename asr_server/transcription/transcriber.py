@@ -35,7 +35,7 @@ class Transcriber:
         specials = tokenizer.specials
         self.tokenizer = tokenizer
         self.languages = Languages(specials.languages if specials.is_multilingual else ())
-        self.can_translate = specials.is_multilingual and specials.translate is not None
+        self.can_translate = self.languages.only is None and specials.translate is not None
         self._dispatcher = dispatcher
         self._pool = pool
 

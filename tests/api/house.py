@@ -35,6 +35,7 @@ class House:
     dispatcher: Dispatcher
     pool: PreprocessPool
     client: httpx.AsyncClient
+    server: uvicorn.Server
     host: str
     port: int
 
@@ -69,7 +70,7 @@ async def open_house(
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     try:
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30) as client:
-            yield House(app, parrot, dispatcher, pool, client, host, port)
+            yield House(app, parrot, dispatcher, pool, client, server, host, port)
     finally:
         server.should_exit = True
         await serving

@@ -216,6 +216,17 @@ async def test_a_client_that_leaves_during_its_upload_leaves_nothing_behind(hous
     assert await house.hears()
 
 
+async def test_a_request_that_the_servers_end_cuts_off_is_told_to_come_back() -> None:
+    async with open_house() as house:
+        house.parrot.holding = True
+        asking = asyncio.create_task(house.post())
+        await until(lambda: house.parrot.held)
+        house.server.should_exit = True
+        reply = await asking
+        assert (reply.status_code, error_of(reply)["type"]) == (503, "service_unavailable_error")
+        assert reply.headers["retry-after"] == "5"
+
+
 # -- What a request asks of the engine -----------------------------------------------------------------------
 
 

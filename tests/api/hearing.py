@@ -1,0 +1,36 @@
+"""What the end-to-end tests share: the official client's call, the text in an answer, errors counted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from tests.speech import say
+
+FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+CUE = re.compile(r"(\d\d:\d\d:\d\d)[,.](\d{3}) --> (\d\d:\d\d:\d\d)[,.](\d{3})")
+SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+
+
+async def transcribe(client: AsyncOpenAI, file: bytes, name: str = "upload", **options: Any) -> Any:
+    return await client.audio.transcriptions.create(file=(name, file), model="whisper-1", **options)
+
+
+def plain(answer: Any, response_format: str) -> str:
+    """The text in any of the formats."""
+    if response_format in ("json", "verbose_json"):
+        return str(answer.text)
+    lines = [line for line in answer.splitlines() if line and line != "WEBVTT"]
+    return " ".join(line for line in lines if not CUE.match(line) and not line.isdecimal())
+
+
+def errors_in(heard: str, truth: str) -> int:
+    """Digits wrong, missing or too many: the edit distance."""
+    row = list(range(len(truth) + 1))
+    for i, h in enumerate(heard, 1):
+        above, row[0] = row[0], i
+        for j, t in enumerate(truth, 1):
+            above, row[j] = row[j], min(above + (h != t), row[j] + 1, row[j - 1] + 1)
+    return row[-1]

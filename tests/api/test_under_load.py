@@ -1,0 +1,95 @@
+"""Many requests at once, long ones, and clients that leave, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+
+import httpx
+import numpy as np
+from openai import AsyncOpenAI
+
+from tests.api.hearing import FORMATS, errors_in, plain, transcribe
+from tests.api.recordings import sound_file
+from tests.conftest import Server
+from tests.speech import VOICES, Spoken, digits_of, say
+
+
+def spoken(number: int) -> Spoken:
+    """Another sequence, of another length, in another voice, for each number."""
+    rng = np.random.default_rng(number)
+    digits = "".join(map(str, rng.integers(0, 10, 3 + number % 9)))
+    return say(digits, VOICES[number % len(VOICES)])
+
+
+def decoded(server: Server) -> tuple[int, int]:
+    """(steps, tokens) of all replicas so far."""
+    replicas = server.get("/load").json()["replicas"]
+    return sum(r["num_decode_steps"] for r in replicas), sum(r["num_decoded_tokens"] for r in replicas)
+
+
+async def test_32_requests_at_once_are_right_batched_and_leave_health_alone(
+    client: AsyncOpenAI, server: Server
+) -> None:
+    async def one(number: int) -> tuple[str, str]:
+        response_format = FORMATS[number % len(FORMATS)]
+        said = spoken(number)
+        answer = await transcribe(client, sound_file(said.samples), response_format=response_format)
+        return plain(answer, response_format), said.text
+
+    steps_before, tokens_before = decoded(server)
+    asking = asyncio.gather(*(one(number) for number in range(32)))
+    waits_s = []
+    async with httpx.AsyncClient(base_url=server.url) as probe:
+        while not asking.done():
+            asked_at = time.monotonic()
+            assert (await probe.get("/health")).status_code == 200
+            waits_s.append(time.monotonic() - asked_at)
+            await asyncio.sleep(0.01)
+    pairs = await asking
+    steps, tokens = decoded(server)
+    wrong = sum(errors_in(digits_of(heard), digits_of(said)) for heard, said in pairs)
+    assert wrong <= 0.03 * sum(len(digits_of(said)) for _, said in pairs)
+    assert (tokens - tokens_before) / (steps - steps_before) > 4
+    assert statistics.median(waits_s) < 0.1
+
+
+async def test_who_else_is_asking_changes_nobodys_text(client: AsyncOpenAI) -> None:
+    files = [sound_file(spoken(number).samples) for number in range(8)]
+    alone = [(await transcribe(client, file)).text for file in files]
+    together = await asyncio.gather(*(transcribe(client, file) for file in files))
+    assert [answer.text for answer in together] == alone
+
+
+async def test_a_client_that_leaves_frees_what_it_held(server: Server) -> None:
+    long = sound_file(np.concatenate([spoken(number).samples for number in range(40)]))
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        asking = asyncio.create_task(
+            client.post("/v1/audio/transcriptions", files={"file": long}, data={"model": "whisper-1"})
+        )
+        while not (await client.get("/load")).json()["chunks"]:
+            assert not asking.done()
+        asking.cancel()
+        while (load := (await client.get("/load")).json())["server_load"] or load["chunks"]:
+            await asyncio.sleep(0.01)
+
+
+async def test_ten_minutes_come_back_complete_and_in_order(client: AsyncOpenAI) -> None:
+    rng = np.random.default_rng(10)
+    parts: list[Spoken] = []
+    while sum(len(part.samples) for part in parts) < 600 * 16_000:
+        digits = "".join(map(str, rng.integers(0, 10, int(rng.integers(3, 9)))))
+        gaps = [0.25] * (len(digits) - 1) + [float(rng.uniform(0.6, 3.0))]
+        parts.append(say(digits, str(rng.choice(VOICES)), gaps))
+    truth = "".join(part.digits for part in parts)
+    answer = await transcribe(
+        client,
+        sound_file(np.concatenate([part.samples for part in parts]), "FLAC"),
+        response_format="verbose_json",
+    )
+    heard = digits_of(answer.text)
+    assert errors_in(heard, truth) <= 0.03 * len(truth)
+    starts = [segment.start for segment in answer.segments]
+    assert starts == sorted(starts)
+    assert answer.segments[-1].end <= answer.duration

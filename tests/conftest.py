@@ -1,0 +1,65 @@
+"""One real server for the whole session: `asr-server serve`, the embedded model, a free port."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+import httpx
+import pytest
+
+START_LIMIT_S = 100.0
+SIGN = "listening on "
+
+
+class Server(NamedTuple):
+    url: str
+    process: subprocess.Popen[str]
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "asr_server", "serve", "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        try:
+            server = Server(_address(process, log), process)
+            _wait_until_ready(server, log)
+            yield server
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+    assert process.returncode == 0, "the server did not stop in order"
+
+
+def _address(process: subprocess.Popen[str], log: IO[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(SIGN):
+            return line.removeprefix(SIGN).strip()
+    raise AssertionError(f"the server did not start:\n{_written(log)}")
+
+
+def _wait_until_ready(server: Server, log: IO[str]) -> None:
+    """Loading takes as long as it takes; /ready says when it is over."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while server.get("/ready").status_code != 200:
+        assert server.process.poll() is None, _written(log)
+        assert time.monotonic() < deadline, _written(log)
+        time.sleep(0.05)
+
+
+def _written(log: IO[str]) -> str:
+    log.seek(0)
+    return log.read()
