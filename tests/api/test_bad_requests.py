@@ -70,6 +70,7 @@ async def test_a_wrong_field_is_named(client: AsyncOpenAI, options: dict[str, An
     assert (caught.value.code, caught.value.param) == ("invalid_value", param)
 
 
+@pytest.mark.filterwarnings("ignore:deprecated")  # by the client; ours is to answer it
 async def test_a_model_that_cannot_translate_says_so(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="cannot translate"):
         await client.audio.translations.create(file=sound_file(SPOKEN.samples), model="whisper-1")
