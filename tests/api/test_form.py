@@ -1,13 +1,16 @@
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
 from asr_server.api import form as form_module
 from asr_server.api import upload as upload_module
 from asr_server.api.form import Form, read_form
-from asr_server.errors import InvalidAudio, InvalidValue, UploadTooLarge
+from asr_server.errors import InvalidAudio, InvalidValue, RequestError, UploadTooLarge
 
 BOUNDARY = "limit"
 LIMIT = 1000
@@ -151,6 +154,20 @@ async def test_a_form_that_cannot_be_is_refused(form: Form, data: bytes, param: 
 async def test_another_content_type_is_refused(form: Form, content_type: str) -> None:
     with pytest.raises(InvalidValue, match="multipart/form-data"):
         await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT)
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+async def test_no_body_whatever_brings_anything_but_a_form_or_a_refusal(data: st.DataObject) -> None:
+    whole = body(part("model", b"m"), FILE, part("a[]", b"1"))
+    cut = data.draw(st.integers(0, len(whole)))
+    junk = data.draw(st.binary(max_size=40))
+    skip = data.draw(st.integers(0, 40))
+    form = Form(LIMIT)
+    with contextlib.suppress(RequestError):
+        await read(form, whole[:cut] + junk + whole[cut + skip :], data.draw(st.integers(1, 300)))
+        assert form.has_file
+    form.close()
 
 
 async def test_an_empty_file_is_no_audio(form: Form) -> None:
