@@ -41,21 +41,21 @@ class AudioLimits:
         if sample_rate < MIN_SAMPLE_RATE or num_channels < 1:
             raise invalid_audio(f"The file claims {num_channels} channels at {sample_rate} Hz.")
         if sample_rate > self.max_sample_rate:
-            raise _over("sample rate", f"{sample_rate} Hz", f"{self.max_sample_rate} Hz", "max_sample_rate")
+            raise _over(f"sample rate of {sample_rate} Hz", f"{self.max_sample_rate} Hz", "max_sample_rate")
         if num_channels > self.max_channels:
-            raise _over("number of channels", str(num_channels), str(self.max_channels), "max_channels")
+            raise _over(f"number of channels, {num_channels},", f"{self.max_channels}", "max_channels")
 
     def check_decoded(self, num_bytes: int, duration_s: float) -> None:
         """Raises for what has been decoded so far: headers lie, samples do not."""
         if num_bytes > self.max_decoded_bytes:
-            raise _over("decoded size", "more", f"{self.max_decoded_bytes} bytes", "max_decoded_bytes")
+            raise _over("decoded size", f"{self.max_decoded_bytes} bytes", "max_decoded_bytes")
         if duration_s > self.max_audio_s:
-            raise _over("duration", "more", f"{self.max_audio_s:g} s", "max_audio_s")
+            raise _over("duration", f"{self.max_audio_s:g} s", "max_audio_s")
 
     def check_work(self, work_s: float) -> None:
         if work_s > self.max_preprocess_s:
-            raise _over("decoding time", "more", f"{self.max_preprocess_s:g} s", "max_preprocess_s")
+            raise _over("decoding time", f"{self.max_preprocess_s:g} s", "max_preprocess_s")
 
 
-def _over(what: str, found: str, limit: str, setting: str) -> AudioTooLong:
-    return AudioTooLong(f"The file's {what} is over the limit of {limit} (found {found}): {naming(setting)}.")
+def _over(what: str, limit: str, setting: str) -> AudioTooLong:
+    return AudioTooLong(f"The file's {what} is over the limit of {limit}, set by {naming(setting)}.")

@@ -22,7 +22,9 @@ from asr_server.audio.stream import DecodedStream
 from asr_server.errors import RequestError
 
 MAX_MESSAGE = 1 << 12
-BLOCK_TIMEOUT_S = 10.0  # work on one block takes milliseconds: what takes this long never ends
+# Work on one block takes milliseconds: what takes this long never ends, and the system ends the process.
+BLOCK_CPU_S = 3.0
+BLOCK_WALL_S = 30.0
 MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
 
 
@@ -76,10 +78,10 @@ def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
     stream: DecodedStream | None = None
     try:
         while _asked(connection):
-            signal.setitimer(signal.ITIMER_REAL, BLOCK_TIMEOUT_S)  # SIGALRM's default action ends the process
+            _set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
             stream = stream or _open(fd, limits)
             samples = stream.read()
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _set_alarms(0, 0)
             if samples is None:
                 return _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))
             _answer(connection, SAMPLES, samples.tobytes())
@@ -89,9 +91,15 @@ def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
         # PyAV and numpy have many words for a file that makes no sense.
         _refuse(connection, invalid_audio("The file could not be decoded."))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _set_alarms(0, 0)
         if stream is not None:
             stream.close()
+
+
+def _set_alarms(cpu_s: float, wall_s: float) -> None:
+    """Nobody handles these signals, so they end the process even within a codec's endless loop."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
 
 
 def _asked(connection: socket.socket) -> bool:

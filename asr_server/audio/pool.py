@@ -3,44 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
+from weakref import WeakSet
 
 from asr_server.audio.decode_processes import decode_processes
 from asr_server.audio.recording import Recording, Turn
 from asr_server.core import Chunk
 
 T = TypeVar("T")
-TURNS_QUEUED_PER_WORKER = 16
+QUEUED_PER_WORKER = 16
 
 
 @dataclass
 class PreprocessStats:
     """For `/metrics`; written by the event loop alone."""
 
-    queued: int = 0
-    busy: int = 0
+    queued: int = 0  # now
+    busy: int = 0  # now
     turns: int = 0
-    wait_s: float = 0.0
-    decode_s: float = 0.0
-    audio_s: float = 0.0
-    chunk_bytes: int = 0
     cancelled: int = 0
+    wait_s: float = 0.0  # in the queue, over all turns
+    decode_s: float = 0.0  # in a thread, over all turns
+    audio_s: float = 0.0  # decoded
+    chunk_bytes: int = 0  # handed on
 
 
 class PreprocessPool:
+    """Threads for `Recording`'s turns. Belongs to one event loop."""
+
     def __init__(self, num_workers: int, max_queued: int | None = None) -> None:
-        """At most `max_queued` turns wait in the pool's queue; further callers wait for a place, in order."""
+        """At most `max_queued` turns lie in the queue; further callers wait for a place in it, in order."""
         self.num_workers = num_workers
         self.stats = PreprocessStats()
-        self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="asr-preprocess")
-        self._places = asyncio.Semaphore(num_workers + (max_queued or num_workers * TURNS_QUEUED_PER_WORKER))
+        self._recordings: WeakSet[Recording] = WeakSet()
+        numbers = itertools.count()
+        self._executor = ThreadPoolExecutor(num_workers, initializer=lambda: _name_thread(next(numbers)))
+        if max_queued is None:
+            max_queued = num_workers * QUEUED_PER_WORKER
+        self._places = asyncio.Semaphore(num_workers + max_queued)
+
+    @property
+    def held_bytes(self) -> int:
+        """Samples decoded but not yet in a chunk: at most about one window for each open recording."""
+        return sum(recording.held_bytes for recording in self._recordings)
+
+    def warm_up(self) -> None:
+        """Starts what the first file would otherwise wait for. Returns at once."""
+        decode_processes.start()
 
     async def turn(self, recording: Recording) -> Turn:
         """One turn in a thread. Cancelled, it closes the recording as soon as no thread is in it."""
+        self._recordings.add(recording)
         before_s = recording.duration_s
         try:
             turn = await self.run(recording.next_turn)
@@ -50,7 +70,9 @@ class PreprocessPool:
             raise
         self.stats.turns += 1
         self.stats.audio_s += recording.duration_s - before_s
-        self.stats.chunk_bytes += sum(p.samples.nbytes for p in turn.pieces if isinstance(p, Chunk))
+        self.stats.chunk_bytes += sum(
+            piece.samples.nbytes for piece in turn.pieces if isinstance(piece, Chunk)
+        )
         return turn
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
@@ -66,11 +88,11 @@ class PreprocessPool:
 
         def work() -> T:
             started_at = time.monotonic()
-            loop.call_soon_threadsafe(self._started, started_at - queued_at)
+            _tell(loop, self._started, started_at - queued_at)
             try:
                 return function(*args)
             finally:
-                loop.call_soon_threadsafe(self._ended, time.monotonic() - started_at)
+                _tell(loop, self._ended, time.monotonic() - started_at)
 
         future = self._executor.submit(work)
         future.add_done_callback(lambda future: self._forget(future, loop))
@@ -78,6 +100,8 @@ class PreprocessPool:
 
     def shutdown(self) -> None:
         """Waits for the turns that run; those that queue are dropped."""
+        for recording in self._recordings:
+            recording.close()
         self._executor.shutdown(cancel_futures=True)
         decode_processes.shutdown()
 
@@ -93,9 +117,18 @@ class PreprocessPool:
 
     def _forget(self, future: Future[T], loop: asyncio.AbstractEventLoop) -> None:
         """A turn cancelled in the queue never starts: its place is free again."""
-        if future.cancelled() and not loop.is_closed():
-            loop.call_soon_threadsafe(self._dropped)
+        if future.cancelled():
+            _tell(loop, self._dropped)
 
     def _dropped(self) -> None:
         self.stats.queued -= 1
         self._places.release()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: float) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
+        loop.call_soon_threadsafe(callback, *args)
+
+
+def _name_thread(number: int) -> None:
+    threading.current_thread().name = f"asr-preprocess-{number}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 import threading
 import time
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class Recording:
         self.work_s = 0.0
         self._source: Source | None = source
         self._limits = limits or AudioLimits()
-        self._fd: int | None = None
+        self._file: io.FileIO | None = None
         self._stream: Stream | None = None
         self._splitter = Splitter()
         self._finished = False
@@ -51,6 +51,11 @@ class Recording:
     def duration_s(self) -> float:
         """Seconds decoded so far; the file's exact length once finished."""
         return self._splitter.num_samples / SAMPLE_RATE
+
+    @property
+    def held_bytes(self) -> int:
+        """Samples decoded but not yet in a chunk."""
+        return self._splitter.held_bytes
 
     def next_turn(self) -> Turn:
         """Decodes on until at least one piece is ready, a bounded amount of work is done, or the end.
@@ -77,6 +82,12 @@ class Recording:
                 self._release()
             finally:
                 self._inside.release()
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _turn(self) -> Turn:
         pieces: list[Piece] = []
@@ -107,10 +118,10 @@ class Recording:
     def _open(self) -> Stream:
         if self._source is None:
             raise Cancelled
-        self._fd = open_source(self._source)
-        decoder = open_native(self._fd)
+        self._file = open_source(self._source)
+        decoder = open_native(self._file.fileno())
         if decoder is None:
-            return RemoteStream(self._fd, self._limits, self._closed)
+            return RemoteStream(self._file.fileno(), self._limits, self._closed)
         return DecodedStream(decoder, self._limits)
 
     def _note_damage(self) -> None:
@@ -121,6 +132,7 @@ class Recording:
     def _release(self) -> None:
         if self._stream is not None:
             self._stream.close()
-        if self._fd is not None:
-            os.close(self._fd)
-        self._source = self._stream = self._fd = None
+        if self._file is not None:
+            self._file.close()
+        self._splitter.drop()
+        self._source = self._stream = self._file = None

@@ -1,10 +1,12 @@
-"""Whatever holds the bytes, as a file descriptor: the decoders' libraries then read without Python."""
+"""Whatever holds the bytes, as a file of the system: the decoders' libraries then read without Python."""
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,18 +14,22 @@ Source = Path | BinaryIO | bytes
 _COPY_BYTES = 1 << 20
 
 
-def open_source(source: Source) -> int:
-    """A descriptor of one's own on a seekable file, with its own position where the system allows.
+def open_source(source: Source) -> io.FileIO:
+    """A seekable file of one's own, with its own position where the system allows.
 
     Raises:
         OSError: the path cannot be opened.
     """
     if isinstance(source, str | os.PathLike):
-        return os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        return io.FileIO(source)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _in_memory(memoryview(source))
+        return _filled([source])
     fd = _regular_fd(source)
-    return _reopen(fd) if fd is not None else _copy(source)
+    if fd is not None:
+        return _reopened(fd)
+    if source.seekable():
+        source.seek(0)
+    return _filled(iter(lambda: source.read(_COPY_BYTES), b""))
 
 
 def _regular_fd(source: BinaryIO) -> int | None:
@@ -40,37 +46,23 @@ def _regular_fd(source: BinaryIO) -> int | None:
     return fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
 
 
-def _reopen(fd: int) -> int:
+def _reopened(fd: int) -> io.FileIO:
     """The same file with a position of its own; works for unlinked files too."""
     try:
-        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return io.FileIO(f"/proc/self/fd/{fd}")
     except OSError:
-        return os.dup(fd)
+        return io.FileIO(os.dup(fd))
 
 
-def _copy(source: BinaryIO) -> int:
-    fd = _scratch()
-    if source.seekable():
-        source.seek(0)
-    while block := source.read(_COPY_BYTES):
-        _write(fd, memoryview(block))
-    return fd
-
-
-def _in_memory(data: memoryview) -> int:
-    fd = _scratch()
-    _write(fd, data)
-    return fd
-
-
-def _write(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def _scratch() -> int:
+def _filled(blocks: Iterable[bytes | bytearray | memoryview]) -> io.FileIO:
     """A nameless file, in memory where the system has such."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("asr-upload", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        file = io.FileIO(os.memfd_create("asr-upload", os.MFD_CLOEXEC), "r+")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = io.FileIO(os.dup(temporary.fileno()), "r+")
+    for block in blocks:
+        view = memoryview(block)
+        while view:
+            view = view[file.write(view) :]
+    return file

@@ -17,6 +17,7 @@ HOPS_PER_LEVEL = 4  # 20 ms
 HOPS_PER_PAUSE = 40  # 200 ms
 REACH_HOPS = 8 * SAMPLE_RATE // HOP  # how far before the end of a window a pause is looked for
 QUIET_SHARE = 0.05  # of the places within reach are taken to be pauses
+MAX_ABOVE_DB = 15.0  # the quietest place
 FLOOR_DB = -90.0  # the last bit of 16
 # Quiet speech that peaks at -50 dBFS has its vowels at -60: what stays under this is the recorder's noise.
 SILENCE_DB = -72.0
@@ -40,6 +41,14 @@ class Splitter:
     def num_samples(self) -> int:
         """Samples taken so far."""
         return self._start + self._num_held
+
+    @property
+    def held_bytes(self) -> int:
+        return 4 * self._num_held
+
+    def drop(self) -> None:
+        """Forgets the samples it holds, but not how many there were."""
+        self._start, self._num_held, self._blocks = self.num_samples, 0, []
 
     def push(self, samples: Samples) -> list[Piece]:
         """The pieces whose ends are known now: a chunk needs more than one window of samples."""
@@ -130,8 +139,9 @@ def quietest_cut(levels: Levels) -> int:
     reach = levels[-REACH_HOPS:]
     means = np.convolve(reach, np.full(HOPS_PER_PAUSE, 1 / HOPS_PER_PAUSE), mode="valid")
     quiet, middle = np.quantile(means, (QUIET_SHARE, 0.5))
-    tolerance = min(8.0, max(1.0, (middle - quiet) / 5))
-    pause = int(np.flatnonzero(means <= quiet + tolerance)[-1])
+    limit = quiet + min(8.0, max(1.0, (middle - quiet) / 5))
+    limit = min(limit, float(means.min()) + MAX_ABOVE_DB)  # one pause alone is less than the share
+    pause = int(np.flatnonzero(means <= limit)[-1])
     within = reach[pause : pause + HOPS_PER_PAUSE - HOPS_PER_LEVEL]
     # Among equally quiet places the middle one is farthest from the words on both sides.
     candidates = np.flatnonzero(within <= within.min() + 1.0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +23,27 @@ from tests.speech import say
 Frames = npt.NDArray[np.float32]  # [frames, channels]
 
 
+@cache
 def voice(sample_rate: int = 48_000, num_channels: int = 2, duration_s: float = 4.0) -> Frames:
-    """Sums of tones below 3 kHz, swelling and fading a few times a second; each channel its own."""
+    """Sums of tones below 3 kHz, swelling and fading a few times a second; a channel its own. Read-only."""
     times = np.arange(round(duration_s * sample_rate)) / sample_rate
     rng = np.random.default_rng(7)
     channels = []
     for channel in range(num_channels):
-        tones = rng.uniform(100, 3000, 8)
-        sound = np.sin(2 * np.pi * tones[:, None] * times + rng.uniform(0, 6, (8, 1))).sum(axis=0)
+        tones, phases = rng.uniform(100, 3000, 8), rng.uniform(0, 6, 8)
+        sound = sum(
+            np.sin(2 * np.pi * tone * times + phase) for tone, phase in zip(tones, phases, strict=True)
+        )
         channels.append(sound / 16 * (0.6 + 0.4 * np.sin(2 * np.pi * (3 + channel) * times)))
-    return np.stack(channels, axis=1).astype(np.float32)
+    frames = np.stack(channels, axis=1).astype(np.float32)
+    frames.flags.writeable = False
+    return frames
 
 
-def spoken(sample_rate: int = 16_000, num_channels: int = 1) -> Frames:
-    """A digit sequence, resampled by repetition where asked: good enough to be cut and counted."""
-    samples = say("3141592653", gap_s=0.3).samples
-    return np.repeat(samples[:, None], num_channels, axis=1)
+@cache
+def spoken() -> Frames:
+    """[frames, 1] at 16 kHz: digits, with pauses between them."""
+    return say("3141592653", gap_s=0.3).samples[:, None]
 
 
 def write_sndfile(path: Path, frames: Frames, sample_rate: int, **kind: str) -> Path:
@@ -57,7 +64,7 @@ def write_ffmpeg(
     """Encodes into a path or a file object; one without `seek` is written as a stream."""
     layout = layout or {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}[frames.shape[1]]
     with av.open(target, "w", format=container, options=options or {}) as output:
-        stream = output.add_stream(codec, rate=sample_rate, layout=layout)
+        stream: Any = output.add_stream(codec, rate=sample_rate, layout=layout)
         if not codec.startswith(("pcm", "alac", "flac")):
             stream.bit_rate = bit_rate
         resampler = av.AudioResampler(stream.format, layout, sample_rate, stream.frame_size or 1024)
@@ -139,9 +146,18 @@ LOSSY: dict[str, Write] = {
 FORMATS = LOSSLESS | LOSSY
 
 
+_made: dict[tuple[str, int, bytes], bytes] = {}
+
+
 def make(folder: Path, name: str, frames: Frames, sample_rate: int) -> Path:
+    """The recording under that name; what has been encoded once is not encoded again."""
     path = folder / name
-    FORMATS[name](path, frames, sample_rate)
+    key = (name, sample_rate, hashlib.sha256(frames.tobytes()).digest() + bytes(frames.shape[1:]))
+    if key in _made:
+        path.write_bytes(_made[key])
+    else:
+        FORMATS[name](path, frames, sample_rate)
+        _made[key] = path.read_bytes()
     return path
 
 

@@ -75,7 +75,7 @@ def test_16_khz_mono_passes_without_a_copy() -> None:
 
 
 def test_damaged_floats_harm_only_themselves() -> None:
-    frames = voice(48_000, 1, 1.0)
+    frames = voice(48_000, 1, 1.0).copy()
     frames[1000:1003, 0] = [np.nan, np.inf, 3e38]
     samples = converted(frames, 48_000)
     assert np.isfinite(samples).all()

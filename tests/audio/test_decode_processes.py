@@ -1,0 +1,152 @@
+"""What a codec does to its process stays there, and no process outlives the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asr_server.audio import AudioLimits, Recording
+from asr_server.audio.decode_processes import MAX_IDLE, decode_processes
+from asr_server.errors import InvalidAudio
+from tests.audio.making import make, pieces_of, turns, voice
+
+ENOUGH_S = 10.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make(tmp_path, "a.m4a", voice(24_000, 1, 65.0), 24_000)
+
+
+@pytest.fixture(autouse=True)
+def nursery() -> Iterator[None]:
+    decode_processes.shutdown()
+    yield
+    decode_processes.shutdown()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + ENOUGH_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def family() -> list[psutil.Process]:
+    """The nursery and the decode processes."""
+    return psutil.Process().children(recursive=True)
+
+
+def decoding() -> list[psutil.Process]:
+    return [process for process in family() if process.ppid() != os.getpid()]
+
+
+def test_one_process_per_open_file_and_the_idle_ones_are_used_again(path: Path) -> None:
+    recordings = [Recording(path, AudioLimits()) for _ in range(3)]
+    for recording in recordings:
+        recording.next_turn()
+    busy = {process.pid for process in decoding()}
+    assert len(busy) == 3
+    for recording in recordings:
+        assert list(turns(recording))
+    pieces_of(path)
+    assert {process.pid for process in decoding()} == busy
+
+
+def test_only_a_few_stay_idle(path: Path) -> None:
+    recordings = [Recording(path, AudioLimits()) for _ in range(MAX_IDLE + 3)]
+    for recording in recordings:
+        recording.next_turn()
+    for recording in recordings:
+        assert list(turns(recording))
+    until(lambda: len(decoding()) == MAX_IDLE)
+
+
+def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
+    one, other = Recording(path, AudioLimits()), Recording(path, AudioLimits())
+    one.next_turn()
+    before = {process.pid for process in decoding()}
+    other.next_turn()
+    (crashed,) = {process.pid for process in decoding()} - before
+    os.kill(crashed, signal.SIGSEGV)
+    with pytest.raises(InvalidAudio, match="could not be decoded"):
+        list(turns(other))
+    assert list(turns(one))
+    assert pieces_of(path)[1].duration_s == pytest.approx(65, abs=0.05)
+
+
+def test_idle_processes_that_died_are_replaced(path: Path) -> None:
+    pieces_of(path)
+    for process in decoding():
+        process.kill()
+    until(lambda: not decoding())
+    assert pieces_of(path)[0]
+
+
+def test_a_nursery_that_died_is_replaced(path: Path) -> None:
+    pieces_of(path)
+    processes = family()
+    for process in processes:
+        process.kill()
+    until(lambda: not any(alive(process) for process in processes))
+    assert pieces_of(path)[0]
+
+
+def test_a_process_that_hangs_is_ended_by_the_system(path: Path) -> None:
+    script = "from asr_server.audio import nursery; nursery._set_alarms(0.2, 30)\nwhile True: pass"
+    ended = subprocess.run([sys.executable, "-c", script], timeout=ENOUGH_S, check=False)
+    assert ended.returncode == -signal.SIGPROF
+
+
+def test_closing_a_recording_ends_its_process(path: Path) -> None:
+    recording = Recording(path, AudioLimits())
+    recording.next_turn()
+    (process,) = decoding()
+    recording.close()
+    until(lambda: not alive(process))
+
+
+def test_shutdown_leaves_nothing_behind(path: Path) -> None:
+    pieces_of(path)
+    processes = family()
+    assert len(processes) == 2
+    decode_processes.shutdown()
+    until(lambda: not any(alive(process) for process in processes))
+    assert pieces_of(path)[0]  # and it starts again when it is needed
+
+
+def test_nothing_outlives_a_server_that_is_killed(path: Path) -> None:
+    script = (
+        "import sys, pathlib; from asr_server.audio import *\n"
+        "recording = Recording(pathlib.Path(sys.argv[1]), AudioLimits())\n"
+        "recording.next_turn(); print('ready', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout
+        assert server.stdout.readline() == b"ready\n"
+        children = psutil.Process(server.pid).children(recursive=True)
+        assert len(children) == 2
+        server.kill()
+    until(lambda: not any(alive(process) for process in children))
+
+
+def test_the_libraries_that_decode_are_not_in_the_server_s_own_process() -> None:
+    script = "import sys, asr_server.audio; print('av' in sys.modules, 'torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).split() == ["False", "False"]

@@ -1,0 +1,279 @@
+"""A file's course from bytes to pieces, in every format and every state of repair."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import threading
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from asr_server.audio import FORMATS as SUPPORTED
+from asr_server.audio import AudioLimits, Cancelled, Recording
+from asr_server.config import Settings
+from asr_server.core import Chunk, Silence
+from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio
+from tests.audio.making import (
+    FORMATS,
+    audio_of,
+    make,
+    pieces_of,
+    real_recordings,
+    spoken,
+    streamed,
+    voice,
+    write_sndfile,
+)
+from tests.audio.test_decoders import write_silent_video
+
+UNTRIMMED = (
+    "a.mpeg",
+    "a.aac",
+    "fragmented.mp4",
+)  # have no place to say what the encoder put before the sound
+INDEX_LAST = ("a.m4a", "alac.m4a", "index-last.mp4", "pcm.mov")
+FEW_PAGES = ("flac.oga", "a.ogg", "a.oga")  # what is left of them is half a page
+TALK_S = len(spoken()) / 16_000
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_speech(tmp_path: Path, name: str) -> None:
+    path = make(tmp_path, name, np.repeat(spoken(), 3, axis=0), 48_000)
+    pieces, recording = pieces_of(path)
+    assert recording.duration_s == pytest.approx(TALK_S, abs=0.1 if name in UNTRIMMED else 0.04)
+    assert not recording.truncated
+    samples, expected = audio_of(pieces), spoken()[:, 0]
+    lag = (
+        int(np.argmax(np.correlate(samples[:36_000], expected[:32_000], "valid"))) if name in UNTRIMMED else 0
+    )
+    length = min(len(samples) - lag, len(expected))
+    assert np.corrcoef(samples[lag : lag + length], expected[:length])[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("path", real_recordings() or [None], ids=lambda path: getattr(path, "name", "none"))
+def test_the_pieces_of_real_recordings_tile_them(path: Path | None) -> None:
+    if path is None:
+        pytest.skip("no recordings in ../shared/data/audio")
+    pieces, recording = pieces_of(path)
+    assert pieces
+    with av.open(str(path)) as container:
+        seconds = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
+    assert recording.duration_s == pytest.approx(seconds, abs=0.01)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_read_from_memory_is_as_from_a_file(tmp_path: Path, name: str) -> None:
+    path = make(tmp_path, name, voice(48_000, 1, 1.0), 48_000)
+    from_path, _ = pieces_of(path)
+    from_bytes, _ = pieces_of(path.read_bytes())
+    assert np.array_equal(audio_of(from_path), audio_of(from_bytes))
+
+
+@pytest.mark.parametrize(
+    "kind", ["open file", "unlinked file", "bytes in memory", "spooled", "spooled to disk", "pipe"]
+)
+@pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.m4a"])
+def test_whatever_holds_the_bytes(tmp_path: Path, name: str, kind: str) -> None:
+    path = make(tmp_path, name, voice(48_000, 1, 1.0), 48_000)
+    expected = audio_of(pieces_of(path)[0])
+    data = path.read_bytes()
+    with holding(kind, path, data) as source:
+        assert np.array_equal(audio_of(pieces_of(source)[0]), expected)
+        if kind not in ("pipe", "bytes in memory"):
+            source.seek(0)  # still open, and still its owner's
+            assert source.read() == data
+
+
+def holding(kind: str, path: Path, data: bytes) -> io.IOBase | tempfile.SpooledTemporaryFile[bytes]:
+    if kind == "open file":
+        return path.open("rb")
+    if kind == "bytes in memory":
+        return io.BytesIO(data)
+    if kind == "pipe":
+        return _Pipe(data)
+    file = tempfile.TemporaryFile() if kind == "unlinked file" else tempfile.SpooledTemporaryFile(1 << 30)  # noqa: SIM115
+    file.write(data)
+    if isinstance(file, tempfile.SpooledTemporaryFile) and kind == "spooled to disk":
+        file.rollover()
+    return file
+
+
+class _Pipe(io.BytesIO):
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, *_: int) -> int:
+        raise io.UnsupportedOperation
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
+def test_a_file_cut_short_gives_what_can_be_read_or_says_why_not(
+    tmp_path: Path, name: str, share: float
+) -> None:
+    data = make(tmp_path, name, voice(48_000, 1, 10.0), 48_000).read_bytes()
+    part = data[: int(len(data) * share)]
+    if name in INDEX_LAST or (share == 0.1 and name in FEW_PAGES):
+        with pytest.raises(InvalidAudio, match="Supported formats"):
+            pieces_of(part)
+    else:
+        assert pieces_of(part)[1].duration_s == pytest.approx(10.0 * share, abs=1.5)
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "index-first.mp4", "fragmented.mp4"])
+def test_a_file_cut_short_says_so(tmp_path: Path, name: str) -> None:
+    data = make(tmp_path, name, voice(48_000, 1, 10.0), 48_000).read_bytes()
+    _, recording = pieces_of(data[: len(data) // 2])
+    assert recording.truncated
+    assert recording.warnings == ["The file is damaged or cut short; what could be read was used."]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0",
+        b"hello, this is not audio at all",
+        b"\0" * 10_000,
+        b"%PDF-1.7\n" + b"x" * 5000,
+        b"\x89PNG\r\n\x1a\n" + b"\0" * 500,
+        b"RIFF\0\0\0\0WAVEfmt ",
+        b"fLaC" + b"\0" * 500,
+        b"OggS" + b"\0" * 500,
+        b"ID3\x04\0\0\0\0\0\x10" + b"\0" * 500,
+        b"\xff\xfb" * 300,
+        b"\x1aE\xdf\xa3" + b"\0" * 500,
+        b"\0\0\0\x18ftypM4A " + b"\0" * 500,
+        bytes(range(256)) * 40,
+    ],
+    ids=lambda content: repr(content[:8]),
+)
+def test_what_is_not_audio_is_refused_with_the_formats_that_are(content: bytes) -> None:
+    with pytest.raises(InvalidAudio, match="Supported formats") as caught:
+        pieces_of(content)
+    assert caught.value.param == "file"
+    assert SUPPORTED in caught.value.message
+
+
+def test_an_empty_file_is_called_empty() -> None:
+    with pytest.raises(InvalidAudio, match="is empty"):
+        pieces_of(b"")
+
+
+def test_a_video_without_sound_is_refused_by_name(tmp_path: Path) -> None:
+    write_silent_video(tmp_path / "a.mp4")
+    with pytest.raises(InvalidAudio, match="no audio stream"):
+        pieces_of(tmp_path / "a.mp4")
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.m4a"])
+def test_less_than_a_tenth_of_a_second_is_too_short(tmp_path: Path, name: str) -> None:
+    path = make(tmp_path, name, voice(48_000, 1, 0.02), 48_000)
+    with pytest.raises(AudioTooShort, match=r"at least 0\.1 s"):
+        pieces_of(path)
+
+
+def test_a_header_without_samples_is_too_short(tmp_path: Path) -> None:
+    path = write_sndfile(tmp_path / "a.wav", voice(16_000, 1, 0.0), 16_000)
+    with pytest.raises(AudioTooShort):
+        pieces_of(path)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("max_audio_s", 3.0, ["duration", "3 s", "--max-audio-s (ASR_SERVER_MAX_AUDIO_S)"]),
+        ("max_decoded_bytes", 100_000, ["decoded size", "100000 bytes", "ASR_SERVER_MAX_DECODED_BYTES"]),
+        ("max_sample_rate", 44_100, ["sample rate", "44100 Hz", "48000 Hz", "--max-sample-rate"]),
+        ("max_channels", 1, ["number of channels", "--max-channels (ASR_SERVER_MAX_CHANNELS)"]),
+        ("max_preprocess_s", 0.0, ["decoding time", "--max-preprocess-s (ASR_SERVER_MAX_PREPROCESS_S)"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.webm"])
+def test_each_limit_is_named_with_its_setting(
+    tmp_path: Path, name: str, limit: str, value: float, words: list[str]
+) -> None:
+    path = make(tmp_path, name, voice(48_000, 2, 5.0), 48_000)
+    with pytest.raises(AudioTooLong) as caught:
+        pieces_of(path, **{limit: value})
+    assert all(word in caught.value.message for word in words)
+    assert len(pieces_of(path)[0]) == 1
+
+
+def test_a_rate_of_one_hertz_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidAudio, match="1 Hz"):
+        pieces_of(write_sndfile(tmp_path / "a.wav", voice(16_000, 1, 1.0), 1))
+
+
+def test_limits_come_from_the_settings_of_the_same_names() -> None:
+    settings = Settings(
+        max_audio_s=1, max_decoded_bytes=2, max_sample_rate=3, max_channels=4, max_preprocess_s=5
+    )
+    assert AudioLimits.from_settings(settings) == AudioLimits(1, 2, 3, 4, 5)
+    assert AudioLimits.from_settings(Settings()) == AudioLimits()
+
+
+def test_a_browser_s_recording_has_no_duration_and_is_read_whole() -> None:
+    data = streamed(voice(24_000, 1, 65.0), 24_000, "libopus", "webm")
+    with av.open(io.BytesIO(data), "r") as container:
+        assert container.duration is None
+    pieces, recording = pieces_of(data)
+    assert recording.duration_s == pytest.approx(65.0, abs=0.02)
+    assert len(pieces) >= 3
+    assert not recording.truncated
+
+
+def test_silence_gives_only_silence(tmp_path: Path) -> None:
+    path = write_sndfile(tmp_path / "a.flac", np.zeros((65 * 16_000, 1), np.float32), 16_000)
+    assert pieces_of(path)[0] == [Silence(0, 65 * 16_000)]
+
+
+def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
+    recording = Recording(make(tmp_path, "a.mp3", voice(16_000, 1, 65.0), 16_000), AudioLimits())
+    pieces, finished = recording.next_turn()
+    assert len(pieces) == 1
+    assert not finished
+    assert recording.duration_s < 35
+    assert recording.held_bytes < 4 * 480_000
+    recording.close()
+    assert recording.held_bytes == 0
+
+
+def test_a_closed_recording_gives_no_more_turns(tmp_path: Path) -> None:
+    recording = Recording(make(tmp_path, "a.wav", voice(16_000, 1, 1.0), 16_000), AudioLimits())
+    recording.close()
+    recording.close()
+    with pytest.raises(Cancelled):
+        recording.next_turn()
+
+
+def test_closing_while_a_thread_is_inside_waits_for_nobody(tmp_path: Path) -> None:
+    recording = Recording(make(tmp_path, "a.m4a", voice(16_000, 1, 65.0), 16_000), AudioLimits())
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            while not recording.next_turn().finished:
+                pass
+        except Cancelled:
+            ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while recording.duration_s < 1:
+        assert thread.is_alive()
+    recording.close()
+    thread.join(5)
+    assert ended.is_set() or not thread.is_alive()
+
+
+def test_every_chunk_keeps_its_place_in_the_file(tmp_path: Path) -> None:
+    samples = np.concatenate([spoken(), np.zeros((40 * 16_000, 1), np.float32), spoken()])
+    pieces, _ = pieces_of(write_sndfile(tmp_path / "a.wav", samples, 16_000, subtype="FLOAT"))
+    for piece in pieces:
+        if isinstance(piece, Chunk):
+            end = piece.start_sample + len(piece.samples)
+            assert np.array_equal(piece.samples, samples[piece.start_sample : end, 0])

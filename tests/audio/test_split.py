@@ -1,0 +1,191 @@
+"""Where chunks end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr_server.audio.split import MARGIN, MIN_SILENCE, Splitter, levels_db, quietest_cut
+from asr_server.core import SAMPLE_RATE, WINDOW_SAMPLES, Chunk, Piece, Samples, Silence
+from tests.audio.making import audio_of, tiled
+from tests.speech import Spoken, say, silence
+
+
+def split(samples: Samples, block: int = 20_000) -> list[Piece]:
+    splitter = Splitter()
+    pieces: list[Piece] = []
+    for at in range(0, len(samples), block):
+        pieces += splitter.push(samples[at : at + block])
+    pieces += splitter.finish()
+    assert tiled(pieces) == splitter.num_samples == len(samples)
+    return pieces
+
+
+def chunks(pieces: list[Piece]) -> list[Chunk]:
+    return [piece for piece in pieces if isinstance(piece, Chunk)]
+
+
+def noise(num_samples: int, level: float, seed: int = 0) -> Samples:
+    return np.random.default_rng(seed).normal(0, level, num_samples).astype(np.float32)
+
+
+def long_talk(gap_s: float = 0.3, voice: str = "f3", seed: int = 1, count: int = 150) -> Spoken:
+    rng = np.random.default_rng(seed)
+    digits = "".join(str(digit) for digit in rng.integers(10, size=count))
+    return say(digits, voice, gap_s=[float(gap) for gap in rng.uniform(0.7, 1.3, count) * gap_s])
+
+
+def cuts_inside_words(pieces: list[Piece], talk: Spoken) -> int:
+    cuts_s = [piece.start_sample / SAMPLE_RATE for piece in pieces[1:]]
+    return sum(start + 0.03 < cut < end - 0.03 for cut in cuts_s for start, end in talk.times)
+
+
+@pytest.mark.parametrize("voice", ["f3", "m5", "linda", "rms"])
+@pytest.mark.parametrize("level", [0.0, 1e-4, 1e-3])
+@pytest.mark.parametrize("offset", [0.0, 0.1])
+def test_no_cut_falls_inside_a_word(voice: str, level: float, offset: float) -> None:
+    talk = long_talk(voice=voice)
+    samples = talk.samples + noise(len(talk.samples), level) + np.float32(offset)
+    pieces = split(samples)
+    assert len(pieces) >= 3
+    assert cuts_inside_words(pieces, talk) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_windows_are_filled_as_far_as_the_pauses_allow(seed: int) -> None:
+    talk = long_talk(seed=seed)
+    for chunk in chunks(split(talk.samples))[:-1]:
+        end_s = chunk.start_s + chunk.duration_s
+        window_end_s = chunk.start_s + 30
+        last_pause_s = max(
+            end
+            for (_, end), (start, _) in zip(talk.times, talk.times[1:], strict=False)
+            if start < window_end_s
+        )
+        assert end_s > last_pause_s - 0.1
+
+
+def test_the_later_of_two_equal_pauses_is_taken() -> None:
+    samples = noise(WINDOW_SAMPLES, 0.1)
+    for pause_s in (24.0, 28.0):
+        samples[int(pause_s * SAMPLE_RATE) : int((pause_s + 0.3) * SAMPLE_RATE)] = 0
+    assert 28.0 <= quietest_cut(levels_db(samples)) / SAMPLE_RATE <= 28.3
+
+
+def test_the_very_end_of_the_window_is_looked_at() -> None:
+    samples = noise(WINDOW_SAMPLES, 0.1)
+    samples[-SAMPLE_RATE // 5 :] = 0
+    assert quietest_cut(levels_db(samples)) > WINDOW_SAMPLES - SAMPLE_RATE // 5
+
+
+def test_a_pause_between_words_is_preferred_to_a_stop_consonant() -> None:
+    samples = noise(WINDOW_SAMPLES, 0.1)
+    samples[25 * SAMPLE_RATE : 25 * SAMPLE_RATE + SAMPLE_RATE // 5] *= 0.01  # 200 ms
+    samples[29 * SAMPLE_RATE : 29 * SAMPLE_RATE + SAMPLE_RATE // 16] = 0  # 60 ms, and quieter
+    assert 25.0 <= quietest_cut(levels_db(samples)) / SAMPLE_RATE <= 25.2
+
+
+def test_a_constant_offset_and_slow_rumble_are_not_sound() -> None:
+    rumble = 0.2 * np.sin(2 * np.pi * 2 * np.arange(SAMPLE_RATE) / SAMPLE_RATE) + 0.1
+    assert np.median(levels_db(rumble.astype(np.float32))) < levels_db(noise(SAMPLE_RATE, 0.1)).mean() - 10
+    assert levels_db(np.full(SAMPLE_RATE, 0.5, np.float32)).max() < -85
+
+
+def test_a_file_of_exactly_one_window_is_one_chunk() -> None:
+    assert [len(chunk.samples) for chunk in chunks(split(noise(WINDOW_SAMPLES, 0.1)))] == [WINDOW_SAMPLES]
+
+
+def test_sound_without_any_pause_is_cut_all_the_same() -> None:
+    pieces = split(noise(100 * SAMPLE_RATE, 0.1))
+    assert all(isinstance(piece, Chunk) for piece in pieces)
+    assert 4 <= len(pieces) <= 5
+
+
+@pytest.mark.parametrize("level", [0.0, 1e-5])
+@pytest.mark.parametrize("duration_s", [0.2, 5.0, 30.0, 95.0])
+def test_a_silent_file_is_one_silence(duration_s: float, level: float) -> None:
+    samples = noise(int(duration_s * SAMPLE_RATE), level)
+    assert split(samples) == [Silence(0, len(samples))]
+
+
+def test_long_silences_are_left_out_with_a_margin_around_speech() -> None:
+    first, second = say("123", lead_s=0.0), say("456", lead_s=0.0)
+    samples = np.concatenate([silence(40), first.samples, silence(45), second.samples, silence(50)])
+    pieces = split(samples)
+    assert [type(piece) for piece in pieces] == [Silence, Chunk, Silence, Chunk, Silence]
+    before, talk, _, _, after = pieces
+    assert isinstance(before, Silence)
+    assert after
+    assert 40 * SAMPLE_RATE - before.num_samples == pytest.approx(MARGIN, abs=SAMPLE_RATE // 20)
+    assert isinstance(talk, Chunk)
+    assert talk.duration_s < first.times[-1][1] + 2 * MARGIN / SAMPLE_RATE + 0.5
+
+
+def test_short_pauses_stay_within_their_chunk() -> None:
+    talk = say("12345", gap_s=0.9)
+    assert len(split(talk.samples)) == 1
+
+
+@pytest.mark.parametrize("peak_db", [-50, -40, -20])
+def test_quiet_speech_is_kept_whole(peak_db: float) -> None:
+    talk = long_talk()
+    quiet = talk.samples * np.float32(10 ** (peak_db / 20) / np.abs(talk.samples).max())
+    pieces = split(quiet)
+    for start_s, end_s in talk.times:
+        assert any(
+            piece.start_sample <= start_s * SAMPLE_RATE + 800
+            and end_s * SAMPLE_RATE - 800 <= piece.start_sample + len(piece.samples)
+            for piece in chunks(pieces)
+        )
+
+
+def test_a_chunk_leaves_as_soon_as_more_than_a_window_is_there() -> None:
+    splitter = Splitter()
+    assert splitter.push(noise(WINDOW_SAMPLES, 0.1)) == []
+    assert len(splitter.push(noise(1, 0.1))) == 1
+    assert splitter.held_bytes <= 4 * WINDOW_SAMPLES
+
+
+def test_a_splitter_that_is_dropped_still_knows_the_length() -> None:
+    splitter = Splitter()
+    splitter.push(noise(1000, 0.1))
+    splitter.drop()
+    assert (splitter.held_bytes, splitter.num_samples) == (0, 1000)
+
+
+parts = st.lists(
+    st.tuples(st.sampled_from(["talk", "hiss", "nothing"]), st.floats(0.001, 40.0), st.floats(0.0001, 1.0)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(parts, st.integers(1, 700_000))
+@settings(max_examples=25, deadline=None)
+def test_every_sample_is_in_a_chunk_or_in_a_silence(
+    parts: list[tuple[str, float, float]], block: int
+) -> None:
+    talk = np.tile(say("8675309").samples, 25)
+    sounds = {"talk": talk, "hiss": noise(len(talk), 0.05), "nothing": np.zeros_like(talk)}
+    samples = np.concatenate(
+        [sounds[kind][: int(seconds * SAMPLE_RATE)] * np.float32(gain) for kind, seconds, gain in parts]
+    )
+    pieces = split(samples, block)
+    rebuilt = audio_of(pieces) if pieces else samples
+    for chunk in chunks(pieces):
+        end = chunk.start_sample + len(chunk.samples)
+        assert np.array_equal(rebuilt[chunk.start_sample : end], samples[chunk.start_sample : end])
+    for piece in pieces:
+        if isinstance(piece, Silence) and piece.num_samples >= MIN_SILENCE:
+            hushed = samples[piece.start_sample : piece.start_sample + piece.num_samples]
+            assert np.percentile(np.abs(hushed), 99) < 1e-3
+
+
+@given(st.integers(1, 3_000_000))
+@settings(max_examples=8, deadline=None)
+def test_blocks_of_any_size_give_the_same_pieces(block: int) -> None:
+    samples = long_talk(count=80).samples
+    starts = [piece.start_sample for piece in split(samples)]
+    assert [piece.start_sample for piece in split(samples, block)] == starts
