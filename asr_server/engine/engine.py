@@ -34,6 +34,7 @@ from asr_server.engine.config import (
     choose_dtype,
     choose_num_slots,
 )
+from asr_server.engine.memory import keep_freed_memory
 from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.sampling import uniforms_of
@@ -59,6 +60,8 @@ class Engine:
             torch.set_num_threads(config.cpu_threads or available_cores())
         directory = resolve_checkpoint(config.model)
         model = load_whisper(directory, device, dtype)
+        if device.type == "cpu":
+            keep_freed_memory()  # from here on: what loading needed is given back
         self._set_up(
             model,
             Tokenizer.from_directory(directory),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from asr_server.model.attention import attend_audio, attend_cached, split_heads
 from asr_server.model.cache import CacheRows, DecoderCache, LayerView
 from asr_server.model.features import LogMel
+from asr_server.model.linear import Linear, can_pack, pack, packed_linear
 from asr_server.model.sizes import WhisperSizes
 
 Weights = Mapping[str, Tensor]
@@ -46,18 +47,21 @@ class Whisper(nn.Module):
         with torch.no_grad():
             self.encoder.load(_within(weights, "encoder."))
             self.decoder.load(_within(weights, "decoder."))
+            for module in self.modules():
+                if isinstance(module, Linear):
+                    module.pack()
 
 
 def _within(weights: Weights, prefix: str) -> Weights:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
-def _load(module: nn.Linear | nn.LayerNorm, weights: Weights, name: str) -> None:
+def _load(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> None:
     module.weight.copy_(weights[f"{name}.weight"])
     module.bias.copy_(weights[f"{name}.bias"])
 
 
-def _load_packed(linear: nn.Linear, weights: Weights, names: tuple[str, ...], scale: float = 1.0) -> None:
+def _load_packed(linear: Linear, weights: Weights, names: tuple[str, ...], scale: float = 1.0) -> None:
     """Stacks projections into one; the first is multiplied by `scale`. Whisper's key has no bias: zeros."""
     rows = [weights[f"{name}.weight"].float() for name in names]
     biases = [
@@ -72,11 +76,11 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
+        self.up = Linear(width, hidden, gelu=True)
+        self.down = Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        change: Tensor = self.down(F.gelu(self.up(self.norm(x))))
+        change: Tensor = self.down(self.up(self.norm(x)))
         return x + change
 
     def load(self, weights: Weights) -> None:
@@ -90,8 +94,8 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.num_heads = sizes.encoder_heads
         self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
-        self.out = nn.Linear(sizes.width, sizes.width)
+        self.qkv = Linear(sizes.width, 3 * sizes.width)
+        self.out = Linear(sizes.width, sizes.width)
         self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,7 +124,7 @@ class Encoder(nn.Module):
     def forward(self, mel: Tensor) -> Tensor:
         """[B, num_mels, 2 F] to [B, F, D]."""
         x = mel.to(self.positions.dtype).transpose(1, 2)
-        x = F.gelu(self.conv2(F.gelu(self.conv1(x)))) + self.positions
+        x = self.conv2(self.conv1(x)) + self.positions
         for layer in self.layers:
             x = layer(x)
         normed: Tensor = self.norm(x)
@@ -135,11 +139,11 @@ class Encoder(nn.Module):
         _load(self.norm, weights, "layer_norm")
 
 
-class Convolution(nn.Linear):
-    """A convolution of width 3 over time as one matrix product: [B, N, C] to [B, N / stride, D]."""
+class Convolution(Linear):
+    """A convolution of width 3 over time, and GELU, as one product: [B, N, C] to [B, N / stride, D]."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__(3 * channels, width)
+        super().__init__(3 * channels, width, gelu=True)
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,12 +161,12 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.num_heads = sizes.decoder_heads
         self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
-        self.out = nn.Linear(sizes.width, sizes.width)
+        self.qkv = Linear(sizes.width, 3 * sizes.width)
+        self.out = Linear(sizes.width, sizes.width)
         self.cross_norm = nn.LayerNorm(sizes.width)
-        self.cross_query = nn.Linear(sizes.width, sizes.width)
-        self.cross_key_value = nn.Linear(sizes.width, 2 * sizes.width)
-        self.cross_out = nn.Linear(sizes.width, sizes.width)
+        self.cross_query = Linear(sizes.width, sizes.width)
+        self.cross_key_value = Linear(sizes.width, 2 * sizes.width)
+        self.cross_out = Linear(sizes.width, sizes.width)
         self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden)
 
     def forward(self, x: Tensor, cache: LayerView) -> Tensor:
@@ -195,6 +199,7 @@ class Decoder(nn.Module):
         self.positions = nn.Parameter(torch.empty(sizes.text_positions, sizes.width))
         self.layers = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.decoder_layers))
         self.norm = nn.LayerNorm(sizes.width)
+        self._packed_embedding: Tensor | None = None
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
         """Hidden states of the next tokens.
@@ -213,6 +218,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] to [..., vocabulary]; the embedding is the output projection too."""
+        if self._packed_embedding is not None:
+            return packed_linear(hidden, self._packed_embedding, None)
         return F.linear(hidden, self.embedding)
 
     def cross_keys_values(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -221,6 +228,7 @@ class Decoder(nn.Module):
 
     def load(self, weights: Weights) -> None:
         self.embedding.copy_(weights["embed_tokens.weight"])
+        self._packed_embedding = pack(self.embedding) if can_pack(self.embedding) else None
         self.positions.copy_(weights["embed_positions.weight"])
         for i, layer in enumerate(self.layers):
             layer.load(_within(weights, f"layers.{i}."))  # type: ignore[operator]
