@@ -122,6 +122,7 @@ class Credit(msgspec.Struct, frozen=True, tag=True):
     """The replica will take `count` more chunks. The first one says that the replica is ready."""
 
     count: int
+    num_slots: int = 0  # with the first one: how many chunks the replica decodes at once
 
 
 class LanguageDetected(msgspec.Struct, frozen=True, tag=True):

@@ -4,6 +4,7 @@ Fairness between requests is self-clocked fair queueing (Golestani, INFOCOM 1994
 it comes, with the virtual time at which it would be finished if every request had an equal share, and the
 smallest stamp goes first. A short request so passes a long one of the same age, and none starves, because
 stamps never change. A chunk costs a padded encode plus what it is expected to decode, not its seconds alone.
+No request holds more than half of all slots, so that a newcomer finds one free.
 
 Replicas grant credits; a chunk without a credit waits here, where it can still be cancelled or sent
 elsewhere. The samples of every chunk without a result are kept, so that a replica's death loses nothing.
@@ -66,6 +67,8 @@ class Ticket:
     request_id: str
     dispatcher: Dispatcher
     num_waiting: int = 0  # chunks that no replica has taken yet
+    num_in_flight: int = 0
+    parked: list[_Entry] = field(default_factory=list)  # waiting for this request's own chunks to finish
     last_stamp: float = 0.0
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -92,7 +95,7 @@ class Ticket:
         """Drops all that is waiting or running for this request. Harmless when nothing is."""
         self.dispatcher.cancel(self)
 
-    def took(self) -> None:
+    def leave_queue(self) -> None:
         self.num_waiting -= 1
         self._room.set()
 
@@ -156,8 +159,11 @@ class Dispatcher:
 
     def _wait(self, entry: _Entry) -> None:
         self._entries[entry.submit.id] = entry
-        heapq.heappush(self._waiting, (entry.stamp, next(self._sequence), entry))
+        self._push(entry)
         entry.ticket.num_waiting += 1
+
+    def _push(self, entry: _Entry) -> None:
+        heapq.heappush(self._waiting, (entry.stamp, next(self._sequence), entry))
 
     def _dispatch(self) -> None:
         while (link := self._link_with_most_credit()) and (entry := self._next_entry()):
@@ -171,10 +177,25 @@ class Dispatcher:
     def _next_entry(self) -> _Entry | None:
         while self._waiting:
             entry = heapq.heappop(self._waiting)[2]
-            entry.ticket.took()
+            ticket = entry.ticket
+            if self._has_its_share(ticket) and not entry.future.done():
+                ticket.parked.append(entry)
+                continue
+            ticket.leave_queue()
             if not entry.future.done():
                 return entry
         return None
+
+    def _has_its_share(self, ticket: Ticket) -> bool:
+        num_slots = sum(link.num_slots for link in self._supervisor.links)
+        return num_slots > 0 and ticket.num_in_flight >= max(1, num_slots // 2)
+
+    def _land(self, ticket: Ticket) -> None:
+        """One of the request's chunks is in flight no more: another may go."""
+        ticket.num_in_flight -= 1
+        for entry in ticket.parked:
+            self._push(entry)
+        ticket.parked.clear()
 
     def _send(self, link: Link, entry: _Entry) -> None:
         try:
@@ -185,12 +206,15 @@ class Dispatcher:
             return
         link.credit -= 1
         link.in_flight.add(entry.submit.id)
+        entry.ticket.num_in_flight += 1
 
     def cancel(self, ticket: Ticket) -> None:
         entries = [entry for entry in self._entries.values() if entry.ticket is ticket]
         for entry in entries:
             del self._entries[entry.submit.id]
             entry.future.cancel()
+        ticket.parked.clear()
+        ticket.num_in_flight = 0
         for link in self._supervisor.links:
             if _forget(link, ticket.request_id):
                 self._tell(link, Cancel(ticket.request_id))
@@ -218,7 +242,10 @@ class Dispatcher:
         if id not in link.in_flight:
             return None
         link.in_flight.remove(id)
-        return self._entries.pop(id, None)
+        entry = self._entries.pop(id, None)
+        if entry is not None:
+            self._land(entry.ticket)
+        return entry
 
     def _choose_language(self, link: Link, entry: _Entry, event: LanguageDetected) -> None:
         probabilities = event.probabilities
@@ -234,6 +261,7 @@ class Dispatcher:
         orphans = [entry for id in link.in_flight if (entry := self._entries.pop(id, None))]
         link.in_flight.clear()
         for entry in orphans:
+            self._land(entry.ticket)
             self._retry(entry, link.replica.name)
         self._dispatch()
 

@@ -59,7 +59,9 @@ class Heart(threading.Thread):
         engine = self.engine
         if engine is None:
             return Heartbeat(num_steps=0)
-        return Heartbeat(engine.num_steps, engine.slots_in_use, engine.num_decode_steps, engine.num_decoded_tokens)
+        return Heartbeat(
+            engine.num_steps, engine.slots_in_use, engine.num_decode_steps, engine.num_decoded_tokens
+        )
 
     def stop(self) -> None:
         self._stopped.set()

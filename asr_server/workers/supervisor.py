@@ -34,6 +34,7 @@ class Link:
     replica: Replica
     ready: bool = False
     credit: int = 0
+    num_slots: int = 0
     in_flight: set[ChunkId] = field(default_factory=set)
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(num_steps=0))
     progress_at: float = field(default_factory=time.monotonic)
@@ -129,6 +130,7 @@ class Supervisor:
             case Credit():
                 link.ready = True
                 link.credit += event.count
+                link.num_slots = event.num_slots or link.num_slots
                 self._on_event(link, event)
             case _:
                 self._on_event(link, event)

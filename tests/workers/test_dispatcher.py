@@ -114,6 +114,21 @@ async def test_equal_requests_take_turns(house: House) -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_no_request_holds_more_than_half_of_the_slots(house: House) -> None:
+    house.replica.say(Credit(7, num_slots=6))
+    long, short = house.dispatcher.open("long"), house.dispatcher.open("short")
+    tasks = [house.send(long, index) for index in range(5)]
+    await until(lambda: len(house.replica.submitted) == 3)
+    tasks.append(house.send(short, 0, duration_s=5.0))
+    await until(lambda: ChunkId("short", 0) in house.replica.submitted)
+    assert house.replica.submitted[:3] == [ChunkId("long", index) for index in range(3)]
+    for index in range(5):
+        await until(lambda: ChunkId("long", index) in house.replica.submitted)
+        house.replica.answer(ChunkId("long", index))
+    house.replica.answer(ChunkId("short", 0))
+    await asyncio.gather(*tasks)
+
+
 async def test_a_long_request_does_not_starve_behind_an_endless_row_of_short_ones(house: House) -> None:
     blocker = house.send(house.dispatcher.open("blocker"), 0)
     await until(lambda: house.replica.submitted)
