@@ -37,7 +37,9 @@ class Upload:
     async def source(self) -> BinaryIO | bytes:
         """The whole of it. Valid until `close`."""
         if self._file is None:
-            return b"".join(self._held)
+            whole = b"".join(self._held)
+            self._held = [whole]  # not twice in memory
+            return whole
         await asyncio.to_thread(self._write)
         return self._file
 
