@@ -43,7 +43,7 @@ class Settings:
     replicas: int = _setting(1, "engine replicas, each with the whole model")
     cpu_threads: int = _setting(0, "torch threads a replica on CPU; 0: one a core, shared between replicas")
     max_slots: int = _setting(0, "chunks decoded at once by a replica; 0: from free memory")
-    encode_batch: int = _setting(8, "chunks encoded together at most")
+    encode_batch: int = _setting(0, "chunks encoded together at most; 0: 2 on CPU, 8 on CUDA")
 
     # The front end
     preprocess_workers: int = _setting(

@@ -11,6 +11,7 @@ import torch
 from asr_server.config import Settings
 from asr_server.model import DecoderCache, WhisperSizes
 
+ENCODE_BATCH = {"cpu": 2, "cuda": 8}  # on CPU a batch is no faster than one by one, and short ones are fairer
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 and Arm, as /proc/cpuinfo spells them
 _MAX_SLOTS = {"cpu": 32, "cuda": 256}  # more only lengthens a step: the products are large enough by then
@@ -23,7 +24,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     max_slots: int = 0  # 0: from free memory
-    encode_batch: int = 8
+    encode_batch: int = 0  # 0: by device
     cpu_threads: int = 0  # 0: one a core
 
     @classmethod

@@ -28,6 +28,7 @@ from asr_server.core import (
     Submit,
 )
 from asr_server.engine.config import (
+    ENCODE_BATCH,
     EngineConfig,
     available_cores,
     choose_device,
@@ -67,7 +68,7 @@ class Engine:
             Tokenizer.from_directory(directory),
             GenerationRules.from_directory(directory),
             choose_num_slots(config.max_slots, model.sizes, device, dtype),
-            config.encode_batch,
+            config.encode_batch or ENCODE_BATCH[device.type],
         )
 
     @classmethod
@@ -107,8 +108,12 @@ class Engine:
     # -- What others see ----------------------------------------------------------------------------------
 
     def initial_credit(self) -> Credit:
-        """What a dispatcher may send before anything comes back. Every chunk's end gives one more."""
-        return Credit(self.num_slots + self.encode_batch)
+        """What a dispatcher may send before anything comes back: one encode batch.
+
+        A credit is a place in the queue before the slots, given back when its chunk leaves that queue:
+        the dispatcher, which knows what is fair, decides as late as it can.
+        """
+        return Credit(self.encode_batch, self.num_slots)
 
     @property
     def slots_in_use(self) -> int:
@@ -208,6 +213,7 @@ class Engine:
         admitted = [self._waiting.popleft() for _ in range(count)]
         for sequence, slot in zip(admitted, free, strict=False):
             self._place(sequence, slot)
+            self._events.append(Credit(1))
         return admitted
 
     def _encode_allowance(self) -> int:
@@ -333,9 +339,10 @@ class Engine:
         """Frees what the sequence holds: its slot or its place in the queue."""
         if sequence.slot >= 0:
             self._slots[sequence.slot] = None
+        else:
+            self._events.append(Credit(1))
         if event is not None:
             self._events.append(event)
-        self._events.append(Credit(1))
 
     def _emit(self) -> list[Event]:
         events, self._events = self._events, []
