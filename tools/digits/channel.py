@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft
 
-from .clips import SAMPLE_RATE
-from .noises import Random, Wave
+from .clips import SAMPLE_RATE, Wave
+from .noises import Random
 
 
 def resample(wave: Wave, ratio: float) -> Wave:
-    """Play ``ratio`` times as fast: pitch, formants and tempo move together. Linear: it is only for training."""
+    """Play ``ratio`` times as fast: pitch, formants and tempo move together. Linear will do."""
     count = int(len(wave) / ratio)
-    return np.interp(np.arange(count) * ratio, np.arange(len(wave)), wave).astype(np.float32)
+    return np.asarray(np.interp(np.arange(count) * ratio, np.arange(len(wave)), wave), np.float32)
 
 
 def _edge(frequencies_hz: Wave, cutoff_hz: float, octave_width: float, high_pass: bool) -> Wave:

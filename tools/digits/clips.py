@@ -16,6 +16,7 @@ SAMPLE_RATE = 16_000
 """Hz, as Whisper hears."""
 
 Samples = npt.NDArray[np.int16]
+Wave = npt.NDArray[np.float32]
 
 _FRAME = SAMPLE_RATE // 100
 _SPEECH_BELOW_PEAK_DB = 35.0
@@ -35,12 +36,17 @@ class Clip:
     start: int
     end: int
 
+    @property
+    def wave(self) -> Wave:
+        """The samples as float32 within -1 to 1."""
+        return np.asarray(self.samples, np.float32) / np.float32(32768)
+
 
 def frame_levels_db(samples: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     """Level of each 10 ms frame in dB (of arbitrary reference); shape [frames]."""
     usable = len(samples) // _FRAME * _FRAME
     frames = samples[:usable].astype(np.float64).reshape(-1, _FRAME)
-    return 10 * np.log10((frames**2).mean(axis=1) + 1e-3)
+    return np.asarray(10 * np.log10((frames**2).mean(axis=1) + 1e-3))
 
 
 def speech_bounds(samples: Samples) -> tuple[int, int] | None:
@@ -114,7 +120,9 @@ class ClipStore:
         """Read what ``save`` wrote; the clips are views of one array."""
         with np.load(path) as data:
             samples, ends = data["samples"], np.cumsum(data["lengths"])
-            rows = zip(ends - data["lengths"], ends, data["bounds"], data["digits"], data["voices"], strict=True)
+            rows = zip(
+                ends - data["lengths"], ends, data["bounds"], data["digits"], data["voices"], strict=True
+            )
             return ClipStore(
                 [
                     Clip(samples[first:last], str(digits), str(voice), int(bounds[0]), int(bounds[1]))

@@ -18,7 +18,7 @@ from .clips import SAMPLE_RATE, Clip, ClipStore, Samples, make_clip
 from .vary import analyse, random_manner, varied
 from .voices import is_held_out, synthesise_espeak, synthesise_festival, synthesise_flite, synthesise_pico
 
-Job = tuple[Path, Callable[..., ClipStore], int, int]
+Job = tuple[Path, Callable[[int, int], ClipStore], int, int]
 
 ESPEAK_SHARDS, SPEAKERS_PER_SHARD = 6, 300
 STYLES = {"pico": 16, "flite": 16, "festival": 8}
@@ -26,14 +26,10 @@ MANNERS_PER_SPEAKER = 24
 CLIPS_PER_MANNER = 60
 
 
-def _nothing(_: float) -> None:
-    return None
-
-
 def _make(job: Job) -> Path:
     path, function, amount, seed = job
     if not path.exists():
-        function(amount, seed, _nothing).save(path)
+        function(amount, seed).save(path)
     return path
 
 
@@ -51,7 +47,10 @@ def synthesise_all(cache: Path, processes: int) -> None:
         (folder / "flite.npz", synthesise_flite, STYLES["flite"], 2),
         (folder / "festival.npz", synthesise_festival, STYLES["festival"], 4),
     ]
-    jobs += [(folder / f"espeak-{i}.npz", synthesise_espeak, SPEAKERS_PER_SHARD, 10 + i) for i in range(ESPEAK_SHARDS)]
+    jobs += [
+        (folder / f"espeak-{i}.npz", synthesise_espeak, SPEAKERS_PER_SHARD, 10 + i)
+        for i in range(ESPEAK_SHARDS)
+    ]
     _run(jobs, processes, "voices")
 
 
@@ -59,9 +58,10 @@ def read_recordings(archive: Path) -> dict[str, ClipStore]:
     """The recordings by speaker, as 16 kHz clips named "recorded/SPEAKER/plain"."""
     speakers: dict[str, ClipStore] = defaultdict(ClipStore)
     with tarfile.open(archive) as tar:
-        for member in sorted((m for m in tar if m.name.endswith(".wav")), key=lambda m: m.name):
-            file = tar.extractfile(member)
-            assert file is not None
+        for member in tar:  # in the archive's order: a compressed one cannot go back
+            file = tar.extractfile(member) if member.name.endswith(".wav") else None
+            if file is None:
+                continue
             digit, speaker, _ = Path(member.name).stem.split("_")
             samples = _read(file.read())
             speakers[speaker].add(make_clip(samples, digit, f"recorded/{speaker}/plain"))
@@ -105,7 +105,9 @@ def vary_all(archive: Path, cache: Path, processes: int) -> None:
                 by_name[clip.voice.split("/")[1]].append(clip)
         for name, clips in sorted(by_name.items()):
             chosen = np.random.default_rng(number).permutation(len(clips))[:150]
-            jobs.append((cache / "varied" / f"{engine}-{name}.npz", [clips[i] for i in chosen], 200 + len(jobs)))
+            jobs.append(
+                (cache / "varied" / f"{engine}-{name}.npz", [clips[i] for i in chosen], 200 + len(jobs))
+            )
     with ProcessPoolExecutor(processes) as pool:
         for _ in tqdm(pool.map(_vary_to, jobs), total=len(jobs), desc="variations"):
             pass

@@ -19,7 +19,7 @@ _ARRIVED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes
 
 @dataclass(frozen=True)
 class EspeakVoice:
-    """One way to speak: language, variant (formants and timbre), rate in words a minute, pitch and range 0 to 99."""
+    """One way to speak: language, variant (timbre), words a minute, pitch and range 0 to 99."""
 
     language: str
     variant: str

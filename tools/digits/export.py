@@ -13,7 +13,7 @@ from .vocabulary import Vocabulary, save_tokenizer
 
 def generation_config(words: Vocabulary, alignment_heads: list[list[int]]) -> GenerationConfig:
     """How transformers shall generate: English, transcribe, nothing suppressed, any first timestamp."""
-    return GenerationConfig(
+    return GenerationConfig(  # type: ignore[no-untyped-call]
         decoder_start_token_id=words.sot,
         bos_token_id=words.eot,
         eos_token_id=words.eot,
@@ -38,11 +38,13 @@ def export(checkpoint: Path | None, folder: Path, alignment_heads: list[list[int
     if checkpoint is not None:
         average = torch.load(checkpoint)["average"]
         prefix = "network."
-        network.load_state_dict({k.removeprefix(prefix): v for k, v in average.items() if k.startswith(prefix)})
+        network.load_state_dict(
+            {k.removeprefix(prefix): v for k, v in average.items() if k.startswith(prefix)}
+        )
     folder.mkdir(parents=True, exist_ok=True)
     network.generation_config = generation_config(words, alignment_heads)
     network.save_pretrained(folder)
-    WhisperFeatureExtractor().save_pretrained(folder)
+    WhisperFeatureExtractor().save_pretrained(folder)  # type: ignore[no-untyped-call]
     save_tokenizer(folder)
     for file in folder.iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone

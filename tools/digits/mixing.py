@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import channel, noises
-from .clips import SAMPLE_RATE, Clip
-from .noises import Random, Wave
+from .clips import SAMPLE_RATE, Clip, Wave
+from .noises import Random
 from .vocabulary import Vocabulary
 
 SEGMENT_PAUSE_S = 0.6
@@ -100,10 +100,6 @@ def segments(said: list[Said]) -> list[Said]:
     return joined
 
 
-def _wave(clip: Clip) -> Wave:
-    return clip.samples.astype(np.float32) / 32768
-
-
 def _normalised(wave: Wave) -> Wave:
     return np.asarray(wave / (np.sqrt((wave**2).mean()) + 1e-6) * 0.1, np.float32)
 
@@ -141,7 +137,7 @@ def digits_window(choir: Choir, shape: Shape, rng: Random) -> Window:
         if rng.random() < 0.03:
             voice = choir.voice(rng)
         clip = _next_clip(voice, wanted, rng)
-        sound = channel.resample(_wave(clip), ratio * rng.uniform(0.96, 1.04))
+        sound = channel.resample(clip.wave, ratio * rng.uniform(0.96, 1.04))
         scale = len(sound) / len(clip.samples) / SAMPLE_RATE
         first = round((at_s - clip.start * scale) * SAMPLE_RATE)
         if first < 0:
@@ -169,7 +165,7 @@ def _intrude(wave: Wave, said: list[Said], choir: Choir, rng: Random) -> None:
     if rng.random() < 0.6:
         sound = noises.any_noise(min(count, int(rng.uniform(0.2, 2.0) * SAMPLE_RATE)), rng)
     else:
-        sound = _wave(choir.other(rng))[:count]
+        sound = choir.other(rng).wave[:count]
     at = int(start_s * SAMPLE_RATE) + int(rng.integers(0, count - len(sound) + 1))
     wave[at : at + len(sound)] += _normalised(sound) * np.float32(10 ** (rng.uniform(-20, 2) / 20))
 
@@ -188,10 +184,10 @@ def nothing_window(choir: Choir, shape: Shape, rng: Random) -> Window:
     at, ratio = int(rng.uniform(0, 0.4) * count), float(np.exp(rng.uniform(np.log(0.8), np.log(1.25))))
     while at < count:
         if kind < 0.85:
-            sound = _wave(choir.other(rng))
+            sound = choir.other(rng).wave
         else:
             voice = choir.voice(rng)
-            sound = noises.shuffled(_wave(_next_clip(voice, 9, rng)), rng)
+            sound = noises.shuffled(_next_clip(voice, 9, rng).wave, rng)
         sound = _normalised(channel.resample(sound, ratio))[: count - at]
         wave[at : at + len(sound)] += sound
         at += len(sound) + int(rng.uniform(0.0, 1.0) * SAMPLE_RATE)
@@ -216,7 +212,7 @@ def _babble(count: int, choir: Choir, rng: Random) -> Wave:
     """Three to six people talking at once, RMS 0.1."""
     wave = np.zeros(count, np.float32)
     for _ in range(rng.integers(3, 7)):
-        talk = np.concatenate([_wave(choir.other(rng)) for _ in range(1 + count // (4 * SAMPLE_RATE))])
+        talk = np.concatenate([choir.other(rng).wave for _ in range(1 + count // (4 * SAMPLE_RATE))])
         wave += np.resize(np.roll(_normalised(talk), int(rng.integers(len(talk)))), count)
     return _normalised(wave)
 
@@ -256,7 +252,7 @@ def transcript_tokens(said: list[Said], shift_s: float, with_times: bool, words:
 def training_tokens(
     said: list[Said], shift_s: float, words: Vocabulary, rng: Random
 ) -> tuple[list[int], list[int]]:
-    """The decoder's input and its targets for one window, with times in half of them, a prompt in one of ten."""
+    """The decoder's input and targets for one window, with times in half of them, a prompt in one of ten."""
     language = words.english if said else words.no_speech
     rest = transcript_tokens(said, shift_s, with_times=bool(rng.random() < 0.5), words=words)
     # <|startoftranscript|> is followed by <|en|> whatever the target there says, as at inference.

@@ -85,6 +85,8 @@ class LogMel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         filters = mel_filter_bank(201, 80, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+        self.filters: torch.Tensor
+        self.window: torch.Tensor
         self.register_buffer("filters", torch.tensor(filters.T, dtype=torch.float32))
         self.register_buffer("window", torch.hann_window(400))
 
@@ -97,7 +99,9 @@ class LogMel(nn.Module):
         return (torch.maximum(log_mel, top - 8.0) + 4.0) / 4.0
 
 
-def encode(network: WhisperForConditionalGeneration, features: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def encode(
+    network: WhisperForConditionalGeneration, features: torch.Tensor, shift: torch.Tensor
+) -> torch.Tensor:
     """The encoder on windows shorter than 30 s that begin at position ``shift`` [rows] of the table.
 
     features [rows, 80, frames] to [rows, frames / 2, width].
@@ -109,10 +113,14 @@ def encode(network: WhisperForConditionalGeneration, features: torch.Tensor, shi
     hidden = hidden + encoder.embed_positions.weight[places]
     for layer in encoder.layers:
         hidden = layer(hidden, None)
-    return encoder.layer_norm(hidden)
+    normed: torch.Tensor = encoder.layer_norm(hidden)
+    return normed
 
 
-def decode(network: WhisperForConditionalGeneration, encoded: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def decode(
+    network: WhisperForConditionalGeneration, encoded: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
     """Logits [rows, tokens, vocabulary] for the whole of ``tokens`` at once."""
     output = network.model.decoder(input_ids=tokens, encoder_hidden_states=encoded, use_cache=False)
-    return network.proj_out(output.last_hidden_state)
+    logits: torch.Tensor = network.proj_out(output.last_hidden_state)
+    return logits

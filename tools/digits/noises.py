@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft, signal
 
-from .clips import SAMPLE_RATE
+from .clips import SAMPLE_RATE, Wave
 
-Wave = npt.NDArray[np.float32]
 Random = np.random.Generator
 
 
@@ -25,7 +24,7 @@ def coloured_noise(count: int, slope_db_per_octave: float, rng: Random) -> Wave:
 
 
 def _times_s(count: int) -> Wave:
-    return np.arange(count, dtype=np.float32) / SAMPLE_RATE
+    return np.asarray(np.arange(count) / SAMPLE_RATE, np.float32)
 
 
 def _fade(wave: Wave, seconds: float = 0.01) -> Wave:
@@ -99,7 +98,9 @@ def cough(count: int, rng: Random) -> Wave:
         source = rng.standard_normal(length)
         if rng.random() < 0.6:
             pitch = rng.uniform(90, 350) * (1 + 0.05 * rng.standard_normal())
-            buzz = signal.sawtooth(2 * np.pi * pitch * times + 2 * np.cumsum(rng.standard_normal(length)) * 0.02)
+            buzz = signal.sawtooth(
+                2 * np.pi * pitch * times + 2 * np.cumsum(rng.standard_normal(length)) * 0.02
+            )
             source += buzz * rng.uniform(0.5, 4) * np.clip((times - rng.uniform(0, 0.1)) * 20, 0, 1)
         for _ in range(rng.integers(1, 4)):
             source = source + _resonate(source, rng.uniform(300, 4000), rng.uniform(80, 600))
@@ -112,8 +113,10 @@ def cough(count: int, rng: Random) -> Wave:
 def _resonate(source: npt.NDArray[np.float64], centre_hz: float, width_hz: float) -> npt.NDArray[np.float64]:
     radius = np.exp(-np.pi * width_hz / SAMPLE_RATE)
     angle = 2 * np.pi * centre_hz / SAMPLE_RATE
-    filtered: npt.NDArray[np.float64] = signal.lfilter([1 - radius], [1, -2 * radius * np.cos(angle), radius**2], source)
-    return filtered * (source.std() / (filtered.std() + 1e-9))
+    filtered: npt.NDArray[np.float64] = signal.lfilter(
+        [1 - radius], [1, -2 * radius * np.cos(angle), radius**2], source
+    )
+    return np.asarray(filtered * (source.std() / (filtered.std() + 1e-9)))
 
 
 def breath(count: int, rng: Random) -> Wave:
@@ -129,7 +132,9 @@ def hum(count: int, rng: Random) -> Wave:
     times = _times_s(count)
     base_hz = rng.choice([50.0, 60.0, rng.uniform(30, 200)])
     wave = sum(rng.random() / k * np.sin(2 * np.pi * base_hz * k * times + k) for k in range(1, 12))
-    return np.asarray(0.2 * wave, np.float32) + coloured_noise(count, 4.0, rng) * np.float32(rng.random() * 0.3)
+    return np.asarray(0.2 * wave, np.float32) + coloured_noise(count, 4.0, rng) * np.float32(
+        rng.random() * 0.3
+    )
 
 
 def stationary(count: int, rng: Random) -> Wave:

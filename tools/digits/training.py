@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.queues import Queue
 from pathlib import Path
-from queue import Queue
+from queue import Full
 
 import numpy as np
 import torch
@@ -22,14 +24,18 @@ from .mixing import Batch, Choir, Shape, Voice, make_batch
 from .network import NUM_CTC_CLASSES, LogMel, decode, encode, make_network
 from .vocabulary import NUM_TIMESTAMPS, Vocabulary
 
-CTC_WEIGHT = 0.5
+CTC_WEIGHT = 1.5
 EMA_DECAY = 0.998
 _TIMESTAMP_KERNEL = ((-2, 0.1), (-1, 0.2), (0, 0.4), (1, 0.2), (2, 0.1))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One stage of training. ``exclude`` names a speaker whose recordings stay out."""
+    """One stage of training.
+
+    The learning rate falls over ``steps``; the run ends after ``stop_at`` of them where that is given.
+    ``exclude`` names a speaker whose recordings stay out.
+    """
 
     name: str
     steps: int
@@ -39,14 +45,23 @@ class Plan:
     curriculum: tuple[tuple[float, tuple[tuple[Shape, int], ...]], ...]
     exclude: str | None = None
     start_from: Path | None = None
+    stop_at: int | None = None
+
+    @property
+    def last_step(self) -> int:
+        """How many steps are made."""
+        return self.stop_at or self.steps
 
 
 def _short(sound_s: float, max_digits: int, rows: int) -> tuple[Shape, int]:
     return Shape(sound_s, max_digits, sound_s), rows
 
 
-WHOLE = (Shape(30.0, 64, 30.0), 6)
+WHOLE = (Shape(30.0, 64, 30.0), 4)
 """Windows as they are at inference, and how many in a batch."""
+
+PADDED = (Shape(9.0, 20, 16.0), 8)
+"""On the way there: sound, then zeros, at a third of the cost."""
 
 FROM_NOTHING = (
     (0.05, (_short(1.6, 1, 64),)),
@@ -54,13 +69,13 @@ FROM_NOTHING = (
     (0.17, (_short(3.2, 4, 36),)),
     (0.45, (_short(4.0, 8, 30), _short(3.2, 8, 36))),
     (0.70, (_short(4.0, 10, 30), _short(6.0, 14, 20), _short(9.0, 20, 14))),
-    (1.01, (_short(4.0, 10, 30), _short(8.0, 18, 15), WHOLE)),
+    (1.01, (_short(4.0, 10, 30), _short(8.0, 18, 15), PADDED, WHOLE)),
 )
 """(share of the steps, shapes drawn from until then): one digit a window, then more and longer."""
 
 FROM_PRETRAINED = (
     (0.55, (_short(3.2, 8, 36), _short(5.0, 12, 24), _short(8.0, 18, 15))),
-    (1.01, (_short(5.0, 12, 24), WHOLE, WHOLE)),
+    (1.01, (_short(5.0, 12, 24), PADDED, WHOLE, WHOLE)),
 )
 
 
@@ -90,10 +105,21 @@ def load_choir(cache: Path, plan: Plan, is_held_out: Callable[[str], bool]) -> C
 
 
 def _produce(queue: Queue[Batch], choir: Choir, plan: Plan, first_step: int) -> None:
-    words = Vocabulary()
-    for step in range(first_step, plan.steps):
+    words, parent = Vocabulary(), os.getppid()
+    for step in range(first_step, plan.last_step):
         shape, rows = shape_at(plan, step)
-        queue.put(make_batch(choir, shape, rows, severity_at(plan, step), (plan.seed, step), words))
+        batch = make_batch(choir, shape, rows, severity_at(plan, step), (plan.seed, step), words)
+        while not _offer(queue, batch):
+            if os.getppid() != parent:  # the trainer was killed
+                return
+
+
+def _offer(queue: Queue[Batch], batch: Batch) -> bool:
+    try:
+        queue.put(batch, timeout=5)
+    except Full:
+        return False
+    return True
 
 
 def batches(choir: Choir, plan: Plan, first_step: int) -> Iterator[Batch]:
@@ -102,7 +128,7 @@ def batches(choir: Choir, plan: Plan, first_step: int) -> Iterator[Batch]:
     queue: Queue[Batch] = context.Queue(maxsize=12)
     producer = context.Process(target=_produce, args=(queue, choir, plan, first_step), daemon=True)
     producer.start()
-    for _ in range(first_step, plan.steps):
+    for _ in range(first_step, plan.last_step):
         yield queue.get()
     producer.join()
 
@@ -266,7 +292,7 @@ def train(plan: Plan, choir: Choir, folder: Path, num_threads: int, save_every_s
     run.resume()
     run.learner.train()
     saved_at, smooth = time.monotonic(), dict[str, float]()
-    with tqdm(total=plan.steps, initial=run.step, desc=plan.name, mininterval=10, smoothing=0.05) as bar:
+    with tqdm(total=plan.last_step, initial=run.step, desc=plan.name, mininterval=10, smoothing=0.05) as bar:
         for batch in batches(choir, plan, run.step):
             for name, value in run.update(batch).items():
                 smooth[name] = value if name not in smooth else 0.97 * smooth[name] + 0.03 * value

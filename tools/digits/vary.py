@@ -33,7 +33,12 @@ def random_manner(rng: np.random.Generator) -> Manner:
     """Pitch by up to an octave, formants by up to a fifth, with a shorter throat mostly at a higher pitch."""
     octaves = rng.uniform(-0.7, 1.0)
     formants = np.exp(np.clip(rng.normal(octaves * 0.08, 0.09), -0.2, 0.22))
-    return Manner(float(2**octaves), float(formants), float(np.exp(rng.uniform(-0.3, 0.3))), float(rng.uniform(0.3, 1.6)))
+    return Manner(
+        float(2**octaves),
+        float(formants),
+        float(np.exp(rng.uniform(-0.3, 0.3))),
+        float(rng.uniform(0.3, 1.6)),
+    )
 
 
 @dataclass(frozen=True)

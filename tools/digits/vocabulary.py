@@ -16,13 +16,17 @@ TIMESTAMP_STEP_S = 0.02
 
 def _byte_letters() -> list[str]:
     """GPT-2's printable stand-ins for the 256 bytes, in its order."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + index) for index in range(len(others))]
 
 
 def byte_pair_encoding() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary (256 bytes and every merged piece) and merges; each of " zero" to " nine" ends as one token."""
+    """Vocabulary (256 bytes and every merged piece) and merges; each of the words ends as one token."""
     vocabulary = {letter: index for index, letter in enumerate(_byte_letters())}
     merges: list[tuple[str, str]] = []
     for word in WORDS:
@@ -66,7 +70,7 @@ class Vocabulary:
         return self.timestamp_begin + min(max(step, 0), NUM_TIMESTAMPS - 1)
 
     def encode_digits(self, digits: str) -> list[int]:
-        """"407" to the tokens of " four zero seven"."""
+        """The tokens of the words: for "407" those of " four zero seven"."""
         return [self.digits[int(digit)] for digit in digits]
 
     def decode_digits(self, tokens: list[int]) -> str:
@@ -86,7 +90,7 @@ def save_tokenizer(folder: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     added = tokenizer.get_added_vocab()
     (folder / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")
-    names = {name: "<|endoftext|>" for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    names = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>")
     special = {**names, "additional_special_tokens": special_tokens()[1:]}
     (folder / "special_tokens_map.json").write_text(json.dumps(special), encoding="utf-8")
     merges = ["#version: 0.2", *(" ".join(pair) for pair in own.merges)]

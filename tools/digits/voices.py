@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +27,10 @@ HELD_OUT_VOICES = frozenset(
 )
 """Voices that never train anything."""
 
-_ENGLISH_ACCENTS = ("en-gb", "en-us", "en-us", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd",
-                    "en-029", "en-us-nyc")  # fmt: skip
+_ENGLISH_ACCENTS = (
+    *("en-us", "en-us", "en-us-nyc", "en-029"),
+    *("en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd"),
+)
 _NOT_SPEAKERS = frozenset({"fast"})
 
 _FLITE = ("kal", "kal16", "awb", "rms", "slt")
@@ -49,14 +51,14 @@ _FESTIVAL = {
     "msu_ru_nsh_clunits": "ru",
 }
 _ASCII_RESPELLED = {  # for voices that read no accented letters
-    "plain": "siro uan tu tri for faif siks seven eit nain".split(),
-    "czech": "zirou vuan tu tri for fajv siks sevn ejt najn".split(),
+    "plain": ("siro", "uan", "tu", "tri", "for", "faif", "siks", "seven", "eit", "nain"),
+    "czech": ("zirou", "vuan", "tu", "tri", "for", "fajv", "siks", "sevn", "ejt", "najn"),
 }
 _PICO = {"en-GB": "en", "en-US": "en", "de-DE": "de", "es-ES": "es", "fr-FR": "fr-fr", "it-IT": "it"}
 
 
 def voice_name(voice: str) -> str:
-    """ "engine/name/style" without the style."""
+    """The voice without its style: "engine/name"."""
     return voice.rsplit("/", 1)[0]
 
 
@@ -67,9 +69,13 @@ def is_held_out(voice: str) -> bool:
 
 def espeak_variants() -> list[str]:
     """Names of the installed espeak-ng variants that sound like somebody."""
-    listing = subprocess.run(["espeak-ng", "--voices=variant"], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(
+        ["espeak-ng", "--voices=variant"], capture_output=True, text=True, check=True
+    ).stdout
     names = [line.split("!v/")[1].split()[0] for line in listing.splitlines() if "!v/" in line]
-    return sorted(n for n in names if n not in _NOT_SPEAKERS and n != "Mr")  # "Mr serious": the blank breaks the name
+    return sorted(
+        n for n in names if n not in _NOT_SPEAKERS and n != "Mr"
+    )  # "Mr serious": the blank breaks the name
 
 
 def espeak_speakers(count: int, rng: random.Random) -> Iterator[EspeakVoice]:
@@ -86,16 +92,17 @@ def espeak_speakers(count: int, rng: random.Random) -> Iterator[EspeakVoice]:
         )
 
 
-def synthesise_espeak(num_speakers: int, seed: int, progress: Callable[[float], None]) -> ClipStore:
-    """Every speaker says the ten digits one by one, four runs of two to seven, and one or two other things."""
+def synthesise_espeak(num_speakers: int, seed: int) -> ClipStore:
+    """Every speaker says the ten digits one by one, four runs of two to seven, and some other things."""
     rng, engine, store = random.Random(seed), Espeak(), ClipStore()
-    for index, voice in enumerate(espeak_speakers(num_speakers, rng)):
+    for voice in espeak_speakers(num_speakers, rng):
         texts = list(_script(voice.language, rng, num_runs=4))
         if not voice.language.startswith("en"):
-            texts.append(("", other_text(rng)))  # English read by rules of another language: babble with its sounds
+            texts.append(
+                ("", other_text(rng))
+            )  # English read by rules of another language: babble with its sounds
         for digits, text in texts:
             store.add(make_clip(engine.say(text, voice), digits, str(voice)))
-        progress((index + 1) / num_speakers)
     return store
 
 
@@ -126,7 +133,7 @@ def read_16k(path: Path) -> Samples:
     return resampled
 
 
-def synthesise_flite(styles: int, seed: int, progress: Callable[[float], None]) -> ClipStore:
+def synthesise_flite(styles: int, seed: int) -> ClipStore:
     """Each flite voice at random tempos and pitches."""
     rng, store = random.Random(seed), ClipStore()
     with tempfile.TemporaryDirectory() as folder:
@@ -135,15 +142,19 @@ def synthesise_flite(styles: int, seed: int, progress: Callable[[float], None]) 
             name, stretch = _FLITE[index % len(_FLITE)], rng.uniform(0.75, 1.5)
             pitch_hz = rng.randint(150, 240) if name == "slt" else rng.randint(80, 150)
             for digits, text in _script("en", rng, num_runs=5):
-                options = ["--setf", f"duration_stretch={stretch:.2f}", "--setf", f"int_f0_target_mean={pitch_hz}"]
+                options = [
+                    "--setf",
+                    f"duration_stretch={stretch:.2f}",
+                    "--setf",
+                    f"int_f0_target_mean={pitch_hz}",
+                ]
                 subprocess.run(["flite", "-voice", name, *options, "-t", text, "-o", str(path)], check=True)
                 store.add(make_clip(read_16k(path), digits, f"flite/{name}/{stretch:.2f}-{pitch_hz}"))
-            progress((index + 1) / (styles * len(_FLITE)))
     return store
 
 
-def synthesise_pico(styles: int, seed: int, progress: Callable[[float], None]) -> ClipStore:
-    """Each SVOX Pico voice at random tempos and pitches; the four that are not English read respelled digits."""
+def synthesise_pico(styles: int, seed: int) -> ClipStore:
+    """Each SVOX Pico voice at random tempos and pitches; four of them read respelled digits."""
     rng, store, names = random.Random(seed), ClipStore(), list(_PICO)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.wav"
@@ -151,16 +162,17 @@ def synthesise_pico(styles: int, seed: int, progress: Callable[[float], None]) -
             name, speed, pitch = names[index % len(names)], rng.randint(70, 150), rng.randint(75, 130)
             for digits, text in _script(_PICO[name], rng, num_runs=5):
                 marked = f'<pitch level="{pitch}"><speed level="{speed}">{text}</speed></pitch>'
-                subprocess.run(["pico2wave", "-l", name, "-w", str(path), marked], check=True, capture_output=True)
+                subprocess.run(
+                    ["pico2wave", "-l", name, "-w", str(path), marked], check=True, capture_output=True
+                )
                 store.add(make_clip(read_16k(path), digits, f"pico/{name}/{speed}-{pitch}"))
-            progress((index + 1) / (styles * len(names)))
     return store
 
 
-def synthesise_festival(styles: int, seed: int, progress: Callable[[float], None]) -> ClipStore:
+def synthesise_festival(styles: int, seed: int) -> ClipStore:
     """Each festival voice at random tempos; all of one voice's utterances in one festival process."""
     rng, store = random.Random(seed), ClipStore()
-    for index, (name, language) in enumerate(_FESTIVAL.items()):
+    for name, language in _FESTIVAL.items():
         lines: list[tuple[str, str, float]] = []
         for _ in range(styles):
             stretch = rng.uniform(0.75, 1.5)
@@ -170,7 +182,6 @@ def synthesise_festival(styles: int, seed: int, progress: Callable[[float], None
             for number, (digits, _, stretch) in enumerate(lines):
                 samples = read_16k(Path(folder) / f"{number}.wav")
                 store.add(make_clip(samples, digits, f"festival/{name}/{stretch:.2f}"))
-        progress((index + 1) / len(_FESTIVAL))
     return store
 
 
