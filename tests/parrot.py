@@ -21,6 +21,7 @@ from asr_server.core import (
     Credit,
     Event,
     Failed,
+    Heartbeat,
     LanguageDetected,
     Result,
     Samples,
@@ -63,6 +64,7 @@ class Parrot:
         self._answer = answer
         self._credit = credit
         self._held: dict[ChunkId, Submit] = {}
+        self._num_beats = 0
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
     async def launch(self, index: int) -> Parrot:
@@ -99,7 +101,12 @@ class Parrot:
         self._events.put_nowait(Credit(1))
 
     async def receive(self) -> Event:
-        return await self._events.get()
+        try:
+            async with asyncio.timeout(1.0):
+                return await self._events.get()
+        except TimeoutError:
+            self._num_beats += 1
+            return Heartbeat(num_steps=self._num_beats)
 
     async def close(self, drain_s: float = 0.0) -> None:
         pass

@@ -32,11 +32,11 @@ def number_of_the_chunk(submit: Submit) -> ChunkResult:
 class House:
     """A transcriber between a real pool and a parrot."""
 
-    def __init__(self, credit: int = 100) -> None:
+    def __init__(self, credit: int = 100, workers: int = 2) -> None:
         self.answer: Callable[[Submit], ChunkResult | Exception] = number_of_the_chunk
         self.parrot = Parrot(lambda submit: self.answer(submit), credit)
         self.dispatcher = Dispatcher(Settings(chunks_ahead=2), self.parrot)
-        self.pool = PreprocessPool(2)
+        self.pool = PreprocessPool(workers)
         self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
 
     async def hear(
@@ -218,7 +218,7 @@ async def test_leaving_early_cancels_the_rest(house: House) -> None:
 
 
 async def test_a_long_file_is_decoded_only_a_few_chunks_ahead() -> None:
-    house = House(credit=0)
+    house = House(credit=0, workers=1)
     await house.dispatcher.start()
     hearing = asyncio.create_task(house.hear(wav(noise(600))))
     await until(lambda: house.dispatcher.num_chunks >= 2)
