@@ -12,7 +12,7 @@ from asr_server.audio.decoders.auto import open_native
 from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
 from asr_server.audio.source import Source, open_source
 from asr_server.audio.split import Splitter
-from asr_server.audio.stream import DecodedStream, Stream
+from asr_server.audio.stream import DecodedStream, RescuedStream, Stream
 from asr_server.core import SAMPLE_RATE, Piece
 from asr_server.errors import AudioTooShort
 
@@ -121,8 +121,12 @@ class Recording:
         self._file = open_source(self._source)
         decoder = open_native(self._file.fileno())
         if decoder is None:
-            return RemoteStream(self._file.fileno(), self._limits, self._closed)
-        return DecodedStream(decoder, self._limits)
+            return self._open_remote()
+        return RescuedStream(DecodedStream(decoder, self._limits), self._open_remote)
+
+    def _open_remote(self) -> Stream:
+        assert self._file is not None
+        return RemoteStream(self._file.fileno(), self._limits, self._closed)
 
     def _note_damage(self) -> None:
         if self._stream and self._stream.truncated:

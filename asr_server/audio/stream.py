@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from asr_server.audio.decoders.base import Decoder
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.resample import Mono16k
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.errors import InvalidAudio
 
 
 class Stream(Protocol):
@@ -30,24 +34,79 @@ class DecodedStream:
         limits.check_layout(decoder.sample_rate, decoder.num_channels)
         self._decoder, self._limits = decoder, limits
         self._mono = Mono16k(decoder.sample_rate, decoder.num_channels)
-        self._num_bytes = 0
-        self._num_samples = 0
-        self._finished = False
+        self._num_bytes = self._num_samples = 0
+        self._blocks = itertools.chain(self.body(), self.tail())
 
     @property
     def truncated(self) -> bool:
         return self._decoder.truncated
 
+    @property
+    def has_more(self) -> bool:
+        return self._decoder.has_more
+
     def read(self) -> Samples | None:
-        if self._finished:
-            return None
-        block = self._decoder.read()
-        self._finished = not len(block)
-        samples = self._mono.finish() if self._finished else self._mono.push(block)
-        self._num_bytes += block.nbytes
+        return next(self._blocks, None)
+
+    def body(self) -> Iterator[Samples]:
+        """Everything but the last few samples."""
+        while len(block := self._decoder.read()):
+            self._num_bytes += block.nbytes
+            yield self._counted(self._mono.push(block))
+
+    def tail(self) -> Iterator[Samples]:
+        """The last few samples, which the resampling filter holds back until it knows what follows."""
+        yield self._counted(self._mono.finish())
+
+    def close(self) -> None:
+        self._decoder.close()
+
+    def _counted(self, samples: Samples) -> Samples:
         self._num_samples += len(samples)
         self._limits.check_decoded(self._num_bytes, self._num_samples / SAMPLE_RATE)
         return samples
 
+
+class RescuedStream:
+    """A decoder in this process, and another stream that reads on where it stops before the file does.
+
+    libsndfile gives up at damage, and at the end of the first of several MP3s joined together; FFmpeg goes
+    on. The other stream starts again from the beginning: what has been read already is left out.
+    """
+
+    def __init__(self, stream: DecodedStream, open_rescue: Callable[[], Stream]) -> None:
+        self._stream, self._open_rescue = stream, open_rescue
+        self._rescue: Stream | None = None
+        self._blocks = self._read()
+
+    @property
+    def truncated(self) -> bool:
+        return self._stream.truncated or (self._rescue is not None and self._rescue.truncated)
+
+    def read(self) -> Samples | None:
+        return next(self._blocks, None)
+
     def close(self) -> None:
-        self._decoder.close()
+        self._stream.close()
+        if self._rescue:
+            self._rescue.close()
+
+    def _read(self) -> Iterator[Samples]:
+        num_read = num_rescued = 0
+        for samples in self._stream.body():
+            num_read += len(samples)
+            yield samples
+        for samples in self._rescued():
+            num_already = min(len(samples), max(0, num_read - num_rescued))
+            num_rescued += len(samples)
+            yield samples[num_already:]
+        if num_rescued <= num_read:
+            yield from self._stream.tail()
+
+    def _rescued(self) -> Iterator[Samples]:
+        if not self._stream.has_more:
+            return
+        self._rescue = self._open_rescue()
+        with contextlib.suppress(InvalidAudio):
+            while (samples := self._rescue.read()) is not None:
+                yield samples

@@ -130,6 +130,7 @@ LOSSLESS: dict[str, Write] = {
 }
 LOSSY: dict[str, Write] = {
     "a.mp3": _ffmpeg("libmp3lame", "mp3", id3v2_version="0"),
+    "untagged.mp3": _ffmpeg("libmp3lame", "mp3", id3v2_version="0", write_xing="0"),
     "a.mpga": _ffmpeg("libmp3lame", "mp3"),
     "a.mpeg": _ffmpeg("libmp3lame", "mpeg"),
     "a.m4a": _ffmpeg("aac", "ipod"),

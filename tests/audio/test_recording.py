@@ -33,6 +33,7 @@ UNTRIMMED = (
     "a.mpeg",
     "a.aac",
     "fragmented.mp4",
+    "untagged.mp3",
 )  # have no place to say what the encoder put before the sound
 INDEX_LAST = ("a.m4a", "alac.m4a", "index-last.mp4", "pcm.mov")
 FEW_PAGES = ("flac.oga", "a.ogg", "a.oga")  # what is left of them is half a page
@@ -224,6 +225,23 @@ def test_a_browser_s_recording_has_no_duration_and_is_read_whole() -> None:
     assert recording.duration_s == pytest.approx(65.0, abs=0.02)
     assert len(pieces) >= 3
     assert not recording.truncated
+
+
+@pytest.mark.parametrize("name", ["a.mp3", "a.flac"])
+def test_what_libsndfile_gives_up_on_is_read_on_by_ffmpeg(tmp_path: Path, name: str) -> None:
+    """MP3s joined together, of which a header counts the first; a FLAC with a hole in the middle."""
+    path = make(tmp_path, name, voice(48_000, 1, 10.0), 48_000)
+    expected, data = audio_of(pieces_of(path)[0]), bytearray(path.read_bytes())
+    if name == "a.mp3":
+        data = data + bytes(5000) + data
+    else:
+        data[len(data) // 2 : len(data) // 2 + 100] = bytes(100)
+    pieces, recording = pieces_of(bytes(data))
+    samples = audio_of(pieces)
+    assert recording.duration_s == pytest.approx(20.0 if name == "a.mp3" else 10.0, abs=0.3)
+    assert recording.truncated == (name == "a.flac")
+    assert np.abs(samples[:70_000] - expected[:70_000]).max() < 1e-5
+    assert np.std(samples[-70_000:]) == pytest.approx(np.std(expected[-70_000:]), rel=0.1)
 
 
 def test_silence_gives_only_silence(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ class Decoder(Protocol):
     sample_rate: int
     num_channels: int
     truncated: bool  # known at the end: the file promised more than it held, or was damaged on the way
+    has_more: bool  # known at the end: this decoder stopped where another one may be able to go on
 
     def read(self) -> Block:
         """The next block, of a second or two at most; one without frames is the end.

@@ -37,7 +37,7 @@ class FfmpegDecoder:
             self._container = av.open(path, container_options=options)
         except _DAMAGE as error:
             raise CannotOpen(str(error)) from error
-        self.truncated = False
+        self.truncated = self.has_more = False
         self._num_frames = 0
         try:
             self._open_stream()

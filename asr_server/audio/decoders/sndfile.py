@@ -9,6 +9,7 @@ import soundfile
 
 from asr_server.audio.decoders.base import Block, CannotOpen
 
+MAX_TAGS = 1 << 16  # bytes after the last frame of an MP3 that may be its title and the like
 BLOCK_SAMPLES = 1 << 17  # over all channels: 1.4 s of 48 kHz stereo
 
 
@@ -25,7 +26,8 @@ class SndfileDecoder:
         except (soundfile.LibsndfileError, RuntimeError) as error:
             raise CannotOpen(str(error)) from error
         self.sample_rate, self.num_channels = self._file.samplerate, self._file.channels
-        self.truncated = False
+        self.truncated = self.has_more = False
+        self._fd = fd
         self._num_read = 0
         self._block_frames = max(1, BLOCK_SAMPLES // self.num_channels)
 
@@ -35,13 +37,18 @@ class SndfileDecoder:
         num_frames = int(soundfile._snd.sf_readf_float(self._file._file, pointer, self._block_frames))
         self._num_read += num_frames
         if num_frames < self._block_frames:
-            self.truncated = self.truncated or self._falls_short()
+            self._judge_the_end()
         return block[:num_frames]
 
     def close(self) -> None:
         self._file.close()
 
-    def _falls_short(self) -> bool:
-        """Whether the file promised more, or was damaged; streams that know no length promise a huge one."""
+    def _judge_the_end(self) -> None:
         damaged = bool(soundfile._snd.sf_error(self._file._file))
-        return damaged or self._num_read < self._file.frames < 1 << 60
+        promised = self._file.frames  # 2^63 - 1 where the file does not say
+        num_left = os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR)
+        self.truncated = damaged or self._num_read < promised < 1 << 60
+        if self.truncated:
+            self.has_more = damaged or num_left > 0
+        else:
+            self.has_more = self._file.format == "MP3" and num_left > MAX_TAGS

@@ -42,7 +42,7 @@ class WavDecoder:
     def __init__(self, fd: int) -> None:
         """Raises CannotOpen where the file is no WAV, or one of a kind that only FFmpeg knows."""
         self.fd = fd
-        self.truncated = False
+        self.truncated = self.has_more = False
         wav_format, self._offset, self._end = _read_header(fd)
         self.sample_rate, self.num_channels = wav_format.sample_rate, wav_format.num_channels
         self._convert, sample_bytes = _converter(wav_format)
