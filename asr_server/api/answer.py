@@ -74,6 +74,8 @@ async def _stream(
             await stream.write(writer.done(course.transcript()))
         await stream.write(formats.STREAM_END)
     except ClientDisconnect:
+        if stream.has_begun:
+            return  # nobody is left to tell
         raise
     except Exception as error:
         if not stream.has_begun:
