@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from asr_server.api import formats
 from asr_server.api.client import while_client_stays
-from asr_server.api.errors import body_of
+from asr_server.api.errors import body_of, shutting_down
 from asr_server.api.form import Form, read_form
 from asr_server.api.job import Job
 from asr_server.api.rooms import Rooms
@@ -77,17 +78,15 @@ async def _stream(
         if stream.has_begun:
             return  # nobody is left to tell
         raise
+    except asyncio.CancelledError:
+        if not stream.has_begun:
+            raise
+        await stream.fail(shutting_down())
     except Exception as error:
         if not stream.has_begun:
             raise
-        _log_failure(error)
-        await stream.write(formats.event(body_of(error), exclude_none=False))
+        await stream.fail(error)
     await stream.end()
-
-
-def _log_failure(error: Exception) -> None:
-    expected = isinstance(error, RequestError | EngineUnavailable | ChunkFailed)
-    logger.warning("a stream has failed: %r", error, exc_info=None if expected else error)
 
 
 class _EventStream:
@@ -111,6 +110,11 @@ class _EventStream:
         ]
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def fail(self, error: Exception) -> None:
+        expected = isinstance(error, RequestError | EngineUnavailable | ChunkFailed)
+        logger.warning("a stream has failed: %r", error, exc_info=None if expected else error)
+        await self.write(formats.event(body_of(error), exclude_none=False))
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

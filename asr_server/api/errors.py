@@ -59,6 +59,11 @@ def response_to(error: Exception) -> JSONResponse:
     return JSONResponse(body_of(error).model_dump(), _status(error), _headers(error))
 
 
+def shutting_down() -> EngineUnavailable:
+    """For requests that have not finished in the time that the server's end leaves."""
+    return EngineUnavailable("The server is shutting down.")
+
+
 def body_of(error: Exception) -> ErrorBody:
     match error:
         case Overloaded():

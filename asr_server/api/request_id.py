@@ -11,8 +11,7 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from asr_server.api.errors import response_to
-from asr_server.errors import EngineUnavailable
+from asr_server.api.errors import response_to, shutting_down
 
 HEADER: Final = "x-request-id"
 _SANE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -50,9 +49,7 @@ class RequestIdMiddleware:
         except asyncio.CancelledError:
             if has_started:
                 raise
-            # The server stops, and this request has not finished in the time that was left.
-            stopping = EngineUnavailable("The server is shutting down.")
-            await response_to(stopping)(scope, receive, send_with_id)
+            await response_to(shutting_down())(scope, receive, send_with_id)
         except Exception as error:
             logger.exception("%s %s failed (%s)", scope["method"], scope["path"], request_id)
             if has_started:

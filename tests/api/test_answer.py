@@ -233,6 +233,19 @@ async def test_a_request_that_the_servers_end_cuts_off_is_told_to_come_back() ->
         assert reply.headers["retry-after"] == "5"
 
 
+async def test_a_stream_that_the_servers_end_cuts_off_says_so() -> None:
+    async with open_house() as house:
+        house.parrot.holding = True
+        asking = asyncio.create_task(begin(house, THREE_CHUNKS, stream="true"))
+        await until(lambda: house.parrot.held)
+        house.parrot.release(house.parrot.held[0])
+        reply = await asking
+        house.server.should_exit = True
+        delta, failure = events_of((await reply.aread()).decode())
+        assert delta["delta"] == "zero"
+        assert failure["error"]["type"] == "service_unavailable_error"
+
+
 # -- What a request asks of the engine -----------------------------------------------------------------------
 
 
