@@ -21,7 +21,7 @@ def _chunking_from_wire(value: Any) -> Any:
     """`auto`, or a JSON string of it or of an object; flattened fields have become an object before."""
     if not isinstance(value, str):
         return value
-    with contextlib.suppress(ValueError):  # not JSON: a bare word
+    with contextlib.suppress(ValueError, RecursionError):  # not JSON: a bare word
         value = json.loads(value)
     return {"type": value} if isinstance(value, str) else value
 

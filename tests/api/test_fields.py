@@ -1,10 +1,16 @@
+import contextlib
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asr_server.api.fields import parse_fields
 from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
 from asr_server.errors import InvalidValue
 
 MODEL = ("model", "whisper-1")
+FLOATS = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature")
+NAMES = sorted(TranscriptionFields.model_fields) + ["include[]", "chunking_strategy[type]", "languages[0]"]
 VERBOSE = [("response_format", "verbose_json")]
 
 
@@ -124,12 +130,24 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("model[]", "whisper-1")], "model[]"),
         ([("to_language", "en")], "to_language"),
         ([("a[b][c]", "1")], "a[b][c]"),
+        ([("chunking_strategy", "[" * 60_000)], "chunking_strategy"),
+        ([("seed", "9" * 60_000)], "seed"),
+        *[([(field, "nan")], field) for field in FLOATS],
+        *[([(field, "inf")], field) for field in FLOATS],
+        *[([(field, "-inf")], field) for field in FLOATS],
     ],
 )
 def test_what_cannot_be_is_refused_by_the_name_of_its_field(pairs: list[tuple[str, str]], param: str) -> None:
     error = refusal(MODEL, *pairs)
     assert error.param == param
     assert param.split("[")[0] in error.message
+
+
+@given(pairs=st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=20), st.text(max_size=20))))
+@settings(max_examples=300, deadline=None)
+def test_nothing_that_is_sent_brings_anything_but_fields_or_a_refusal(pairs: list[tuple[str, str]]) -> None:
+    with contextlib.suppress(InvalidValue):
+        assert parse(*pairs).model == "whisper-1"
 
 
 def test_a_missing_model_is_named() -> None:
