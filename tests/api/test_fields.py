@@ -10,7 +10,7 @@ from asr_server.errors import InvalidValue
 
 MODEL = ("model", "whisper-1")
 FLOATS = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature")
-NAMES = sorted(TranscriptionFields.model_fields) + ["include[]", "chunking_strategy[type]", "languages[0]"]
+NAMES = [*sorted(TranscriptionFields.model_fields), "include[]", "chunking_strategy[type]", "languages[0]"]
 VERBOSE = [("response_format", "verbose_json")]
 
 
