@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,8 +44,8 @@ def _attend_head_by_head(qkv: Tensor, num_heads: int) -> Tensor:
     return context.flatten(1)
 
 
-def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """A few queries over many cached positions.
+def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """A few queries over the cached text positions.
 
     Args:
         query: [B, T, H, d], scaled.
@@ -53,7 +55,38 @@ def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
         [B, T, D].
     """
     # Plain products: on CPU scaled_dot_product_attention takes seven times as long for a single query.
-    scores = query.transpose(1, 2) @ keys.transpose(-1, -2)  # [B, H, T, N]
-    if mask is not None:
-        scores += mask
+    scores = query.transpose(1, 2) @ keys.transpose(-1, -2) + mask  # [B, H, T, N]
     return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
+
+
+def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+    """A few queries over all cached audio positions.
+
+    Args:
+        query: [B, T, H, d], scaled.
+        keys: [B, H, d, F].
+        values: [B, H, F, d].
+        rows: 0, 1, 2 ... up to B H F at least.
+    Returns:
+        [B, T, D].
+    """
+    if query.shape[1] > 1 or not _WEIGHTED_ROWS:
+        scores = query.transpose(1, 2) @ keys  # [B, H, T, F]
+        return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
+    scores = sum_weighted_rows(query[:, 0].flatten(0, 1), keys.flatten(0, 2), rows)  # [B H, F]
+    context = sum_weighted_rows(scores.softmax(-1), values.flatten(0, 2), rows)  # [B H, d]
+    return context.view(len(query), 1, -1)
+
+
+def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
+    """Products of many vectors, each with a matrix of its own: [G, n], [G n, m] to [G, m].
+
+    The layer made for looking up embeddings reads its rows at close to the memory's speed, 2.5 times as fast
+    as a batched matrix product with one row on the left.
+    """
+    bags = rows[: len(matrix)].view(weights.shape)
+    return F.embedding_bag(bags, matrix, mode="sum", per_sample_weights=weights)
+
+
+# On x86 torch carries kernels written for it (FBGEMM); elsewhere, and on GPUs, matrix products are the better.
+_WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64") and not torch.cuda.is_available()

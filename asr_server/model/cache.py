@@ -16,17 +16,25 @@ from asr_server.model.sizes import WhisperSizes
 
 
 class DecoderCache:
-    """Keys and values of every layer and slot, [layers, slots, H, positions, d] each."""
+    """Keys and values of every layer and slot, [layers, slots, H, positions, d] each.
+
+    The keys of the audio are the other way round, [layers, slots, H, d, positions]: the form in which both
+    products of a decode step read their matrix row by row.
+    """
 
     def __init__(self, sizes: WhisperSizes, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
         heads, depth = sizes.decoder_heads, sizes.width // sizes.decoder_heads
         text = (sizes.decoder_layers, num_slots, heads, sizes.text_positions, depth)
-        audio = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)
+        audio_keys = (sizes.decoder_layers, num_slots, heads, depth, sizes.audio_positions)
+        audio_values = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)
         # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
         self.keys = torch.zeros(text, device=device, dtype=dtype)
         self.values = torch.zeros(text, device=device, dtype=dtype)
-        self.cross_keys = torch.zeros(audio, device=device, dtype=dtype)
-        self.cross_values = torch.zeros(audio, device=device, dtype=dtype)
+        self.cross_keys = torch.zeros(audio_keys, device=device, dtype=dtype)
+        self.cross_values = torch.zeros(audio_values, device=device, dtype=dtype)
+        self.cross_rows = torch.arange(
+            num_slots * heads * sizes.audio_positions, device=device, dtype=torch.int32
+        )
 
     @staticmethod
     def bytes_per_slot(sizes: WhisperSizes, dtype: torch.dtype) -> int:
@@ -34,11 +42,11 @@ class DecoderCache:
         return 2 * sizes.decoder_layers * positions * sizes.width * dtype.itemsize
 
     def write_audio(self, first_slot: int, keys_values: list[tuple[Tensor, Tensor]]) -> None:
-        """Puts each layer's [B, F, D] keys and values into B slots from `first_slot` on."""
+        """Puts each layer's keys [B, D, F] and values [B, F, D] into B slots from `first_slot` on."""
         heads = self.cross_keys.shape[2]
         for layer, (keys, values) in enumerate(keys_values):
             slots = slice(first_slot, first_slot + len(keys))
-            self.cross_keys[layer, slots] = split_heads(keys, heads).transpose(1, 2)
+            self.cross_keys[layer, slots] = keys.view(len(keys), heads, -1, keys.shape[-1])
             self.cross_values[layer, slots] = split_heads(values, heads).transpose(1, 2)
 
     def move(self, source: int, target: int) -> None:
@@ -75,6 +83,7 @@ class CacheRows:
             cache.values[index],
             cache.cross_keys[index, self._slots],
             cache.cross_values[index, self._slots],
+            cache.cross_rows,
             self._slots,
             self._index,
             self._positions,
@@ -88,8 +97,9 @@ class LayerView(NamedTuple):
 
     keys: Tensor  # [slots, H, positions, d], all slots
     values: Tensor
-    cross_keys: Tensor  # [B, H, F, d]
-    cross_values: Tensor
+    cross_keys: Tensor  # [B, H, d, F]
+    cross_values: Tensor  # [B, H, F, d]
+    cross_rows: Tensor
     slots: slice
     slot_ids: Tensor  # [B, 1], the same slots
     positions: Tensor  # [B, T]

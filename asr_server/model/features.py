@@ -72,7 +72,7 @@ class LogMel(nn.Module):
 
     def _log_mel(self, samples: Tensor) -> Tensor:
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]
-        power = spectrum.abs().square()  # [B, FFT_SIZE // 2 + 1, frames]
+        power = torch.view_as_real(spectrum).square().sum(-1)  # [B, FFT_SIZE // 2 + 1, frames]
         mel = (self.filters @ power).clamp_(min=1e-10).log10_()
         floor = mel.amax(dim=(1, 2), keepdim=True) - 8.0
         silence = mel.new_full((len(mel), 1, 1), -10.0)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr_server.model.attention import attend_audio, attend_cached, split_heads
+from asr_server.model.attention import attend_audio, attend_cached, attend_cached_audio, split_heads
 from asr_server.model.cache import CacheRows, DecoderCache, LayerView
 from asr_server.model.features import LogMel
 from asr_server.model.linear import Linear, can_pack, pack, packed_linear
@@ -165,7 +165,8 @@ class DecoderLayer(nn.Module):
         self.out = Linear(sizes.width, sizes.width)
         self.cross_norm = nn.LayerNorm(sizes.width)
         self.cross_query = Linear(sizes.width, sizes.width)
-        self.cross_key_value = Linear(sizes.width, 2 * sizes.width)
+        self.cross_key = nn.Parameter(torch.empty(sizes.width, sizes.width))
+        self.cross_value = Linear(sizes.width, sizes.width)
         self.cross_out = Linear(sizes.width, sizes.width)
         self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden)
 
@@ -175,7 +176,8 @@ class DecoderLayer(nn.Module):
         keys, values = cache.append(key, value)
         x = x + self.out(attend_cached(query, keys, values, cache.mask))
         query = split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
-        x = x + self.cross_out(attend_cached(query, cache.cross_keys, cache.cross_values))
+        heard = attend_cached_audio(query, cache.cross_keys, cache.cross_values, cache.cross_rows)
+        x = x + self.cross_out(heard)
         y: Tensor = self.feed_forward(x)
         return y
 
@@ -186,7 +188,8 @@ class DecoderLayer(nn.Module):
         _load(self.out, weights, "self_attn.out_proj")
         _load(self.cross_norm, weights, "encoder_attn_layer_norm")
         _load_packed(self.cross_query, weights, ("encoder_attn.q_proj",), scale)
-        _load_packed(self.cross_key_value, weights, ("encoder_attn.k_proj", "encoder_attn.v_proj"))
+        self.cross_key.copy_(weights["encoder_attn.k_proj.weight"])
+        _load(self.cross_value, weights, "encoder_attn.v_proj")
         _load(self.cross_out, weights, "encoder_attn.out_proj")
         self.feed_forward.load(weights)
 
@@ -223,8 +226,9 @@ class Decoder(nn.Module):
         return F.linear(hidden, self.embedding)
 
     def cross_keys_values(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Of each layer, from the encoder's [B, F, D]: keys and values, [B, F, D] each."""
-        return [layer.cross_key_value(audio).chunk(2, dim=-1) for layer in self.layers]  # type: ignore[operator]
+        """Of each layer, from the encoder's [B, F, D]: keys [B, D, F] and values [B, F, D]."""
+        transposed = audio.transpose(1, 2)
+        return [(layer.cross_key @ transposed, layer.cross_value(audio)) for layer in self.layers]  # type: ignore[operator]
 
     def load(self, weights: Weights) -> None:
         self.embedding.copy_(weights["embed_tokens.weight"])
