@@ -15,7 +15,7 @@ from .vocabulary import TIMESTAMP_STEP_S, Vocabulary
 
 
 def share_on_word(folder: Path, examples: list[Example]) -> npt.NDArray[np.float64]:
-    """Mean share of each head's attention that lies on the digit about to be written; shape [layers, heads]."""
+    """Mean share of each head's attention on the digit about to be written; shape [layers, heads]."""
     words, processor = Vocabulary(), WhisperProcessor.from_pretrained(folder)
     model = WhisperForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
     shares: list[npt.NDArray[np.float64]] = []

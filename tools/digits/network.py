@@ -107,6 +107,8 @@ def encode(
     features [rows, 80, frames] to [rows, frames / 2, width].
     """
     encoder = network.model.encoder
+    # On a CPU in bfloat16 torch's fused attention is the slower one for windows of up to 8 s.
+    network.config._attn_implementation = "eager" if features.shape[-1] <= 800 else "sdpa"
     hidden = nn.functional.gelu(encoder.conv1(features))
     hidden = nn.functional.gelu(encoder.conv2(hidden)).transpose(1, 2)
     places = shift[:, None] + torch.arange(hidden.shape[1])[None, :]

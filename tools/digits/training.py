@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -60,7 +62,7 @@ def _short(sound_s: float, max_digits: int, rows: int) -> tuple[Shape, int]:
 WHOLE = (Shape(30.0, 64, 30.0), 4)
 """Windows as they are at inference, and how many in a batch."""
 
-PADDED = (Shape(9.0, 20, 16.0), 8)
+PADDED = (Shape(12.0, 26, 16.0), 7)
 """On the way there: sound, then zeros, at a third of the cost."""
 
 FROM_NOTHING = (
@@ -74,8 +76,9 @@ FROM_NOTHING = (
 """(share of the steps, shapes drawn from until then): one digit a window, then more and longer."""
 
 FROM_PRETRAINED = (
-    (0.55, (_short(3.2, 8, 36), _short(5.0, 12, 24), _short(8.0, 18, 15))),
-    (1.01, (_short(5.0, 12, 24), PADDED, WHOLE, WHOLE)),
+    (0.20, (_short(3.2, 8, 36), _short(5.0, 12, 24), _short(8.0, 18, 15))),
+    (0.65, (_short(4.0, 10, 30), _short(8.0, 18, 15), PADDED)),
+    (1.01, (_short(5.0, 12, 24), PADDED, WHOLE)),
 )
 
 
@@ -292,14 +295,19 @@ def train(plan: Plan, choir: Choir, folder: Path, num_threads: int, save_every_s
     run.resume()
     run.learner.train()
     saved_at, smooth = time.monotonic(), dict[str, float]()
-    with tqdm(total=plan.last_step, initial=run.step, desc=plan.name, mininterval=10, smoothing=0.05) as bar:
-        for batch in batches(choir, plan, run.step):
-            for name, value in run.update(batch).items():
-                smooth[name] = value if name not in smooth else 0.97 * smooth[name] + 0.03 * value
-            bar.set_postfix({k: f"{v:.3f}" for k, v in smooth.items()}, refresh=False)
-            bar.update()
-            if time.monotonic() - saved_at > save_every_s:
-                run.save()
-                saved_at = time.monotonic()
-    run.save()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends through ``finally`` below
+    try:
+        with tqdm(
+            total=plan.last_step, initial=run.step, desc=plan.name, mininterval=10, smoothing=0.05
+        ) as bar:
+            for batch in batches(choir, plan, run.step):
+                for name, value in run.update(batch).items():
+                    smooth[name] = value if name not in smooth else 0.97 * smooth[name] + 0.03 * value
+                bar.set_postfix({k: f"{v:.3f}" for k, v in smooth.items()}, refresh=False)
+                bar.update()
+                if time.monotonic() - saved_at > save_every_s:
+                    run.save()
+                    saved_at = time.monotonic()
+    finally:
+        run.save()
     return run.checkpoint
