@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from benchmarks.clips import make_clip
+from tests.checkpoints import large_directory, tiny_directory
 from tests.engine.driving import Checkpoint, Reference, transcribe
 from tests.speech import say
 
@@ -25,8 +24,8 @@ def options(language: str | None, timestamps: bool, max_tokens: int = MAX_TOKENS
 
 
 @pytest.fixture(scope="module")
-def tiny_reference(tiny_directory: Path) -> Reference:
-    return Reference(tiny_directory)
+def tiny_reference() -> Reference:
+    return Reference(tiny_directory())
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
@@ -45,12 +44,12 @@ def test_whisper_tinys_layout_gives_transformers_tokens_batched_and_alone(
 
 @pytest.mark.parametrize(("language", "timestamps"), [("yue", True), (None, False)])
 def test_large_v3s_layout_gives_transformers_tokens(
-    large_directory: Path, language: str | None, timestamps: bool
+    language: str | None, timestamps: bool
 ) -> None:
     some, asked = clips(4), options(language, timestamps)
-    expected = Reference(large_directory).transcribe(some, language, timestamps, MAX_TOKENS)
+    expected = Reference(large_directory()).transcribe(some, language, timestamps, MAX_TOKENS)
     assert len(set(expected)) == 4, "the audio must matter"
-    checkpoint = Checkpoint.load(large_directory)
+    checkpoint = Checkpoint.load(large_directory())
     assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
 
 
@@ -59,11 +58,11 @@ def test_large_v3s_layout_gives_transformers_tokens(
 @pytest.mark.parametrize("timestamps", [False, True])
 @pytest.mark.parametrize("language", ["yue", None])
 def test_large_v3s_layout_gives_transformers_tokens_for_sixteen_clips(
-    large_directory: Path, language: str | None, timestamps: bool
+    language: str | None, timestamps: bool
 ) -> None:
     some, asked = clips(16), options(language, timestamps)
-    expected = Reference(large_directory).transcribe(some, language, timestamps, MAX_TOKENS)
-    checkpoint = Checkpoint.load(large_directory)
+    expected = Reference(large_directory()).transcribe(some, language, timestamps, MAX_TOKENS)
+    checkpoint = Checkpoint.load(large_directory())
     assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
     alone = [transcribe(checkpoint.engine(num_slots=1), [clip], asked)[0] for clip in some]
     assert [result.tokens for result in alone] == expected

@@ -1,0 +1,39 @@
+"""Random checkpoints of Whisper's layouts, each made once a session and only when a test asks for it."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from benchmarks.checkpoints import SHAPES, Shape, make_checkpoint
+
+# Everything that whisper-tiny has, in a size that needs no patience.
+POCKET = Shape(128, 2, encoder_layers=2, decoder_layers=2)
+LARGE_V3_SHORT = Shape(1280, 20, encoder_layers=1, decoder_layers=2, num_mels=128, num_languages=100)
+
+
+@cache
+def _parent() -> Path:
+    parent = Path(tempfile.mkdtemp(prefix="asr-server-checkpoints-"))
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    return parent
+
+
+@cache
+def pocket_directory() -> Path:
+    return make_checkpoint(_parent() / "pocket", POCKET, lively=True)
+
+
+@cache
+def tiny_directory() -> Path:
+    """whisper-tiny's layout."""
+    return make_checkpoint(_parent() / "tiny", SHAPES["tiny"], lively=True)
+
+
+@cache
+def large_directory() -> Path:
+    """large-v3's layout with fewer layers."""
+    return make_checkpoint(_parent() / "large", LARGE_V3_SHORT, lively=True)

@@ -1,0 +1,55 @@
+"""Log-mel spectrograms, against transformers' feature extractor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asr_server.core import Samples
+from asr_server.model import LogMel
+from asr_server.model.features import mel_filters
+from benchmarks.clips import make_clip
+
+CLIPS: dict[str, Samples] = {
+    "thirty seconds": make_clip(1, 30),
+    "a few seconds": make_clip(2, 3.217),
+    "one sample": np.ones(1, np.float32),
+    "a tenth of a second": make_clip(3, 0.1),
+    "silence": np.zeros(16_000, np.float32),
+    "very quiet": make_clip(4, 12) * np.float32(1e-4),
+    "to the last frame but one": make_clip(5, 29.99),
+}
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+@pytest.mark.parametrize("name", CLIPS)
+def test_features_are_those_of_transformers(name: str, num_mels: int) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    extractor: Any = WhisperFeatureExtractor(feature_size=num_mels)  # type: ignore[no-untyped-call]
+    expected = extractor([CLIPS[name]], sampling_rate=16_000, return_tensors="pt").input_features
+    torch.testing.assert_close(LogMel(num_mels, 3000)([CLIPS[name]]), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+def test_filters_are_those_of_transformers(num_mels: int) -> None:
+    from transformers.audio_utils import mel_filter_bank
+
+    expected: Any = mel_filter_bank(201, num_mels, 0, 8000, 16_000, norm="slaney", mel_scale="slaney")
+    np.testing.assert_allclose(mel_filters(num_mels), expected.T, atol=1e-7)
+
+
+def test_features_do_not_depend_on_who_else_is_in_the_batch() -> None:
+    log_mel, clips = LogMel(80, 3000), list(CLIPS.values())
+    together = log_mel(clips)
+    for row, clip in zip(together, clips, strict=True):
+        torch.testing.assert_close(row, log_mel([clip])[0], atol=2e-6, rtol=0)
+
+
+def test_what_lies_beyond_the_window_is_cut_off() -> None:
+    long = make_clip(6, 31)
+    log_mel = LogMel(80, 3000)
+    assert torch.equal(log_mel([long]), log_mel([long[: 30 * 16_000]]))

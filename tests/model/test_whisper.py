@@ -1,0 +1,143 @@
+"""The model's numbers against transformers', and every form a checkpoint comes in."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from asr_server.checkpoint import CheckpointError
+from asr_server.model import Whisper, load_whisper
+from benchmarks.clips import make_clip
+from tests.checkpoints import pocket_directory
+
+CLIPS = [make_clip(1, 30), make_clip(2, 4)]
+TOKENS = torch.tensor([[50258, 50261, 50359, 50363, 1, 22, 333], [50258, 50262, 50359, 50364, 4444, 5, 66]])
+
+
+@cache
+def ours() -> Whisper:
+    return load_whisper(pocket_directory(), "cpu", torch.float32)
+
+
+@cache
+def theirs() -> Any:
+    from transformers import WhisperForConditionalGeneration
+
+    model: Any = WhisperForConditionalGeneration.from_pretrained(pocket_directory())
+    return model.eval()
+
+
+@torch.inference_mode()
+def our_logits(model: Whisper, one_by_one: bool) -> Tensor:
+    """[B, T, vocabulary], the tokens fed at once or each in a call of its own."""
+    cache = model.new_cache(3)
+    audio = model.encoder(model.log_mel(CLIPS))
+    cache.write_audio(1, model.decoder.cross_keys_values(audio))
+    length = TOKENS.shape[1]
+    spans = [(i, i + 1) for i in range(length)] if one_by_one else [(0, length)]
+    hidden = []
+    for start, end in spans:
+        positions = torch.arange(start, end).expand(2, -1)
+        hidden.append(model.decoder(TOKENS[:, start:end], positions, cache.rows(1, positions, context=end)))
+    return model.decoder.logits(torch.cat(hidden, dim=1))
+
+
+@torch.inference_mode()
+def their_logits() -> Tensor:
+    logits: Tensor = theirs()(input_features=ours().log_mel(CLIPS), decoder_input_ids=TOKENS).logits
+    return logits
+
+
+@torch.inference_mode()
+def test_the_encoder_gives_transformers_numbers() -> None:
+    mel = ours().log_mel(CLIPS)
+    expected = theirs().model.encoder(mel).last_hidden_state
+    torch.testing.assert_close(ours().encoder(mel), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_the_decoder_gives_transformers_numbers(one_by_one: bool) -> None:
+    torch.testing.assert_close(our_logits(ours(), one_by_one), their_logits(), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_close_to_float32(dtype: torch.dtype) -> None:
+    model = load_whisper(pocket_directory(), "cpu", dtype)
+    for one_by_one in (False, True):
+        found = our_logits(model, one_by_one).float()
+        assert torch.isfinite(found).all()
+        error = (found - their_logits()).norm() / their_logits().norm()
+        assert error < 0.05
+
+
+def weights() -> dict[str, Tensor]:
+    return load_file(pocket_directory() / "model.safetensors")
+
+
+def described(target: Path, **changes: object) -> Path:
+    config = json.loads((pocket_directory() / "config.json").read_text()) | changes
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def sharded(directory: Path) -> None:
+    names = sorted(weights())
+    halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in halves.items():
+        save_file({name: weights()[name] for name in part}, directory / file)
+    index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def pickled(directory: Path) -> None:
+    torch.save(weights(), directory / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("written", [sharded, pickled])
+def test_weights_in_shards_or_pickled_are_the_same_weights(tmp_path: Path, written: Any) -> None:
+    written(described(tmp_path))
+    model = load_whisper(tmp_path, "cpu", torch.float32)
+    assert torch.equal(our_logits(model, False), our_logits(ours(), False))
+
+
+def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="neither"):
+        load_whisper(described(tmp_path), "cpu", torch.float32)
+
+
+def test_a_missing_weight_is_named(tmp_path: Path) -> None:
+    save_file({k: v for k, v in weights().items() if "conv1.bias" not in k}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"conv1\.bias"):
+        load_whisper(described(tmp_path), "cpu", torch.float32)
+
+
+def test_weights_of_other_sizes_are_refused(tmp_path: Path) -> None:
+    save_file(weights(), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="do not fit"):
+        load_whisper(described(tmp_path, d_model=64), "cpu", torch.float32)
+
+
+def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a Whisper checkpoint"):
+        load_whisper(described(tmp_path, model_type="wav2vec2"), "cpu", torch.float32)
+
+
+def test_a_slot_moved_elsewhere_gives_the_same_numbers() -> None:
+    model = ours()
+    with torch.inference_mode():
+        cache = model.new_cache(2)
+        cache.write_audio(1, model.decoder.cross_keys_values(model.encoder(model.log_mel(CLIPS[:1]))))
+        positions = torch.arange(3)[None]
+        model.decoder(TOKENS[:1, :3], positions, cache.rows(1, positions, context=3))
+        cache.move(1, 0)
+        last = torch.tensor([[3]])
+        here = model.decoder(TOKENS[:1, 3:4], last, cache.rows(0, last, context=4))
+        there = model.decoder(TOKENS[:1, 3:4], last, cache.rows(1, last, context=4))
+    assert torch.equal(here, there)
