@@ -43,9 +43,7 @@ def test_whisper_tinys_layout_gives_transformers_tokens_batched_and_alone(
 
 
 @pytest.mark.parametrize(("language", "timestamps"), [("yue", True), (None, False)])
-def test_large_v3s_layout_gives_transformers_tokens(
-    language: str | None, timestamps: bool
-) -> None:
+def test_large_v3s_layout_gives_transformers_tokens(language: str | None, timestamps: bool) -> None:
     some, asked = clips(4), options(language, timestamps)
     expected = Reference(large_directory()).transcribe(some, language, timestamps, MAX_TOKENS)
     assert len(set(expected)) == 4, "the audio must matter"
@@ -75,5 +73,7 @@ def test_the_embedded_model_gives_transformers_tokens(embedded: Checkpoint, time
     expected = Reference(EMBEDDED_MODEL).transcribe(some, "en", timestamps, 100)
     found = transcribe(embedded.engine(), some, options("en", timestamps, 100))
     assert [result.tokens for result in found] == expected
-    alone = [transcribe(embedded.engine(num_slots=1), [clip], options("en", timestamps, 100))[0] for clip in some]
+    alone = [
+        transcribe(embedded.engine(num_slots=1), [clip], options("en", timestamps, 100))[0] for clip in some
+    ]
     assert [result.tokens for result in alone] == expected

@@ -58,7 +58,12 @@ def test_text_that_spells_special_tokens_is_plain_text() -> None:
 
 def test_special_and_timestamp_tokens_have_no_text() -> None:
     specials = ours().specials
-    tokens = [specials.start_of_transcript, specials.timestamp_begin, *ours().encode(" hi"), specials.end_of_text]
+    tokens = [
+        specials.start_of_transcript,
+        specials.timestamp_begin,
+        *ours().encode(" hi"),
+        specials.end_of_text,
+    ]
     assert ours().decode(tokens) == " hi"
     assert ours().decode_bytes(specials.end_of_text) == b""
 
@@ -121,7 +126,7 @@ def test_a_tokenizer_without_whispers_tokens_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="neither tokenizer.json"):
+    with pytest.raises(FileNotFoundError, match=r"neither tokenizer\.json"):
         Tokenizer.from_directory(tmp_path)
 
 

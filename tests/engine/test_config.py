@@ -1,0 +1,60 @@
+"""What `auto` and 0 stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr_server.config import Settings
+from asr_server.engine import Engine, EngineConfig, config
+from asr_server.engine.config import available_cores, choose_device, choose_dtype, choose_num_slots
+from asr_server.model import WhisperSizes
+from tests.checkpoints import pocket_directory
+
+CPU = torch.device("cpu")
+
+
+def sizes() -> WhisperSizes:
+    return WhisperSizes.from_directory(pocket_directory())
+
+
+@pytest.mark.parametrize(("flags", "dtype"), [({"avx512_bf16"}, torch.bfloat16), ({"avx2"}, torch.float32)])
+def test_auto_precision_is_bfloat16_where_the_processor_has_it(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(config, "_cpu_flags", lambda: flags)
+    assert choose_dtype("auto", CPU) == dtype
+    assert choose_dtype("float16", CPU) == torch.float16
+
+
+def test_slots_follow_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = 2 * 2 * (448 + 1500) * 128 * 4  # keys and values, layers, positions, width, bytes
+    monkeypatch.setattr(config, "free_bytes", lambda device: 4 * 10 * slot)  # a quarter is for slots
+    assert choose_num_slots(0, sizes(), CPU, torch.float32) == 10
+    monkeypatch.setattr(config, "free_bytes", lambda device: 0)
+    assert choose_num_slots(0, sizes(), CPU, torch.float32) == 1
+    monkeypatch.setattr(config, "free_bytes", lambda device: 1 << 50)
+    assert choose_num_slots(0, sizes(), CPU, torch.float32) == 32
+    assert choose_num_slots(5, sizes(), CPU, torch.float32) == 5
+
+
+def test_some_memory_is_free() -> None:
+    assert config.free_bytes(CPU) > 1 << 20
+
+
+def test_replicas_share_the_cores() -> None:
+    assert EngineConfig.from_settings(Settings(replicas=1)).cpu_threads == available_cores()
+    assert EngineConfig.from_settings(Settings(replicas=1000)).cpu_threads == 1
+    assert EngineConfig.from_settings(Settings(replicas=1000, cpu_threads=3)).cpu_threads == 3
+
+
+def test_the_device_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+
+
+def test_an_engine_starts_from_its_configuration_alone() -> None:
+    threads = torch.get_num_threads()
+    engine = Engine(EngineConfig(str(pocket_directory()), "cpu", "float32", max_slots=3, cpu_threads=threads))
+    assert engine.num_slots == 3
+    assert engine.initial_credit().count == engine.encode_batch

@@ -1,0 +1,331 @@
+"""The engine's promises: every chunk ends once, nobody's company matters, options are obeyed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asr_server.core import (
+    Cancel,
+    ChunkId,
+    Credit,
+    DecodingOptions,
+    Drain,
+    Event,
+    Failed,
+    LanguageDetected,
+    Result,
+    Samples,
+    SetLanguage,
+    Submit,
+)
+from asr_server.engine import Engine
+from benchmarks.clips import make_clip
+from tests.checkpoints import pocket_directory
+from tests.engine.driving import Checkpoint, Reference, results, run, submit, transcribe
+
+CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate((9, 1, 30, 4, 0.5, 14, 2, 22))]
+PLAIN = DecodingOptions(language="de", max_new_tokens=12)
+
+# What may be asked for, one after another; each has company of every other kind.
+MIXED = [
+    DecodingOptions(language="de", max_new_tokens=5),
+    DecodingOptions(language="en", max_new_tokens=17, timestamps=True),
+    DecodingOptions(language="fr", max_new_tokens=9, temperatures=(0.7,), seed=3),
+    DecodingOptions(language="de", max_new_tokens=12, prompt_tokens=tuple(range(300, 340))),
+    DecodingOptions(language="de", max_new_tokens=14, repetition_penalty=1.5, presence_penalty=0.2),
+    DecodingOptions(max_new_tokens=6, timestamps=True),
+    DecodingOptions(language="es", max_new_tokens=8, temperatures=(0.0, 0.4, 1.0), logprob_threshold=0.0),
+    DecodingOptions(language="de", max_new_tokens=20, temperatures=(1.0,), top_p=0.9, top_k=40, min_p=1e-5),
+]
+
+
+def credits(events: list[Event]) -> int:
+    return sum(event.count for event in events if isinstance(event, Credit))
+
+
+@pytest.fixture(scope="module")
+def alone(pocket: Checkpoint) -> list[Any]:
+    """Each clip with its options, and nobody else in the engine."""
+    return [
+        transcribe(pocket.engine(num_slots=1), [clip], options)[0]
+        for clip, options in zip(CLIPS, MIXED, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("num_slots", [2, 3, 8])
+def test_company_changes_nobodys_tokens(pocket: Checkpoint, alone: list[Any], num_slots: int) -> None:
+    engine = pocket.engine(num_slots, encode_batch=3)
+    events: list[Event] = []
+    for i, (clip, options) in enumerate(zip(CLIPS, MIXED, strict=True)):
+        submit(engine, str(i), clip, options)
+        if i % 3 == 2:  # some come while others run
+            events += _answered(engine, engine.step())
+    found = results(events + run(engine))
+    for i, expected in enumerate(alone):
+        assert found[str(i)].tokens == expected.tokens
+        assert found[str(i)].temperature == expected.temperature
+        assert found[str(i)].avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-4)
+    assert engine.decode_batch_mean > 1.2
+
+
+def _answered(engine: Engine, events: list[Event]) -> list[Event]:
+    for event in events:
+        if isinstance(event, LanguageDetected):
+            engine.handle(
+                SetLanguage(event.id, max(event.probabilities, key=event.probabilities.__getitem__))
+            )
+    return events
+
+
+def test_sixteen_at_once_give_what_one_at_a_time_gives(pocket: Checkpoint) -> None:
+    clips = [make_clip(100 + i, 1 + 1.8 * i) for i in range(16)]
+    together = transcribe(pocket.engine(16), clips, PLAIN)
+    one_by_one = [transcribe(pocket.engine(1), [clip], PLAIN)[0] for clip in clips]
+    assert [r.tokens for r in together] == [r.tokens for r in one_by_one]
+    assert len({r.tokens for r in together}) > 8, "the audio must matter"
+
+
+def test_every_chunk_ends_once_and_gives_its_credit_back(pocket: Checkpoint) -> None:
+    engine = pocket.engine(num_slots=2, encode_batch=2)
+    for i, clip in enumerate(CLIPS[:5]):
+        submit(engine, str(i), clip, PLAIN)
+    submit(engine, "bad", CLIPS[0], DecodingOptions(language="tlh"))
+    submit(engine, "gone", CLIPS[0], PLAIN)
+    engine.handle(Cancel("gone"))
+    events = run(engine)
+    ended = [event.id.request_id for event in events if isinstance(event, Result | Failed)]
+    assert sorted(ended) == ["0", "1", "2", "3", "4", "bad"]
+    assert credits(events) == 7
+    assert engine.slots_in_use == 0
+    assert engine.step() == []
+
+
+def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint) -> None:
+    engine = pocket.engine(num_slots=2)
+    for i in range(2):
+        submit(engine, "leaver", CLIPS[i], PLAIN)
+    submit(engine, "stayer", CLIPS[2], PLAIN)
+    engine.step()
+    assert engine.slots_in_use == 2
+    engine.handle(Cancel("leaver"))
+    assert engine.slots_in_use == 0
+    assert list(results(run(engine))) == ["stayer"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "reason"),
+    [
+        (CLIPS[1], DecodingOptions(language="tlh"), "language 'tlh'"),
+        (CLIPS[1], DecodingOptions(language="de", temperatures=()), "temperatures"),
+        (CLIPS[1], DecodingOptions(language="de", temperatures=(-0.5,)), "temperatures"),
+        (CLIPS[1], DecodingOptions(language="de", max_new_tokens=0), "max_new_tokens"),
+        (CLIPS[1], DecodingOptions(language="de", prompt_tokens=(10**6,)), "vocabulary"),
+        (np.zeros(0, np.float32), PLAIN, "no samples"),
+        (np.full(16_000, np.nan, np.float32), PLAIN, "no numbers"),
+    ],
+)
+def test_a_chunk_that_cannot_be_decoded_fails_and_the_engine_goes_on(
+    pocket: Checkpoint, samples: Samples, options: DecodingOptions, reason: str
+) -> None:
+    engine = pocket.engine()
+    submit(engine, "bad", samples, options)
+    submit(engine, "good", CLIPS[1], PLAIN)
+    events = run(engine)
+    (failure,) = [event for event in events if isinstance(event, Failed)]
+    assert failure.id.request_id == "bad"
+    assert reason in failure.message
+    assert [event.id.request_id for event in events if isinstance(event, Result)] == ["good"]
+
+
+# -- Language -------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_held_until_the_language_is_set(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    id = submit(engine, "x", CLIPS[3], DecodingOptions(max_new_tokens=4))
+    (detected,) = [event for event in engine.step() if isinstance(event, LanguageDetected)]
+    assert detected.id == id
+    assert sum(detected.probabilities.values()) == pytest.approx(1, abs=1e-5)
+    assert set(detected.probabilities) == set(pocket.tokenizer.specials.languages)
+    assert not engine.has_work
+    assert engine.slots_in_use == 1
+    engine.handle(SetLanguage(id, "sv"))
+    held = results(run(engine))["x"]
+    given = transcribe(pocket.engine(), [CLIPS[3]], DecodingOptions(language="sv", max_new_tokens=4))[0]
+    assert held == given
+    assert held.language == "sv"
+
+
+def test_detection_keeps_to_the_candidates(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    options = DecodingOptions(candidate_languages=("fi", "nl", "tlh"), max_new_tokens=2)
+    submit(engine, "x", CLIPS[3], options)
+    (detected,) = [event for event in engine.step() if isinstance(event, LanguageDetected)]
+    assert set(detected.probabilities) == {"fi", "nl"}
+
+
+def test_a_single_candidate_needs_no_detection(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    submit(engine, "x", CLIPS[3], DecodingOptions(candidate_languages=("fi",), max_new_tokens=2))
+    events = run(engine)
+    assert not [event for event in events if isinstance(event, LanguageDetected)]
+    assert results(events)["x"].language == "fi"
+
+
+def test_a_checkpoint_of_one_language_is_not_asked(embedded: Checkpoint) -> None:
+    engine = embedded.engine()
+    submit(engine, "x", CLIPS[1], DecodingOptions(max_new_tokens=4))
+    events = run(engine)
+    assert not [event for event in events if isinstance(event, LanguageDetected)]
+    assert results(events)["x"].language is None
+
+
+def test_a_held_chunk_can_be_cancelled_or_told_nonsense(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    for name in ("leaver", "fool"):
+        submit(engine, name, CLIPS[1], DecodingOptions(max_new_tokens=2))
+    engine.step()
+    engine.handle(Cancel("leaver"))
+    engine.handle(SetLanguage(ChunkId("fool", 0), "tlh"))
+    (failure,) = [event for event in run(engine) if isinstance(event, Failed)]
+    assert failure.id.request_id == "fool"
+    assert engine.slots_in_use == 0
+
+
+def test_a_late_language_is_ignored(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    engine.handle(SetLanguage(ChunkId("nobody", 0), "de"))
+    assert engine.step() == []
+
+
+def test_drain_is_remembered(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    assert not engine.draining
+    engine.handle(Drain())
+    assert engine.draining
+
+
+# -- Options --------------------------------------------------------------------------------------------
+
+
+def test_the_ladder_is_climbed_while_results_are_unlikely(pocket: Checkpoint) -> None:
+    options = DecodingOptions(
+        language="de",
+        max_new_tokens=6,
+        temperatures=(0.0, 0.2, 0.8),
+        logprob_threshold=0.0,
+        no_speech_threshold=1.1,
+    )
+    found = transcribe(pocket.engine(), CLIPS[:2], options)
+    assert [result.temperature for result in found] == [0.8, 0.8]
+    only_last = DecodingOptions(language="de", max_new_tokens=6, temperatures=(0.8,))
+    assert [r.tokens for r in found] == [r.tokens for r in transcribe(pocket.engine(), CLIPS[:2], only_last)]
+
+
+@pytest.mark.parametrize(
+    "lenient",
+    [
+        {"logprob_threshold": -100.0},
+        {"logprob_threshold": 0.0, "no_speech_threshold": -1.0},  # unlikely, but silence anyway
+    ],
+)
+def test_the_first_step_that_passes_is_kept(pocket: Checkpoint, lenient: dict[str, Any]) -> None:
+    options = DecodingOptions(
+        language="de", max_new_tokens=6, temperatures=(0.0, 1.0), compression_ratio_threshold=99.0, **lenient
+    )
+    (found,) = transcribe(pocket.engine(), CLIPS[:1], options)
+    assert found.temperature == 0.0
+
+
+def test_repetitive_text_climbs_the_ladder(pocket: Checkpoint) -> None:
+    options = DecodingOptions(
+        language="de",
+        max_new_tokens=6,
+        temperatures=(0.0, 1.0),
+        compression_ratio_threshold=0.0,
+        logprob_threshold=-100.0,
+    )
+    (found,) = transcribe(pocket.engine(), CLIPS[:1], options)
+    assert found.temperature == 1.0
+
+
+def test_seeds_repeat_and_differ(pocket: Checkpoint) -> None:
+    def drawn(seed: int) -> Any:
+        options = DecodingOptions(language="de", max_new_tokens=12, temperatures=(1.0,), seed=seed)
+        return transcribe(pocket.engine(), CLIPS[:1], options)[0].tokens
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_a_strong_presence_penalty_forbids_repetition(pocket: Checkpoint) -> None:
+    options = DecodingOptions(language="de", max_new_tokens=30, presence_penalty=1000.0)
+    end = pocket.tokenizer.specials.end_of_text
+    text = [token for token in transcribe(pocket.engine(), CLIPS[:1], options)[0].tokens if token < end]
+    assert len(text) > 10
+    assert len(set(text)) == len(text)
+
+
+def test_the_number_of_tokens_is_bounded_by_the_options_and_the_model(pocket: Checkpoint) -> None:
+    (short,) = transcribe(pocket.engine(), CLIPS[1:2], DecodingOptions(language="de", max_new_tokens=3))
+    assert (len(short.tokens), short.finish_reason) == (3, "length")
+    asked = DecodingOptions(language="de", prompt_tokens=tuple(range(1000, 1300)))
+    (long,) = transcribe(pocket.engine(), CLIPS[1:2], asked)
+    room = 448 - 224 - 4  # <|startofprev|> and 223 tokens; then the four that start the transcript
+    assert len(long.tokens) == room if long.finish_reason == "length" else len(long.tokens) < room
+
+
+def test_only_the_last_223_tokens_of_a_prompt_count(pocket: Checkpoint) -> None:
+    def given(prompt: range) -> Any:
+        options = DecodingOptions(language="de", max_new_tokens=8, prompt_tokens=tuple(prompt))
+        return transcribe(pocket.engine(), CLIPS[:1], options)[0]
+
+    assert given(range(1000, 1400)).tokens == given(range(1400 - 223, 1400)).tokens
+    assert given(range(1400 - 222, 1400)).avg_logprob != given(range(1400 - 223, 1400)).avg_logprob
+
+
+# -- Figures --------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_log_probabilities_and_no_speech_are_those_of_the_model(pocket: Checkpoint) -> None:
+    (found,) = transcribe(pocket.engine(), CLIPS[:1], PLAIN)
+    specials, rules = pocket.tokenizer.specials, pocket.rules
+    prompt = [
+        specials.start_of_transcript,
+        specials.languages["de"],
+        specials.transcribe,
+        specials.no_timestamps,
+    ]
+    reference = Reference(pocket_directory())
+    logits = reference.model(
+        input_features=reference.features(CLIPS[:1]),
+        decoder_input_ids=torch.tensor([[*prompt, *found.tokens]]),
+    ).logits[0]
+    no_speech = logits[0].softmax(-1)[specials.no_speech].item()
+    assert found.no_speech_prob == pytest.approx(no_speech, rel=1e-3)
+    scores = logits[len(prompt) - 1 : -1]
+    scores[:, list(rules.suppress)] = float("-inf")
+    scores[0, list(rules.suppress_at_begin)] = float("-inf")
+    expected = scores.log_softmax(-1).gather(1, torch.tensor(found.tokens)[:, None])[:, 0]
+    assert found.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
+    assert found.avg_logprob == pytest.approx(expected.sum().item() / (len(found.tokens) + 1), abs=1e-3)
+
+
+def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
+    engine = pocket.engine(encode_batch=4)
+    for i in range(4):
+        submit(engine, str(i), CLIPS[1], PLAIN)
+    engine.step()
+    assert (engine.num_steps, engine.slots_in_use, engine.decode_batch_mean) == (1, 4, 4.0)
+
+
+def test_a_submit_names_its_chunk_in_the_answer(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    id = ChunkId("r", 7, part=2, attempt=1)
+    engine.handle(Submit(id, CLIPS[1], PLAIN))
+    assert [event.id for event in run(engine) if isinstance(event, Result)] == [id]

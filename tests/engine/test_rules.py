@@ -1,0 +1,105 @@
+"""Whisper's token rules for a batch, against openai-whisper's own filters one sequence at a time."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_server.engine.rules import GenerationRules, TokenRules
+from asr_server.engine.slots import SlotState
+from asr_server.tokenizer import SpecialTokens
+
+END, NO_TIMESTAMPS, FIRST_TIME, VOCABULARY = 60, 69, 70, 110
+SPECIALS = SpecialTokens(
+    end_of_text=END,
+    start_of_transcript=61,
+    start_of_prev=62,
+    start_of_lm=63,
+    no_speech=64,
+    no_timestamps=NO_TIMESTAMPS,
+    timestamp_begin=FIRST_TIME,
+    transcribe=65,
+    translate=66,
+    languages={"en": 67},
+    is_multilingual=True,
+)
+SUPPRESSED, AT_BEGIN = (3, 5, 61), (7, END)
+
+
+def state_after(sequences: list[list[int]], timestamps: list[bool]) -> SlotState:
+    """Slots in which these tokens were generated, all in one go or none."""
+    state = SlotState.empty(len(sequences), 32, torch.device("cpu"))
+    for slot, wanted in enumerate(timestamps):
+        state.begin(slot, [61, 67, 65], FIRST_TIME - 1)
+        state.timestamps[slot] = wanted
+        for token in sequences[slot]:
+            state[slice(slot, slot + 1)].advance(torch.tensor([token]), FIRST_TIME)
+    return state
+
+
+def openais(scores: Tensor, tokens: list[int], timestamps: bool, max_initial: int | None) -> Tensor:
+    """One row of scores after openai-whisper's filters, in its order."""
+    from whisper.decoding import ApplyTimestampRules
+
+    row = scores.clone()[None]
+    row[:, list(SUPPRESSED)] = float("-inf")
+    if not tokens:
+        row[:, list(AT_BEGIN)] = float("-inf")
+    if timestamps:
+        tokenizer = SimpleNamespace(eot=END, no_timestamps=NO_TIMESTAMPS, timestamp_begin=FIRST_TIME)
+        rules = ApplyTimestampRules(cast(Any, tokenizer), 0, max_initial)
+        rules.apply(row, torch.tensor([tokens], dtype=torch.long))
+    return row[0]
+
+
+def plausible_tokens(choose: random.Random) -> list[int]:
+    """Text and closed or open pairs of times that never go back."""
+    tokens: list[int] = []
+    time = FIRST_TIME
+    for _ in range(choose.randrange(4)):
+        time = min(VOCABULARY - 1, time + choose.randrange(6))
+        tokens += [time] + [choose.randrange(50) for _ in range(choose.randrange(3))]
+        if choose.random() < 0.6:
+            time = min(VOCABULARY - 1, time + choose.randrange(1, 6))
+            tokens += [time]
+    return tokens[: choose.randrange(len(tokens) + 1)]
+
+
+@pytest.mark.parametrize("max_initial", [None, 0, 10])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_batch_obeys_openai_whispers_rules(seed: int, max_initial: int | None) -> None:
+    choose = random.Random(seed)
+    sequences = [[], *(plausible_tokens(choose) for _ in range(15))]
+    timestamps = [choose.random() < 0.7 for _ in sequences]
+    torch.manual_seed(seed)
+    scores = 3 * torch.randn(len(sequences), VOCABULARY)
+    scores[:, FIRST_TIME:] += torch.randn(len(sequences), 1) * 2 - 1  # in some rows, all times together win
+    expected = [
+        openais(row, tokens, wanted, max_initial)
+        for row, tokens, wanted in zip(scores, sequences, timestamps, strict=True)
+    ]
+    rules = TokenRules(
+        GenerationRules(SUPPRESSED, AT_BEGIN, max_initial), SPECIALS, VOCABULARY, torch.device("cpu")
+    )
+    rules.apply(scores, state_after(sequences, timestamps), timestamps=any(timestamps))
+    assert torch.equal(scores, torch.stack(expected))
+
+
+def test_without_timestamps_nothing_but_suppressed_tokens_changes() -> None:
+    scores = torch.randn(1, VOCABULARY)
+    before = scores.clone()
+    rules = TokenRules(GenerationRules(), SPECIALS, VOCABULARY, torch.device("cpu"))
+    rules.apply(scores, state_after([[1, 2]], [False]), timestamps=False)
+    assert torch.equal(scores, before)
+
+
+def test_suppressed_ids_outside_the_vocabulary_are_ignored() -> None:
+    rules = TokenRules(GenerationRules((-1, VOCABULARY + 5, 4)), SPECIALS, VOCABULARY, torch.device("cpu"))
+    scores = torch.zeros(1, VOCABULARY)
+    rules.apply(scores, state_after([[]], [False]), timestamps=False)
+    assert scores.isinf().nonzero().tolist() == [[0, 4]]
