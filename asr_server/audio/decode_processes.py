@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from asr_server import errors
 from asr_server.audio.limits import AudioLimits, invalid_audio
@@ -149,17 +150,17 @@ class RemoteStream:
         if self._ended:
             return None
         try:
-            kind, size = HEADER.unpack(self._receive(HEADER.size))
+            kind, size = HEADER.unpack(self._receive(HEADER.size).data)
             content = self._receive(size)
         except ConnectionError as error:
             raise invalid_audio("The file could not be decoded.") from error
         if kind == SAMPLES:
             self._ask()
-            return np.frombuffer(content, np.float32)
+            return content.view(np.float32)
         self._ended = True
         if kind == REFUSED:
             raise _error(content)
-        self.truncated = msgspec.msgpack.decode(content, type=Finished).truncated
+        self.truncated = msgspec.msgpack.decode(content.data, type=Finished).truncated
         return None
 
     def close(self) -> None:
@@ -172,10 +173,10 @@ class RemoteStream:
         with contextlib.suppress(ConnectionError):  # `read` will find out
             self._connection.sendall(NEXT)
 
-    def _receive(self, size: int) -> bytearray:
+    def _receive(self, size: int) -> npt.NDArray[np.uint8]:
         """Exactly `size` bytes, giving up when the recording is closed."""
-        content = bytearray(size)
-        view = memoryview(content)
+        content = np.empty(size, np.uint8)
+        view = content.data
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         while view:
@@ -190,7 +191,7 @@ class RemoteStream:
         return content
 
 
-def _error(content: bytearray) -> RequestError:
-    refused = msgspec.msgpack.decode(content, type=Refused)
+def _error(content: npt.NDArray[np.uint8]) -> RequestError:
+    refused = msgspec.msgpack.decode(content.data, type=Refused)
     error: type[RequestError] = getattr(errors, refused.error)
     return error(refused.message)

@@ -84,7 +84,7 @@ def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
             _set_alarms(0, 0)
             if samples is None:
                 return _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))
-            _answer(connection, SAMPLES, samples.tobytes())
+            _answer(connection, SAMPLES, samples.data.cast("B"))
     except RequestError as error:
         _refuse(connection, error)
     except (MemoryError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
@@ -119,7 +119,7 @@ def _refuse(connection: socket.socket, error: RequestError) -> None:
     _answer(connection, REFUSED, msgspec.msgpack.encode(Refused(type(error).__name__, error.message)))
 
 
-def _answer(connection: socket.socket, kind: int, content: bytes) -> None:
+def _answer(connection: socket.socket, kind: int, content: bytes | memoryview) -> None:
     connection.sendall(HEADER.pack(kind, len(content)))
     connection.sendall(content)
 

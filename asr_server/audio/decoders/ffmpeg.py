@@ -64,15 +64,15 @@ class FfmpegDecoder:
             raise invalid_audio("The file has no audio stream.")
         self._stream = self._container.streams.audio[0]
         self._stream.codec_context.thread_count = 1
-        frames = self._decode()
-        first = next(frames, None)
+        packets = self._decode()
+        first = next((frame for frames in packets for frame in frames), None)
         if first is None:
             raise invalid_audio("No audio could be decoded from the file.")
         self.sample_rate, self.num_channels = first.sample_rate, first.layout.nb_channels
-        self._blocks = _gather(_alike(first, frames))
+        self._blocks = _gather(first, packets)
 
-    def _decode(self) -> Iterator[Any]:
-        """Frames of audio, stepping over packets that are damaged."""
+    def _decode(self) -> Iterator[Iterator[Any]]:
+        """The frames of each packet, stepping over packets that are damaged."""
         packets = self._container.demux(self._stream)
         while True:
             try:
@@ -83,7 +83,7 @@ class FfmpegDecoder:
                 self.truncated = True
                 return
             try:
-                yield from packet.decode()
+                yield iter(packet.decode())
             except _DAMAGE:
                 self.truncated = True
 
@@ -99,45 +99,59 @@ class FfmpegDecoder:
         return bool(promised_s - self._num_frames / self.sample_rate > MISSING_S)
 
 
-def _alike(first: Any, frames: Iterator[Any]) -> Iterator[Any]:
-    """All frames in one format: some streams change theirs on the way."""
-    wanted = adapted = _key(first)
-    if first.format.is_planar and first.layout.nb_channels >= MAX_PLANES:
-        wanted = (first.format.packed.name, *wanted[1:])
-    adapter: Any = None
-    for frame in itertools.chain((first,), frames):
-        if adapter is None and _key(frame) == wanted:
-            yield frame
-            continue
-        if adapter is None or _key(frame) != adapted:
-            yield from _flushed(adapter, first)
-            adapted, adapter = _key(frame), av.AudioResampler(wanted[0], first.layout, first.sample_rate)
-        for part in adapter.resample(frame):
-            part.time_base = first.time_base
-            yield part
-    yield from _flushed(adapter, first)
-
-
-def _flushed(adapter: Any, first: Any) -> Iterator[Any]:
-    """What a resampler that is done still holds."""
-    for part in adapter.resample(None) if adapter else ():
-        part.time_base = first.time_base
-        yield part
-
-
-def _key(frame: Any) -> tuple[str, str, int]:
-    return frame.format.name, frame.layout.name, frame.sample_rate
-
-
-def _gather(frames: Iterator[Any]) -> Iterator[Block]:
+def _gather(first: Any, packets: Iterator[Iterator[Any]]) -> Iterator[Block]:
+    """Blocks of about GROUP_S. The loop turns once a frame, so what it does is dear."""
+    adapter = _Adapter(first)
     fifo = av.AudioFifo()
-    for frame in frames:
-        frame.pts = None  # a gap in the time stamps is no gap in the sound
-        fifo.write(frame)
-        if fifo.samples >= GROUP_S * frame.sample_rate:
+    group = int(GROUP_S * first.sample_rate)
+    for frames in itertools.chain((iter((first,)),), packets):
+        for frame in frames:
+            for part in adapter.adapt(frame) if adapter.is_needed(frame) else (frame,):
+                part.pts = None  # a gap in the time stamps is no gap in the sound
+                fifo.write(part)
+        if fifo.samples >= group:
             yield _to_block(fifo.read())
+    for part in adapter.flush():
+        fifo.write(part)
     if fifo.samples:
         yield _to_block(fifo.read())
+
+
+class _Adapter:
+    """Brings frames into one format: some streams change theirs on the way."""
+
+    def __init__(self, first: Any) -> None:
+        self._first = first
+        self._format = first.format.name
+        if first.format.is_planar and first.layout.nb_channels >= MAX_PLANES:
+            self._format = first.format.packed.name
+        self._wanted = (self._format, first.layout.nb_channels, first.sample_rate)
+        self._adapted: tuple[str, int, int] | None = None
+        self._resampler: Any = None
+
+    def is_needed(self, frame: Any) -> bool:
+        return self._resampler is not None or self._wanted != _kind(frame)
+
+    def adapt(self, frame: Any) -> Iterator[Any]:
+        if _kind(frame) != self._adapted:
+            yield from self.flush()
+            self._adapted = _kind(frame)
+            self._resampler = av.AudioResampler(self._format, self._first.layout, self._first.sample_rate)
+        yield from self._alike(self._resampler.resample(frame))
+
+    def flush(self) -> Iterator[Any]:
+        if self._resampler is not None:
+            yield from self._alike(self._resampler.resample(None))
+
+    def _alike(self, parts: list[Any]) -> Iterator[Any]:
+        for part in parts:
+            part.time_base = self._first.time_base  # the queue compares it too
+            part.pts = None
+            yield part
+
+
+def _kind(frame: Any) -> tuple[str, int, int]:
+    return frame.format.name, frame.layout.nb_channels, frame.sample_rate
 
 
 def _to_block(frame: Any) -> Block:

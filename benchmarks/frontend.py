@@ -1,0 +1,414 @@
+"""The audio front end against other ways of turning a file into 16 kHz mono.
+
+    python benchmarks/frontend.py [--quick] [--json FILE] [--plot FILE]
+
+Speed of one core (audio seconds per second of processor time, decode processes included), speed with more
+threads, the event loop's delay meanwhile, and peak memory. All ways take turns in every round, so that a
+noisy machine disturbs them alike; figures are medians over the rounds, with the range beside them.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before numpy is loaded: one core means one core
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import audioread
+import av
+import librosa
+import numpy as np
+import psutil
+import soundfile
+import soxr
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from asr_server.audio import AudioLimits, PreprocessPool, Recording
+from asr_server.core import Chunk, Samples
+
+VOICES = Path(__file__).parents[1] / "tests" / "data"
+THREADS = (1, 2, 4, 8, 16)
+# File name -> rate, channels, and FFmpeg's names of codec and container.
+FORMATS: dict[str, tuple[int, int, str, str]] = {
+    "wav 48k stereo": (48_000, 2, "pcm_s16le", "wav"),
+    "wav 44.1k stereo": (44_100, 2, "pcm_s16le", "wav"),
+    "wav 16k mono": (16_000, 1, "pcm_s16le", "wav"),
+    "flac 16k mono": (16_000, 1, "flac", "flac"),
+    "flac 44.1k stereo": (44_100, 2, "flac", "flac"),
+    "mp3 44.1k stereo": (44_100, 2, "libmp3lame", "mp3"),
+    "ogg vorbis 44.1k stereo": (44_100, 2, "libvorbis", "ogg"),
+    "m4a 44.1k stereo": (44_100, 2, "aac", "ipod"),
+    "webm opus 48k stereo": (48_000, 2, "libopus", "webm"),
+}
+
+
+# -- The files: digits in synthesised voices, one voice a channel, and a room's noise. ---------------------
+
+
+def recording(sample_rate: int, num_channels: int, duration_s: float) -> np.ndarray:
+    """[frames, channels] float32."""
+    rng = np.random.default_rng(0)
+    channels = []
+    for path in sorted(VOICES.glob("digits-*.flac"))[:num_channels]:
+        speech, rate = soundfile.read(path, dtype="float32")
+        speech = np.resize(speech, round(duration_s * rate))
+        channels.append(soxr.resample(speech, rate, sample_rate)[: round(duration_s * sample_rate)])
+    frames = np.stack(channels, axis=1)
+    return frames + rng.normal(0, 1e-3, frames.shape).astype(np.float32)
+
+
+def write(path: Path, name: str, duration_s: float) -> None:
+    sample_rate, num_channels, codec, container = FORMATS[name]
+    frames = recording(sample_rate, num_channels, duration_s)
+    if codec in ("pcm_s16le", "flac", "libvorbis"):
+        subtype = "VORBIS" if codec == "libvorbis" else "PCM_16"
+        with soundfile.SoundFile(
+            path, "w", sample_rate, num_channels, format=container.upper(), subtype=subtype
+        ) as file:
+            for at in range(0, len(frames), sample_rate):
+                file.write(frames[at : at + sample_rate])
+        return
+    layout = "stereo" if num_channels == 2 else "mono"
+    with av.open(str(path), "w", format=container) as output:
+        stream: Any = output.add_stream(codec, rate=sample_rate, layout=layout)
+        stream.bit_rate = 64_000 if codec == "libopus" else 128_000
+        resampler = av.AudioResampler(stream.format, layout, sample_rate, stream.frame_size or 1024)
+        for at in range(0, len(frames), sample_rate):
+            part = np.ascontiguousarray(frames[at : at + sample_rate].T)
+            frame = av.AudioFrame.from_ndarray(part, "fltp", layout)
+            frame.sample_rate, frame.pts = sample_rate, at
+            for packed in resampler.resample(frame):
+                output.mux(stream.encode(packed))
+        output.mux(stream.encode(None))
+
+
+# -- The ways. Each returns the number of samples it made, or None where it cannot open the file. ----------
+
+Way = Callable[[Path], int | None]
+
+
+def ours(path: Path) -> int:
+    num_samples, finished = 0, False
+    with Recording(path, AudioLimits()) as turns:
+        while not finished:
+            pieces, finished = turns.next_turn()
+            num_samples += sum(len(p.samples) if isinstance(p, Chunk) else p.num_samples for p in pieces)
+    return num_samples
+
+
+def by_librosa(path: Path) -> int | None:
+    """Where libsndfile cannot, it runs the ffmpeg program, if there is one."""
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return len(librosa.load(path, sr=16_000, mono=True)[0])
+        except (soundfile.LibsndfileError, audioread.NoBackendError):
+            return None
+
+
+def by_pyav_frames(path: Path) -> int:
+    """Each frame decoded, resampled and turned into an array by itself."""
+    with av.open(str(path)) as container:
+        resampler = av.AudioResampler("flt", "mono", 16_000)
+        frames = [f.to_ndarray() for frame in container.decode(audio=0) for f in resampler.resample(frame)]
+        frames += [f.to_ndarray() for f in resampler.resample(None)]
+    return sum(frame.shape[1] for frame in frames)
+
+
+def by_whole_file(path: Path) -> int:
+    """As vLLM does it: the whole file, the mean over channels, PyAV's resampler, split afterwards."""
+    try:
+        samples, sample_rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError:
+        samples, sample_rate = decode_whole(path)
+    mono = samples.mean(axis=1)
+    frame = av.AudioFrame.from_ndarray(mono[None], "fltp", "mono")
+    frame.sample_rate = sample_rate
+    resampler = av.AudioResampler("fltp", "mono", 16_000)
+    parts = [*resampler.resample(frame), *resampler.resample(None)]
+    return sum(map(len, split_afterwards(np.concatenate([part.to_ndarray()[0] for part in parts]))))
+
+
+def decode_whole(path: Path) -> tuple[np.ndarray, int]:
+    with av.open(str(path)) as container:
+        frames = [frame.to_ndarray() for frame in container.decode(audio=0)]
+        return np.concatenate(frames, axis=1).T, container.streams.audio[0].rate
+
+
+def split_afterwards(samples: Samples) -> Iterable[Samples]:
+    """30 s clips, each cut at the quietest of ten 100 ms windows in its last second."""
+    while len(samples) > 480_000:
+        windows = samples[464_000:480_000].reshape(10, 1600)[:-1]
+        cut = 464_000 + 1600 * int(np.argmin([np.sqrt(np.mean(window**2)) for window in windows]))
+        yield samples[:cut]
+        samples = samples[cut:]
+    yield samples
+
+
+WAYS: dict[str, Way] = {
+    "ours": ours,
+    "librosa.load": by_librosa,
+    "PyAV per frame": by_pyav_frames,
+    "whole file": by_whole_file,
+}
+
+
+# -- Measuring. --------------------------------------------------------------------------------------------
+
+
+def cpu_s() -> float:
+    """Processor time of this process, of those that decode for it, and of programs that have ended."""
+    ended = os.times()
+    total = time.process_time() + ended.children_user + ended.children_system
+    for child in psutil.Process().children(recursive=True):
+        total += int(Path(f"/proc/{child.pid}/schedstat").read_text().split()[0]) / 1e9
+    return total
+
+
+def one_core(paths: dict[str, Path], rounds: int, duration_s: float, tick: Callable[[], None]) -> Any:
+    """format -> way -> RTFx by processor time, one figure a round."""
+    results: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in paths}
+    for way in WAYS.values():  # code and libraries are loaded, the decode processes started
+        way(paths["webm opus 48k stereo"])
+        way(paths["wav 48k stereo"])
+    for _ in range(rounds):
+        for name, path in paths.items():
+            for way, run in WAYS.items():
+                start = cpu_s()
+                if run(path) is not None:
+                    results[name][way].append(duration_s / (cpu_s() - start))
+                tick()
+    return results
+
+
+async def with_threads(path: Path, num_threads: int, num_files: int) -> tuple[float, list[float]]:
+    """Wall-clock seconds for all files, and the event loop's delays in milliseconds."""
+    pool = PreprocessPool(num_threads)
+    pool.warm_up()
+
+    async def read() -> None:
+        with Recording(path, AudioLimits()) as turns:
+            while not (await pool.turn(turns)).finished:
+                pass
+
+    await asyncio.gather(*(pool.run(ours, path) for _ in range(num_threads)))  # everything is loaded
+    start = time.perf_counter()
+    work = asyncio.gather(*(read() for _ in range(num_files)))
+    delays = await loop_delays(work)
+    elapsed_s = time.perf_counter() - start
+    pool.shutdown()
+    return elapsed_s, delays
+
+
+async def loop_delays(work: asyncio.Future[Any]) -> list[float]:
+    delays = []
+    while not work.done():
+        start = time.perf_counter()
+        await asyncio.sleep(0.001)
+        delays.append((time.perf_counter() - start) * 1000 - 1)
+    await work
+    return delays
+
+
+async def rival_delays(path: Path, num_threads: int, num_files: int) -> list[float]:
+    """The same with the whole-file way in a thread pool."""
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(num_threads) as pool:
+        return await loop_delays(
+            asyncio.gather(*(loop.run_in_executor(pool, by_whole_file, path) for _ in range(num_files)))
+        )
+
+
+def threads(paths: dict[str, Path], rounds: int, duration_s: float, tick: Callable[[], None]) -> Any:
+    """format -> threads -> {"rtfx": per round, "p99_ms": per round}, and the rival's delays with two."""
+    results: dict[str, Any] = {name: {} for name in paths}
+    for _ in range(rounds):
+        for name, path in paths.items():
+            for num_threads in THREADS:
+                num_files = max(4, num_threads)
+                elapsed_s, delays = asyncio.run(with_threads(path, num_threads, num_files))
+                entry = results[name].setdefault(str(num_threads), {"rtfx": [], "p99_ms": []})
+                entry["rtfx"].append(num_files * duration_s / elapsed_s)
+                entry["p99_ms"].append(float(np.percentile(delays, 99)))
+                tick()
+            rival = asyncio.run(rival_delays(path, 2, 4))
+            entry = results[name].setdefault("whole file, 2", {"p99_ms": []})
+            entry["p99_ms"].append(float(np.percentile(rival, 99)) if rival else 0.0)
+            tick()
+    return results
+
+
+def _grown_mb(way: str, path: Path, connection: Any) -> None:
+    WAYS[way](path.with_name("short"))  # code and libraries are loaded before counting
+    before = _peak_mb()
+    WAYS[way](path)
+    connection.send(_peak_mb() - before)
+
+
+def _peak_mb() -> float:
+    family = (psutil.Process(), *psutil.Process().children(recursive=True))
+    texts = [Path(f"/proc/{process.pid}/status").read_text() for process in family]
+    return sum(int(text.split("VmHWM:")[1].split()[0]) for text in texts) / 1024
+
+
+def memory(path: Path, tick: Callable[[], None]) -> dict[str, float]:
+    """Peak memory in MB that one long file adds to that of a short one, each way in a process of its own."""
+    results = {}
+    context = multiprocessing.get_context("spawn")
+    for way in WAYS:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_grown_mb, args=(way, path, sender))
+        process.start()
+        results[way] = receiver.recv()
+        process.join()
+        tick()
+    return results
+
+
+# -- Showing. ----------------------------------------------------------------------------------------------
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    if results["one_core"]:
+        console.print(one_core_table(results["one_core"]))
+    if results["threads"]:
+        console.print(threads_table(results["threads"]))
+    if results["memory_mb"]:
+        grown = ", ".join(f"{way} {value:.0f}" for way, value in results["memory_mb"].items())
+        console.print(f"Peak memory that {results['memory_s']:g} s of mp3 add, MB: {grown}")
+
+
+def one_core_table(results: dict[str, Any]) -> Table:
+    table = Table(title="RTFx of one core: median (lowest to highest)")
+    for column in ("format", *WAYS, "ours / librosa", "ours / PyAV"):
+        table.add_column(column, justify="left" if column == "format" else "right")
+    for name, ways in results.items():
+        figures = {way: statistics.median(values) for way, values in ways.items() if values}
+        cells = [_spread(values) for values in ways.values()]
+        ratios = [_ratio(figures, way) for way in ("librosa.load", "PyAV per frame")]
+        table.add_row(name, *cells, *ratios)
+    return table
+
+
+def threads_table(results: dict[str, Any]) -> Table:
+    table = Table(title="RTFx by threads; event loop's delay, 99th percentile, with 2 threads")
+    for column in ("format", *map(str, THREADS), "2 / 1", "ours, ms", "whole file, ms"):
+        table.add_column(column, justify="left" if column == "format" else "right")
+    for name, counts in results.items():
+        figures = {n: statistics.median(counts[str(n)]["rtfx"]) for n in THREADS}
+        ratios = [b / a for a, b in zip(counts["1"]["rtfx"], counts["2"]["rtfx"], strict=True)]
+        delays = [statistics.median(counts[key]["p99_ms"]) for key in ("2", "whole file, 2")]
+        cells = [f"{figure:,.0f}" for figure in figures.values()]
+        table.add_row(name, *cells, f"{statistics.median(ratios):.2f}", *(f"{delay:.1f}" for delay in delays))
+    return table
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "not opened"
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f}-{max(values):,.0f})"
+
+
+def _ratio(figures: dict[str, float], way: str) -> str:
+    return f"{figures['ours'] / figures[way]:.2f}" if way in figures else "-"
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 6), layout="constrained")
+    names = list(results["one_core"])
+    for number, way in enumerate(WAYS):
+        medians = [statistics.median(results["one_core"][name][way] or [0]) for name in names]
+        left.barh(np.arange(len(names)) + 0.2 * number, medians, 0.2, label=way)
+    left.set_yticks(np.arange(len(names)) + 0.3, names)
+    left.invert_yaxis()
+    left.set(xscale="log", xlabel="audio seconds per second of one core", title="One core")
+    left.legend()
+    for name, counts in results["threads"].items():
+        medians = [statistics.median(counts[str(n)]["rtfx"]) for n in THREADS]
+        right.plot(THREADS, medians, marker="o", label=name)
+    right.set(xscale="log", yscale="log", xlabel="threads", ylabel="audio seconds per second")
+    right.set_xticks(THREADS, [str(n) for n in THREADS])
+    right.set_title(results["machine"])
+    right.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def machine() -> str:
+    text = Path("/proc/cpuinfo").read_text()
+    model = text.split("model name")[1].split(":")[1].split("\n")[0].strip() if "model name" in text else "?"
+    return f"{os.cpu_count()} x {model}, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="shorter files: to see that it runs")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--duration", type=float, default=600.0, help="seconds of each recording")
+    parser.add_argument("--parts", default="one_core,threads,memory", help="what to measure")
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--plot", type=Path, help="write a plot there")
+    arguments = parser.parse_args()
+    duration_s = 60.0 if arguments.quick else arguments.duration
+    console = Console(width=180)
+    console.print("command:", "python", *sys.argv)
+    console.print("machine:", machine())
+    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
+        results = measure(Path(folder), duration_s, arguments.rounds, arguments.parts.split(","), progress)
+    results |= {"command": sys.argv, "machine": machine(), "duration_s": duration_s}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+    show(results, console)
+    if arguments.plot:
+        plot(results, arguments.plot)
+
+
+def measure(
+    folder: Path, duration_s: float, rounds: int, parts: list[str], progress: Progress
+) -> dict[str, Any]:
+    steps = len(FORMATS) * (1 + rounds * (len(WAYS) + len(THREADS) + 1)) + len(WAYS)
+    task = progress.add_task("writing, then measuring", total=steps)
+
+    def tick() -> None:
+        progress.advance(task)
+
+    paths = {}
+    for number, name in enumerate(FORMATS):
+        paths[name] = folder / str(number)
+        write(paths[name], name, duration_s)
+        tick()
+    write(folder / "short", "mp3 44.1k stereo", 30.0)
+    long_s = 6 * duration_s
+    write(folder / "long", "mp3 44.1k stereo", long_s)
+    return {
+        "one_core": one_core(paths, rounds, duration_s, tick) if "one_core" in parts else {},
+        "threads": threads(paths, rounds, duration_s, tick) if "threads" in parts else {},
+        "memory_mb": memory(folder / "long", tick) if "memory" in parts else {},
+        "memory_s": long_s,
+    }
+
+
+if __name__ == "__main__":
+    main()
