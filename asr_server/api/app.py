@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from asr_server import __version__
-from asr_server.api import errors, operations, transcriptions
+from asr_server.api import errors, metrics, operations, transcriptions
 from asr_server.api.request_id import HEADER, RequestIdMiddleware
 from asr_server.api.rooms import Rooms
 from asr_server.api.waiting_room import WaitingRoom
@@ -39,6 +39,7 @@ def create_app(
     errors.install(app)
     app.include_router(operations.probes)
     app.include_router(operations.models)
+    app.include_router(metrics.router)
     app.include_router(transcriptions.router)
     app.add_middleware(RequestIdMiddleware)
     _allow_origins(app, settings)

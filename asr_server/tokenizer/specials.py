@@ -48,7 +48,8 @@ class SpecialTokens:
         if missing:
             raise ValueError(f"not a Whisper tokenizer: {', '.join(missing)} missing")
 
-        tasks = generation.get("task_to_id") or {}
+        by_name = {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate") if f"<|{task}|>" in ids}
+        tasks = generation.get("task_to_id") or by_name  # a checkpoint may know fewer tasks than tokens
         languages = _languages(ids, generation)
         return cls(
             end_of_text=ids["<|endoftext|>"],
@@ -58,8 +59,8 @@ class SpecialTokens:
             no_speech=ids.get("<|nospeech|>", ids.get("<|nocaptions|>")),
             no_timestamps=int(no_timestamps),
             timestamp_begin=int(no_timestamps) + 1,
-            transcribe=tasks.get("transcribe", ids.get("<|transcribe|>")),
-            translate=tasks.get("translate", ids.get("<|translate|>")),
+            transcribe=tasks.get("transcribe"),
+            translate=tasks.get("translate"),
             languages=languages,
             is_multilingual=bool(generation.get("is_multilingual", bool(languages))),
         )

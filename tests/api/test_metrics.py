@@ -1,0 +1,36 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.house import THREE_CHUNKS, House
+
+
+async def read(house: House) -> dict[str, float]:
+    reply = await house.client.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+
+
+async def test_what_was_decoded_is_counted_once_it_is_done(house: House) -> None:
+    before = await read(house)
+    await house.post(THREE_CHUNKS)
+    after = await read(house)
+    assert after["asr_audio_decoded_seconds_total"] - before["asr_audio_decoded_seconds_total"] == 75
+    assert after["asr_chunk_bytes_total"] == 75 * 16_000 * 4
+    assert after["asr_preprocess_turns_total"] >= 3
+    assert after["asr_preprocess_seconds_total"] > 0
+    assert after["asr_preprocess_workers"] == house.pool.num_workers
+
+
+async def test_an_idle_house_holds_nothing(house: House) -> None:
+    await house.post()
+    figures = await read(house)
+    names = ("requests_inside", "chunks", "preprocess_queue_depth", "preprocess_busy")
+    assert [figures[f"asr_{name}"] for name in names] == [0, 0, 0, 0]
+
+
+async def test_each_replica_has_its_own_line(house: House) -> None:
+    text = (await house.client.get("/metrics")).text
+    assert 'asr_replica_ready{replica="parrot"} 1.0' in text
