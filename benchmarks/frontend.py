@@ -1,6 +1,6 @@
 """The audio front end against other ways of turning a file into 16 kHz mono.
 
-    python benchmarks/frontend.py [--quick] [--json FILE] [--plot FILE]
+    python -m benchmarks.frontend [--quick] [--json FILE] [--plot FILE]
 
 Speed of one core (audio seconds per second of processor time, decode processes included), speed with more
 threads, the event loop's delay meanwhile, and peak memory. All ways take turns in every round, so that a
@@ -9,15 +9,11 @@ noisy machine disturbs them alike; figures are medians over the rounds, with the
 
 from __future__ import annotations
 
-import os
-
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")  # before numpy is loaded: one core means one core
-
 import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import platform
 import statistics
 import sys
@@ -29,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import audioread
+import audioread  # type: ignore[import-untyped]
 import av
 import librosa
 import numpy as np
@@ -39,8 +35,6 @@ import soxr
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
 from asr_server.core import Chunk, Samples
@@ -186,9 +180,9 @@ def cpu_s() -> float:
 def one_core(paths: dict[str, Path], rounds: int, duration_s: float, tick: Callable[[], None]) -> Any:
     """format -> way -> RTFx by processor time, one figure a round."""
     results: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in paths}
-    for way in WAYS.values():  # code and libraries are loaded, the decode processes started
-        way(paths["webm opus 48k stereo"])
-        way(paths["wav 48k stereo"])
+    for run in WAYS.values():  # code and libraries are loaded, the decode processes started
+        run(paths["webm opus 48k stereo"])
+        run(paths["wav 48k stereo"])
     for _ in range(rounds):
         for name, path in paths.items():
             for way, run in WAYS.items():
@@ -359,7 +353,11 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def machine() -> str:
     text = Path("/proc/cpuinfo").read_text()
     model = text.split("model name")[1].split(":")[1].split("\n")[0].strip() if "model name" in text else "?"
-    return f"{os.cpu_count()} x {model}, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} x {model}, {platform.machine()}, Python {platform.python_version()}"
+
+
+def command() -> str:
+    return " ".join(["python", "-m", "benchmarks.frontend", *sys.argv[1:]])
 
 
 def main() -> None:
@@ -373,11 +371,11 @@ def main() -> None:
     arguments = parser.parse_args()
     duration_s = 60.0 if arguments.quick else arguments.duration
     console = Console(width=180)
-    console.print("command:", "python", *sys.argv)
+    console.print("command:", command())
     console.print("machine:", machine())
     with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
         results = measure(Path(folder), duration_s, arguments.rounds, arguments.parts.split(","), progress)
-    results |= {"command": sys.argv, "machine": machine(), "duration_s": duration_s}
+    results |= {"command": command(), "machine": machine(), "duration_s": duration_s}
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
     show(results, console)

@@ -101,10 +101,11 @@ def test_other_chunks_before_and_after_the_samples_are_stepped_over(tmp_path: Pa
         b"RIFF\0\0\0\0WAVE",
         b"RIFF\0\0\0\0AVI " + bytes(100),
         raw_wav(b"")[:30],
+        raw_wav(bytes(100), extra=b"junk\0\0\0\0" * 1000),
         raw_wav(bytes(100), tag=2),
         raw_wav(bytes(100), bits=40),
     ],
-    ids=["empty", "magic", "no chunks", "another form", "half a header", "adpcm", "40 bits"],
+    ids=["empty", "magic", "no chunks", "another form", "half a header", "a thousand chunks", "adpcm", "40 bits"],
 )
 def test_what_it_does_not_know_is_left_to_others(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.wav").write_bytes(content)

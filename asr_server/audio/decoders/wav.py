@@ -6,6 +6,7 @@ ITU-T G.711 (A-law and mu-law).
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from asr_server.audio.decoders.base import Block, CannotOpen
 
 BLOCK_BYTES = 1 << 18
+MAX_CHUNKS = 256  # before the samples; a file may claim millions of empty ones
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 _UNKNOWN_SIZES = (
     0,
@@ -72,7 +74,7 @@ def _read_header(fd: int) -> tuple[_Format, int, int]:
     if magic[:4] not in (b"RIFF", b"RF64", b"BW64") or magic[8:12] != b"WAVE":
         raise CannotOpen("not a RIFF/WAVE file")
     wav_format, long_size = None, None
-    for name, size, offset in _chunks(fd):
+    for name, size, offset in itertools.islice(_chunks(fd), MAX_CHUNKS):
         if name == b"ds64":
             long_size = struct.unpack("<8xQ", os.pread(fd, 16, offset).ljust(16, b"\0"))[0]
         elif name == b"fmt ":
