@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from asr_server.core import Samples
+from asr_server.engine.graphs import DecodeGraphs
 from asr_server.engine.rules import GenerationRules, TokenRules
 from asr_server.engine.sampling import draw, log_probabilities, penalise
 from asr_server.engine.slots import SlotState
+from asr_server.engine.transfers import EncodeTicket, HostCopy
 from asr_server.model import Whisper
 from asr_server.tokenizer import SpecialTokens
 
@@ -28,13 +29,6 @@ class StepPlan:
     penalised: tuple[int, ...] = ()  # rows with penalties
 
 
-class StepTokens(NamedTuple):
-    """One new token a row, on the host."""
-
-    tokens: list[int]
-    logprobs: list[float]
-
-
 class Runner:
     def __init__(
         self, model: Whisper, rules: GenerationRules, specials: SpecialTokens, num_slots: int
@@ -44,39 +38,83 @@ class Runner:
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, model.device)
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, model.device)
         self._specials = specials
+        self._encode_stream: torch.cuda.Stream | None = None
+        self._graphs: DecodeGraphs | None = None
+        if model.device.type == "cuda":
+            self._encode_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            with torch.inference_mode():
+                self._graphs = DecodeGraphs(self._step_of_any_rows, num_slots)
+
+    # -- Encode -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def encode(self, first_slot: int, chunks: Several[Samples]) -> None:
-        """Fills the audio part of the slots from `first_slot` on."""
-        if self.model.device.type == "cuda":
+    def encode(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
+        """Fills the audio part of the slots from `first_slot` on, or on CUDA begins to."""
+        if self._encode_stream is None:
+            # One at a time: the products are large enough, and a chunk's activations stay in cache.
+            for slot, chunk in enumerate(chunks, first_slot):
+                self._encode_together(slot, [chunk])
+            return EncodeTicket()
+        self._encode_stream.wait_stream(torch.cuda.current_stream())  # a slot may just be moving out of there
+        with torch.cuda.stream(self._encode_stream):
             self._encode_together(first_slot, chunks)
-            return
-        # One at a time: the products are large enough as they are, and one chunk's activations stay in cache.
-        for slot, chunk in enumerate(chunks, first_slot):
-            self._encode_together(slot, [chunk])
+            encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            encoded.record()
+        return EncodeTicket(encoded)
 
     def _encode_together(self, first_slot: int, chunks: Several[Samples]) -> None:
         audio = self.model.encoder(self.model.log_mel(chunks))
         self.cache.write_audio(first_slot, self.model.decoder.cross_keys_values(audio))
 
+    # -- Prefill ------------------------------------------------------------------------------------------
+
     @torch.inference_mode()
-    def prefill(self, first_slot: int, prompts: list[list[int]]) -> Tensor:
-        """Feeds prompts of equal length to the slots from `first_slot` on; the hidden states, [B, T, D]."""
+    def prefill(self, first_slot: int, prompts: list[list[int]], sot_index: int) -> None:
+        """Feeds prompts of equal length to the slots from `first_slot` on.
+
+        Args:
+            sot_index: of <|startoftranscript|>, whose successor says how likely each chunk is silence.
+        """
+        hidden = self._feed(first_slot, prompts)
+        if self._specials.no_speech is not None:
+            probabilities = self._probabilities(hidden[:, sot_index])
+            slots = slice(first_slot, first_slot + len(prompts))
+            self.state.no_speech[slots] = probabilities[:, self._specials.no_speech]
+
+    @torch.inference_mode()
+    def language_probabilities(self, first_slot: int, count: int) -> list[list[float]]:
+        """Of every language, in the order of the special tokens, for the slots from `first_slot` on.
+
+        From one decoder step on the same encoder output. Waits for the device.
+        """
+        hidden = self._feed(first_slot, [[self._specials.start_of_transcript]] * count)[:, 0]
+        return self._probabilities(hidden)[:, list(self._specials.languages.values())].tolist()
+
+    def _feed(self, first_slot: int, prompts: list[list[int]]) -> Tensor:
+        """The prompts' hidden states, [B, T, D]."""
         tokens = torch.tensor(prompts, device=self.model.device)
         positions = torch.arange(tokens.shape[1], device=self.model.device).expand_as(tokens)
         rows = self.cache.rows(first_slot, positions, context=tokens.shape[1])
         hidden: Tensor = self.model.decoder(tokens, positions, rows)
         return hidden
 
-    @torch.inference_mode()
-    def probabilities(self, hidden: Tensor, tokens: list[int]) -> list[list[float]]:
-        """Of some tokens, after hidden states [B, D], over the whole vocabulary."""
-        scores = self.model.decoder.logits(hidden).float()
-        return scores.softmax(-1)[:, tokens].tolist()
+    def _probabilities(self, hidden: Tensor) -> Tensor:
+        return self.model.decoder.logits(hidden).float().softmax(-1)
+
+    # -- Decode -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def decode(self, plan: StepPlan) -> StepTokens:
-        """One token for every row."""
+    def decode(self, plan: StepPlan) -> HostCopy:
+        """One token for every row: three lines of [rows] to read, tokens, log-probabilities, no-speech."""
+        if self._graphs is not None and not plan.sampled and not plan.penalised:
+            return HostCopy(self._graphs.replay(plan.num_rows))
+        return HostCopy(self._step(plan))
+
+    def _step_of_any_rows(self, num_rows: int) -> Tensor:
+        """The step that graphs record: whatever the positions, timestamps or not."""
+        return self._step(StepPlan(num_rows, self.model.sizes.text_positions, timestamps=True))
+
+    def _step(self, plan: StepPlan) -> Tensor:
         state = self.state[: plan.num_rows]
         positions = state.position[:, None]
         rows = self.cache.rows(0, positions, plan.context)
@@ -86,7 +124,7 @@ class Runner:
         tokens = self._choose(scores, state, plan)
         logprobs = log_probabilities(scores, tokens)
         state.advance(tokens, self._specials.timestamp_begin)
-        return StepTokens(tokens.tolist(), logprobs.tolist())
+        return torch.stack([tokens.double(), logprobs.double(), state.no_speech.double()])
 
     def _choose(self, scores: Tensor, state: SlotState, plan: StepPlan) -> Tensor:
         """The likeliest token of each row, unless its options say otherwise."""
@@ -100,6 +138,8 @@ class Runner:
         sampled = torch.tensor([row in plan.sampled for row in special], device=scores.device)
         tokens[rows[sampled]] = draw(own[sampled], state[rows[sampled]])
         return tokens
+
+    # -- Slots --------------------------------------------------------------------------------------------
 
     def move(self, source: int, target: int) -> None:
         self.cache.move(source, target)

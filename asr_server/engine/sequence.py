@@ -27,6 +27,7 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     sum_logprob: float = 0.0  # end-of-text included
     no_speech_prob: float = 0.0
+    is_over: bool = False  # finished, failed or cancelled: what still comes for it is dropped
 
     @classmethod
     def of(cls, command: Submit) -> Sequence:

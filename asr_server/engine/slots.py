@@ -19,6 +19,7 @@ class SlotState:
     previous: Tensor  # the token before it
     num_generated: Tensor  # tokens after the prompt
     last_time: Tensor  # the last timestamp token; one before the first, where there is none yet
+    no_speech: Tensor  # how likely the chunk is silence
     timestamps: Tensor  # bool: decode with timestamps
     temperature: Tensor
     top_p: Tensor
@@ -41,6 +42,7 @@ class SlotState:
             **integers,
             **settings,
             last_time=column(torch.long),
+            no_speech=column(torch.float),
             timestamps=column(torch.bool),
             top_k=column(torch.long),
             uniforms=column(torch.float, num_positions),
@@ -63,7 +65,7 @@ class SlotState:
         self.num_generated[slot] = 0
         self.last_time[slot] = before_first_time
 
-    def set_options(self, slot: int, options: DecodingOptions, temperature: float, uniforms: Tensor) -> None:
+    def set_options(self, slot: int, options: DecodingOptions, temperature: float) -> None:
         self.temperature[slot] = temperature
         self.timestamps[slot] = options.timestamps
         for name in (
@@ -75,7 +77,6 @@ class SlotState:
             "presence_penalty",
         ):
             getattr(self, name)[slot] = getattr(options, name)
-        self.uniforms[slot] = uniforms.to(self.uniforms.device)
 
     def advance(self, tokens: Tensor, first_time: int) -> None:
         """Appends one token [B] to every row."""

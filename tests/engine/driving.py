@@ -46,8 +46,8 @@ class Checkpoint:
             GenerationRules.from_directory(directory),
         )
 
-    def engine(self, num_slots: int = 16, encode_batch: int = 8) -> Engine:
-        return Engine.of(self.model, self.tokenizer, self.rules, num_slots, encode_batch)
+    def engine(self, num_slots: int = 16, encode_batch: int = 8, overlapped: bool = False) -> Engine:
+        return Engine.of(self.model, self.tokenizer, self.rules, num_slots, encode_batch, overlapped)
 
 
 def submit(engine: Engine, name: str, samples: Samples, options: DecodingOptions) -> ChunkId:

@@ -56,9 +56,12 @@ def alone(pocket: Checkpoint) -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("num_slots", [2, 3, 8])
-def test_company_changes_nobodys_tokens(pocket: Checkpoint, alone: list[Any], num_slots: int) -> None:
-    engine = pocket.engine(num_slots, encode_batch=3)
+def test_company_changes_nobodys_tokens(
+    pocket: Checkpoint, alone: list[Any], num_slots: int, overlapped: bool
+) -> None:
+    engine = pocket.engine(num_slots, encode_batch=3, overlapped=overlapped)
     events: list[Event] = []
     for i, (clip, options) in enumerate(zip(CLIPS, MIXED, strict=True)):
         submit(engine, str(i), clip, options)
@@ -104,8 +107,9 @@ def test_every_chunk_ends_once_and_gives_its_credit_back(pocket: Checkpoint) -> 
     assert engine.step() == []
 
 
-def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint) -> None:
-    engine = pocket.engine(num_slots=2)
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint, overlapped: bool) -> None:
+    engine = pocket.engine(num_slots=2, overlapped=overlapped)
     for i in range(2):
         submit(engine, "leaver", CLIPS[i], PLAIN)
     submit(engine, "stayer", CLIPS[2], PLAIN)

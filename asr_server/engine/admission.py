@@ -1,0 +1,43 @@
+"""What may come in, settled before anything is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asr_server.core import DecodingOptions
+from asr_server.engine.sequence import Sequence
+from asr_server.model import WhisperSizes
+from asr_server.tokenizer import SpecialTokens
+
+
+def check(sequence: Sequence, specials: SpecialTokens, sizes: WhisperSizes) -> None:
+    """Settles the language where it is plain.
+
+    Raises:
+        ValueError: the chunk cannot be decoded as asked; the message says why.
+    """
+    options = sequence.options
+    possible = candidates(options, specials)
+    if sequence.language is None and len(possible) == 1:
+        sequence.language = possible[0]
+    if not specials.is_multilingual:
+        sequence.language = None
+    elif sequence.language is not None and sequence.language not in specials.languages:
+        raise ValueError(f"this checkpoint does not know the language {sequence.language!r}")
+    if not options.temperatures or min(options.temperatures) < 0:
+        raise ValueError("temperatures must be one or more numbers not below 0")
+    if options.max_new_tokens is not None and options.max_new_tokens < 1:
+        raise ValueError("max_new_tokens must be at least 1")
+    if any(not 0 <= token < sizes.vocabulary for token in options.prompt_tokens):
+        raise ValueError("a prompt token is not in this checkpoint's vocabulary")
+    if len(sequence.samples) == 0 or not np.isfinite(sequence.samples).all():
+        raise ValueError("no samples, or samples that are no numbers")
+    sequence.set_prompt(specials, sizes.text_positions)
+
+
+def candidates(options: DecodingOptions, specials: SpecialTokens) -> list[str]:
+    """Languages to choose from: the request's as far as known, else all; English-only has none."""
+    if not specials.is_multilingual:
+        return []
+    wanted = [code for code in options.candidate_languages if code in specials.languages]
+    return wanted or list(specials.languages)

@@ -1,0 +1,107 @@
+"""The decode loop, plain and overlapped."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from asr_server.core import ChunkResult
+from asr_server.engine.runner import Runner, StepPlan
+from asr_server.engine.sampling import uniforms_of
+from asr_server.engine.sequence import Sequence
+from asr_server.engine.transfers import HostCopy
+from asr_server.tokenizer import Tokenizer
+
+
+class Launched(NamedTuple):
+    """A step on the device, and whom its rows belong to."""
+
+    rows: list[tuple[Sequence, int, int]]  # sequence, its slot, its step of the temperature ladder
+    tokens: HostCopy
+
+
+Finished = list[tuple[Sequence, ChunkResult]]
+
+
+class DecodeLoop:
+    """Gives every sequence one token a step, and says which are finished."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, overlapped: bool) -> None:
+        self.sequences: list[Sequence] = []
+        self.num_steps = 0
+        self.num_tokens = 0
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._overlapped = overlapped
+        self._in_flight: Launched | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.sequences) or self._in_flight is not None
+
+    def step(self) -> Finished:
+        return self._step_overlapped() if self._overlapped else self._step_plain()
+
+    def _step_plain(self) -> Finished:
+        """Reads each step before the next one starts."""
+        return self._collect(self._launch())
+
+    def _step_overlapped(self) -> Finished:
+        """Starts step t + 1 from the tokens on the device; reads step t, copied to the host meanwhile.
+
+        Who finished with step t takes part in t + 1 for nothing; what comes of it is dropped.
+        """
+        launched = self._launch()
+        finished = self._collect(self._in_flight)
+        self._in_flight = launched
+        return finished
+
+    def start(self, sequence: Sequence) -> None:
+        """Sets the slot to the prompt's end: at first, and again at each step of the temperature ladder."""
+        options, state = sequence.options, self._runner.state
+        state.begin(sequence.slot, sequence.prompt, self._tokenizer.specials.timestamp_begin - 1)
+        state.set_options(sequence.slot, options, sequence.temperature)
+        if sequence.temperature > 0:
+            count = state.uniforms.shape[1]
+            uniforms = uniforms_of(options.seed, sequence.id, sequence.temperature, count)
+            state.uniforms[sequence.slot] = uniforms.to(state.uniforms.device)
+
+    def _launch(self) -> Launched | None:
+        if not self.sequences:
+            return None
+        self.num_steps += 1
+        self.num_tokens += len(self.sequences)
+        rows = [(sequence, sequence.slot, sequence.rung) for sequence in self.sequences]
+        return Launched(rows, self._runner.decode(self._plan()))
+
+    def _plan(self) -> StepPlan:
+        unread = 0 if self._in_flight is None else 1
+        context = 1 + unread + max(sequence.position for sequence in self.sequences)
+        return StepPlan(
+            num_rows=1 + max(sequence.slot for sequence in self.sequences),
+            context=min(context, self._runner.model.sizes.text_positions),
+            timestamps=any(sequence.options.timestamps for sequence in self.sequences),
+            sampled=tuple(sequence.slot for sequence in self.sequences if sequence.temperature > 0),
+            penalised=tuple(sequence.slot for sequence in self.sequences if sequence.is_penalised),
+        )
+
+    def _collect(self, launched: Launched | None) -> Finished:
+        """Hands the tokens of a step to their sequences."""
+        if launched is None:
+            return []
+        finished: Finished = []
+        tokens, logprobs, no_speech = launched.tokens.read()
+        for sequence, slot, rung in launched.rows:
+            if sequence.is_over or sequence.rung != rung:
+                continue
+            sequence.no_speech_prob = no_speech[slot]
+            reason = sequence.append(int(tokens[slot]), logprobs[slot], self._tokenizer.specials.end_of_text)
+            if reason is None:
+                continue
+            result = sequence.result(reason, self._tokenizer)
+            if sequence.next_rung(result):
+                self.start(sequence)
+            else:
+                sequence.is_over = True
+                finished.append((sequence, result))
+        self.sequences = [sequence for sequence in self.sequences if not sequence.is_over]
+        return finished
