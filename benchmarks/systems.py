@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,7 @@ def faster_whisper(setting: Setting, work: Work) -> Run:
             suppress_tokens=suppressed,
             without_timestamps=True,
             vad_filter=False,
-            clip_timestamps=[
-                {"start": start, "end": end} for start, end in zip(starts[:-1], starts[1:], strict=True)
-            ],
+            clip_timestamps=[{"start": start, "end": end} for start, end in pairwise(starts)],
             max_new_tokens=2 * work.tokens - 4,  # CTranslate2 stops at half of this and the prompt together
             batch_size=setting.batch,
         )

@@ -1,0 +1,63 @@
+"""What a machine's matrix rate and memory bandwidth allow, and what Whisper needs of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from asr_server.model import WhisperSizes
+from asr_server.model.linear import Linear
+
+
+@dataclass(frozen=True)
+class Floors:
+    gflops: float  # of a matrix product of Whisper's shape, 10^9 a second
+    gbytes: float  # read from memory, 10^9 a second
+
+    def encode_s(self, sizes: WhisperSizes) -> float:
+        """One chunk: the encoder's products and the projection of the cross-attention's keys and values."""
+        frames, width = sizes.audio_positions, sizes.width
+        layer = 2 * frames * width * (4 * width + 2 * sizes.encoder_hidden) + 4 * frames * frames * width
+        stem = 2 * 2 * frames * 3 * sizes.num_mels * width + 2 * frames * 3 * width * width
+        cross = 2 * frames * width * 2 * width * sizes.decoder_layers
+        return (layer * sizes.encoder_layers + stem + cross) / (self.gflops * 1e9)
+
+    def decode_step_s(self, sizes: WhisperSizes, batch: int, itemsize: int) -> float:
+        """One step: every weight once, and the audio's keys and values of every sequence."""
+        width = sizes.width
+        weights = sizes.decoder_layers * (6 * width * width + 2 * width * sizes.decoder_hidden)
+        weights += sizes.vocabulary * width
+        audio = batch * 2 * sizes.decoder_layers * sizes.audio_positions * width
+        return (weights + audio) * itemsize / (self.gbytes * 1e9)
+
+
+def measure_floors(dtype: torch.dtype) -> Floors:
+    return Floors(_gflops(dtype), _gbytes())
+
+
+def _gflops(dtype: torch.dtype, width: int = 512, rows: int = 1500) -> float:
+    """Of a feed-forward product that stays in cache."""
+    linear = Linear(width, 4 * width)
+    torch.nn.init.normal_(linear.weight, std=0.02)
+    linear = linear.to(dtype)
+    linear.pack()
+    x = torch.randn(rows, width).to(dtype)
+    return 2 * rows * width * 4 * width / _least_s(lambda: linear(x)) / 1e9
+
+
+def _gbytes(size: int = 1 << 28) -> float:
+    """Of a reduction over more than any cache holds."""
+    block = torch.zeros(size // 4, dtype=torch.int32)
+    return size / _least_s(block.amax) / 1e9
+
+
+def _least_s(call: Callable[[], object], repeats: int = 15) -> float:
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
