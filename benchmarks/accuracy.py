@@ -33,7 +33,7 @@ from scipy.signal import butter, sosfilt
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Samples
 from benchmarks.running_server import running_server
-from tests.speech import RECORDINGS, VOICES, Spoken, digit, digits_of
+from tests.speech import RECORDINGS, VOICES, Spoken, digit, digits_of, errors_in
 
 SPOKEN_DIGITS = Path(__file__).parents[1] / "../shared/data/spoken-digits/spoken-digits.tar.xz"
 CONCURRENCY = 16
@@ -146,7 +146,7 @@ class Tally:
     worst_s: float = 0.0
 
     def add(self, spoken: Spoken, heard: str, segments: Sequence[tuple[float, float]]) -> None:
-        errors = edit_distance(spoken.digits, digits_of(heard))
+        errors = errors_in(digits_of(heard), spoken.digits)
         self.num_digits += len(spoken.digits)
         self.num_errors += errors
         self.num_sequences += 1
@@ -174,16 +174,6 @@ def runs(times: list[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             joined.append((start_s, end_s))
     return joined
-
-
-def edit_distance(said: str, heard: str) -> int:
-    """Levenshtein's."""
-    row = list(range(len(heard) + 1))
-    for i, a in enumerate(said, start=1):
-        previous, row[0] = row[0], i
-        for j, b in enumerate(heard, start=1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
-    return row[-1]
 
 
 class Listener:

@@ -59,3 +59,13 @@ def silence(duration_s: float) -> Samples:
 def digits_of(text: str) -> str:
     """The digits that a transcript names; other words become "?"."""
     return "".join(str(WORDS.index(word)) if word in WORDS else "?" for word in text.split())
+
+
+def errors_in(heard: str, truth: str) -> int:
+    """Digits wrong, missing or too many: the edit distance."""
+    row = list(range(len(truth) + 1))
+    for i, h in enumerate(heard, 1):
+        above, row[0] = row[0], i
+        for j, t in enumerate(truth, 1):
+            above, row[j] = row[j], min(above + (h != t), row[j] + 1, row[j - 1] + 1)
+    return row[-1]

@@ -51,7 +51,7 @@ class _Rooms(Collector):
 
     def _replicas(self) -> Iterator[Metric]:
         """As of each replica's last heartbeat; the counters begin anew with a replaced replica."""
-        columns = (
+        columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
             GaugeMetricFamily("asr_replica_ready", "1 once it takes work.", labels=["replica"]),
             GaugeMetricFamily("asr_slots", "Chunks it can decode at once.", labels=["replica"]),
             GaugeMetricFamily("asr_slots_in_use", "Chunks it is decoding.", labels=["replica"]),

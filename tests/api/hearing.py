@@ -24,13 +24,3 @@ def plain(answer: Any, response_format: str) -> str:
         return str(answer.text)
     lines = [line for line in answer.splitlines() if line and line != "WEBVTT"]
     return " ".join(line for line in lines if not CUE.match(line) and not line.isdecimal())
-
-
-def errors_in(heard: str, truth: str) -> int:
-    """Digits wrong, missing or too many: the edit distance."""
-    row = list(range(len(truth) + 1))
-    for i, h in enumerate(heard, 1):
-        above, row[0] = row[0], i
-        for j, t in enumerate(truth, 1):
-            above, row[j] = row[j], min(above + (h != t), row[j] + 1, row[j - 1] + 1)
-    return row[-1]

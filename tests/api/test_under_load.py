@@ -15,10 +15,10 @@ from openai import AsyncOpenAI
 
 from asr_server.audio import AudioLimits, Recording
 from asr_server.core import SAMPLE_RATE
-from tests.api.hearing import FORMATS, errors_in, plain, transcribe
+from tests.api.hearing import FORMATS, plain, transcribe
 from tests.api.recordings import sound_file
 from tests.conftest import Server
-from tests.speech import VOICES, Spoken, digits_of, say
+from tests.speech import VOICES, Spoken, digits_of, errors_in, say
 
 
 def spoken(number: int) -> Spoken:
