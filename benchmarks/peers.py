@@ -6,7 +6,8 @@
 
 Each peer first shows its best setting (compute type and batch size); the best ones then take turns with ours.
 Every system runs in a process of its own with the same number of threads, gets arrays, gives tokens, and does
-the same work: random weights, end-of-text suppressed, a fixed number of tokens a clip.
+the same work: random weights, end-of-text suppressed, a fixed number of tokens a clip. A peer that is not
+installed is left out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +104,11 @@ def candidates(quick: bool, clips: int) -> list[Setting]:
     """The peers' settings worth trying, none larger than the work."""
     batches = [size for size in ((8, 16) if quick else (1, 4, 8, 16)) if size <= clips] or [clips]
     faster = ("int8_float32",) if quick else ("int8_float32", "int8", "float32")
-    return [
+    settings = [
         *(Setting("faster_whisper", dtype, batch) for dtype in faster for batch in batches),
         *(Setting("transformers", dtype, batch) for dtype in ("float32", "bfloat16") for batch in batches),
     ]
+    return [setting for setting in settings if find_spec(setting.system) is not None]
 
 
 def choose(settings: Sequence[Setting], work: Work, repeats: int, progress: Progress) -> dict[Setting, float]:
@@ -140,7 +143,7 @@ def prepare(shape: str, clips: int, clip_s: float, tokens: int, threads: int, di
     made = make_checkpoint(directory / shape, SHAPES[shape])
     fixed = fix_length(made, directory / f"{shape}-fixed")
     converted = directory / f"{shape}-ct2"
-    if not converted.exists():
+    if not converted.exists() and find_spec("ctranslate2") is not None:
         _convert(made, converted)
     return Work(str(fixed), str(converted), clips, clip_s, tokens, threads)
 
@@ -223,7 +226,7 @@ def main() -> None:
             searched = choose(
                 candidates(options.quick, options.clips), work, 1 if options.quick else 2, progress
             )
-            best = [_best_of(searched, system) for system in ("faster_whisper", "transformers")]
+            best = [_best_of(searched, system) for system in dict.fromkeys(each.system for each in searched)]
         ours = [Setting("ours", dtype, options.clips) for dtype in options.dtype]
         seconds = take_turns([*ours, *best], work, 2 if options.quick else options.rounds, progress)
     show(work, seconds, console)

@@ -70,7 +70,7 @@ def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tenso
     Returns:
         [B, T, D].
     """
-    if query.shape[1] > 1 or not _WEIGHTED_ROWS:
+    if query.shape[1] > 1 or query.is_cuda or not _WEIGHTED_ROWS:
         scores = query.transpose(1, 2) @ keys  # [B, H, T, F]
         return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
     scores = sum_weighted_rows(query[:, 0].flatten(0, 1), keys.flatten(0, 2), rows)  # [B H, F]
@@ -89,4 +89,4 @@ def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 # On x86 torch carries kernels written for it (FBGEMM); elsewhere, and on GPUs, matrix products are the better.
-_WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64") and not torch.cuda.is_available()
+_WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64")
