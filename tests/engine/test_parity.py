@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+import torch
 
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
@@ -38,15 +41,15 @@ def test_whisper_tinys_layout_gives_transformers_tokens_batched_and_alone(
     assert len(set(expected)) >= 10, "the audio must matter"
     together = transcribe(tiny.engine(), clips(16), asked)
     assert [result.tokens for result in together] == expected
-    alone = [transcribe(tiny.engine(num_slots=1), [clip], asked)[0] for clip in clips(4)]
-    assert [result.tokens for result in alone] == expected[:4]
+    alone = [transcribe(tiny.engine(num_slots=1), [clip], asked)[0] for clip in clips(2)]
+    assert [result.tokens for result in alone] == expected[:2]
 
 
 @pytest.mark.parametrize(("language", "timestamps"), [("yue", True), (None, False)])
 def test_large_v3s_layout_gives_transformers_tokens(language: str | None, timestamps: bool) -> None:
-    some, asked = clips(4), options(language, timestamps)
+    some, asked = clips(3), options(language, timestamps)
     expected = Reference(large_directory()).transcribe(some, language, timestamps, MAX_TOKENS)
-    assert len(set(expected)) == 4, "the audio must matter"
+    assert len(set(expected)) == 3, "the audio must matter"
     checkpoint = Checkpoint.load(large_directory())
     assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
 
@@ -74,6 +77,22 @@ def test_the_embedded_model_gives_transformers_tokens(embedded: Checkpoint, time
     found = transcribe(embedded.engine(), some, options("en", timestamps, 100))
     assert [result.tokens for result in found] == expected
     alone = [
-        transcribe(embedded.engine(num_slots=1), [clip], options("en", timestamps, 100))[0] for clip in some
+        transcribe(embedded.engine(num_slots=1), [clip], options("en", timestamps, 100)) for clip in some[:8]
     ]
-    assert [result.tokens for result in alone] == expected
+    assert [result.tokens for (result,) in alone] == expected[:8]
+
+
+def test_bfloat16_changes_no_transcript_of_the_embedded_model(embedded: Checkpoint) -> None:
+    half = Checkpoint.load(EMBEDDED_MODEL, torch.bfloat16)
+    random = Random(5)
+    digits = ["".join(random.choices("0123456789", k=count)) for count in range(1, 9)]
+    some = [say(each, voice).samples for each in digits for voice in ("f3", "rms")]
+    texts = [
+        [
+            each.tokenizer.decode(result.tokens)
+            for result in transcribe(each.engine(), some, options("en", False))
+        ]
+        for each in (embedded, half)
+    ]
+    assert any(texts[0]), "the model must hear something"
+    assert texts[0] == texts[1]
