@@ -24,7 +24,7 @@ from .mixing import Said, segments
 from .noises import Random
 from .texts import WORDS
 
-BATCH = 8
+BATCH = 32
 _DIGIT = {word: str(digit) for digit, word in enumerate(WORDS)}
 
 

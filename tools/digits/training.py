@@ -77,8 +77,8 @@ FROM_NOTHING = (
 
 FROM_PRETRAINED = (
     (0.20, (_short(3.2, 8, 36), _short(5.0, 12, 24), _short(8.0, 18, 15))),
-    (0.65, (_short(4.0, 10, 30), _short(8.0, 18, 15), PADDED)),
-    (1.01, (_short(5.0, 12, 24), PADDED, WHOLE)),
+    (0.60, (_short(4.0, 10, 30), _short(8.0, 18, 15), PADDED)),
+    (1.01, (_short(8.0, 18, 15), PADDED, PADDED, WHOLE)),
 )
 
 
