@@ -64,11 +64,11 @@ class LogMel(nn.Module):
         """Float32 whatever the model's precision. What lies beyond the window is cut off."""
         longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
         frames = min(self.num_frames, -(-longest // HOP) + FFT_SIZE // HOP)  # beyond them is only silence
-        samples = torch.zeros(len(chunks), frames * HOP)
+        samples = torch.zeros(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
         for row, chunk in zip(samples, chunks, strict=True):
             kept = min(len(chunk), frames * HOP)
             row[:kept] = torch.from_numpy(np.ascontiguousarray(chunk[:kept], dtype=np.float32))
-        return self._log_mel(samples.to(self.window.device))
+        return self._log_mel(samples.to(self.window.device, non_blocking=True))
 
     def _log_mel(self, samples: Tensor) -> Tensor:
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]

@@ -30,7 +30,7 @@ class Whisper(nn.Module):
         self.device = device
         self.dtype = dtype
         with torch.device(device):
-            self.log_mel = LogMel(sizes.num_mels, sizes.num_frames)
+            self.log_mel = LogMel(sizes.num_mels, sizes.num_frames).to(device)
             self.encoder = Encoder(sizes).to(dtype)
             self.decoder = Decoder(sizes).to(dtype)
 

@@ -38,10 +38,10 @@ class Checkpoint:
     rules: GenerationRules
 
     @classmethod
-    def load(cls, directory: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    def load(cls, directory: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Checkpoint:
         return cls(
             directory,
-            load_whisper(directory, "cpu", dtype),
+            load_whisper(directory, device, dtype),
             Tokenizer.from_directory(directory),
             GenerationRules.from_directory(directory),
         )
