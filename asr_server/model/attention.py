@@ -88,5 +88,5 @@ def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
     return F.embedding_bag(bags, matrix, mode="sum", per_sample_weights=weights)
 
 
-# On x86 torch carries kernels written for it (FBGEMM); elsewhere, and on GPUs, matrix products are the better.
+# On x86 torch carries kernels written for it (FBGEMM); elsewhere matrix products are the better.
 _WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64")
