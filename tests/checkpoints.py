@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import tempfile
 from functools import cache
@@ -25,6 +26,20 @@ def _parent() -> Path:
 @cache
 def pocket_directory() -> Path:
     return make_checkpoint(_parent() / "pocket", POCKET, lively=True)
+
+
+@cache
+def english_only_directory() -> Path:
+    """The pocket checkpoint as a published `.en` model describes itself."""
+    target = _parent() / "pocket.en"
+    target.mkdir()
+    for file in pocket_directory().iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((target / "generation_config.json").read_text()) | {"is_multilingual": False}
+    for name in ("lang_to_id", "task_to_id"):
+        del config[name]
+    (target / "generation_config.json").write_text(json.dumps(config))
+    return target
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from benchmarks.clips import make_clip
-from tests.checkpoints import large_directory, tiny_directory
+from tests.checkpoints import english_only_directory, large_directory, tiny_directory
 from tests.engine.driving import Checkpoint, Reference, transcribe
 from tests.speech import say
 
@@ -67,6 +67,15 @@ def test_large_v3s_layout_gives_transformers_tokens_for_sixteen_clips(
     assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
     alone = [transcribe(checkpoint.engine(num_slots=1), [clip], asked)[0] for clip in some]
     assert [result.tokens for result in alone] == expected
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_an_english_only_checkpoint_gives_transformers_tokens(timestamps: bool) -> None:
+    expected = Reference(english_only_directory()).transcribe(clips(6), None, timestamps, MAX_TOKENS)
+    checkpoint = Checkpoint.load(english_only_directory())
+    found = transcribe(checkpoint.engine(), clips(6), options(None, timestamps))
+    assert [result.tokens for result in found] == expected
+    assert {result.language for result in found} == {None}
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
