@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asr_server.model.linear import multiply
+
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """[..., D] to [..., H, d]."""
@@ -29,18 +31,17 @@ def attend_audio(qkv: Tensor, num_heads: int) -> Tensor:
 
 
 def _attend_head_by_head(qkv: Tensor, num_heads: int) -> Tensor:
-    """[F, 3 D] to [F, D] on CPU: the scores of one head at a time, in one buffer that the cache can hold.
+    """[F, 3 D] to [F, D] on CPU: the scores of one head at a time, which the cache can hold.
 
-    Twice as fast as scaled_dot_product_attention in bfloat16, which multiplies in float32 there.
+    Twice as fast as scaled_dot_product_attention, which multiplies bfloat16 at the rate of float32.
     """
     heads = split_heads(qkv, 3 * num_heads).transpose(0, 1).contiguous()  # [3 H, F, d]
     query, key, value = heads.chunk(3)
-    scores = qkv.new_empty(len(qkv), len(qkv))
     context = qkv.new_empty(len(qkv), num_heads, heads.shape[-1])
     for head in range(num_heads):
-        torch.mm(query[head], key[head].t(), out=scores)
+        scores = multiply(query[head], key[head])  # [F, F]
         torch.softmax(scores, -1, out=scores)
-        context[:, head] = scores @ value[head]
+        context[:, head] = multiply(scores, value[head].t().contiguous())
     return context.flatten(1)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from asr_server.model.attention import attend_audio, attend_cached, attend_cached_audio, split_heads
 from asr_server.model.cache import CacheRows, DecoderCache, LayerView
 from asr_server.model.features import LogMel
-from asr_server.model.linear import Linear, can_pack, pack, packed_linear
+from asr_server.model.linear import Linear, can_pack, multiply, pack, packed_linear
 from asr_server.model.sizes import WhisperSizes
 
 Weights = Mapping[str, Tensor]
@@ -181,6 +181,12 @@ class DecoderLayer(nn.Module):
         y: Tensor = self.feed_forward(x)
         return y
 
+    def keys_of(self, audio: Tensor) -> Tensor:
+        """Cross-attention keys of the encoder's [B, F, D], transposed: [B, D, F]. Whisper's have no bias."""
+        if audio.is_cuda:
+            return self.cross_key @ audio.transpose(1, 2)
+        return torch.stack([multiply(self.cross_key, each) for each in audio])
+
     def load(self, weights: Weights) -> None:
         scale = (len(self.out.bias) // self.num_heads) ** -0.5
         _load(self.norm, weights, "self_attn_layer_norm")
@@ -227,8 +233,7 @@ class Decoder(nn.Module):
 
     def cross_keys_values(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Of each layer, from the encoder's [B, F, D]: keys [B, D, F] and values [B, F, D]."""
-        transposed = audio.transpose(1, 2)
-        return [(layer.cross_key @ transposed, layer.cross_value(audio)) for layer in self.layers]  # type: ignore[operator]
+        return [(layer.keys_of(audio), layer.cross_value(audio)) for layer in self.layers]  # type: ignore[operator]
 
     def load(self, weights: Weights) -> None:
         self.embedding.copy_(weights["embed_tokens.weight"])
