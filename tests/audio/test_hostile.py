@@ -32,6 +32,7 @@ def resident_mb() -> float:
 
 
 def survive(files: dict[str, bytes], count: int, seed: int) -> None:
+    pieces_of(files["a.m4a"])  # the decode processes are started
     num_read = 0
     for name, content in mutated(files, count, seed):
         start = time.perf_counter()
