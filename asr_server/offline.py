@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from asr_server.api.formats import NEEDS_TIMES, render
+from asr_server.api.formats import render
 from asr_server.api.job import LADDER
 from asr_server.api.schemas import ResponseFormat
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
@@ -54,7 +54,7 @@ class _Session:
         self._transcriber = Transcriber(self._dispatcher, self._pool, tokenizer)
         self._options = DecodingOptions(
             language=self._transcriber.languages.code(language) if language else None,
-            timestamps=response_format in NEEDS_TIMES,
+            timestamps=True,
             temperatures=LADDER,
         )
         self._at_once = asyncio.Semaphore(FILES_AT_ONCE)

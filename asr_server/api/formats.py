@@ -23,7 +23,6 @@ from asr_server.api.schemas import (
 )
 from asr_server.core import Passage, Segment, TokenLogprob, Transcript
 
-NEEDS_TIMES: Final = frozenset({"srt", "vtt", "verbose_json"})
 STREAM_END: Final = b"data: [DONE]\n\n"
 
 _MEDIA_TYPES: Final = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asr_server.api.fields import parse_fields
-from asr_server.api.formats import NEEDS_TIMES, EventWriter
+from asr_server.api.formats import EventWriter
 from asr_server.api.schemas import AudioFields, ResponseFormat, TranscriptionFields, TranslationFields
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions
@@ -38,12 +38,13 @@ def transcription_job(pairs: list[tuple[str, str]], transcriber: Transcriber, se
     language = codes.code(fields.language) if fields.language else None
     if len(candidates) == 1:
         language, candidates = candidates[0], ()
+    # With timestamps whatever the format, as openai-whisper decodes: they tell when a tail was left unread.
     keywords = [*fields.keywords, *fields.hotwords.split(",")]
     options = DecodingOptions(
         language=language,
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
-        timestamps=fields.response_format in NEEDS_TIMES,
+        timestamps=True,
         **_sampling(fields),  # type: ignore[arg-type]
     )
     return _job(fields, options, with_logprobs="logprobs" in fields.include)
@@ -62,7 +63,7 @@ def translation_job(pairs: list[tuple[str, str]], transcriber: Transcriber, sett
     options = DecodingOptions(
         task="translate",
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
-        timestamps=fields.response_format in NEEDS_TIMES,
+        timestamps=True,
         **_sampling(fields),  # type: ignore[arg-type]
     )
     return _job(fields, options)
