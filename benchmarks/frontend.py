@@ -168,10 +168,19 @@ WAYS: dict[str, Way] = {
 # -- Measuring. --------------------------------------------------------------------------------------------
 
 
-def cpu_s() -> float:
-    """Processor time of this process, of those that decode for it, and of programs that have ended."""
+def cpu_s(run: Way, path: Path) -> float | None:
+    """Processor time of one run: this process, those that decode for it, programs that have ended."""
+    others = _others_s()
+    start = time.process_time()
+    if run(path) is None:
+        return None
+    own = time.process_time() - start
+    return own + _others_s() - others
+
+
+def _others_s() -> float:
     ended = os.times()
-    total = time.process_time() + ended.children_user + ended.children_system
+    total = ended.children_user + ended.children_system
     for child in psutil.Process().children(recursive=True):
         total += int(Path(f"/proc/{child.pid}/schedstat").read_text().split()[0]) / 1e9
     return total
@@ -186,9 +195,8 @@ def one_core(paths: dict[str, Path], rounds: int, duration_s: float, tick: Calla
     for _ in range(rounds):
         for name, path in paths.items():
             for way, run in WAYS.items():
-                start = cpu_s()
-                if run(path) is not None:
-                    results[name][way].append(duration_s / (cpu_s() - start))
+                if (seconds := cpu_s(run, path)) is not None:
+                    results[name][way].append(duration_s / seconds)
                 tick()
     return results
 

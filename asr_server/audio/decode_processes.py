@@ -32,7 +32,7 @@ HEADER: Final = struct.Struct("<BI")  # kind, bytes that follow
 SAMPLES, END, REFUSED = 0, 1, 2
 NEXT: Final = b"n"  # asks for a block
 MAX_IDLE = 4
-SEND_BUFFER_BYTES = 1 << 19  # a whole block, so that its sender need not wait while it is being read
+SEND_BUFFER_BYTES = 1 << 20  # a whole block, so that its sender need not wait while it is being read
 POLL_MS = 20  # how soon a closed recording is noticed while its decode process works
 # One thread each: parallelism is between files. BLAS would otherwise start its own at import.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")

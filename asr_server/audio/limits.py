@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asr_server.config import Settings, naming
+from asr_server.core import SAMPLE_RATE, WINDOW_S
 from asr_server.errors import AudioTooLong, InvalidAudio
 
 FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff"
@@ -25,6 +26,7 @@ class AudioLimits:
     max_sample_rate: int = Settings.max_sample_rate
     max_channels: int = Settings.max_channels
     max_preprocess_s: float = Settings.max_preprocess_s
+    chunk_s: float = WINDOW_S
 
     @classmethod
     def from_settings(cls, settings: Settings) -> AudioLimits:
@@ -34,7 +36,12 @@ class AudioLimits:
             settings.max_sample_rate,
             settings.max_channels,
             settings.max_preprocess_s,
+            settings.chunk_s,
         )
+
+    @property
+    def chunk_samples(self) -> int:
+        return int(self.chunk_s * SAMPLE_RATE)
 
     def check_layout(self, sample_rate: int, num_channels: int) -> None:
         """Raises before any memory is spent on a header that asks for too much of it."""

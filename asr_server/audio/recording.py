@@ -42,7 +42,7 @@ class Recording:
         self._limits = limits or AudioLimits()
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
-        self._splitter = Splitter()
+        self._splitter = Splitter(self._limits.chunk_samples)
         self._finished = False
         self._closed = threading.Event()
         self._inside = threading.Lock()

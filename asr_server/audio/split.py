@@ -31,7 +31,8 @@ Levels = npt.NDArray[np.float64]  # decibels, one every HOP samples, of the HOPS
 class Splitter:
     """Takes blocks of samples, gives pieces that tile them exactly."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_samples: int = WINDOW_SAMPLES) -> None:
+        self._window = window_samples  # no chunk is longer
         self._blocks: list[Samples] = []
         self._num_held = 0  # samples in `_blocks`
         self._start = 0  # where they begin in the file
@@ -55,7 +56,7 @@ class Splitter:
         """The pieces whose ends are known now: a chunk needs more than one window of samples."""
         self._blocks.append(samples)
         self._num_held += len(samples)
-        return self._split(last=False) if self._num_held > WINDOW_SAMPLES else []
+        return self._split(last=False) if self._num_held > self._window else []
 
     def finish(self) -> list[Piece]:
         pieces = self._split(last=True)
@@ -64,8 +65,8 @@ class Splitter:
     def _split(self, last: bool) -> list[Piece]:
         held = np.concatenate(self._blocks) if self._blocks else np.empty(0, np.float32)
         pieces: list[Piece] = []
-        while len(held) > WINDOW_SAMPLES or (last and len(held)):
-            skip, take = _next_chunk(held[:WINDOW_SAMPLES], last=last and len(held) <= WINDOW_SAMPLES)
+        while len(held) > self._window or (last and len(held)):
+            skip, take = _next_chunk(held[: self._window], last=last and len(held) <= self._window)
             self._num_silent += skip
             self._start += skip
             if take:

@@ -1,6 +1,6 @@
 """Everything else through FFmpeg's libraries. Runs in a decode process, never in the server's own.
 
-Frames are gathered by FFmpeg's own queue and turned into one array per two seconds of audio: an array per
+Frames are gathered by FFmpeg's own queue and turned into one array per second of audio: an array per
 frame would cost as much as decoding.
 """
 
@@ -22,7 +22,7 @@ CONTAINERS = (
     "aac,ac3,aiff,alac,amr,amrnb,amrwb,ape,asf,au,avi,caf,dts,eac3,flac,flv,gsm,loas,matroska,mov,mp3,mp4,mpeg,"
     "mpegts,nut,ogg,oma,opus,rm,rso,sln,sox,spdif,tak,tta,voc,w64,wav,webm,wv"
 )
-GROUP_S = 2.0
+GROUP_S = 1.0
 MAX_PLANES = 8  # of more, PyAV's frames show only the first ones
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
 _FULL_SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
