@@ -15,7 +15,9 @@ from asr_server.core import SAMPLE_RATE, WINDOW_SAMPLES, Chunk, Piece, Samples, 
 HOP = SAMPLE_RATE // 200  # 5 ms
 HOPS_PER_LEVEL = 4  # 20 ms
 HOPS_PER_PAUSE = 40  # 200 ms
-REACH_HOPS = 8 * SAMPLE_RATE // HOP  # how far before the end of a window a pause is looked for
+REACH_HOPS = (
+    8 * SAMPLE_RATE // HOP
+)  # how far before a window's end a pause is looked for, within its second half
 QUIET_SHARE = 0.05  # of the places within reach are taken to be pauses
 MAX_OFFSET = 1e-3
 MAX_ABOVE_DB = 15.0  # the quietest place
@@ -23,6 +25,7 @@ FLOOR_DB = -90.0  # the last bit of 16
 # Quiet speech that peaks at -50 dBFS has its vowels at -60: what stays under this is the recorder's noise.
 SILENCE_DB = -72.0
 MIN_SILENCE = 1 * SAMPLE_RATE  # shorter pauses stay within their chunk
+MIN_WINDOW = 2 * SAMPLE_RATE  # in less there is no room to choose
 MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
 
 Levels = npt.NDArray[np.float64]  # decibels, one every HOP samples, of the HOPS_PER_LEVEL hops from there
@@ -32,7 +35,7 @@ class Splitter:
     """Takes blocks of samples, gives pieces that tile them exactly."""
 
     def __init__(self, window_samples: int = WINDOW_SAMPLES) -> None:
-        self._window = window_samples  # no chunk is longer
+        self._window = max(window_samples, MIN_WINDOW)  # no chunk is longer
         self._blocks: list[Samples] = []
         self._num_held = 0  # samples in `_blocks`
         self._start = 0  # where they begin in the file
@@ -141,7 +144,7 @@ def quietest_cut(levels: Levels) -> int:
     recording; how much that is depends on how far apart its sound and its quiet are. Within the pause the
     cut falls in the middle of the quietest 20 ms.
     """
-    reach = levels[-REACH_HOPS:]
+    reach = levels[-min(REACH_HOPS, len(levels) // 2) :]
     means = np.convolve(reach, np.full(HOPS_PER_PAUSE, 1 / HOPS_PER_PAUSE), mode="valid")
     quiet, middle = np.quantile(means, (QUIET_SHARE, 0.5))
     limit = quiet + min(8.0, max(1.0, (middle - quiet) / 5))

@@ -26,11 +26,16 @@ def path(tmp_path: Path) -> Path:
     return make(tmp_path, "a.m4a", voice(24_000, 1, 65.0), 24_000)
 
 
+OTHERS: set[psutil.Process] = set()  # children of this process before the test: a server for all tests, say
+
+
 @pytest.fixture(autouse=True)
 def nursery() -> Iterator[None]:
     decode_processes.shutdown()
+    OTHERS.update(psutil.Process().children(recursive=True))
     yield
     decode_processes.shutdown()
+    OTHERS.clear()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -49,7 +54,7 @@ def alive(process: psutil.Process) -> bool:
 
 def family() -> list[psutil.Process]:
     """The nursery and the decode processes."""
-    return psutil.Process().children(recursive=True)
+    return [child for child in psutil.Process().children(recursive=True) if child not in OTHERS]
 
 
 def decoding() -> list[psutil.Process]:

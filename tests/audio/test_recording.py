@@ -211,10 +211,15 @@ def test_a_rate_of_one_hertz_is_refused(tmp_path: Path) -> None:
 
 def test_limits_come_from_the_settings_of_the_same_names() -> None:
     settings = Settings(
-        max_audio_s=1, max_decoded_bytes=2, max_sample_rate=3, max_channels=4, max_preprocess_s=5
+        max_audio_s=1,
+        max_decoded_bytes=2,
+        max_sample_rate=3,
+        max_channels=4,
+        max_preprocess_s=5,
+        max_chunk_s=6,
     )
-    assert AudioLimits.from_settings(settings) == AudioLimits(1, 2, 3, 4, 5)
-    assert AudioLimits.from_settings(Settings()) == AudioLimits()
+    assert AudioLimits.from_settings(settings) == AudioLimits(1, 2, 3, 4, 5, 6)
+    assert AudioLimits.from_settings(Settings(max_chunk_s=30)) == AudioLimits()
 
 
 def test_a_browser_s_recording_has_no_duration_and_is_read_whole() -> None:

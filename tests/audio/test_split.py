@@ -13,8 +13,8 @@ from tests.audio.making import audio_of, tiled
 from tests.speech import Spoken, say, silence
 
 
-def split(samples: Samples, block: int = 20_000) -> list[Piece]:
-    splitter = Splitter()
+def split(samples: Samples, block: int = 20_000, window: int = WINDOW_SAMPLES) -> list[Piece]:
+    splitter = Splitter(window)
     pieces: list[Piece] = []
     for at in range(0, len(samples), block):
         pieces += splitter.push(samples[at : at + block])
@@ -50,6 +50,16 @@ def test_no_cut_falls_inside_a_word(voice: str, level: float, offset: float) -> 
     samples = talk.samples + noise(len(talk.samples), level) + np.float32(offset)
     pieces = split(samples)
     assert len(pieces) >= 3
+    assert cuts_inside_words(pieces, talk) == 0
+
+
+@pytest.mark.parametrize("window_s", [2, 6, 15])
+def test_shorter_windows_are_cut_by_the_same_rule(window_s: int) -> None:
+    talk = long_talk(count=60)
+    pieces = split(talk.samples, window=window_s * SAMPLE_RATE)
+    durations_s = [chunk.duration_s for chunk in chunks(pieces)]
+    assert max(durations_s) <= window_s
+    assert min(durations_s[:-1]) >= window_s / 2
     assert cuts_inside_words(pieces, talk) == 0
 
 
