@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 
 def machine() -> dict[str, Any]:
     """The processor, its cores, and how busy it was before we began."""
+    import torch
+
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
