@@ -10,7 +10,7 @@ import soundfile
 from asr_server.audio.decoders.base import Block, CannotOpen
 
 MAX_TAGS = 1 << 16  # bytes after the last frame of an MP3 that may be its title and the like
-BLOCK_SAMPLES = 1 << 17  # over all channels: 1.4 s of 48 kHz stereo
+BLOCK_FRAMES = 1 << 16  # 1.4 s at 48 kHz
 
 
 class SndfileDecoder:
@@ -29,14 +29,13 @@ class SndfileDecoder:
         self.truncated = self.has_more = False
         self._fd = fd
         self._num_read = 0
-        self._block_frames = max(1, BLOCK_SAMPLES // self.num_channels)
 
     def read(self) -> Block:
-        block: Block = np.empty((self._block_frames, self.num_channels), np.float32)
+        block: Block = np.empty((BLOCK_FRAMES, self.num_channels), np.float32)
         pointer = soundfile._ffi.cast("float *", block.ctypes.data)
-        num_frames = int(soundfile._snd.sf_readf_float(self._file._file, pointer, self._block_frames))
+        num_frames = int(soundfile._snd.sf_readf_float(self._file._file, pointer, BLOCK_FRAMES))
         self._num_read += num_frames
-        if num_frames < self._block_frames:
+        if num_frames < BLOCK_FRAMES:
             self._judge_the_end()
         return block[:num_frames]
 
