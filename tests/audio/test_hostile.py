@@ -28,7 +28,7 @@ def originals(folder: Path) -> dict[str, bytes]:
 def resident_mb() -> float:
     """Of this process and those that decode for it."""
     me = psutil.Process()
-    return sum(process.memory_info().rss for process in (me, *me.children(recursive=True))) / MIB
+    return float(sum(process.memory_info().rss for process in (me, *me.children(recursive=True)))) / MIB
 
 
 def survive(files: dict[str, bytes], count: int, seed: int) -> None:
