@@ -162,7 +162,7 @@ def make_clips(work: Work) -> list[Samples]:
 
 
 def show(work: Work, seconds: dict[Setting, list[float]], console: Console) -> None:
-    table = Table("system", "s, median (range)", "RTFx", "ours / it, round by round")
+    table = Table("system", "s, median (range)", "RTFx", "its time / ours, round by round")
     ours = next(times for setting, times in seconds.items() if setting.system == "ours")
     for setting, times in seconds.items():
         ratios = [theirs / mine for theirs, mine in zip(times, ours, strict=True)]
