@@ -26,9 +26,9 @@ NOT_FOR_FILES = {"host", "port", "api_key", "root_path", "cors_origins", "ssl_ce
 
 
 def _option(setting: Field[Any]) -> Callable[[Any], Any]:
-    choices = setting.metadata["choices"]
+    choices, flag = setting.metadata["choices"], flag_name(setting.name)
     return click.option(
-        flag_name(setting.name),
+        f"{flag}/--no-{flag.removeprefix('--')}" if isinstance(setting.default, bool) else flag,
         type=click.Choice(choices) if choices else type(setting.default),
         default=setting.default,
         envvar=environment_name(setting.name),

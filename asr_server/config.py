@@ -46,7 +46,13 @@ class Settings:
     replicas: int = _setting(1, "engine replicas, each with the whole model")
     cpu_threads: int = _setting(0, "torch threads a replica on CPU; 0: one a core, shared between replicas")
     max_slots: int = _setting(0, "chunks decoded at once by a replica; 0: from free memory")
-    encode_batch: int = _setting(0, "chunks encoded together at most; 0: 2 on CPU, 8 on CUDA")
+    encode_batch: int = _setting(
+        0, "chunks encoded together at most; 0: one a compute worker on CPU, 8 on CUDA"
+    )
+    compute_workers: int = _setting(
+        0, "encode batches under way at once, up to 4; 0: one a core, up to 4, on CPU, 1 on CUDA"
+    )
+    copy_overlap: bool = _setting(False, "CUDA: copies to and from the device on streams of their own")
 
     # The front end
     preprocess_workers: int = _setting(

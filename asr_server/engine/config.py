@@ -11,7 +11,8 @@ import torch
 from asr_server.config import Settings
 from asr_server.model import DecoderCache, WhisperSizes
 
-ENCODE_BATCH = {"cpu": 2, "cuda": 8}  # on CPU a batch is no faster than one by one, and short ones are fairer
+_ENCODE_BATCH_ON_CUDA = 8
+_MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 and Arm, as /proc/cpuinfo spells them
 _MAX_SLOTS = {"cpu": 32, "cuda": 256}  # more only lengthens a step: the products are large enough by then
@@ -26,6 +27,9 @@ class EngineConfig:
     max_slots: int = 0  # 0: from free memory
     encode_batch: int = 0  # 0: by device
     cpu_threads: int = 0  # 0: one a core
+    compute_workers: int = 0  # 0: by device
+    copy_overlap: bool = False
+    cuda_graphs: bool = True
 
     @classmethod
     def from_settings(cls, settings: Settings) -> EngineConfig:
@@ -38,6 +42,39 @@ class EngineConfig:
             max_slots=settings.max_slots,
             encode_batch=settings.encode_batch,
             cpu_threads=threads,
+            compute_workers=settings.compute_workers,
+            copy_overlap=settings.copy_overlap,
+        )
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How an engine does its work. Nothing here changes a token."""
+
+    num_slots: int = 16
+    encode_batch: int = 8  # chunks encoded in one step at most
+    compute_workers: int = 1  # encode batches under way at once: threads on CPU, streams on CUDA
+    copy_overlap: bool = False  # copies on streams of their own
+    lookahead: bool = False  # a step starts before the one before it is read
+    cuda_graphs: bool = True
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype
+    ) -> Tuning:
+        """What the configuration leaves open is settled by device."""
+        on_cpu = device.type == "cpu"
+        workers = config.compute_workers or (
+            min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu else 1
+        )
+        return cls(
+            choose_num_slots(config.max_slots, sizes, device, dtype),
+            # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache.
+            config.encode_batch or (workers if on_cpu else _ENCODE_BATCH_ON_CUDA),
+            workers,
+            config.copy_overlap,
+            lookahead=not on_cpu,  # on CPU there is nothing to overlap with
+            cuda_graphs=config.cuda_graphs,
         )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -26,21 +28,14 @@ from asr_server.core import (
     Submit,
 )
 from asr_server.engine.admission import candidates, check
-from asr_server.engine.config import (
-    ENCODE_BATCH,
-    EngineConfig,
-    available_cores,
-    choose_device,
-    choose_dtype,
-    choose_num_slots,
-)
+from asr_server.engine.config import EngineConfig, Tuning, available_cores, choose_device, choose_dtype
+from asr_server.engine.encoding import EncodeTicket
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.memory import keep_freed_memory
 from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.table import SlotTable, neighbours
-from asr_server.engine.transfers import EncodeTicket
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
 
@@ -68,45 +63,29 @@ class Engine:
             model,
             Tokenizer.from_directory(directory),
             GenerationRules.from_directory(directory),
-            choose_num_slots(config.max_slots, model.sizes, device, dtype),
-            config.encode_batch or ENCODE_BATCH[device.type],
-            overlapped=device.type == "cuda",  # on CPU there is nothing to overlap with
+            Tuning.of(config, model.sizes, device, dtype),
         )
 
     @classmethod
     def of(
-        cls,
-        model: Whisper,
-        tokenizer: Tokenizer,
-        rules: GenerationRules,
-        num_slots: int = 16,
-        encode_batch: int = 8,
-        overlapped: bool = False,
+        cls, model: Whisper, tokenizer: Tokenizer, rules: GenerationRules, tuning: Tuning | None = None
     ) -> Engine:
         """An engine on a model that is loaded already."""
         engine = cls.__new__(cls)
-        engine._set_up(model, tokenizer, rules, num_slots, encode_batch, overlapped)
+        engine._set_up(model, tokenizer, rules, tuning or Tuning())
         return engine
 
-    def _set_up(
-        self,
-        model: Whisper,
-        tokenizer: Tokenizer,
-        rules: GenerationRules,
-        num_slots: int,
-        encode_batch: int,
-        overlapped: bool,
-    ) -> None:
+    def _set_up(self, model: Whisper, tokenizer: Tokenizer, rules: GenerationRules, tuning: Tuning) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.num_slots = num_slots
-        self.encode_batch = encode_batch
+        self.num_slots = tuning.num_slots
+        self.encode_batch = tuning.encode_batch
         self.num_steps = 0
         self.draining = False
-        self._runner = Runner(model, rules, tokenizer.specials, num_slots)
-        self._loop = DecodeLoop(self._runner, tokenizer, overlapped)
+        self._runner = Runner(model, rules, tokenizer.specials, tuning)
+        self._loop = DecodeLoop(self._runner, tokenizer, tuning.lookahead)
         self._waiting: deque[Sequence] = deque()
-        self._slots = SlotTable(num_slots)
+        self._slots = SlotTable(tuning.num_slots)
         self._encoding: list[tuple[EncodeTicket, list[Sequence]]] = []
         self._encoded: list[Sequence] = []  # their audio is in; the prompt is not
         self._held: list[Sequence] = []  # waiting for SetLanguage
@@ -166,6 +145,10 @@ class Engine:
         self._decode()
         return self._emit()
 
+    def close(self) -> None:
+        """Ends its threads, once what they do is done."""
+        self._runner.close()
+
     # -- Commands -----------------------------------------------------------------------------------------
 
     def _submit(self, sequence: Sequence) -> None:
@@ -187,11 +170,13 @@ class Engine:
                 self._finish(sequence, Failed(sequence.id, message))
 
     def _cancel(self, request_id: str) -> None:
-        encoding = [sequence for _, run in self._encoding for sequence in run if not sequence.is_over]
-        for sequences in (self._waiting, encoding, self._encoded, self._held, self._loop.sequences):
+        for sequences in (self._waiting, self._encoded, self._held, self._loop.sequences):
             for sequence in [each for each in sequences if each.id.request_id == request_id]:
                 sequences.remove(sequence)
                 self._finish(sequence)
+        for _, run in self._encoding:
+            for sequence in run:  # its slot is being written to: it is freed afterwards
+                sequence.is_over |= sequence.id.request_id == request_id
 
     # -- Admit --------------------------------------------------------------------------------------------
 
@@ -222,12 +207,8 @@ class Engine:
     def _encode(self, admitted: list[Sequence]) -> None:
         started = time.perf_counter()
         for run in neighbours(admitted):
-            try:
+            with self._failing(run):
                 ticket = self._runner.encode(run[0].slot, [sequence.samples for sequence in run])
-            except (RuntimeError, ValueError) as error:  # out of memory, or samples of an impossible shape
-                for sequence in run:
-                    self._finish(sequence, Failed(sequence.id, f"encoding failed: {error}"))
-            else:
                 self._encoding.append((ticket, run))
         if admitted:
             self._seconds_per_encode = (time.perf_counter() - started) / len(admitted)
@@ -236,10 +217,24 @@ class Engine:
     def _take_encoded(self) -> None:
         """What is encoded goes on to the decoder; with nothing else to do, wait for it."""
         idle = not self._loop.has_work
-        while self._encoding and (idle or self._encoding[0][0].is_done()):  # they end in the order they began
+        while self._encoding and (idle or self._encoding[0][0].is_done()):  # in the order they began
             ticket, run = self._encoding.pop(0)
-            ticket.join()
-            self._encoded.extend(sequence for sequence in run if not sequence.is_over)
+            with self._failing(run):
+                ticket.join()
+                for sequence in run:
+                    if sequence.is_over:  # cancelled meanwhile
+                        self._finish(sequence)
+                    else:
+                        self._encoded.append(sequence)
+
+    @contextmanager
+    def _failing(self, run: list[Sequence]) -> Iterator[None]:
+        """What goes wrong within ends these chunks alone: out of memory, samples of an impossible shape."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            for sequence in run:
+                self._finish(sequence, Failed(sequence.id, f"encoding failed: {error}"))
 
     def _prefill(self) -> None:
         """Feeds prompts to sequences whose audio is in, but for the last token: the decode step does."""

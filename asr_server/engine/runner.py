@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from asr_server.core import Samples
-from asr_server.engine.graphs import DecodeGraphs
+from asr_server.engine.config import Tuning
+from asr_server.engine.encoding import EncodeTicket, make_encoder
+from asr_server.engine.graphs import Graphs, buckets
 from asr_server.engine.rules import GenerationRules, TokenRules
 from asr_server.engine.sampling import draw, log_probabilities, penalise
 from asr_server.engine.slots import SlotState
-from asr_server.engine.transfers import EncodeTicket, HostCopy
+from asr_server.engine.transfers import Copies, HostCopy
 from asr_server.model import Whisper
 from asr_server.tokenizer import SpecialTokens
 
@@ -31,40 +33,29 @@ class StepPlan:
 
 class Runner:
     def __init__(
-        self, model: Whisper, rules: GenerationRules, specials: SpecialTokens, num_slots: int
+        self, model: Whisper, rules: GenerationRules, specials: SpecialTokens, tuning: Tuning
     ) -> None:
+        num_slots = tuning.num_slots
         self.model = model
         self.cache = model.new_cache(num_slots)
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, model.device)
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, model.device)
         self._specials = specials
-        self._encode_stream: torch.cuda.Stream | None = None
-        self._graphs: DecodeGraphs | None = None
-        if model.device.type == "cuda":
-            self._encode_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._copies = Copies(model.device, tuning.copy_overlap)
+        self._encoder = make_encoder(model, self.cache, tuning, self._copies)
+        self._graphs: Graphs | None = None
+        if model.device.type == "cuda" and tuning.cuda_graphs:
             with torch.inference_mode():
-                self._graphs = DecodeGraphs(self._step_of_any_rows, num_slots)
+                self._graphs = Graphs(self._step_of_any_rows, buckets(num_slots))
+
+    def close(self) -> None:
+        self._encoder.close()
 
     # -- Encode -------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def encode(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
         """Fills the audio part of the slots from `first_slot` on, or on CUDA begins to."""
-        if self._encode_stream is None:
-            # One at a time: the products are large enough, and a chunk's activations stay in cache.
-            for slot, chunk in enumerate(chunks, first_slot):
-                self._encode_together(slot, [chunk])
-            return EncodeTicket()
-        self._encode_stream.wait_stream(torch.cuda.current_stream())  # a slot may just be moving out of there
-        with torch.cuda.stream(self._encode_stream):
-            self._encode_together(first_slot, chunks)
-            encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            encoded.record()
-        return EncodeTicket(encoded)
-
-    def _encode_together(self, first_slot: int, chunks: Several[Samples]) -> None:
-        audio = self.model.encoder(self.model.log_mel(chunks))
-        self.cache.write_audio(first_slot, self.model.decoder.cross_keys_values(audio))
+        return self._encoder.start(first_slot, chunks)
 
     # -- Prefill ------------------------------------------------------------------------------------------
 
@@ -107,8 +98,8 @@ class Runner:
     def decode(self, plan: StepPlan) -> HostCopy:
         """One token for every row: three lines of [rows] to read, tokens, log-probabilities, no-speech."""
         if self._graphs is not None and not plan.sampled and not plan.penalised:
-            return HostCopy(self._graphs.replay(plan.num_rows))
-        return HostCopy(self._step(plan))
+            return self._copies.to_host(self._graphs.replay(plan.num_rows))
+        return self._copies.to_host(self._step(plan))
 
     def _step_of_any_rows(self, num_rows: int) -> Tensor:
         """The step that graphs record: whatever the positions, timestamps or not."""

@@ -1,9 +1,47 @@
-"""What is on its way: results to the host, audio into slots. On CPU everything has arrived at once."""
+"""Copies between host and device. On CPU there is nothing to copy."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+class Copies:
+    """On CUDA through pinned memory, so that the host never waits for a copy to start or end.
+
+    Without `overlap` a copy takes its turn in the stream that it is made in. With it, one stream carries all
+    copies to the device and another all copies back, beside the computing (PyTorch pull request 115286).
+    """
+
+    def __init__(self, device: torch.device, overlap: bool) -> None:
+        self._device = device
+        self._inward: torch.cuda.Stream | None = None
+        self._outward: torch.cuda.Stream | None = None
+        if overlap and device.type == "cuda":
+            self._inward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """For use in the current stream."""
+        if self._inward is None:
+            return tensor.to(self._device, non_blocking=True)
+        computing = torch.cuda.current_stream()
+        with torch.cuda.stream(self._inward):
+            copied = tensor.to(self._device, non_blocking=True)
+        computing.wait_stream(self._inward)
+        copied.record_stream(computing)
+        return copied
+
+    def to_host(self, tensor: Tensor) -> HostCopy:
+        """Of what the current stream has computed; `tensor` may be overwritten by what follows there."""
+        if self._outward is None:
+            return HostCopy(tensor)
+        result = tensor.clone()
+        self._outward.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._outward):
+            copy = HostCopy(result)
+        result.record_stream(self._outward)
+        return copy
 
 
 class HostCopy:
@@ -23,18 +61,3 @@ class HostCopy:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.tolist()
-
-
-class EncodeTicket:
-    """Chunks being encoded, perhaps on a stream of their own."""
-
-    def __init__(self, encoded: torch.cuda.Event | None = None) -> None:
-        self._encoded = encoded
-
-    def is_done(self) -> bool:
-        return self._encoded is None or bool(self._encoded.query())  # type: ignore[no-untyped-call]
-
-    def join(self) -> None:
-        """Makes what is launched from here on wait for it; the host goes on."""
-        if self._encoded is not None:
-            torch.cuda.current_stream().wait_event(self._encoded)

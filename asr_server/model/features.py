@@ -62,15 +62,20 @@ class LogMel(nn.Module):
 
     def forward(self, chunks: Sequence[Samples]) -> Tensor:
         """Float32 whatever the model's precision. What lies beyond the window is cut off."""
+        return self.of_samples(self.gather(chunks).to(self.window.device, non_blocking=True))
+
+    def gather(self, chunks: Sequence[Samples]) -> Tensor:
+        """[B, num_samples] on the host, as long as the longest of them asks for; pinned for a GPU."""
         longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
         frames = min(self.num_frames, -(-longest // HOP) + FFT_SIZE // HOP)  # beyond them is only silence
         samples = torch.zeros(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
         for row, chunk in zip(samples, chunks, strict=True):
             kept = min(len(chunk), frames * HOP)
             row[:kept] = torch.from_numpy(np.ascontiguousarray(chunk[:kept], dtype=np.float32))
-        return self._log_mel(samples.to(self.window.device, non_blocking=True))
+        return samples
 
-    def _log_mel(self, samples: Tensor) -> Tensor:
+    def of_samples(self, samples: Tensor) -> Tensor:
+        """What `gather` gives, on the device, to [B, num_mels, num_frames]."""
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]
         power = torch.view_as_real(spectrum).square().sum(-1)  # [B, FFT_SIZE // 2 + 1, frames]
         mel = (self.filters @ power).clamp_(min=1e-10).log10_()

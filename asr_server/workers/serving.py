@@ -24,6 +24,8 @@ def run(channel: Channel, create_engine: Callable[[], Engine]) -> None:
         heart.engine = create_engine()
         serve(heart.engine, channel)
     finally:
+        if heart.engine is not None:
+            heart.engine.close()
         heart.stop()
         channel.close()
 

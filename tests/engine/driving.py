@@ -22,7 +22,7 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
-from asr_server.engine import Engine
+from asr_server.engine import Engine, Tuning
 from asr_server.engine.rules import GenerationRules
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
@@ -46,8 +46,9 @@ class Checkpoint:
             GenerationRules.from_directory(directory),
         )
 
-    def engine(self, num_slots: int = 16, encode_batch: int = 8, overlapped: bool = False) -> Engine:
-        return Engine.of(self.model, self.tokenizer, self.rules, num_slots, encode_batch, overlapped)
+    def engine(self, **tuning: Any) -> Engine:
+        """With the fields of `Tuning` that are to differ from their defaults."""
+        return Engine.of(self.model, self.tokenizer, self.rules, Tuning(**tuning))
 
 
 def submit(engine: Engine, name: str, samples: Samples, options: DecodingOptions) -> ChunkId:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,19 +28,26 @@ def on_gpu() -> Checkpoint:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_graphs_replay_what_eager_computes(
-    on_gpu: Checkpoint, options: DecodingOptions, overlapped: bool
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        {},
+        {"lookahead": True},
+        {"lookahead": True, "copy_overlap": True},
+        {"lookahead": True, "copy_overlap": True, "compute_workers": 3, "encode_batch": 2},
+    ],
+)
+def test_graphs_streams_and_lookahead_give_what_eager_computes(
+    on_gpu: Checkpoint, options: DecodingOptions, tuning: dict[str, Any]
 ) -> None:
-    replayed = transcribe(on_gpu.engine(overlapped=overlapped), CLIPS, options)
-    engine = on_gpu.engine()
-    engine._runner._graphs = None
-    assert [r.tokens for r in replayed] == [r.tokens for r in transcribe(engine, CLIPS, options)]
+    found = transcribe(on_gpu.engine(**tuning), CLIPS, options)
+    plain = transcribe(on_gpu.engine(cuda_graphs=False), CLIPS, options)
+    assert [r.tokens for r in found] == [r.tokens for r in plain]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_gpu_gives_the_cpus_tokens(
     on_gpu: Checkpoint, pocket: Checkpoint, options: DecodingOptions
 ) -> None:
-    found = transcribe(on_gpu.engine(overlapped=True), CLIPS, options)
+    found = transcribe(on_gpu.engine(lookahead=True), CLIPS, options)
     assert [r.tokens for r in found] == [r.tokens for r in transcribe(pocket.engine(), CLIPS, options)]

@@ -56,12 +56,12 @@ def alone(pocket: Checkpoint) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("lookahead", [False, True])
 @pytest.mark.parametrize("num_slots", [2, 3, 8])
 def test_company_changes_nobodys_tokens(
-    pocket: Checkpoint, alone: list[Any], num_slots: int, overlapped: bool
+    pocket: Checkpoint, alone: list[Any], num_slots: int, lookahead: bool
 ) -> None:
-    engine = pocket.engine(num_slots, encode_batch=3, overlapped=overlapped)
+    engine = pocket.engine(num_slots=num_slots, encode_batch=3, lookahead=lookahead)
     events: list[Event] = []
     for i, (clip, options) in enumerate(zip(CLIPS, MIXED, strict=True)):
         submit(engine, str(i), clip, options)
@@ -84,10 +84,11 @@ def _answered(engine: Engine, events: list[Event]) -> list[Event]:
     return events
 
 
-def test_sixteen_at_once_give_what_one_at_a_time_gives(pocket: Checkpoint) -> None:
+@pytest.mark.parametrize("compute_workers", [1, 2, 3])
+def test_sixteen_at_once_give_what_one_at_a_time_gives(pocket: Checkpoint, compute_workers: int) -> None:
     clips = [make_clip(100 + i, 1 + 1.8 * i) for i in range(16)]
-    together = transcribe(pocket.engine(16), clips, PLAIN)
-    one_by_one = [transcribe(pocket.engine(1), [clip], PLAIN)[0] for clip in clips]
+    together = transcribe(pocket.engine(compute_workers=compute_workers), clips, PLAIN)
+    one_by_one = [transcribe(pocket.engine(num_slots=1), [clip], PLAIN)[0] for clip in clips]
     assert [r.tokens for r in together] == [r.tokens for r in one_by_one]
     assert len({r.tokens for r in together}) > 8, "the audio must matter"
 
@@ -107,9 +108,9 @@ def test_every_chunk_ends_once_and_gives_its_credit_back(pocket: Checkpoint) -> 
     assert engine.step() == []
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint, overlapped: bool) -> None:
-    engine = pocket.engine(num_slots=2, overlapped=overlapped)
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint, lookahead: bool) -> None:
+    engine = pocket.engine(num_slots=2, lookahead=lookahead)
     for i in range(2):
         submit(engine, "leaver", CLIPS[i], PLAIN)
     submit(engine, "stayer", CLIPS[2], PLAIN)

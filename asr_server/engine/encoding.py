@@ -1,0 +1,152 @@
+"""The encoder's stage: chunks in, each layer's cross-attention keys and values in their slots."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Several
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from asr_server.core import Samples
+from asr_server.engine.config import Tuning
+from asr_server.engine.graphs import Graphs
+from asr_server.engine.transfers import Copies
+from asr_server.model import DecoderCache, Whisper
+
+
+class EncodeTicket(Protocol):
+    """Chunks on their way into slots."""
+
+    def is_done(self) -> bool: ...
+
+    def join(self) -> None:
+        """What this thread does from here on comes after the encoding.
+
+        Raises:
+            RuntimeError, ValueError: it failed.
+        """
+        ...
+
+
+class Encoder(Protocol):
+    def start(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
+        """Fills the audio part of the slots from `first_slot` on, or begins to."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_encoder(model: Whisper, cache: DecoderCache, tuning: Tuning, copies: Copies) -> Encoder:
+    kind = CudaEncoder if model.device.type == "cuda" else CpuEncoder
+    return kind(model, cache, tuning, copies)
+
+
+class CpuEncoder:
+    """Several chunks at once, the cores shared out between them; `start` returns when they are encoded.
+
+    A thread that has a chunk to itself waits for no other. Two threads in every product wait for each other a
+    hundred times a chunk, and when something else runs on one of the cores, each of these waits is long.
+    """
+
+    def __init__(self, model: Whisper, cache: DecoderCache, tuning: Tuning, copies: Copies) -> None:
+        self._model, self._cache = model, cache
+        self._num_threads, self._num_workers = torch.get_num_threads(), tuning.compute_workers
+        self._workers = ThreadPoolExecutor(tuning.compute_workers, thread_name_prefix="encode")
+
+    def start(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
+        num_at_once = min(len(chunks), self._num_workers)
+        share = max(1, self._num_threads // num_at_once)
+        by_slot = enumerate(chunks, first_slot)
+        if num_at_once == 1:
+            for slot, chunk in by_slot:
+                self._encode(slot, chunk)
+        else:
+            tasks = [self._workers.submit(self._encode, slot, chunk, share) for slot, chunk in by_slot]
+            wait(tasks)
+            for task in tasks:
+                task.result()
+        return _Done()
+
+    def close(self) -> None:
+        self._workers.shutdown()
+
+    @torch.inference_mode()
+    def _encode(self, slot: int, chunk: Samples, num_threads: int | None = None) -> None:
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)  # of this thread
+        audio = self._model.encoder(self._model.log_mel([chunk]))
+        self._cache.write_audio(slot, self._model.decoder.cross_keys_values(audio))
+
+
+class _Done:
+    def is_done(self) -> bool:
+        return True
+
+    def join(self) -> None:
+        pass
+
+
+class CudaEncoder:
+    """Each batch on the next worker's stream, beside decoding. The host does not wait."""
+
+    def __init__(self, model: Whisper, cache: DecoderCache, tuning: Tuning, copies: Copies) -> None:
+        self._model, self._cache, self._copies = model, cache, copies
+        workers = [_CudaWorker(model, tuning) for _ in range(tuning.compute_workers)]
+        self._workers = itertools.cycle(workers)
+
+    @torch.inference_mode()
+    def start(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
+        worker = next(self._workers)
+        worker.stream.wait_stream(torch.cuda.current_stream())  # a slot may just be moving out of there
+        with torch.cuda.stream(worker.stream):
+            samples = self._copies.to_device(self._model.log_mel.gather(chunks))
+            audio = worker.encode(self._model.log_mel.of_samples(samples))
+            self._cache.write_audio(first_slot, self._model.decoder.cross_keys_values(audio))
+            return _OnStream()
+
+    def close(self) -> None:
+        torch.cuda.synchronize()
+
+
+class _CudaWorker:
+    """A stream, and the encoder as graphs that replay on it: one for each size of batch."""
+
+    def __init__(self, model: Whisper, tuning: Tuning) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._encoder = model.encoder
+        self._graphs: Graphs | None = None
+        if tuning.cuda_graphs:
+            sizes = model.sizes
+            shape = (tuning.encode_batch, sizes.num_mels, sizes.num_frames)
+            self._mel = torch.zeros(shape, device=model.device)
+            sizes_of_batch = sorted({1, 2, 4, *range(8, tuning.encode_batch, 8), tuning.encode_batch})
+            with torch.inference_mode():
+                self._graphs = Graphs(
+                    lambda rows: self._encoder(self._mel[:rows]),
+                    [size for size in sizes_of_batch if size <= tuning.encode_batch],
+                )
+
+    def encode(self, mel: Tensor) -> Tensor:
+        """[B, num_mels, num_frames] to [B, F, D]; overwritten by the next call."""
+        if self._graphs is None or len(mel) > len(self._mel):
+            audio: Tensor = self._encoder(mel)
+            return audio
+        self._mel[: len(mel)] = mel
+        return self._graphs.replay(len(mel))[: len(mel)]
+
+
+class _OnStream:
+    """Everything launched so far on the current stream."""
+
+    def __init__(self) -> None:
+        self._encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._encoded.record()
+
+    def is_done(self) -> bool:
+        return bool(self._encoded.query())  # type: ignore[no-untyped-call]
+
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_event(self._encoded)
