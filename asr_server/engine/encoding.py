@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asr_server.core import Samples
 from asr_server.engine.config import Tuning
-from asr_server.engine.graphs import Graphs
+from asr_server.engine.graphs import Graphs, row_buckets
 from asr_server.engine.transfers import Copies
 from asr_server.model import DecoderCache, Whisper
 
@@ -122,12 +122,9 @@ class _CudaWorker:
             sizes = model.sizes
             shape = (tuning.encode_batch, sizes.num_mels, sizes.num_frames)
             self._mel = torch.zeros(shape, device=model.device)
-            sizes_of_batch = sorted({1, 2, 4, *range(8, tuning.encode_batch, 8), tuning.encode_batch})
+            batches = [(rows,) for rows in row_buckets(tuning.encode_batch)]
             with torch.inference_mode():
-                self._graphs = Graphs(
-                    lambda rows: self._encoder(self._mel[:rows]),
-                    [size for size in sizes_of_batch if size <= tuning.encode_batch],
-                )
+                self._graphs = Graphs(lambda rows: self._encoder(self._mel[:rows]), batches)
 
     def encode(self, mel: Tensor) -> Tensor:
         """[B, num_mels, num_frames] to [B, F, D]; overwritten by the next call."""

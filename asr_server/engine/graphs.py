@@ -2,49 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
 
 _WARM_UPS = 2  # cuBLAS and the allocator settle before anything is recorded
 
+Shape = tuple[int, ...]
+
 
 class Graphs:
-    """One graph for each number of rows, in one memory pool; the largest first, so that the others fit in."""
+    """One computation in several shapes, in one memory pool: the largest first, so that the others fit in.
 
-    def __init__(self, step: Callable[[int], Tensor], sizes: list[int]) -> None:
+    Recorded on a stream of its own: cuBLAS keeps a workspace for each stream, which all recordings from one
+    stream share, and their replays on several streams at once would then write into it together.
+    """
+
+    def __init__(self, compute: Callable[..., Tensor], shapes: Collection[Shape]) -> None:
         """
         Args:
-            step: computes that many rows; always the same tensors in.
-            sizes: numbers of rows, rising.
+            compute: is called with the numbers of a shape; reads always the same tensors.
         """
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        for rows in reversed(sizes):
-            self._graphs[rows] = self._capture(step, rows)
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        for shape in sorted(shapes, key=math.prod, reverse=True):
+            self._graphs[shape] = self._capture(compute, shape)
 
-    def _capture(self, step: Callable[[int], Tensor], rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+    def _capture(self, compute: Callable[..., Tensor], shape: Shape) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
-                step(rows)
-        torch.cuda.current_stream().wait_stream(aside)
+                compute(*shape)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = step(rows)
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            output = compute(*shape)
         return graph, output
 
-    def replay(self, num_rows: int) -> Tensor:
-        """Computes at least that many rows. The result is overwritten by the next replay."""
-        bucket = min(rows for rows in self._graphs if rows >= num_rows)
-        graph, output = self._graphs[bucket]
+    def replay(self, *least: int) -> Tensor:
+        """Computes the smallest shape that covers `least`. The result is overwritten by the next replay.
+
+        Raises:
+            ValueError: there is none so large.
+        """
+        graph, output = self._graphs[smallest(self._graphs, least)]
         graph.replay()
         return output
 
 
-def buckets(num_slots: int) -> list[int]:
-    """Of a decode step: 1, 2, 4, 8, then steps of 8 up to 64, steps of 32 beyond, and all slots."""
-    sizes = {1, 2, 4, *range(8, 65, 8), *range(96, num_slots, 32), num_slots}
-    return sorted(size for size in sizes if size <= num_slots)
+def smallest(shapes: Collection[Shape], least: Shape) -> Shape:
+    """The smallest of the shapes that is nowhere smaller than `least`."""
+    covering = [
+        shape for shape in shapes if all(has >= wants for has, wants in zip(shape, least, strict=True))
+    ]
+    return min(covering, key=math.prod)
+
+
+def row_buckets(num_rows: int) -> list[int]:
+    """1, 2, 4, 8, then steps of 8 up to 64, steps of 32 beyond, and the most there can be."""
+    return _up_to(num_rows, [1, 2, 4, *range(8, 65, 8), *range(96, num_rows, 32)])
+
+
+def context_buckets(num_positions: int) -> list[int]:
+    """Text positions that a step reads: most of what is said in 30 s fits in 128."""
+    return _up_to(num_positions, [64, 128, 256])
+
+
+def _up_to(most: int, sizes: list[int]) -> list[int]:
+    return sorted({*(size for size in sizes if size < most), most})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from asr_server.core import Samples
 from asr_server.engine.config import Tuning
 from asr_server.engine.encoding import EncodeTicket, make_encoder
-from asr_server.engine.graphs import Graphs, buckets
+from asr_server.engine.graphs import Graphs, context_buckets, row_buckets
 from asr_server.engine.rules import GenerationRules, TokenRules
 from asr_server.engine.sampling import draw, log_probabilities, penalise
 from asr_server.engine.slots import SlotState
@@ -46,7 +47,8 @@ class Runner:
         self._graphs: Graphs | None = None
         if model.device.type == "cuda" and tuning.cuda_graphs:
             with torch.inference_mode():
-                self._graphs = Graphs(self._step_of_any_rows, buckets(num_slots))
+                contexts = context_buckets(model.sizes.text_positions)
+                self._graphs = Graphs(self._step_in_general, list(product(row_buckets(num_slots), contexts)))
 
     def close(self) -> None:
         self._encoder.close()
@@ -98,12 +100,12 @@ class Runner:
     def decode(self, plan: StepPlan) -> HostCopy:
         """One token for every row: three lines of [rows] to read, tokens, log-probabilities, no-speech."""
         if self._graphs is not None and not plan.sampled and not plan.penalised:
-            return self._copies.to_host(self._graphs.replay(plan.num_rows))
+            return self._copies.to_host(self._graphs.replay(plan.num_rows, plan.context))
         return self._copies.to_host(self._step(plan))
 
-    def _step_of_any_rows(self, num_rows: int) -> Tensor:
-        """The step that graphs record: whatever the positions, timestamps or not."""
-        return self._step(StepPlan(num_rows, self.model.sizes.text_positions, timestamps=True))
+    def _step_in_general(self, num_rows: int, context: int) -> Tensor:
+        """The step that graphs record: timestamps or not, whatever the positions below `context`."""
+        return self._step(StepPlan(num_rows, context, timestamps=True))
 
     def _step(self, plan: StepPlan) -> Tensor:
         state = self.state[: plan.num_rows]
