@@ -33,12 +33,19 @@ class Floors:
         audio = batch * 2 * sizes.decoder_layers * sizes.audio_positions * width
         return (weights + audio) * itemsize / (self.gbytes * 1e9)
 
+    def rtfx(self, sizes: WhisperSizes, clip_s: float, tokens: int, batch: int, itemsize: int) -> float:
+        """The limit, encoder and decoder one after the other: a short clip pays the whole padded encoder."""
+        decode_s = tokens * self.decode_step_s(sizes, batch, itemsize) / batch
+        return clip_s / (self.encode_s(sizes) + decode_s)
 
-def measure_floors(dtype: torch.dtype) -> Floors:
-    return Floors(_gflops(dtype), _gbytes())
+
+def measure_floors(dtype: torch.dtype, device: torch.device) -> Floors:
+    if device.type == "cuda":
+        return Floors(_gflops_cuda(dtype, device), _gbytes_cuda(device))
+    return Floors(_gflops_cpu(dtype), _gbytes_cpu())
 
 
-def _gflops(dtype: torch.dtype, width: int = 512, rows: int = 1500) -> float:
+def _gflops_cpu(dtype: torch.dtype, width: int = 512, rows: int = 1500) -> float:
     """Of a feed-forward product that stays in cache."""
     linear = Linear(width, 4 * width)
     torch.nn.init.normal_(linear.weight, std=0.02)
@@ -48,16 +55,34 @@ def _gflops(dtype: torch.dtype, width: int = 512, rows: int = 1500) -> float:
     return 2 * rows * width * 4 * width / _least_s(lambda: linear(x)) / 1e9
 
 
-def _gbytes(size: int = 1 << 28) -> float:
+def _gbytes_cpu(size: int = 1 << 28) -> float:
     """Of a reduction over more than any cache holds."""
     block = torch.zeros(size // 4, dtype=torch.int32)
     return size / _least_s(block.amax) / 1e9
 
 
-def _least_s(call: Callable[[], object], repeats: int = 15) -> float:
+def _gflops_cuda(dtype: torch.dtype, device: torch.device, width: int = 8192) -> float:
+    """Of a large square product of random numbers: zeros would be faster."""
+    left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
+    return 2 * width**3 / _least_s(lambda: left @ right, torch.cuda.synchronize) / 1e9
+
+
+def _gbytes_cuda(device: torch.device, size: int = 1 << 32) -> float:
+    """Of a copy within the device's memory: read once, written once."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _least_s(lambda: target.copy_(source), torch.cuda.synchronize) / 1e9
+
+
+def _least_s(
+    call: Callable[[], object], synchronize: Callable[[], object] = lambda: None, repeats: int = 15
+) -> float:
+    call()
+    synchronize()
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
         call()
+        synchronize()
         seconds.append(time.perf_counter() - started)
     return min(seconds)

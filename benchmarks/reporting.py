@@ -7,9 +7,28 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+
+
+class Budget:
+    """Seconds that a benchmark may take: when they are over, it leaves out what it has not begun."""
+
+    def __init__(self, seconds: float, console: Console) -> None:
+        self._seconds = seconds
+        self._ends_at = time.monotonic() + seconds
+        self._console = console
+
+    def allows(self, what: object, expected_s: float = 0.0) -> bool:
+        """Whether there is time left to begin something that is expected to take so long."""
+        if time.monotonic() + expected_s <= self._ends_at:
+            return True
+        self._console.print(f"left out, for want of time (--budget-s {self._seconds:g}): {what}")
+        return False
 
 
 def machine() -> dict[str, Any]:
@@ -36,6 +55,18 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """`median (least to most)`."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def error_bars(series: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:
+    """Medians, and how far the least and the most lie from them: what matplotlib's errorbar takes."""
+    medians = [statistics.median(values) for values in series]
+    below = [middle - min(values) for middle, values in zip(medians, series, strict=True)]
+    above = [max(values) - middle for middle, values in zip(medians, series, strict=True)]
+    return medians, [below, above]
 
 
 def write_json(path: Path | None, figures: Any) -> None:

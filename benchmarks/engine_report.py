@@ -1,0 +1,169 @@
+"""What `benchmarks.engine` measures, as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from asr_server.engine import Engine
+from asr_server.model import WhisperSizes
+from benchmarks.floors import Floors
+from benchmarks.reporting import error_bars, quantile, spread
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What needs an engine of its own."""
+
+    shape: str
+    dtype: str
+    compute_workers: int
+    copy_overlap: bool
+
+    def __str__(self) -> str:
+        workers = f", {self.compute_workers} workers" if self.compute_workers else ""
+        return f"{self.shape} {self.dtype}{workers}{', copy overlap' if self.copy_overlap else ''}"
+
+
+@dataclass
+class Case:
+    """One setting and what was measured with it."""
+
+    setup: Setup
+    tokens: int
+    clip_s: float
+    in_flight: int
+    dtype: torch.dtype = torch.float32
+    sizes: WhisperSizes | None = None
+    num_slots: int = 0
+    warm_up_s: float = 0.0
+    wall_s: list[float] = field(default_factory=list)
+    latency_s: list[float] = field(default_factory=list)  # of every clip of every round
+    gpu_busy: list[float] = field(default_factory=list)  # share of the time, by round
+    decode_batch_mean: float = 0.0
+    encode_share: float = 0.0  # of the wall time, on the host
+
+    def __str__(self) -> str:
+        return f"{self.setup}, {self.in_flight} x {self.clip_s:g} s, {self.tokens} tokens"
+
+    def describe(self, engine: Engine) -> None:
+        self.dtype, self.sizes, self.num_slots = engine.model.dtype, engine.model.sizes, engine.num_slots
+
+    @property
+    def rtfx(self) -> list[float]:
+        return [self.in_flight * self.clip_s / wall for wall in self.wall_s]
+
+    def limit(self, floors: Floors) -> float:
+        """RTFx if only the matrix rate and the memory bandwidth counted."""
+        assert self.sizes is not None
+        batch = min(self.in_flight, self.num_slots)
+        return floors.rtfx(self.sizes, self.clip_s, self.tokens, batch, self.dtype.itemsize)
+
+
+AllFloors = Mapping[torch.dtype, Floors]
+
+
+def show(cases: Sequence[Case], floors: AllFloors, console: Console) -> None:
+    for dtype, rates in floors.items():
+        console.print(
+            f"{dtype}: matrix products {rates.gflops:.0f} GFLOP/s, memory {rates.gbytes:.1f} GB/s"
+            " (measured now)"
+        )
+    table = Table(
+        "engine", "in flight", "clip", "tokens", "RTFx, median (range)", "limit",
+        "latency mean / median / p95 / max, s", "warm-up, s", "decode batch", "encoding", "GPU busy",
+    )  # fmt: skip
+    for case in cases:
+        limit, rtfx = case.limit(floors[case.dtype]), statistics.median(case.rtfx)
+        latencies = (
+            statistics.mean(case.latency_s), statistics.median(case.latency_s),
+            quantile(case.latency_s, 0.95), max(case.latency_s),
+        )  # fmt: skip
+        table.add_row(
+            str(case.setup),
+            str(case.in_flight),
+            f"{case.clip_s:g} s",
+            str(case.tokens),
+            spread(case.rtfx, 1),
+            f"{limit:.0f} ({rtfx / limit:.0%})",
+            " / ".join(f"{latency:.2f}" for latency in latencies),
+            f"{case.warm_up_s:.2f}",
+            f"{case.decode_batch_mean:.1f}",
+            f"{case.encode_share:.0%}",
+            f"{statistics.mean(case.gpu_busy):.0%}" if case.gpu_busy else "",
+        )
+    console.print(table)
+    if cases and cases[-1].gpu_busy == []:  # the host's watch tells the two stages apart on CPU only
+        _show_stages(cases[-1], floors[cases[-1].dtype], console)
+
+
+def _show_stages(case: Case, floors: Floors, console: Console) -> None:
+    """Encoder and decode step against what the matrix rate and the memory bandwidth allow."""
+    assert case.sizes is not None
+    wall_s = statistics.median(case.wall_s)
+    encode_s = case.encode_share * wall_s / case.in_flight
+    step_s = (1 - case.encode_share) * wall_s * case.decode_batch_mean / (case.in_flight * case.tokens)
+    batch = round(case.decode_batch_mean)
+    step_floor_s = floors.decode_step_s(case.sizes, batch, case.dtype.itemsize)
+    console.print(
+        f"{case}\nencoder: {encode_s * 1e3:.1f} ms a clip, floor {floors.encode_s(case.sizes) * 1e3:.1f}\n"
+        f"decode step: {step_s * 1e3:.2f} ms at a batch of {batch}, floor {step_floor_s * 1e3:.2f}"
+    )
+
+
+def show_profile(run: Callable[[], object], console: Console) -> None:
+    """Where torch spends the time of one round."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run()
+    rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    total = sum(row.self_cpu_time_total for row in rows)
+    table = Table("operation", "share", "ms", "calls")
+    for row in rows[:12]:
+        share = row.self_cpu_time_total / total
+        table.add_row(row.key, f"{share:.1%}", f"{row.self_cpu_time_total / 1e3:.0f}", str(row.count))
+    console.print(table)
+
+
+def figures(cases: Sequence[Case], floors: AllFloors) -> dict[str, Any]:
+    return {
+        "floors": {str(dtype): asdict(rates) for dtype, rates in floors.items()},
+        "cases": [
+            asdict(case)
+            | {"dtype": str(case.dtype), "rtfx": case.rtfx, "limit_rtfx": case.limit(floors[case.dtype])}
+            for case in cases
+        ],
+    }
+
+
+def plot(cases: Sequence[Case], floors: AllFloors, path: Path) -> None:
+    """RTFx over the clips in flight, a line for each setting, the limit of each shape dotted."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pictured, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for label in dict.fromkeys(_label(case) for case in cases):
+        own = sorted((case for case in cases if _label(case) == label), key=lambda case: case.in_flight)
+        across = [case.in_flight for case in own]
+        medians, bars = error_bars([case.rtfx for case in own])
+        drawn = axes.errorbar(across, medians, bars, marker="o", label=label)
+        if len(own) > 1:
+            limits = [case.limit(floors[case.dtype]) for case in own]
+            axes.plot(across, limits, ":", color=drawn[0].get_color(), label=f"limit of {own[0].setup.shape}")
+    axes.set(xlabel="clips in flight", ylabel="seconds of audio a second", xscale="log", yscale="log")
+    axes.legend(fontsize="x-small")
+    pictured.savefig(path, dpi=150)
+
+
+def _label(case: Case) -> str:
+    return f"{case.setup}, {case.clip_s:g} s, {case.tokens} tokens"
