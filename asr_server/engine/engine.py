@@ -36,6 +36,7 @@ from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.table import SlotTable, neighbours
+from asr_server.engine.transfers import HostCopy
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
 
@@ -88,6 +89,7 @@ class Engine:
         self._slots = SlotTable(tuning.num_slots)
         self._encoding: list[tuple[EncodeTicket, list[Sequence]]] = []
         self._encoded: list[Sequence] = []  # their audio is in; the prompt is not
+        self._detecting: list[tuple[HostCopy, list[Sequence]]] = []
         self._held: list[Sequence] = []  # waiting for SetLanguage
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
@@ -123,7 +125,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything: not while all that is left waits for SetLanguage."""
         can_admit = bool(self._waiting) and self.slots_in_use < self.num_slots
-        return bool(can_admit or self._encoding or self._encoded or self._loop.has_work or self._events)
+        on_device = self._encoding or self._detecting or self._loop.has_work
+        return bool(can_admit or on_device or self._encoded or self._events)
 
     def handle(self, command: Command) -> None:
         """Takes a command. What is wrong with a chunk does not raise: the next step emits Failed."""
@@ -242,7 +245,9 @@ class Engine:
         unknown = [sequence for sequence in ready if self._needs_detection(sequence)]
         known = [sequence for sequence in ready if not self._needs_detection(sequence)]
         for run in neighbours(unknown):
-            self._detect_language(run)
+            self._detecting.append((self._runner.language_probabilities(run[0].slot, len(run)), run))
+        self._held += unknown  # in their slots, until the answer comes
+        self._report_languages()
         for sequence in known:
             sequence.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
         for run in neighbours(known, key=lambda sequence: (len(sequence.prompt), sequence.sot_index)):
@@ -251,17 +256,21 @@ class Engine:
     def _needs_detection(self, sequence: Sequence) -> bool:
         return sequence.language is None and bool(candidates(sequence.options, self.tokenizer.specials))
 
-    def _detect_language(self, run: list[Sequence]) -> None:
-        """The slots are held until the answer comes."""
-        codes = list(self.tokenizer.specials.languages)
-        rows = self._runner.language_probabilities(run[0].slot, len(run))
-        for sequence, row in zip(run, rows, strict=True):
-            weights = dict(zip(codes, row, strict=True))
-            asked = candidates(sequence.options, self.tokenizer.specials)
-            total = sum(weights[code] for code in asked) or 1.0
-            probabilities = {code: weights[code] / total for code in asked}
-            self._held.append(sequence)
-            self._events.append(LanguageDetected(sequence.id, probabilities))
+    def _report_languages(self) -> None:
+        """Asks which language it is, once the probabilities are here."""
+        idle = not self._loop.has_work
+        while self._detecting and (idle or self._detecting[0][0].is_ready()):
+            rows, run = self._detecting.pop(0)
+            for sequence, row in zip(run, rows.read(), strict=True):
+                if not sequence.is_over:
+                    self._events.append(LanguageDetected(sequence.id, self._candidates(sequence, row)))
+
+    def _candidates(self, sequence: Sequence, probabilities: list[float]) -> dict[str, float]:
+        """The languages that may be chosen; their probabilities add up to 1."""
+        weights = dict(zip(self.tokenizer.specials.languages, probabilities, strict=True))
+        asked = candidates(sequence.options, self.tokenizer.specials)
+        total = sum(weights[code] for code in asked) or 1.0
+        return {code: weights[code] / total for code in asked}
 
     def _feed_prompts(self, run: list[Sequence]) -> None:
         start = run[0].sot_index

@@ -42,6 +42,9 @@ class Runner:
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, model.device)
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, model.device)
         self._specials = specials
+        self._language_tokens = torch.tensor(
+            list(specials.languages.values()), dtype=torch.long, device=model.device
+        )
         self._copies = Copies(model.device, tuning.copy_overlap)
         self._encoder = make_encoder(model, self.cache, tuning, self._copies)
         self._graphs: Graphs | None = None
@@ -75,17 +78,17 @@ class Runner:
             self.state.no_speech[slots] = probabilities[:, self._specials.no_speech]
 
     @torch.inference_mode()
-    def language_probabilities(self, first_slot: int, count: int) -> list[list[float]]:
-        """Of every language, in the order of the special tokens, for the slots from `first_slot` on.
+    def language_probabilities(self, first_slot: int, count: int) -> HostCopy:
+        """Of every language, in the order of the special tokens: a line for each slot from `first_slot` on.
 
-        From one decoder step on the same encoder output. Waits for the device.
+        From one decoder step on the same encoder output.
         """
         hidden = self._feed(first_slot, [[self._specials.start_of_transcript]] * count)[:, 0]
-        return self._probabilities(hidden)[:, list(self._specials.languages.values())].tolist()
+        return self._copies.to_host(self._probabilities(hidden)[:, self._language_tokens])
 
     def _feed(self, first_slot: int, prompts: list[list[int]]) -> Tensor:
         """The prompts' hidden states, [B, T, D]."""
-        tokens = torch.tensor(prompts, device=self.model.device)
+        tokens = self._copies.to_device(torch.tensor(prompts))
         positions = torch.arange(tokens.shape[1], device=self.model.device).expand_as(tokens)
         rows = self.cache.rows(first_slot, positions, context=tokens.shape[1])
         hidden: Tensor = self.model.decoder(tokens, positions, rows)

@@ -23,6 +23,8 @@ class Copies:
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """For use in the current stream."""
+        if self._device.type == "cuda" and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
         if self._inward is None:
             return tensor.to(self._device, non_blocking=True)
         computing = torch.cuda.current_stream()
@@ -55,6 +57,9 @@ class HostCopy:
             self._host.copy_(tensor, non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
+
+    def is_ready(self) -> bool:
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def read(self) -> list[list[float]]:
         """The values; waits until they are there."""
