@@ -13,6 +13,8 @@ from typing import IO, NamedTuple
 import httpx
 import pytest
 
+import asr_server.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
+
 START_LIMIT_S = 100.0
 SIGN = "listening on "
 
