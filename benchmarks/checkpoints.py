@@ -104,6 +104,14 @@ def fix_length(directory: Path, target: Path) -> Path:
     return target
 
 
+def fixed_checkpoint(shape: str, directory: Path, device: str) -> Path:
+    """A fixed-length checkpoint of that shape within `directory`. For CUDA the weights are drawn on the
+    device, which takes seconds, and written in bfloat16."""
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    made = make_checkpoint(directory / shape, SHAPES[shape], device=device, dtype=dtype)
+    return fix_length(made, directory / f"{shape}-fixed")
+
+
 @cache
 def _read_ranks() -> dict[bytes, int]:
     from whisper import tokenizer

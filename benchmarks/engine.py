@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +35,12 @@ from rich.progress import Progress
 from asr_server.core import ChunkId, DecodingOptions, Result, Samples, Submit
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device
-from benchmarks.checkpoints import SHAPES, fix_length, make_checkpoint
+from benchmarks.checkpoints import SHAPES, fixed_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.engine_report import Case, Setup, figures, plot, show, show_profile
 from benchmarks.floors import measure_floors
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
-from benchmarks.reporting import Budget, command, machine, write_json
+from benchmarks.reporting import Budget, command, grid, machine, write_json
 
 
 def run_once(engine: Engine, clips: Sequence[Samples], tokens: int) -> tuple[float, list[float]]:
@@ -79,9 +78,10 @@ class Bench:
     """An engine, and a watch on its encoder: on CUDA, which the host does not wait for, on launching it."""
 
     def __init__(self, setup: Setup, options: argparse.Namespace) -> None:
+        device = choose_device(options.device).type
         self.engine = Engine(
             EngineConfig(
-                str(checkpoint(setup.shape, options.checkpoints, options.device)),
+                str(fixed_checkpoint(setup.shape, options.checkpoints, device)),
                 options.device,
                 setup.dtype,
                 options.slots,
@@ -109,14 +109,6 @@ class Bench:
             case.gpu_busy.append(share)
 
 
-def checkpoint(shape: str, directory: Path, device: str) -> Path:
-    """A fixed-length one. For a GPU its weights are drawn there, in seconds, and written in bfloat16."""
-    where = choose_device(device).type
-    dtype = "bfloat16" if where == "cuda" else "float32"
-    made = make_checkpoint(directory / shape, SHAPES[shape], device=where, dtype=dtype)
-    return fix_length(made, directory / f"{shape}-fixed")
-
-
 @cache
 def _clip(index: int, duration_s: float) -> Samples:
     return make_clip(index, duration_s)
@@ -127,8 +119,8 @@ def clips_of(case: Case) -> list[Samples]:
 
 
 def plan(options: argparse.Namespace) -> list[Case]:
-    """The axis that changes fastest last; what needs another engine comes first."""
-    axes: list[list[Any]] = [
+    """Every shape in full; what needs another engine changes slowest."""
+    axes = [
         options.shape,
         options.dtype,
         options.compute_workers,
@@ -137,14 +129,8 @@ def plan(options: argparse.Namespace) -> list[Case]:
         options.clip_s,
         options.in_flight,
     ]
-    points = list(itertools.product(*axes))
-    if options.one_at_a_time:  # the shapes in full
-        points = [point for point in points if _num_changed(point, axes) <= 1]
+    points = grid(axes, options.one_at_a_time, num_full=1)
     return [Case(Setup(*point[:4]), *point[4:]) for point in points]
-
-
-def _num_changed(point: Sequence[Any], axes: Sequence[Sequence[Any]]) -> int:
-    return sum(value != axis[0] for value, axis in zip(point[1:], axes[1:], strict=True))
 
 
 def measure(cases: list[Case], options: argparse.Namespace, budget: Budget, progress: Progress) -> None:

@@ -4,10 +4,12 @@
     python -m benchmarks.peers --shape small --clip-s 5 --rounds 5 --json peers.json --plot peers.png
     python -m benchmarks.peers --quick                  two rounds, fewer settings
 
+    python -m benchmarks.peers --device cuda --shape large-v3-turbo --clips 128 --tokens 100
+
 Each peer first shows its best setting (compute type and batch size); the best ones then take turns with ours.
 Every system runs in a process of its own with the same number of threads, gets arrays, gives tokens, and does
-the same work: random weights, end-of-text suppressed, a fixed number of tokens a clip. A peer that is not
-installed is left out.
+the same work: random weights, end-of-text suppressed, a fixed number of tokens a clip. Ours takes part a
+second time as the whole server, over HTTP on loopback. A peer that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -32,9 +34,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from asr_server.core import Samples
-from benchmarks.checkpoints import SHAPES, fix_length, make_checkpoint
+from benchmarks.checkpoints import REVISION, SHAPES, fixed_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.reporting import command, machine, spread, write_json
+from benchmarks.reporting import Budget, command, error_bars, machine, spread, write_json
+
+OURS = {"arrays": "ours", "http": "ours_http"}
+LABELS = {"ours": "ours, arrays in,", "ours_http": "ours over HTTP,"}
+BATCHES = {"cpu": (1, 4, 8, 16), "cuda": (8, 32, 64, 128)}
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Work:
     clip_s: float
     tokens: int
     threads: int
+    device: str
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,9 @@ class Setting:
     batch: int
 
     def __str__(self) -> str:
-        return f"{self.system} {self.dtype} batch {self.batch}"
+        if self.system in OURS.values():
+            return f"{LABELS[self.system]} {self.dtype}"
+        return f"{self.system}, arrays in, {self.dtype} batch {self.batch}"
 
 
 class Runner:
@@ -100,21 +109,31 @@ def running(setting: Setting, work: Work) -> Iterator[Runner]:
         runner.close()
 
 
-def candidates(quick: bool, clips: int) -> list[Setting]:
-    """The peers' settings worth trying, none larger than the work."""
-    batches = [size for size in ((8, 16) if quick else (1, 4, 8, 16)) if size <= clips] or [clips]
-    faster = ("int8_float32",) if quick else ("int8_float32", "int8", "float32")
-    settings = [
-        *(Setting("faster_whisper", dtype, batch) for dtype in faster for batch in batches),
-        *(Setting("transformers", dtype, batch) for dtype in ("float32", "bfloat16") for batch in batches),
+def candidates(quick: bool, work: Work) -> list[Setting]:
+    """The peers' settings worth trying, none larger than the work. On CUDA only transformers: no CTranslate2
+    there."""
+    batches = [size for size in BATCHES[work.device][-2 if quick else 0 :] if size <= work.clips]
+    dtypes = {"transformers": ["bfloat16"]}
+    if work.device == "cpu":
+        faster = ["int8_float32"] if quick else ["int8_float32", "int8", "float32"]
+        dtypes = {"faster_whisper": faster, "transformers": ["float32", "bfloat16"]}
+    return [
+        Setting(system, dtype, batch)
+        for system in dtypes
+        if find_spec(system) is not None
+        for dtype in dtypes[system]
+        for batch in batches or [work.clips]
     ]
-    return [setting for setting in settings if find_spec(setting.system) is not None]
 
 
-def choose(settings: Sequence[Setting], work: Work, repeats: int, progress: Progress) -> dict[Setting, float]:
+def choose(
+    settings: Sequence[Setting], work: Work, repeats: int, budget: Budget, progress: Progress
+) -> dict[Setting, float]:
     """The least seconds of each setting."""
     found = {}
     for setting in progress.track(settings, description="best settings of the peers"):
+        if not budget.allows(setting):
+            continue
         with running(setting, work) as runner:
             runner.run()  # warm-up
             found[setting] = min(runner.run() for _ in range(repeats))
@@ -122,30 +141,37 @@ def choose(settings: Sequence[Setting], work: Work, repeats: int, progress: Prog
 
 
 def take_turns(
-    settings: Sequence[Setting], work: Work, rounds: int, progress: Progress
+    settings: Sequence[Setting], work: Work, rounds: int, budget: Budget, progress: Progress
 ) -> dict[Setting, list[float]]:
     """Seconds of every round, the systems interleaved."""
     runners = {setting: Runner(setting, work) for setting in settings}
     seconds: dict[Setting, list[float]] = {setting: [] for setting in settings}
     try:
-        for runner in runners.values():
-            runner.run()  # warm-up
-        for _ in progress.track(range(rounds), description="rounds"):
-            for setting, runner in runners.items():
-                seconds[setting].append(runner.run())
+        round_s = sum(runner.run() for runner in runners.values())  # warm-up
+        for i in progress.track(range(rounds), description="rounds"):
+            if i == 0 or budget.allows(f"round {i + 1}", round_s):
+                for setting, runner in runners.items():
+                    seconds[setting].append(runner.run())
     finally:
         for runner in runners.values():
             runner.close()
     return seconds
 
 
-def prepare(shape: str, clips: int, clip_s: float, tokens: int, threads: int, directory: Path) -> Work:
-    made = make_checkpoint(directory / shape, SHAPES[shape])
-    fixed = fix_length(made, directory / f"{shape}-fixed")
-    converted = directory / f"{shape}-ct2"
-    if not converted.exists() and find_spec("ctranslate2") is not None:
-        _convert(made, converted)
-    return Work(str(fixed), str(converted), clips, clip_s, tokens, threads)
+def prepare(options: argparse.Namespace) -> Work:
+    fixed = fixed_checkpoint(options.shape, options.checkpoints, options.device)
+    converted = options.checkpoints / f"{options.shape}-ct2-{REVISION}"
+    if not converted.exists() and options.device == "cpu" and find_spec("ctranslate2") is not None:
+        _convert(options.checkpoints / options.shape, converted)
+    return Work(
+        str(fixed),
+        str(converted),
+        options.clips,
+        options.clip_s,
+        options.tokens,
+        options.threads,
+        options.device,
+    )
 
 
 def _convert(checkpoint: Path, target: Path) -> None:
@@ -162,15 +188,18 @@ def make_clips(work: Work) -> list[Samples]:
 
 
 def show(work: Work, seconds: dict[Setting, list[float]], console: Console) -> None:
-    table = Table("system", "s, median (range)", "RTFx", "its time / ours, round by round")
-    ours = next(times for setting, times in seconds.items() if setting.system == "ours")
+    table = Table("system", "s, median (range)", "RTFx")
+    bases = [setting for setting in seconds if setting.system in OURS.values()]
+    for base in bases:
+        table.add_column(f"its time / {base}, round by round")
     for setting, times in seconds.items():
-        ratios = [theirs / mine for theirs, mine in zip(times, ours, strict=True)]
         rtfx = work.clips * work.clip_s / statistics.median(times)
-        table.add_row(str(setting), spread(times), f"{rtfx:.1f}", spread(ratios))
-    console.print(
-        f"{work.clips} clips of {work.clip_s:g} s, {work.tokens} tokens each, {work.threads} threads"
-    )
+        ratios = [
+            [theirs / mine for theirs, mine in zip(times, seconds[base], strict=True)] for base in bases
+        ]
+        table.add_row(str(setting), spread(times), f"{rtfx:.1f}", *map(spread, ratios))
+    where = work.device if work.device == "cuda" else f"{work.threads} threads"
+    console.print(f"{work.clips} clips of {work.clip_s:g} s, {work.tokens} tokens each, {where}")
     console.print(table)
 
 
@@ -181,14 +210,9 @@ def plot(work: Work, seconds: dict[Setting, list[float]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 1 + 0.5 * len(seconds)), layout="constrained")
-    rates = {
-        str(setting): [work.clips * work.clip_s / s for s in times] for setting, times in seconds.items()
-    }
-    names = list(rates)
-    medians = [statistics.median(rates[name]) for name in names]
-    below = [middle - min(rates[name]) for name, middle in zip(names, medians, strict=True)]
-    above = [max(rates[name]) - middle for name, middle in zip(names, medians, strict=True)]
-    axes.barh(names, medians, xerr=[below, above], color=["#2a6f97", *["#a9b4c2"] * (len(names) - 1)])
+    medians, bars = error_bars([[work.clips * work.clip_s / s for s in times] for times in seconds.values()])
+    colours = ["#2a6f97" if setting.system in OURS.values() else "#a9b4c2" for setting in seconds]
+    axes.barh([str(setting) for setting in seconds], medians, xerr=bars, color=colours)
     axes.set_xlabel("seconds of audio a second (median, with range)")
     axes.invert_yaxis()
     figure.savefig(path, dpi=150)
@@ -203,32 +227,35 @@ def main() -> None:
     parser.add_argument("--clip-s", type=float, default=30.0)
     parser.add_argument("--tokens", type=int, default=60, help="tokens of every clip")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", nargs="+", default=["auto"], help="ours")
+    parser.add_argument(
+        "--ours", nargs="+", choices=list(OURS), default=list(OURS), help="the engine, the whole server"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", nargs="+", help="settings as system:dtype:batch, instead of a search")
     parser.add_argument(
         "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
     )
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
+    parser.add_argument("--quick", action="store_true", help="two rounds, fewer settings")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     console = Console(stderr=True, width=120)
     console.print(command(), machine())
-    work = prepare(
-        options.shape, options.clips, options.clip_s, options.tokens, options.threads, options.checkpoints
-    )
+    work, budget = prepare(options), Budget(options.budget_s, console)
     with Progress(console=console) as progress:
         searched = {}
         if options.peers:
             best = [Setting(s, d, int(b)) for s, d, b in (peer.split(":") for peer in options.peers)]
         else:
-            searched = choose(
-                candidates(options.quick, options.clips), work, 1 if options.quick else 2, progress
-            )
+            tried, repeats = candidates(options.quick, work), 1 if options.quick else 2
+            searched = choose(tried, work, repeats, budget, progress)
             best = [_best_of(searched, system) for system in dict.fromkeys(each.system for each in searched)]
-        ours = [Setting("ours", dtype, options.clips) for dtype in options.dtype]
-        seconds = take_turns([*ours, *best], work, 2 if options.quick else options.rounds, progress)
+        ours = [Setting(OURS[way], dtype, options.clips) for way in options.ours for dtype in options.dtype]
+        rounds = 2 if options.quick else options.rounds
+        seconds = take_turns([*ours, *best], work, rounds, budget, progress)
     show(work, seconds, console)
     figures: dict[str, Any] = {
         "work": asdict(work) | {"checkpoint": options.shape, "converted": None},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 import os
 import platform
 import statistics
@@ -21,13 +23,13 @@ class Budget:
     def __init__(self, seconds: float, console: Console) -> None:
         self._seconds = seconds
         self._ends_at = time.monotonic() + seconds
-        self._console = console
+        self.console = console
 
     def allows(self, what: object, expected_s: float = 0.0) -> bool:
         """Whether there is time left to begin something that is expected to take so long."""
         if time.monotonic() + expected_s <= self._ends_at:
             return True
-        self._console.print(f"left out, for want of time (--budget-s {self._seconds:g}): {what}")
+        self.console.print(f"left out, for want of time (--budget-s {self._seconds:g}): {what}")
         return False
 
 
@@ -49,6 +51,20 @@ def command() -> str:
     """The command line, as someone else would type it."""
     module = Path(sys.argv[0]).stem
     return " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
+
+
+def grid(axes: Sequence[Sequence[Any]], one_at_a_time: bool, num_full: int = 0) -> list[tuple[Any, ...]]:
+    """Every combination of the axes' values, the last changing fastest.
+
+    Args:
+        one_at_a_time: only those in which at most one axis has another value than its first.
+        num_full: so many axes in front are combined with everything all the same.
+    """
+    points = itertools.product(*axes)
+    if not one_at_a_time:
+        return list(points)
+    firsts = [axis[0] for axis in axes[num_full:]]
+    return [p for p in points if sum(map(operator.ne, p[num_full:], firsts)) <= 1]
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -1,245 +1,208 @@
-"""The whole server over HTTP: many requests at once against one after another, and /health meanwhile.
+"""The whole server over HTTP on loopback: bytes in, text out, and /health meanwhile.
 
     python -m benchmarks.serving        the embedded model, distinct clips of 2 to 30 s in six formats
     python -m benchmarks.serving --model DIR --requests 64 --concurrency 1 8 32
+    python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length 30 \\
+        --concurrency 128 1 8 32 512 --formats wav,flac,mp3 wav flac mp3 --one-at-a-time --requests 512
+    python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length long \\
+        --preprocess-workers 1 2 4 8 16     six files of 14 to 22 minutes at once
 
-Throughput is seconds of audio over (last response - first request); making the clips is not counted.
-Rounds of the concurrencies are interleaved. Every answer is compared with the answer to the same clip alone.
+Flags that take several values: every combination is measured, or with --one-at-a-time the first values of
+all and each other value with the first ones of the rest. Throughput is seconds of audio over (last response -
+first request); making the files is not counted, and no two are the same. Rounds are interleaved. Answers are
+streamed; each is compared with the first one to the same file, which for the first 32 files is the one they
+get alone. --shape takes random weights and --tokens a chunk instead of a checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import io
-import json
-import platform
-import statistics
-import sys
+import shlex
+import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import av
 import httpx
-import numpy as np
-import soundfile
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from asr_server.config import EMBEDDED_MODEL
-from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.config import EMBEDDED_MODEL, default_preprocess_workers
+from benchmarks.checkpoints import SHAPES, fixed_checkpoint
+from benchmarks.client import Answer, connected, transcribe
+from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
+from benchmarks.health import HealthProbe, probing_health
+from benchmarks.reporting import Budget, command, grid, machine, write_json
 from benchmarks.running_server import running_server
-from tests.speech import VOICES, say
+from benchmarks.serving_report import Case, Round, figures, plot, show
+from benchmarks.uploads import FORMATS, LONG_MINUTES, Upload, check_distinct, long_uploads, short_uploads
 
-HEALTH_EVERY_S = 0.05
-CODECS = {"mp3": ("mp3", "mp3"), "m4a": ("mp4", "aac"), "webm": ("webm", "libopus")}  # container, codec
-FORMATS = ("wav", "flac", "mp3", "ogg", "m4a", "webm")
-
-
-@dataclass(frozen=True)
-class Clip:
-    name: str
-    data: bytes
-    duration_s: float
-
-
-def make_clips(count: int) -> list[Clip]:
-    """Distinct sequences of spoken digits, 2 to 30 s, formats in turn."""
-    rng = np.random.default_rng(5)
-    clips = []
-    for index in range(count):
-        digits = "".join(rng.choice(list("0123456789"), rng.integers(3, 36)))
-        samples = say(digits, VOICES[index % len(VOICES)], gap_s=0.25).samples[: 30 * SAMPLE_RATE]
-        suffix = FORMATS[index % len(FORMATS)]
-        clips.append(Clip(f"{index}.{suffix}", encode(samples, suffix), len(samples) / SAMPLE_RATE))
-    return clips
-
-
-def encode(samples: Samples, suffix: str) -> bytes:
-    """The samples in a container that `suffix` names."""
-    file = io.BytesIO()
-    if suffix in ("wav", "flac", "ogg"):
-        soundfile.write(file, samples, SAMPLE_RATE, format=suffix.upper())
-        return file.getvalue()
-    container, codec = CODECS[suffix]
-    pcm = (np.clip(samples, -1, 1) * 32767).astype(np.int16)
-    frame = av.AudioFrame.from_ndarray(pcm[None, :], format="s16", layout="mono")
-    frame.sample_rate = SAMPLE_RATE
-    with av.open(file, "w", format=container) as output:
-        stream = cast(av.AudioStream, output.add_stream(codec, rate=48_000))
-        context = stream.codec_context
-        resampler = av.AudioResampler(context.format, "mono", 48_000, context.frame_size)
-        for part in (*resampler.resample(frame), *resampler.resample(None)):
-            output.mux(stream.encode(part))
-        output.mux(stream.encode(None))
-    return file.getvalue()
-
-
-@dataclass
-class Round:
-    """One pass over all clips at one concurrency."""
-
-    concurrency: int
-    rtfx: float
-    requests_per_s: float
-    latencies_s: list[float]
-    health_s: list[float] = field(default_factory=list)
-    decode_batch: float = 0.0
-    num_different: int = 0  # answers that differ from those of the first round
+HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
+MIB = 1 << 20
+LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-waiting-requests", "1024")
+ALONE = 32  # files at most that are heard one by one first
 
 
 class Load:
-    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
-        self._url = url
-        self._client = client
+    """Posts to one server and watches it."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, health: HealthProbe, busy: GpuBusy, fields: Mapping[str, str]
+    ) -> None:
+        self._client, self._health, self._busy, self._fields = client, health, busy, fields
         self._answers: dict[str, str] = {}
+        self._steps, self._tokens = 0, 0
 
-    async def round(self, clips: list[Clip], concurrency: int) -> Round:
-        places, health = asyncio.Semaphore(concurrency), _Health(self._client, self._url)
-        before = await self._replica()
-        probe = asyncio.create_task(health.run())
-        start = time.perf_counter()
-        outcomes = await asyncio.gather(*(self._send(clip, places) for clip in clips))
-        wall_s = time.perf_counter() - start
-        probe.cancel()
-        after = await self._replica()
+    @classmethod
+    async def on(cls, *arguments: Any) -> Load:
+        load = cls(*arguments)
+        await load._decode_batch()
+        return load
+
+    async def round(self, uploads: Sequence[Upload], concurrency: int) -> Round:
+        places = asyncio.Semaphore(concurrency)
+        started, cpu_started = time.perf_counter(), time.process_time()
+        answers = await asyncio.gather(*(self._send(upload, places) for upload in uploads))
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+        gpu_busy, health_s = self._busy.share_since(started), self._health.latencies_since(started)
         return Round(
-            concurrency,
-            rtfx=sum(clip.duration_s for clip in clips) / wall_s,
-            requests_per_s=len(clips) / wall_s,
-            latencies_s=[latency_s for latency_s, _ in outcomes],
-            health_s=health.latencies_s,
-            decode_batch=_batch_between(before, after),
-            num_different=sum(different for _, different in outcomes),
+            wall_s=wall_s,
+            rtfx=sum(upload.duration_s for upload in uploads) / wall_s,
+            requests_per_s=len(uploads) / wall_s,
+            latencies_s=[answer.total_s for answer in answers],
+            first_text_s=[answer.first_text_s for answer in answers],
+            num_tokens=sum(answer.num_tokens for answer in answers),
+            health_s=health_s,
+            gpu_busy=gpu_busy,
+            client_busy=cpu_s / wall_s,
+            decode_batch=await self._decode_batch(),
+            num_different=sum(map(self._differs, uploads, answers)),
         )
 
-    async def _send(self, clip: Clip, places: asyncio.Semaphore) -> tuple[float, bool]:
+    async def _send(self, upload: Upload, places: asyncio.Semaphore) -> Answer:
         async with places:
-            start = time.perf_counter()
-            reply = await self._client.post(
-                f"{self._url}/v1/audio/transcriptions",
-                files={"file": (clip.name, clip.data)},
-                data={"model": "whisper-1"},
-            )
-            latency_s = time.perf_counter() - start
-        reply.raise_for_status()
-        text: str = reply.json()["text"]
-        return latency_s, self._answers.setdefault(clip.name, text) != text
+            return await transcribe(self._client, upload.name, upload.data, self._fields)
 
-    async def _replica(self) -> dict[str, Any]:
-        """The replica's counters; a heartbeat brings them once a second."""
-        await asyncio.sleep(1.5)
-        replica: dict[str, Any] = (await self._client.get(f"{self._url}/load")).json()["replicas"][0]
-        return replica
+    def _differs(self, upload: Upload, answer: Answer) -> bool:
+        return self._answers.setdefault(upload.name, answer.text) != answer.text
+
+    async def _decode_batch(self) -> float:
+        """The mean since it was last asked for. A heartbeat brings the replica's counters once a second."""
+        await asyncio.sleep(HEARTBEAT_S)
+        replica = (await self._client.get("/load")).json()["replicas"][0]
+        steps, tokens = replica["num_decode_steps"], replica["num_decoded_tokens"]
+        mean: float = (tokens - self._tokens) / max(1, steps - self._steps)
+        self._steps, self._tokens = steps, tokens
+        return mean
 
 
-class _Health:
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
-        self.latencies_s: list[float] = []
-        self._client = client
-        self._url = url
-
-    async def run(self) -> None:
-        while True:
-            start = time.perf_counter()
-            (await self._client.get(f"{self._url}/health")).raise_for_status()
-            self.latencies_s.append(time.perf_counter() - start)
-            await asyncio.sleep(HEALTH_EVERY_S)
-
-
-def _batch_between(before: dict[str, Any], after: dict[str, Any]) -> float:
-    steps = int(after["num_decode_steps"]) - int(before["num_decode_steps"])
-    return (int(after["num_decoded_tokens"]) - int(before["num_decoded_tokens"])) / max(1, steps)
+async def measure(url: str, cases: list[Case], options: argparse.Namespace, budget: Budget) -> None:
+    """The rounds of one server, the cases taking turns."""
+    fields = {"language": "en", "max_completion_tokens": str(options.tokens)} if options.shape else {}
+    with watching_the_gpu() as busy, probing_health(url) as health:
+        async with connected(url) as client:
+            load = await Load.on(client, health, busy, fields)
+            for same_files in ([c for c in cases if c.files == files] for files in {c.files for c in cases}):
+                largest = max(same_files, key=lambda case: case.concurrency)
+                await load.round(uploads_of(largest, options)[:ALONE], 1)
+                await load.round(uploads_of(largest, options), largest.concurrency)  # warm-up
+            with Progress(console=budget.console) as progress:
+                turns = [case for _ in range(options.repeats) for case in cases]
+                for case in progress.track(turns, description="rounds"):
+                    if budget.allows(f"a round of {case}", case.rounds[-1].wall_s if case.rounds else 0):
+                        case.rounds.append(await load.round(uploads_of(case, options), case.concurrency))
 
 
-async def measure(url: str, clips: list[Clip], concurrencies: Iterable[int], repeats: int) -> list[Round]:
-    rounds: list[Round] = []
-    plan = [concurrency for _ in range(repeats) for concurrency in concurrencies]
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
-        load = Load(url, client)
-        await load.round(clips, 1)  # warm-up, and the answers of each clip alone
-        with Progress(console=Console(stderr=True)) as progress:
-            for concurrency in progress.track(plan, description="rounds"):
-                rounds.append(await load.round(clips, concurrency))  # noqa: PERF401
-    return rounds
+def uploads_of(case: Case, options: argparse.Namespace) -> list[Upload]:
+    """As many as keep all places busy, within what was asked for."""
+    made = _uploads(case.length, case.formats, options.requests, options.quick)
+    return made[: max(ALONE, 4 * case.concurrency)]
 
 
-def show(rounds: list[Round], console: Console) -> None:
-    table = Table("at once", "RTFx", "requests/s", "against 1", "latency p50 / p95")
-    for heading in ("/health p50 / p99 / max", "decode batch", "answers changed"):
-        table.add_column(heading)
-    singles = [r.rtfx for r in rounds if r.concurrency == min(r.concurrency for r in rounds)]
-    for concurrency in sorted({r.concurrency for r in rounds}):
-        own = [r for r in rounds if r.concurrency == concurrency]
-        ratios = [r.rtfx / single for r, single in zip(own, singles, strict=True)]
-        latencies = [s for r in own for s in r.latencies_s]
-        health = [s * 1000 for r in own for s in r.health_s]
-        table.add_row(
-            str(concurrency),
-            _spread([r.rtfx for r in own], 0),
-            _spread([r.requests_per_s for r in own], 1),
-            _spread(ratios, 2),
-            f"{_quantile(latencies, 0.5):.2f} / {_quantile(latencies, 0.95):.2f} s",
-            f"{_quantile(health, 0.5):.1f} / {_quantile(health, 0.99):.1f} / {max(health):.1f} ms",
-            _spread([r.decode_batch for r in own], 1),
-            str(sum(r.num_different for r in own)),
-        )
-    console.print(table)
+@cache
+def _uploads(length: str, formats: str, count: int, quick: bool) -> list[Upload]:
+    mix = formats.split(",")
+    if length == "long":
+        uploads = list(long_uploads(mix, (1.0, 1.5) if quick else LONG_MINUTES))
+    else:
+        uploads = list(short_uploads(count, mix, None if length == "mixed" else float(length)))
+    check_distinct(uploads)
+    return uploads
 
 
-def _spread(values: list[float], digits: int) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+@contextmanager
+def server(preprocess_workers: int, options: argparse.Namespace) -> Iterator[str]:
+    model = options.model
+    if options.shape:
+        model = str(fixed_checkpoint(options.shape, options.checkpoints, options.device))
+    arguments = ["--dtype", options.dtype, "--device", options.device, *LIMITS]
+    arguments += ["--preprocess-workers", str(preprocess_workers), *shlex.split(options.serve)]
+    with running_server(model, *arguments) as url:
+        yield url
 
 
-def _quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def plan(options: argparse.Namespace) -> list[Case]:
+    axes = [options.preprocess_workers, options.length, options.formats, options.concurrency]
+    return [Case(*point) for point in grid(axes, options.one_at_a_time)]
 
 
 def main() -> None:
+    options = arguments()
+    console = Console(width=160)
+    console.print("command:", command())
+    console.print("machine:", machine())
+    cases, budget = plan(options), Budget(options.budget_s, console)
+    for workers in dict.fromkeys(case.preprocess_workers for case in cases):
+        own = [case for case in cases if case.preprocess_workers == workers]
+        if budget.allows(f"{workers} preprocess workers"):
+            console.print("making the files")
+            for case in own:
+                uploads_of(case, options)
+            console.print(f"a server with {workers} preprocess workers")
+            with server(workers, options) as url:
+                asyncio.run(measure(url, own, options, budget))
+    measured = [case for case in cases if case.rounds]
+    show(measured, console)
+    write_json(options.json, figures(measured, options))
+    if options.plot:
+        plot(measured, options.plot)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=str(EMBEDDED_MODEL))
+    parser.add_argument("--shape", choices=list(SHAPES), help="random weights of that shape instead")
+    parser.add_argument("--tokens", type=int, default=100, help="of every chunk, with --shape")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=32, help="distinct clips")
+    parser.add_argument("--length", nargs="+", default=["mixed"], help="seconds, mixed (2 to 30 s) or long")
+    parser.add_argument(
+        "--formats", nargs="+", default=[",".join(FORMATS)], help="each a mix: wav, or wav,flac,mp3"
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--preprocess-workers", type=int, nargs="+", default=[default_preprocess_workers()])
+    parser.add_argument("--serve", default="", help="more flags for the server, as one string")
+    parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="12 requests, 1 repeat")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
+    )
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
+    parser.add_argument("--quick", action="store_true", help="12 requests, 1 repeat, short long files")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
-    console = Console()
-    console.print("command: python -m benchmarks.serving", *sys.argv[1:])
-    console.print(
-        f"machine: {platform.processor() or platform.machine()}, Python {platform.python_version()}"
-    )
-    clips = make_clips(12 if options.quick else options.requests)
-    with running_server(options.model, "--dtype", options.dtype, "--served-model-name", "benchmarked") as url:
-        rounds = asyncio.run(
-            measure(url, clips, options.concurrency, 1 if options.quick else options.repeats)
-        )
-    show(rounds, console)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in rounds], indent=1) + "\n")
-    if options.plot:
-        plot(rounds, options.plot)
-
-
-def plot(rounds: list[Round], path: Path) -> None:
-    """RTFx and /health's 99th percentile over the concurrency."""
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5))
-    left.plot([r.concurrency for r in rounds], [r.rtfx for r in rounds], "o")
-    left.set(xlabel="requests at once", ylabel="RTFx")
-    right.plot([r.concurrency for r in rounds], [1000 * _quantile(r.health_s, 0.99) for r in rounds], "o")
-    right.set(xlabel="requests at once", ylabel="/health, 99th percentile (ms)")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    if options.quick:
+        options.requests, options.repeats = 12, 1
+        options.concurrency = [min(options.requests, each) for each in options.concurrency]
+    return options
 
 
 if __name__ == "__main__":

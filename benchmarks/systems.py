@@ -1,35 +1,46 @@
-"""The systems that `benchmarks.peers` compares, each behind one function: clips in, number of tokens out.
+"""The systems that `benchmarks.peers` compares: each loads, then does all the work whenever it is called.
+
+Ours is there twice. `ours` gets arrays as the peers do. `ours_http` is the whole server in a process of its
+own and gets the same clips as 16-bit wav files, all posted at once; as always it decodes with timestamps.
 
 python -m benchmarks.systems TASK       for every line on standard input, one run; prints its seconds as JSON
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from asr_server.core import SAMPLE_RATE, ChunkId, DecodingOptions, Result, Samples, Submit
+from benchmarks.client import connected, transcribe
 from benchmarks.peers import Setting, Work, make_clips
+from benchmarks.running_server import running_server
+from benchmarks.uploads import wav
 
-Run = Callable[[list[Samples]], int]  # returns the number of tokens
+Clips = Sequence[Samples]
+Run = Callable[[], int]  # returns the number of tokens
 
 
-def ours(setting: Setting, work: Work) -> Run:
+@contextmanager
+def ours(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
     from asr_server.engine import Engine, EngineConfig
 
-    engine = Engine(EngineConfig(work.checkpoint, "cpu", setting.dtype, cpu_threads=work.threads))
+    engine = Engine(EngineConfig(work.checkpoint, work.device, setting.dtype, cpu_threads=work.threads))
     options = DecodingOptions(language="en", max_new_tokens=work.tokens)
 
-    def run(clips: list[Samples]) -> int:
+    def run() -> int:
         for i, clip in enumerate(clips):
             engine.handle(Submit(ChunkId(str(i), 0), clip, options))
         count = 0
@@ -37,29 +48,50 @@ def ours(setting: Setting, work: Work) -> Run:
             count += sum(len(event.result.tokens) for event in engine.step() if isinstance(event, Result))
         return count
 
-    return run
+    yield run
+    engine.close()
 
 
-def transformers(setting: Setting, work: Work) -> Run:
+@contextmanager
+def ours_http(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
+    files = [wav(clip) for clip in clips]
+    fields = {"language": "en", "max_completion_tokens": str(work.tokens)}
+    arguments = ["--device", work.device, "--dtype", setting.dtype, "--cpu-threads", str(work.threads)]
+
+    async def post_all(client: httpx.AsyncClient) -> int:
+        answers = [transcribe(client, f"{i}.wav", file, fields) for i, file in enumerate(files)]
+        return sum(answer.num_tokens for answer in await asyncio.gather(*answers))
+
+    with running_server(work.checkpoint, *arguments) as url, asyncio.Runner() as loop:
+        connection = connected(url)
+        client = loop.run(connection.__aenter__())
+        yield lambda: loop.run(post_all(client))
+        loop.run(connection.__aexit__(None, None, None))
+
+
+@contextmanager
+def transformers(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
     torch.set_num_threads(work.threads)
     dtype = getattr(torch, setting.dtype)
     model: Any = WhisperForConditionalGeneration.from_pretrained(work.checkpoint, dtype=dtype)
-    model.eval().generation_config.max_length = None
+    model.eval().to(work.device).generation_config.max_length = None
     extractor: Any = WhisperFeatureExtractor.from_pretrained(work.checkpoint)
 
-    def run(clips: list[Samples]) -> int:
+    def run() -> int:
         count = 0
         for start in range(0, len(clips), setting.batch):
-            batch = clips[start : start + setting.batch]
-            features = extractor(batch, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features.to(
-                dtype
-            )
+            features = extractor(
+                clips[start : start + setting.batch],
+                sampling_rate=SAMPLE_RATE,
+                return_tensors="pt",
+                device=work.device,
+            ).input_features
             with torch.inference_mode():
                 tokens = model.generate(
-                    features,
+                    features.to(work.device, dtype),
                     language="en",
                     task="transcribe",
                     max_new_tokens=work.tokens,
@@ -70,10 +102,11 @@ def transformers(setting: Setting, work: Work) -> Run:
             count += sum(len(row) - 4 for row in tokens.tolist())  # without the prompt
         return count
 
-    return run
+    yield run
 
 
-def faster_whisper(setting: Setting, work: Work) -> Run:
+@contextmanager
+def faster_whisper(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
     from faster_whisper import WhisperModel
 
     model = WhisperModel(
@@ -82,7 +115,7 @@ def faster_whisper(setting: Setting, work: Work) -> Run:
     pipeline = _counting_pipeline(model)
     suppressed = json.loads((Path(work.checkpoint) / "generation_config.json").read_text())["suppress_tokens"]
 
-    def run(clips: list[Samples]) -> int:
+    def run() -> int:
         pipeline.num_tokens = 0
         starts = np.cumsum([0, *(len(clip) for clip in clips)]) / SAMPLE_RATE
         segments, _ = pipeline.transcribe(
@@ -102,7 +135,7 @@ def faster_whisper(setting: Setting, work: Work) -> Run:
             pass
         return int(pipeline.num_tokens)
 
-    return run
+    yield run
 
 
 def _counting_pipeline(model: Any) -> Any:
@@ -121,7 +154,13 @@ def _counting_pipeline(model: Any) -> Any:
     return Counting(model)
 
 
-SYSTEMS = {"ours": ours, "transformers": transformers, "faster_whisper": faster_whisper}
+System = Callable[[Setting, Work, Clips], AbstractContextManager[Run]]
+SYSTEMS: dict[str, System] = {
+    "ours": ours,
+    "ours_http": ours_http,
+    "transformers": transformers,
+    "faster_whisper": faster_whisper,
+}
 
 
 def main() -> None:
@@ -129,15 +168,14 @@ def main() -> None:
     logging.disable(logging.WARNING)
     task = json.loads(sys.argv[1])
     setting, work = Setting(**task["setting"]), Work(**task["work"])
-    run = SYSTEMS[setting.system](setting, work)
-    clips = make_clips(work)
-    for _ in sys.stdin:
-        started, cpu_started = time.perf_counter(), time.process_time()
-        count = run(clips)
-        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
-        expected = work.clips * work.tokens
-        assert count == expected, f"{setting} made {count} tokens, not {expected}"
-        print(json.dumps({"seconds": seconds, "cpu_s": cpu_s}), flush=True)
+    with SYSTEMS[setting.system](setting, work, make_clips(work)) as run:
+        for _ in sys.stdin:
+            started, cpu_started = time.perf_counter(), time.process_time()
+            count = run()
+            seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+            expected = work.clips * work.tokens
+            assert count == expected, f"{setting} made {count} tokens, not {expected}"
+            print(json.dumps({"seconds": seconds, "cpu_s": cpu_s}), flush=True)
 
 
 if __name__ == "__main__":

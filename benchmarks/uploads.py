@@ -1,0 +1,90 @@
+"""Files to post: distinct recordings of spoken digits, short and long, in several formats."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import av
+import numpy as np
+import soundfile
+
+from asr_server.core import SAMPLE_RATE, Samples
+from tests.speech import VOICES, say
+
+CODECS = {"m4a": ("mp4", "aac"), "webm": ("webm", "libopus")}  # container, codec
+FORMATS = ("wav", "flac", "mp3", "ogg", "m4a", "webm")
+LONG_MINUTES = (14, 22, 18, 20, 19, 22)  # 115 in all, as in the set that vLLM published with
+_DIGITS_PER_S = 1.5  # fewer than anyone says here
+
+
+@dataclass(frozen=True)
+class Upload:
+    name: str
+    data: bytes
+    duration_s: float
+
+
+def short_uploads(
+    count: int, formats: Sequence[str] = FORMATS, duration_s: float | None = None
+) -> Iterator[Upload]:
+    """Sequences of digits of that length, or of 2 to 30 s; formats in turn."""
+    rng = np.random.default_rng(5)
+    for index in range(count):
+        wanted_s = duration_s or rng.uniform(2, 30)
+        name = f"{duration_s or 'mixed'}-{index}"
+        yield _upload(name, _spoken(index, wanted_s, rng), formats[index % len(formats)])
+
+
+def long_uploads(
+    formats: Sequence[str] = FORMATS, minutes: Sequence[float] = LONG_MINUTES
+) -> Iterator[Upload]:
+    """One for each of the durations: a minute of digits over and over, each time in other noise."""
+    rng = np.random.default_rng(7)
+    for index, duration_min in enumerate(minutes):
+        samples = np.resize(_spoken(index, 60, rng), round(60 * duration_min * SAMPLE_RATE))
+        samples = samples + rng.normal(0, 2e-3, len(samples)).astype(np.float32)
+        yield _upload(f"long-{index}", samples, formats[index % len(formats)])
+
+
+def check_distinct(uploads: Sequence[Upload]) -> None:
+    hashes = {hashlib.sha256(upload.data).digest() for upload in uploads}
+    assert len(hashes) == len(uploads), "files must differ: no cache may answer"
+
+
+def wav(samples: Samples) -> bytes:
+    """16-bit."""
+    return encode(samples, "wav")
+
+
+def encode(samples: Samples, suffix: str) -> bytes:
+    """The samples in a container that `suffix` names."""
+    file = io.BytesIO()
+    if suffix not in CODECS:
+        soundfile.write(file, samples, SAMPLE_RATE, format=suffix.upper())
+        return file.getvalue()
+    container, codec = CODECS[suffix]
+    pcm = (np.clip(samples, -1, 1) * 32767).astype(np.int16)
+    frame = av.AudioFrame.from_ndarray(pcm[None, :], format="s16", layout="mono")
+    frame.sample_rate, frame.pts = SAMPLE_RATE, 0
+    with av.open(file, "w", format=container) as output:
+        stream = cast(av.AudioStream, output.add_stream(codec, rate=48_000))
+        context = stream.codec_context
+        resampler = av.AudioResampler(context.format, "mono", 48_000, context.frame_size)
+        for part in (*resampler.resample(frame), *resampler.resample(None)):
+            output.mux(stream.encode(part))
+        output.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def _upload(name: str, samples: Samples, suffix: str) -> Upload:
+    return Upload(f"{name}.{suffix}", encode(samples, suffix), len(samples) / SAMPLE_RATE)
+
+
+def _spoken(index: int, duration_s: float, rng: np.random.Generator) -> Samples:
+    voice, num_samples = VOICES[index % len(VOICES)], round(duration_s * SAMPLE_RATE)
+    digits = "".join(rng.choice(list("0123456789"), 1 + int(duration_s * _DIGITS_PER_S)))
+    return np.resize(say(digits, voice).samples, num_samples)
