@@ -42,6 +42,7 @@ class _Rooms(Collector):
         yield _gauge("asr_preprocess_workers", "Threads that decode and split audio.", pool.num_workers)
         yield _gauge("asr_preprocess_queue_depth", "Turns waiting for a thread.", stats.queued)
         yield _gauge("asr_preprocess_busy", "Threads at work.", stats.busy)
+        yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
         yield _counter("asr_preprocess_turns", "Turns done.", stats.turns)
         yield _counter("asr_preprocess_cancelled", "Turns whose client had left.", stats.cancelled)
         yield _counter("asr_preprocess_wait_seconds", "Time turns have waited for a thread.", stats.wait_s)

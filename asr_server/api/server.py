@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 def run(settings: Settings) -> None:
     """Serves until told to stop (SIGINT, SIGTERM). Requests that run then have `drain_s` to finish."""
     tokenizer = Tokenizer.from_directory(resolve_checkpoint(settings.model))
-    app = create_app(settings, Dispatcher(settings), PreprocessPool(settings.preprocess_workers), tokenizer)
+    pool = PreprocessPool(settings.preprocess_workers)
+    pool.warm_up()  # its libraries load while the engine's do
+    app = create_app(settings, Dispatcher(settings), pool, tokenizer)
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -8,7 +8,6 @@ processes that are done wait for the next file, a few of them.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import select
 import socket
@@ -138,26 +137,26 @@ atexit.register(decode_processes.shutdown)
 class RemoteStream:
     """A file decoded, mixed and resampled in a decode process; see `stream.Stream`.
 
-    The process works on the next block while this one is being split.
+    The process works only while a thread waits for it, so that the number of threads bounds how many do.
     """
 
     def __init__(self, fd: int, limits: AudioLimits, closed: threading.Event) -> None:
         self.truncated = False
         self._closed = closed
         self._ended = False
+        self._content = np.empty(0, np.uint8)
         self._connection = decode_processes.take(msgspec.msgpack.encode(limits), fd)
-        self._ask()
 
     def read(self) -> Samples | None:
         if self._ended:
             return None
         try:
+            self._connection.sendall(NEXT)
             kind, size = HEADER.unpack(self._receive(HEADER.size).data)
             content = self._receive(size)
         except ConnectionError as error:
             raise invalid_audio("The file could not be decoded.") from error
         if kind == SAMPLES:
-            self._ask()
             return content.view(np.float32)
         self._ended = True
         if kind == REFUSED:
@@ -171,13 +170,11 @@ class RemoteStream:
         else:
             self._connection.close()  # the process notices after its block, and ends
 
-    def _ask(self) -> None:
-        with contextlib.suppress(ConnectionError):  # `read` will find out
-            self._connection.sendall(NEXT)
-
     def _receive(self, size: int) -> npt.NDArray[np.uint8]:
-        """Exactly `size` bytes, giving up when the recording is closed."""
-        content = np.empty(size, np.uint8)
+        """Exactly `size` bytes, giving up when the recording is closed. Uses its memory again."""
+        if size > len(self._content):
+            self._content = np.empty(size, np.uint8)
+        content = self._content[:size]
         view = content.data
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)

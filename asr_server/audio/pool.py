@@ -59,12 +59,14 @@ class PreprocessPool:
         """Starts what the first file would otherwise wait for. Returns at once."""
         decode_processes.start()
 
-    async def turn(self, recording: Recording) -> Turn:
-        """One turn in a thread. Cancelled, it closes the recording as soon as no thread is in it."""
+    async def turn(self, recording: Recording, max_chunks: int = 1) -> Turn:
+        """One turn in a thread; `max_chunks` is what the caller has room for. Cancelled, it closes the
+        recording as soon as no thread is in it.
+        """
         self._recordings.add(recording)
         before_s = recording.duration_s
         try:
-            turn = await self.run(recording.next_turn)
+            turn = await self.run(recording.next_turn, max_chunks)
         except asyncio.CancelledError:
             self._count(cancelled=1)
             recording.close()

@@ -16,10 +16,13 @@ _LOUDEST = np.float32(2.0**15)  # far beyond any scale; keeps damaged float file
 class Mono16k:
     """Mixes channels with equal weights, then resamples with soxr's HQ filter (linear phase).
 
-    A block that is 16 kHz mono already comes back as it is, without a copy.
+    A block that is 16 kHz mono already comes back as it is. The next `push` may use the memory again.
     """
 
-    def __init__(self, sample_rate: int, num_channels: int) -> None:
+    def __init__(self, sample_rate: int, num_channels: int, is_float: bool = True) -> None:
+        """`is_float`: the samples may be anything, NaN included."""
+        self._num_channels, self._is_float = num_channels, is_float
+        self._mono = np.empty(0, np.float32)
         self._resampler = (
             None
             if sample_rate == SAMPLE_RATE
@@ -28,31 +31,32 @@ class Mono16k:
 
     def push(self, block: Block) -> Samples:
         """[frames, channels] in, [samples] out; the filter holds some back until `finish`."""
-        with np.errstate(over="ignore", invalid="ignore"):  # damaged float files
-            mono = _finite(_mixed(block))
+        mono = block[:, 0] if self._num_channels == 1 else self._mixed(block)
+        if self._is_float:
+            mono = _finite(mono)
         return mono if self._resampler is None else self._resampler.resample_chunk(mono)
 
     def finish(self) -> Samples:
         empty = np.empty(0, np.float32)
         return empty if self._resampler is None else self._resampler.resample_chunk(empty, last=True)
 
-
-def _mixed(block: Block) -> Samples:
-    """The mean over channels. `block.mean(axis=1)` costs more than decoding MP3 does, and a matrix product
-    may wake BLAS's own threads, which then fight with ours.
-    """
-    num_channels = block.shape[1]
-    if num_channels == 1:
-        return block[:, 0]
-    mono: Samples = block[:, 0] + block[:, 1]
-    for channel in range(2, num_channels):
-        mono += block[:, channel]
-    mono *= np.float32(1 / num_channels)
-    return mono
+    def _mixed(self, block: Block) -> Samples:
+        """The mean over channels. `block.mean(axis=1)` costs more than decoding MP3 does, and a matrix
+        product may wake BLAS's own threads, which then fight with ours.
+        """
+        if len(block) > len(self._mono):
+            self._mono = np.empty(len(block), np.float32)
+        mono = self._mono[: len(block)]
+        with np.errstate(over="ignore", invalid="ignore"):  # damaged float files
+            np.add(block[:, 0], block[:, 1], out=mono)
+            for channel in range(2, self._num_channels):
+                np.add(mono, block[:, channel], out=mono)
+            return np.multiply(mono, np.float32(1 / self._num_channels), out=mono)
 
 
 def _finite(mono: Samples) -> Samples:
-    """Float files may hold anything; one NaN would silence the whole filter."""
-    if math.isfinite(float(np.einsum("i,i->", mono, mono))):
-        return mono
+    """One NaN would silence the whole filter."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(float(np.einsum("i,i->", mono, mono))):
+            return mono
     return np.clip(np.nan_to_num(mono, nan=0.0, posinf=0.0, neginf=0.0), -_LOUDEST, _LOUDEST)

@@ -28,19 +28,24 @@ MIN_SILENCE = 1 * SAMPLE_RATE  # shorter pauses stay within their chunk
 MIN_WINDOW = 2 * SAMPLE_RATE  # in less there is no room to choose
 MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
 
-Levels = npt.NDArray[np.float64]  # decibels, one every HOP samples, of the HOPS_PER_LEVEL hops from there
+SILENCE_POWER = 10 ** (SILENCE_DB / 10)
+_FLOOR = np.float32(10 ** (FLOOR_DB / 10))
+_AVERAGE = np.full(HOPS_PER_LEVEL, 1 / (HOPS_PER_LEVEL * HOP), np.float32)
+_FEWER_HOPS = HOPS_PER_LEVEL / np.arange(HOPS_PER_LEVEL - 1, 0, -1, dtype=np.float32)
+
+Powers = npt.NDArray[np.float32]  # one every HOP samples, of the HOPS_PER_LEVEL hops from there
 
 
 class Splitter:
     """Takes blocks of samples, gives pieces that tile them exactly."""
 
     def __init__(self, window_samples: int = WINDOW_SAMPLES) -> None:
-        self._window = max(window_samples, MIN_WINDOW)  # no chunk is longer
-        self._blocks: list[Samples] = []
-        self._num_held = 0  # samples in `_blocks`
+        self.num_chunks = 0  # given so far
+        self._size = max(window_samples, MIN_WINDOW)  # no chunk is longer
+        self._window = np.empty(self._size, np.float32)
+        self._num_held = 0  # samples at the start of `_window`
         self._start = 0  # where they begin in the file
         self._num_silent = 0  # samples just before them, in a silence not yet reported
-        self._num_chunks = 0
 
     @property
     def num_samples(self) -> int:
@@ -53,35 +58,46 @@ class Splitter:
 
     def drop(self) -> None:
         """Forgets the samples it holds, but not how many there were."""
-        self._start, self._num_held, self._blocks = self.num_samples, 0, []
+        self._start, self._num_held, self._window = self.num_samples, 0, np.empty(0, np.float32)
 
     def push(self, samples: Samples) -> list[Piece]:
-        """The pieces whose ends are known now: a chunk needs more than one window of samples."""
-        self._blocks.append(samples)
-        self._num_held += len(samples)
-        return self._split(last=False) if self._num_held > self._window else []
+        """The pieces whose ends are known now: a chunk needs more than one window of samples. Copies what
+        it is given.
+        """
+        pieces: list[Piece] = []
+        while len(samples):
+            if self._num_held == self._size:
+                pieces += self._split(last=False)
+            taken = samples[: self._size - self._num_held]
+            self._window[self._num_held : self._num_held + len(taken)] = taken
+            self._num_held += len(taken)
+            samples = samples[len(taken) :]
+        return pieces
 
     def finish(self) -> list[Piece]:
-        pieces = self._split(last=True)
+        pieces: list[Piece] = []
+        while self._num_held:
+            pieces += self._split(last=True)
         return pieces + self._report_silence()
 
     def _split(self, last: bool) -> list[Piece]:
-        held = np.concatenate(self._blocks) if self._blocks else np.empty(0, np.float32)
-        pieces: list[Piece] = []
-        while len(held) > self._window or (last and len(held)):
-            skip, take = _next_chunk(held[: self._window], last=last and len(held) <= self._window)
-            self._num_silent += skip
-            self._start += skip
-            if take:
-                pieces += self._report_silence()
-                pieces.append(self._chunk(held[skip : skip + take]))
-            held = held[skip + take :]
-        self._blocks, self._num_held = [held.copy()], len(held)
+        """Takes a silence, a chunk or both from the start of the window."""
+        held = self._window[: self._num_held]
+        skip, take = _next_chunk(held, last)
+        self._num_silent += skip
+        self._start += skip
+        pieces = [*self._report_silence(), self._chunk(held[skip : skip + take])] if take else []
+        rest = held[skip + take :]
+        self._window = np.empty(self._size, np.float32)  # the old one has left with the chunk
+        self._window[: len(rest)] = rest
+        self._num_held = len(rest)
         return pieces
 
     def _chunk(self, samples: Samples) -> Chunk:
-        chunk = Chunk(self._num_chunks, self._start, samples)
-        self._num_chunks += 1
+        if len(samples) < self._size // 2:
+            samples = samples.copy()  # a short view would hold on to the memory of a whole window
+        chunk = Chunk(self.num_chunks, self._start, samples)
+        self.num_chunks += 1
         self._start += len(samples)
         return chunk
 
@@ -96,8 +112,8 @@ def _next_chunk(window: Samples, last: bool) -> tuple[int, int]:
     With `last`, nothing follows the window. Otherwise a leading silence is all that is taken at once: the
     rest is looked at again when the window is full.
     """
-    levels = levels_db(window)
-    loud = np.flatnonzero(levels > SILENCE_DB)
+    levels = powers(window)
+    loud = np.flatnonzero(levels > SILENCE_POWER)
     if not len(loud):
         return (len(window), 0) if last else (len(window) - MARGIN, 0)
     speech_start = int(loud[0]) * HOP
@@ -115,38 +131,37 @@ def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
     return speech_end + MARGIN if end - speech_end >= MIN_SILENCE else end
 
 
-def levels_db(samples: Samples) -> Levels:
-    """[len(samples) // HOP] standard deviations in decibels; the last few reach over fewer hops."""
+def powers(samples: Samples) -> Powers:
+    """[len(samples) // HOP] variances; the last few reach over fewer hops."""
     hops = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
     if not len(hops):
-        return np.zeros(min(1, len(samples)))  # under 5 ms: nothing to tell, so not silent
-    sums = np.einsum("ij->i", hops).astype(np.float64)  # three times as fast as `sum(axis=1)`
-    offset = sums.mean() / HOP
+        return np.ones(min(1, len(samples)), np.float32)  # under 5 ms: nothing to tell, so not silent
+    sums = np.einsum("ij->i", hops)  # four times as fast as `sum(axis=1)`
+    offset = float(sums.sum()) / hops.size
     if abs(offset) > MAX_OFFSET:  # its square would drown what float32 knows of a whisper
-        return levels_db(samples - np.float32(offset))
-    squares = np.einsum("ij,ij->i", hops, hops).astype(np.float64)
-    means, mean_squares = _sliding_mean(sums) / HOP, _sliding_mean(squares) / HOP
-    return 10 * np.log10(np.maximum(mean_squares - means**2, 10 ** (FLOOR_DB / 10)))
+        return powers(samples - np.float32(offset))
+    means = _sliding_mean(sums)
+    return _sliding_mean(np.einsum("ij,ij->i", hops, hops)) - means * means
 
 
-def _sliding_mean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The mean of HOPS_PER_LEVEL values from each place on, of fewer at the end."""
-    starts = np.arange(len(values))
-    ends = np.minimum(starts + HOPS_PER_LEVEL, len(values))
-    total = np.concatenate(([0.0], np.cumsum(values)))
-    return (total[ends] - total[:-1]) / (ends - starts)
+def _sliding_mean(hop_sums: Samples) -> Samples:
+    """The mean over the samples of HOPS_PER_LEVEL hops from each on, of fewer at the end."""
+    means: Samples = np.convolve(hop_sums, _AVERAGE)[HOPS_PER_LEVEL - 1 :]
+    means[1 - HOPS_PER_LEVEL :] *= _FEWER_HOPS[-len(means) :]
+    return means
 
 
-def quietest_cut(levels: Levels) -> int:
+def quietest_cut(powers: Powers) -> int:
     """The sample at which a full window is best cut: in the latest of the pauses within reach.
 
     A place counts as a pause when the fifth of a second around it is not much louder than the quiet of this
     recording; how much that is depends on how far apart its sound and its quiet are. Within the pause the
     cut falls in the middle of the quietest 20 ms.
     """
-    reach = levels[-min(REACH_HOPS, len(levels) // 2) :]
+    reach = decibels(powers[-min(REACH_HOPS, len(powers) // 2) :])
     means = np.convolve(reach, np.full(HOPS_PER_PAUSE, 1 / HOPS_PER_PAUSE), mode="valid")
-    quiet, middle = np.quantile(means, (QUIET_SHARE, 0.5))
+    ranks = [round(QUIET_SHARE * (len(means) - 1)), len(means) // 2]
+    quiet, middle = np.partition(means, ranks)[ranks]
     limit = quiet + min(8.0, max(1.0, (middle - quiet) / 5))
     limit = min(limit, float(means.min()) + MAX_ABOVE_DB)  # one pause alone is less than the share
     pause = int(np.flatnonzero(means <= limit)[-1])
@@ -154,4 +169,9 @@ def quietest_cut(levels: Levels) -> int:
     # Among equally quiet places the middle one is farthest from the words on both sides.
     candidates = np.flatnonzero(within <= within.min() + 1.0)
     best = int(candidates[np.argmin(np.abs(candidates - len(within) / 2))])
-    return (len(levels) - len(reach) + pause + best) * HOP + HOPS_PER_LEVEL * HOP // 2
+    return (len(powers) - len(reach) + pause + best) * HOP + HOPS_PER_LEVEL * HOP // 2
+
+
+def decibels(powers: Powers) -> Powers:
+    """Of full scale, not less than FLOOR_DB."""
+    return 10 * np.log10(np.maximum(powers, _FLOOR))

@@ -21,7 +21,7 @@ class Stream(Protocol):
     def truncated(self) -> bool: ...
 
     def read(self) -> Samples | None:
-        """The next block, perhaps empty; None is the end."""
+        """The next block, perhaps empty; None is the end. The next call may use its memory again."""
         ...
 
     def close(self) -> None: ...
@@ -33,7 +33,7 @@ class DecodedStream:
     def __init__(self, decoder: Decoder, limits: AudioLimits) -> None:
         limits.check_layout(decoder.sample_rate, decoder.num_channels)
         self._decoder, self._limits = decoder, limits
-        self._mono = Mono16k(decoder.sample_rate, decoder.num_channels)
+        self._mono = Mono16k(decoder.sample_rate, decoder.num_channels, decoder.is_float)
         self._num_bytes = self._num_samples = 0
         self._blocks = itertools.chain(self.body(), self.tail())
 

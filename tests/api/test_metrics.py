@@ -1,5 +1,6 @@
 from prometheus_client.parser import text_string_to_metric_families
 
+from asr_server.audio import Recording
 from tests.api.house import THREE_CHUNKS, House
 
 
@@ -29,6 +30,13 @@ async def test_an_idle_house_holds_nothing(house: House) -> None:
     figures = await read(house)
     names = ("requests_inside", "chunks", "preprocess_queue_depth", "preprocess_busy")
     assert [figures[f"asr_{name}"] for name in names] == [0, 0, 0, 0]
+
+
+async def test_samples_that_wait_for_the_rest_of_their_chunk_are_counted(house: House) -> None:
+    with Recording(THREE_CHUNKS) as recording:
+        await house.pool.turn(recording)
+        assert (await read(house))["asr_preprocess_held_bytes"] == recording.held_bytes > 0
+    assert (await read(house))["asr_preprocess_held_bytes"] == 0
 
 
 async def test_each_replica_has_its_own_line(house: House) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from asr_server.audio import AudioLimits, Recording
-from asr_server.audio.decode_processes import MAX_IDLE, decode_processes
+from asr_server.audio.decode_processes import MAX_IDLE, RemoteStream, decode_processes
 from asr_server.errors import InvalidAudio
 from tests.audio.making import make, pieces_of, turns, voice
 
@@ -71,6 +72,19 @@ def test_one_process_per_open_file_and_the_idle_ones_are_used_again(path: Path) 
         assert list(turns(recording))
     pieces_of(path)
     assert {process.pid for process in decoding()} == busy
+
+
+def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
+    recording = Recording(path, AudioLimits())
+    recording.next_turn()
+    (process,) = decoding()
+    until(lambda: process.status() == psutil.STATUS_SLEEPING)
+    worked_s = sum(process.cpu_times()[:2])
+    stream = recording._stream
+    assert isinstance(stream, RemoteStream)
+    assert not select.select([stream._connection], [], [], 0.2)[0]  # nothing was made ahead
+    assert sum(process.cpu_times()[:2]) == worked_s
+    recording.close()
 
 
 def test_only_a_few_stay_idle(path: Path) -> None:

@@ -121,6 +121,28 @@ def test_mp3_of_every_rate_is_aligned(tmp_path: Path, sample_rate: int) -> None:
     assert rms(frames - expected) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("name", "subtype", "is_float"),
+    [
+        ("a.wav", "PCM_16", False),
+        ("a.wav", "FLOAT", True),
+        ("a.wav", "DOUBLE", True),
+        ("a.aiff", "PCM_16", False),
+        ("a.aiff", "FLOAT", True),
+        ("a.aiff", "DOUBLE", True),
+        ("a.flac", "PCM_24", False),
+        ("a.au", "PCM_16", False),
+        ("a.au", "FLOAT", True),
+        ("a.au", "DOUBLE", True),
+    ],
+)
+def test_floats_are_known_as_such_because_they_may_be_no_numbers(
+    tmp_path: Path, name: str, subtype: str, is_float: bool
+) -> None:
+    path = write_sndfile(tmp_path / name, voice(16_000, 1, 0.5), 16_000, subtype=subtype)
+    assert decoded(path)[1].is_float == is_float
+
+
 @pytest.mark.parametrize("subtype", ["PCM_S8", "PCM_16", "PCM_24"])
 def test_flac_depths(tmp_path: Path, subtype: str) -> None:
     path = write_sndfile(tmp_path / "a.flac", voice(16_000, 1, 1.0), 16_000, subtype=subtype)

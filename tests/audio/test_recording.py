@@ -265,6 +265,17 @@ def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
     assert recording.held_bytes == 0
 
 
+@pytest.mark.parametrize(("filled_s", "num_chunks"), [(60.0, 4), (0.0, 1)])
+def test_a_turn_gives_several_chunks_where_they_come_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled_s: float, num_chunks: int
+) -> None:
+    monkeypatch.setattr("asr_server.audio.recording.FILLED_TURN_S", filled_s)
+    recording = Recording(make(tmp_path, "a.mp3", voice(16_000, 1, 300.0), 16_000), AudioLimits())
+    counts = [len(recording.next_turn(max_chunks=4).pieces) for _ in range(2)]
+    assert counts == [1, num_chunks]  # the first chunk of a file waits for no other
+    recording.close()
+
+
 def test_a_closed_recording_gives_no_more_turns(tmp_path: Path) -> None:
     recording = Recording(make(tmp_path, "a.wav", voice(16_000, 1, 1.0), 16_000), AudioLimits())
     recording.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.audio.split import MARGIN, MIN_SILENCE, Splitter, levels_db, quietest_cut
+from asr_server.audio.split import MARGIN, MIN_SILENCE, Splitter, decibels, powers, quietest_cut
 from asr_server.core import SAMPLE_RATE, WINDOW_SAMPLES, Chunk, Piece, Samples, Silence
 from tests.audio.making import audio_of, tiled
 from tests.speech import Spoken, say, silence
@@ -81,26 +81,29 @@ def test_the_later_of_two_equal_pauses_is_taken() -> None:
     samples = noise(WINDOW_SAMPLES, 0.1)
     for pause_s in (24.0, 28.0):
         samples[int(pause_s * SAMPLE_RATE) : int((pause_s + 0.3) * SAMPLE_RATE)] = 0
-    assert 28.0 <= quietest_cut(levels_db(samples)) / SAMPLE_RATE <= 28.3
+    assert 28.0 <= quietest_cut(powers(samples)) / SAMPLE_RATE <= 28.3
 
 
 def test_the_very_end_of_the_window_is_looked_at() -> None:
     samples = noise(WINDOW_SAMPLES, 0.1)
     samples[-SAMPLE_RATE // 5 :] = 0
-    assert quietest_cut(levels_db(samples)) > WINDOW_SAMPLES - SAMPLE_RATE // 5
+    assert quietest_cut(powers(samples)) > WINDOW_SAMPLES - SAMPLE_RATE // 5
 
 
 def test_a_pause_between_words_is_preferred_to_a_stop_consonant() -> None:
     samples = noise(WINDOW_SAMPLES, 0.1)
     samples[25 * SAMPLE_RATE : 25 * SAMPLE_RATE + SAMPLE_RATE // 5] *= 0.01  # 200 ms
     samples[29 * SAMPLE_RATE : 29 * SAMPLE_RATE + SAMPLE_RATE // 16] = 0  # 60 ms, and quieter
-    assert 25.0 <= quietest_cut(levels_db(samples)) / SAMPLE_RATE <= 25.2
+    assert 25.0 <= quietest_cut(powers(samples)) / SAMPLE_RATE <= 25.2
 
 
 def test_a_constant_offset_and_slow_rumble_are_not_sound() -> None:
     rumble = 0.2 * np.sin(2 * np.pi * 2 * np.arange(SAMPLE_RATE) / SAMPLE_RATE) + 0.1
-    assert np.median(levels_db(rumble.astype(np.float32))) < levels_db(noise(SAMPLE_RATE, 0.1)).mean() - 10
-    assert levels_db(np.full(SAMPLE_RATE, 0.5, np.float32)).max() < -85
+    assert (
+        np.median(decibels(powers(rumble.astype(np.float32))))
+        < decibels(powers(noise(SAMPLE_RATE, 0.1))).mean() - 10
+    )
+    assert decibels(powers(np.full(SAMPLE_RATE, 0.5, np.float32))).max() < -85
 
 
 def test_a_file_of_exactly_one_window_is_one_chunk() -> None:
@@ -156,6 +159,21 @@ def test_a_chunk_leaves_as_soon_as_more_than_a_window_is_there() -> None:
     assert splitter.push(noise(WINDOW_SAMPLES, 0.1)) == []
     assert len(splitter.push(noise(1, 0.1))) == 1
     assert splitter.held_bytes <= 4 * WINDOW_SAMPLES
+
+
+def test_samples_are_copied_because_their_memory_is_used_again() -> None:
+    splitter, block, sound = Splitter(), np.empty(16_000, np.float32), noise(40 * SAMPLE_RATE, 0.1)
+    pieces: list[Piece] = []
+    for at in range(0, len(sound), len(block)):
+        block[:] = sound[at : at + len(block)]
+        pieces += splitter.push(block)
+    assert np.array_equal(audio_of(pieces + splitter.finish()), sound)
+
+
+def test_a_short_chunk_does_not_hold_on_to_a_whole_window() -> None:
+    (chunk,) = chunks(split(noise(2 * SAMPLE_RATE, 0.1)))
+    owner = chunk.samples if chunk.samples.base is None else chunk.samples.base
+    assert owner.nbytes == 4 * 2 * SAMPLE_RATE
 
 
 def test_a_splitter_that_is_dropped_still_knows_the_length() -> None:

@@ -15,11 +15,13 @@ class Decoder(Protocol):
 
     sample_rate: int
     num_channels: int
+    is_float: bool  # the file's own numbers are floats: there may be NaN and infinity among them
     truncated: bool  # known at the end: the file promised more than it held, or was damaged on the way
     has_more: bool  # known at the end: this decoder stopped where another one may be able to go on
 
     def read(self) -> Block:
-        """The next block, of a second or two at most; one without frames is the end.
+        """The next block, of a few seconds at most; one without frames is the end. The next call may use
+        its memory again: fresh memory for each block costs more than converting the samples does.
 
         Raises:
             InvalidAudio: nothing at all could be read.

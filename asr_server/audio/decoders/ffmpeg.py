@@ -69,6 +69,7 @@ class FfmpegDecoder:
         if first is None:
             raise invalid_audio("No audio could be decoded from the file.")
         self.sample_rate, self.num_channels = first.sample_rate, first.layout.nb_channels
+        self.is_float = first.format.name.startswith(("flt", "dbl"))
         self._blocks = _gather(first, packets)
 
     def _decode(self) -> Iterator[Iterator[Any]]:

@@ -26,18 +26,19 @@ class SndfileDecoder:
         except (soundfile.LibsndfileError, RuntimeError) as error:
             raise CannotOpen(str(error)) from error
         self.sample_rate, self.num_channels = self._file.samplerate, self._file.channels
+        self.is_float = self._file.subtype in ("FLOAT", "DOUBLE")
         self.truncated = self.has_more = False
         self._fd = fd
         self._num_read = 0
+        self._block: Block = np.empty((BLOCK_FRAMES, self.num_channels), np.float32)
 
     def read(self) -> Block:
-        block: Block = np.empty((BLOCK_FRAMES, self.num_channels), np.float32)
-        pointer = soundfile._ffi.cast("float *", block.ctypes.data)
+        pointer = soundfile._ffi.cast("float *", self._block.ctypes.data)
         num_frames = int(soundfile._snd.sf_readf_float(self._file._file, pointer, BLOCK_FRAMES))
         self._num_read += num_frames
         if num_frames < BLOCK_FRAMES:
             self._judge_the_end()
-        return block[:num_frames]
+        return self._block[:num_frames]
 
     def close(self) -> None:
         self._file.close()

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.audio.decoders.base import Block, CannotOpen
+from asr_server.core import Samples
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 19
 MAX_CHUNKS = 256  # before the samples; a file may claim millions of empty ones
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 _UNKNOWN_SIZES = (
@@ -29,7 +30,8 @@ _UNKNOWN_SIZES = (
     0x80000000,
 )  # left by streaming writers
 
-Convert = Callable[[bytes], npt.NDArray[np.float32]]
+Bytes = npt.NDArray[np.uint8]
+Convert = Callable[[Bytes, Samples], None]  # from the file's samples to as many floats
 
 
 class _Format(NamedTuple):
@@ -47,19 +49,24 @@ class WavDecoder:
         self.truncated = self.has_more = False
         wav_format, self._offset, self._end = _read_header(fd)
         self.sample_rate, self.num_channels = wav_format.sample_rate, wav_format.num_channels
-        self._convert, sample_bytes = _converter(wav_format)
-        self._frame_bytes = sample_bytes * self.num_channels
+        self.is_float = wav_format.tag == _FLOAT
+        self._convert, self._sample_bytes = _converter(wav_format)
+        self._frame_bytes = self._sample_bytes * self.num_channels
         if not self.num_channels or wav_format.block_align != self._frame_bytes:
             raise CannotOpen("block alignment and sample size disagree")
-        self._block_bytes = max(1, BLOCK_BYTES // self._frame_bytes) * self._frame_bytes
+        self._data = np.empty(max(1, BLOCK_BYTES // self._frame_bytes) * self._frame_bytes, np.uint8)
+        self._samples = np.empty(len(self._data) // self._sample_bytes, np.float32)
 
     def read(self) -> Block:
-        data = os.pread(self.fd, min(self._block_bytes, self._end - self._offset), self._offset)
-        self._offset += len(data)
-        if not data and self._offset < self._end < _NO_END:
+        data = self._data[: self._end - self._offset]
+        num_bytes = os.preadv(self.fd, [data.data], self._offset)
+        self._offset += num_bytes
+        if not num_bytes and self._offset < self._end < _NO_END:
             self.truncated = True
-        whole = len(data) - len(data) % self._frame_bytes  # a last frame cut in the middle is dropped
-        return self._convert(data[:whole] if whole < len(data) else data).reshape(-1, self.num_channels)
+        whole = num_bytes - num_bytes % self._frame_bytes  # a last frame cut in the middle is dropped
+        samples = self._samples[: whole // self._sample_bytes]
+        self._convert(data[:whole], samples)
+        return samples.reshape(-1, self.num_channels)
 
     def close(self) -> None:
         pass
@@ -112,8 +119,7 @@ def _converter(wav_format: _Format) -> tuple[Convert, int]:
     """How bytes become samples, and how many bytes one sample has."""
     sample_bytes = (wav_format.bits + 7) // 8
     if wav_format.tag in (_ALAW, _MULAW) and sample_bytes == 1:
-        table = _ALAW_TABLE if wav_format.tag == _ALAW else _MULAW_TABLE
-        return lambda data: table[np.frombuffer(data, np.uint8)], 1
+        return _looked_up(_ALAW_TABLE if wav_format.tag == _ALAW else _MULAW_TABLE), 1
     converters = _FLOAT_CONVERTERS if wav_format.tag == _FLOAT else _PCM_CONVERTERS
     if wav_format.tag not in (_PCM, _FLOAT) or sample_bytes not in converters:
         raise CannotOpen(f"codec {wav_format.tag} with {wav_format.bits} bits")
@@ -123,23 +129,37 @@ def _converter(wav_format: _Format) -> tuple[Convert, int]:
 def _scaled(dtype: str, full_scale: float) -> Convert:
     scale = np.float32(1 / full_scale)
 
-    def convert(data: bytes) -> npt.NDArray[np.float32]:
-        samples = np.empty(len(data) // np.dtype(dtype).itemsize, np.float32)
-        np.multiply(np.frombuffer(data, dtype), scale, out=samples, casting="same_kind")
-        return samples
+    def convert(data: Bytes, samples: Samples) -> None:
+        np.multiply(data.view(dtype), scale, out=samples, casting="same_kind")
 
     return convert
 
 
-def _from_8_bit(data: bytes) -> npt.NDArray[np.float32]:
-    return (np.frombuffer(data, np.uint8).astype(np.float32) - np.float32(128)) * np.float32(1 / 128)
+def _cast(dtype: str) -> Convert:
+    def convert(data: Bytes, samples: Samples) -> None:
+        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinity, and is dealt with as such
+            samples[:] = data.view(dtype)
+
+    return convert
 
 
-def _from_24_bit(data: bytes) -> npt.NDArray[np.float32]:
+def _looked_up(table: Samples) -> Convert:
+    def convert(data: Bytes, samples: Samples) -> None:
+        samples[:] = table[data]
+
+    return convert
+
+
+def _from_8_bit(data: Bytes, samples: Samples) -> None:
+    np.subtract(data, np.float32(128), out=samples)
+    np.multiply(samples, np.float32(1 / 128), out=samples)
+
+
+def _from_24_bit(data: Bytes, samples: Samples) -> None:
     """Three bytes into the upper part of 32 bits, so that the sign comes along."""
-    wide = np.zeros((len(data) // 3, 4), np.uint8)
-    wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
-    return wide.view("<i4")[:, 0].astype(np.float32) * np.float32(2.0**-31)
+    wide = np.zeros((len(samples), 4), np.uint8)
+    wide[:, 1:] = data.reshape(-1, 3)
+    np.multiply(wide.view("<i4")[:, 0], np.float32(2.0**-31), out=samples, casting="same_kind")
 
 
 _PCM_CONVERTERS: dict[int, Convert] = {
@@ -148,10 +168,7 @@ _PCM_CONVERTERS: dict[int, Convert] = {
     3: _from_24_bit,
     4: _scaled("<i4", 2.0**31),
 }
-_FLOAT_CONVERTERS: dict[int, Convert] = {
-    4: lambda data: np.frombuffer(data, "<f4").astype(np.float32, copy=False),
-    8: lambda data: np.frombuffer(data, "<f8").astype(np.float32),
-}
+_FLOAT_CONVERTERS: dict[int, Convert] = {4: _cast("<f4"), 8: _cast("<f8")}
 
 
 def _alaw_table() -> npt.NDArray[np.float32]:
