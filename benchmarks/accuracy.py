@@ -257,6 +257,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quick", action="store_true", help="20 sequences")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     speakers = {"synthesised voices left out": [synthesised_takes(voice) for voice in VOICES]}
     speakers |= {speaker: [recorded_takes(speaker)] for speaker in options.speaker}
@@ -267,6 +268,22 @@ def main() -> None:
     if options.json:
         figures = {title: {**vars(tally), "error_rate": tally.error_rate} for title, tally in results.items()}
         options.json.write_text(json.dumps({"sequences": figures, "rejection": rejection}, indent=1) + "\n")
+    if options.plot:
+        plot(results, options.plot)
+
+
+def plot(results: dict[str, Tally], path: Path) -> None:
+    """The error rate of each line of the table."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 1 + 0.4 * len(results)), layout="constrained")
+    axes.barh(list(results), [100 * tally.error_rate for tally in results.values()])
+    axes.set_xlabel("digits wrong, missing or too many (%)")
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

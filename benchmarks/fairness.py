@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions
 from asr_server.workers.dispatcher import Dispatcher, Ticket
 from benchmarks.checkpoints import SHAPES, make_checkpoint
+from benchmarks.reporting import command, machine, spread, write_json
 
 CACHE = Path(__file__).parents[1] / ".cache" / "checkpoints"
 TOKENS_PER_CHUNK = 60
@@ -105,6 +104,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="3 repeats")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     model = make_checkpoint(CACHE / options.shape, SHAPES[options.shape])
     settings = Settings(model=str(model), chunks_ahead=max(options.behind))
@@ -112,15 +112,29 @@ def main() -> None:
         measure(settings, options.behind, options.delay_s, 3 if options.quick else options.repeats)
     )
     console = Console()
-    console.print("command: python -m benchmarks.fairness", *sys.argv[1:])
-    table = Table("behind chunks", "wait, median (least to most)")
+    console.print(command(), machine())
+    table = Table("behind chunks", "wait in s, median (least to most)")
     for count, own in waits_s.items():
-        table.add_row(str(count), f"{statistics.median(own):.3f} s ({min(own):.3f}-{max(own):.3f})")
+        table.add_row(str(count), spread(own, 3))
     console.print(table)
     few, many = (statistics.median(waits_s[count]) for count in options.behind)
     console.print(f"ratio of the medians: {many / few:.2f}")
-    if options.json:
-        options.json.write_text(json.dumps(waits_s, indent=1) + "\n")
+    write_json(options.json, {"waits_s": waits_s, "ratio": many / few})
+    if options.plot:
+        plot(waits_s, options.plot)
+
+
+def plot(waits_s: dict[int, list[float]], path: Path) -> None:
+    """Every wait, side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5, 4), layout="constrained")
+    axes.boxplot(list(waits_s.values()), tick_labels=[str(count) for count in waits_s])
+    axes.set(xlabel="chunks of 30 s before the clip", ylabel="seconds until its encode", ylim=(0, None))
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ async def measure(url: str, cases: list[Case], options: argparse.Namespace, budg
     with watching_the_gpu() as busy, probing_health(url) as health:
         async with connected(url) as client:
             load = await Load.on(client, health, busy, fields)
-            for same_files in ([c for c in cases if c.files == files] for files in {c.files for c in cases}):
-                largest = max(same_files, key=lambda case: case.concurrency)
-                await load.round(uploads_of(largest, options)[:ALONE], 1)
-                await load.round(uploads_of(largest, options), largest.concurrency)  # warm-up
+            for files in {case.files: case for case in cases}.values():
+                await load.round(uploads_of(files, options)[:ALONE], 1)
+            largest = max(cases, key=lambda case: case.concurrency)
+            await load.round(uploads_of(largest, options), largest.concurrency)  # warm-up
             with Progress(console=budget.console) as progress:
                 turns = [case for _ in range(options.repeats) for case in cases]
                 for case in progress.track(turns, description="rounds"):
@@ -127,9 +127,9 @@ def uploads_of(case: Case, options: argparse.Namespace) -> list[Upload]:
 def _uploads(length: str, formats: str, count: int, quick: bool) -> list[Upload]:
     mix = formats.split(",")
     if length == "long":
-        uploads = list(long_uploads(mix, (1.0, 1.5) if quick else LONG_MINUTES))
+        uploads = long_uploads(mix, (1.0, 1.5) if quick else LONG_MINUTES)
     else:
-        uploads = list(short_uploads(count, mix, None if length == "mixed" else float(length)))
+        uploads = short_uploads(count, mix, None if length == "mixed" else float(length))
     check_distinct(uploads)
     return uploads
 
@@ -201,7 +201,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.quick:
         options.requests, options.repeats = 12, 1
-        options.concurrency = [min(options.requests, each) for each in options.concurrency]
+        options.concurrency = list(dict.fromkeys(min(options.requests, n) for n in options.concurrency))
     return options
 
 

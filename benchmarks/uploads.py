@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
 
@@ -30,24 +31,21 @@ class Upload:
 
 def short_uploads(
     count: int, formats: Sequence[str] = FORMATS, duration_s: float | None = None
-) -> Iterator[Upload]:
+) -> list[Upload]:
     """Sequences of digits of that length, or of 2 to 30 s; formats in turn."""
     rng = np.random.default_rng(5)
-    for index in range(count):
-        wanted_s = duration_s or rng.uniform(2, 30)
-        name = f"{duration_s or 'mixed'}-{index}"
-        yield _upload(name, _spoken(index, wanted_s, rng), formats[index % len(formats)])
+    recordings = [_spoken(index, duration_s or rng.uniform(2, 30), rng) for index in range(count)]
+    return _encoded(f"{duration_s or 'mixed'}", recordings, formats)
 
 
-def long_uploads(
-    formats: Sequence[str] = FORMATS, minutes: Sequence[float] = LONG_MINUTES
-) -> Iterator[Upload]:
+def long_uploads(formats: Sequence[str] = FORMATS, minutes: Sequence[float] = LONG_MINUTES) -> list[Upload]:
     """One for each of the durations: a minute of digits over and over, each time in other noise."""
     rng = np.random.default_rng(7)
+    recordings = []
     for index, duration_min in enumerate(minutes):
         samples = np.resize(_spoken(index, 60, rng), round(60 * duration_min * SAMPLE_RATE))
-        samples = samples + rng.normal(0, 2e-3, len(samples)).astype(np.float32)
-        yield _upload(f"long-{index}", samples, formats[index % len(formats)])
+        recordings.append(samples + rng.normal(0, 2e-3, len(samples)).astype(np.float32))
+    return _encoded("long", recordings, formats)
 
 
 def check_distinct(uploads: Sequence[Upload]) -> None:
@@ -80,8 +78,15 @@ def encode(samples: Samples, suffix: str) -> bytes:
     return file.getvalue()
 
 
-def _upload(name: str, samples: Samples, suffix: str) -> Upload:
-    return Upload(f"{name}.{suffix}", encode(samples, suffix), len(samples) / SAMPLE_RATE)
+def _encoded(name: str, recordings: Sequence[Samples], formats: Sequence[str]) -> list[Upload]:
+    """The formats in turn; on all cores."""
+
+    def upload(index: int) -> Upload:
+        samples, suffix = recordings[index], formats[index % len(formats)]
+        return Upload(f"{name}-{index}.{suffix}", encode(samples, suffix), len(samples) / SAMPLE_RATE)
+
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(upload, range(len(recordings))))
 
 
 def _spoken(index: int, duration_s: float, rng: np.random.Generator) -> Samples:

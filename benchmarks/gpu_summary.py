@@ -1,0 +1,75 @@
+"""The figures of `benchmarks/gpu.sh` in a few lines each: python -m benchmarks.gpu_summary DIRECTORY"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reporting import quantile, spread
+
+
+def parity(findings: list[dict[str, Any]]) -> Iterator[str]:
+    for finding in findings:
+        yield f"{'holds' if finding['holds'] else 'FAILS'}: {finding['what']}: {finding['found']}"
+
+
+def engine(figures: dict[str, Any]) -> Iterator[str]:
+    for dtype, rates in figures["floors"].items():
+        yield f"{dtype}: {rates['gflops'] / 1e3:.3g} TFLOP/s, {rates['gbytes'] / 1e3:.3g} TB/s"
+    for case in figures["cases"]:
+        setup, limit = case["setup"], case["limit_rtfx"]
+        busy = f", GPU busy {statistics.mean(case['gpu_busy']):.0%}" if case["gpu_busy"] else ""
+        yield (
+            f"{setup['shape']} {case['in_flight']} x {case['clip_s']:g} s, {case['tokens']} tokens, "
+            f"{setup['compute_workers']} workers{', copy overlap' * setup['copy_overlap']}: "
+            f"RTFx {spread(case['rtfx'], 0)}, "
+            f"{statistics.median(case['rtfx']) / limit:.0%} of the limit {limit:.0f}{busy}"
+        )
+
+
+def serving(figures: dict[str, Any]) -> Iterator[str]:
+    for case in figures["cases"]:
+        rounds = case["rounds"]
+        first_s, health_s = (
+            [value for each in rounds for value in each[name]] for name in ("first_text_s", "health_s")
+        )
+        health = [f"{1e3 * quantile(health_s, share):.1f}" for share in (0.5, 0.99, 1.0) if health_s]
+        yield (
+            f"{case['concurrency']} at once, {case['length']} {case['formats']}, "
+            f"{case['preprocess_workers']} threads: RTFx {spread([each['rtfx'] for each in rounds], 0)}, "
+            f"first text {quantile(first_s, 0.5):.2f} s, /health {'/'.join(health)} ms, "
+            f"client busy {max(each['client_busy'] for each in rounds):.0%}"
+        )
+
+
+def peers(figures: dict[str, Any]) -> Iterator[str]:
+    work = figures["work"]
+    for system, times in figures["rounds_s"].items():
+        rtfx = [work["clips"] * work["clip_s"] / seconds for seconds in times]
+        yield f"{work['checkpoint']}: {system}: RTFx {spread(rtfx, 0)}"
+
+
+SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
+    "parity": parity,
+    "engine": engine,
+    "http-clips": serving,
+    "http-long": serving,
+    "peers": peers,
+    "peers-large": peers,
+}
+
+
+def main() -> None:
+    for name, summary in SUMMARIES.items():
+        path = Path(sys.argv[1]) / f"{name}.json"
+        if path.exists():
+            print(f"-- {name}")
+            print(*summary(json.loads(path.read_text())["figures"]), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

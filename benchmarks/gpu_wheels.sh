@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# What benchmarks/gpu.sh needs on a bare machine with torch and transformers but without a network: wheels for
+# its Python and the vocabulary that openai-whisper carries, in .cache/gpu. With the working tree they must stay
+# below 64 MiB.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python_version=${1:-3.12}
+target=.cache/gpu
+rm -rf "$target"
+mkdir -p "$target/wheels" "$target/site/whisper"
+
+packages=(
+    fastapi opentelemetry-api starlette annotated-doc pydantic pydantic-core annotated-types typing-inspection typing-extensions
+    uvicorn h11 httptools click python-multipart anyio idna
+    soundfile soxr av cffi pycparser
+    msgspec pyzmq setproctitle pytest-asyncio pytest-timeout
+)
+platforms=()
+for version in _2_28 _2_27 _2_26 _2_24 _2_17 2014 _2_12 _2_5 1; do
+    platforms+=(--platform "manylinux${version}_x86_64")
+done
+python3 -m pip download --quiet --no-deps --only-binary=:all: --constraint constraints.txt \
+    --python-version "$python_version" --implementation cp "${platforms[@]}" \
+    --dest "$target/wheels" "${packages[@]}"
+
+# Not the whole of openai-whisper: importing it takes numba, and all we read is its vocabulary.
+source=$(python3 -c 'import whisper; print(whisper.__path__[0])')
+cp "$source/tokenizer.py" "$target/site/whisper/"
+mkdir "$target/site/whisper/assets"
+cp "$source/assets/multilingual.tiktoken" "$target/site/whisper/assets/"
+
+tree_mib=$(git ls-files -z --cached --others --exclude-standard | du -c --files0-from=- -m | tail -n 1 | cut -f 1)
+echo "$(du -sm "$target" | cut -f 1) MiB in $target, $tree_mib MiB in the working tree"

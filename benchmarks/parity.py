@@ -1,0 +1,185 @@
+"""Whether a device computes what it should; ends with status 1 where it does not.
+
+    python -m benchmarks.parity --device cuda --shape large-v3-turbo
+    python -m benchmarks.parity --quick         on CPU, whisper-tiny's shape
+
+Tokens: transformers in float32 on CPU against the engine in float32 on the device, on a small random model
+and on the embedded one. bfloat16 against float32: the relative error of the encoder's output and of the first
+scores, on random weights of the shape asked for. Graphs, streams and lookahead: tokens against the plain loop
+without graphs, on clips that none of them has seen. There only float32 must agree in all: kernels for another
+number of rows or keys may round otherwise in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.core import DecodingOptions, Samples
+from asr_server.model import Whisper, load_whisper
+from benchmarks.checkpoints import SHAPES, fixed_checkpoint, make_checkpoint
+from benchmarks.clips import make_clip
+from benchmarks.reporting import Budget, command, machine, write_json
+from tests.checkpoints import pocket_directory
+from tests.engine.driving import Checkpoint, Reference, transcribe
+from tests.speech import say
+
+LANGUAGE = "en"
+MAX_TOKENS = 40
+MAX_RELATIVE_ERROR = 0.05  # of a whole bfloat16 model; single products are near 0.005
+
+
+class Finding(NamedTuple):
+    what: str
+    found: str
+    holds: bool
+
+
+# -- Tokens -----------------------------------------------------------------------------------------------
+
+
+def spoken_clips() -> list[Samples]:
+    return [
+        say(digits, voice).samples for digits in ("1", "427", "90817263", "55") for voice in ("f3", "rms")
+    ]
+
+
+def odd_clips(count: int, first_seed: int = 0) -> list[Samples]:
+    """Of 1 to 30 s."""
+    return [make_clip(first_seed + i, 1 + (7 * i) % 30) for i in range(count)]
+
+
+def against_transformers(name: str, directory: Path, clips: Sequence[Samples], device: str) -> list[Finding]:
+    reference, ours = Reference(directory), Checkpoint.load(directory, device=device)
+    findings = []
+    for timestamps in (False, True):
+        expected = reference.transcribe(clips, LANGUAGE, timestamps, MAX_TOKENS)
+        options = DecodingOptions(language=LANGUAGE, timestamps=timestamps, max_new_tokens=MAX_TOKENS)
+        found = _tokens(ours, clips, options, lookahead=device == "cuda")
+        what = f"{name}, float32, {'with' if timestamps else 'without'} timestamps: transformers' tokens"
+        findings.append(_agreement(what, found, expected))
+    return findings
+
+
+def fast_against_plain(directory: Path, dtype: torch.dtype, device: str, count: int) -> Finding:
+    checkpoint = Checkpoint.load(directory, dtype, device)
+    options = DecodingOptions(language=LANGUAGE, timestamps=True, max_new_tokens=MAX_TOKENS)
+    fast = {"lookahead": True, "copy_overlap": True, "compute_workers": 2}
+    clips = odd_clips(count, first_seed=1000)
+    found = _tokens(checkpoint, clips, options, **fast)
+    expected = _tokens(checkpoint, clips, options, cuda_graphs=False)
+    what = f"{directory.name}, {dtype}: graphs, streams and lookahead against the plain loop"
+    return _agreement(what, found, expected, must_hold=dtype == torch.float32)
+
+
+def _tokens(
+    checkpoint: Checkpoint, clips: Sequence[Samples], options: DecodingOptions, **tuning: Any
+) -> list[tuple[int, ...]]:
+    engine = checkpoint.engine(num_slots=len(clips), **tuning)
+    try:
+        return [result.tokens for result in transcribe(engine, clips, options)]
+    finally:
+        engine.close()
+
+
+def _agreement(
+    what: str, found: Sequence[object], expected: Sequence[object], must_hold: bool = True
+) -> Finding:
+    same = sum(map(lambda a, b: a == b, found, expected))
+    varied = len(set(expected))
+    shown = f"{same} of {len(expected)} clips alike ({varied} different transcripts)"
+    return Finding(what, shown, (same == len(expected) or not must_hold) and varied > 1)
+
+
+# -- Numbers ----------------------------------------------------------------------------------------------
+
+
+def rounding(directory: Path, device: str, count: int) -> list[Finding]:
+    """bfloat16's relative error, of what float32 computes from the same weights."""
+    clips = odd_clips(count)
+    exact = _audio_and_scores(load_whisper(directory, device, torch.float32), clips)
+    rounded = _audio_and_scores(load_whisper(directory, device, torch.bfloat16), clips)
+    errors = [float((b.float() - a).norm() / a.norm()) for a, b in zip(exact, rounded, strict=True)]
+    return [
+        Finding(f"{directory.name}: bfloat16's error, {what}", f"{error:.2e}", error < MAX_RELATIVE_ERROR)
+        for what, error in zip(("encoder", "first scores"), errors, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def _audio_and_scores(model: Whisper, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
+    """The encoder's output [B, F, D] and the scores [B, V] after one token."""
+    audio = model.encoder(model.log_mel(clips))
+    cache = model.new_cache(len(clips))
+    cache.write_audio(0, model.decoder.cross_keys_values(audio))
+    tokens = torch.full((len(clips), 1), 100, device=model.device)
+    positions = torch.zeros_like(tokens)
+    hidden = model.decoder(tokens, positions, cache.rows(0, positions, context=1))
+    return audio, model.decoder.logits(hidden[:, 0])
+
+
+def main() -> None:
+    options = arguments()
+    device, count = options.device, 4 if options.quick else 16
+    console = Console(stderr=True, width=140)
+    console.print(command(), machine())
+    torch.backends.cuda.matmul.allow_tf32 = False  # float32 is to mean float32
+    budget, findings = Budget(options.budget_s, console), list[Finding]()
+
+    def lively() -> Path:
+        directory = options.checkpoints / f"{options.shape}-lively"
+        return make_checkpoint(directory, SHAPES[options.shape], lively=True, device=device)
+
+    steps: dict[str, Callable[[], list[Finding]]] = {
+        "small random model": lambda: against_transformers(
+            "small random model", pocket_directory(), odd_clips(count), device
+        ),
+        "embedded model": lambda: against_transformers(
+            "embedded model", EMBEDDED_MODEL, spoken_clips() + odd_clips(count), device
+        ),
+        "rounding": lambda: rounding(
+            fixed_checkpoint(options.shape, options.checkpoints, device), device, count
+        ),
+        "fast against plain": lambda: [
+            fast_against_plain(lively(), dtype, device, count) for dtype in (torch.float32, torch.bfloat16)
+        ],
+    }
+    for name, step in steps.items():
+        if budget.allows(name):
+            console.print("checking:", name)
+            findings += step()
+    table = Table("on " + device, "found", "holds")
+    for finding in findings:
+        table.add_row(finding.what, finding.found, "yes" if finding.holds else "NO")
+    console.print(table)
+    write_json(options.json, [finding._asdict() for finding in findings])
+    sys.exit(0 if all(finding.holds for finding in findings) else 1)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
+    )
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
+    parser.add_argument("--quick", action="store_true", help="4 clips instead of 16")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
