@@ -85,6 +85,7 @@ def make_checkpoint(
     directory.mkdir(parents=True, exist_ok=True)
     specials = _write_tokenizer(directory, shape.num_languages)
     _write_model(directory, shape, specials, _lively if lively else _fluent, seed, device, dtype)
+    _give_back_memory(device)
     complete.write_text(REVISION)
     return directory
 
@@ -216,6 +217,14 @@ def _write_model(
     model.save_pretrained(directory)
     extractor: Any = WhisperFeatureExtractor(feature_size=shape.num_mels)  # type: ignore[no-untyped-call]
     extractor.save_pretrained(directory)
+
+
+def _give_back_memory(device: str) -> None:
+    """Of a GPU, which other processes may need; the model is gone."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _lively(name: str, width: int) -> float:

@@ -17,7 +17,7 @@ if [[ ${1:-} == --dry-run ]]; then
 fi
 
 prepare() {
-    python3 -c 'import fastapi' 2>/dev/null && return
+    python3 -c 'import fastapi, msgspec, soundfile, soxr' 2>/dev/null && return
     local site=${TMPDIR:-/tmp}/asr-server-site
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
         --target "$site" .cache/gpu/wheels/*.whl || exit
@@ -46,8 +46,8 @@ bench() {  # NAME SECONDS MODULE FLAG...
 }
 
 parity() {
-    timed cuda-tests 60 python3 -m pytest -q tests/engine/test_cuda.py
-    bench parity 60 parity --shape "$turbo"
+    timed cuda-tests 60 python3 -m pytest -q -W default tests/engine/test_cuda.py
+    bench parity 90 parity --shape "$turbo"
 }
 
 engine() {

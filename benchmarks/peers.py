@@ -55,6 +55,11 @@ class Work:
     threads: int
     device: str
 
+    @property
+    def slots(self) -> int:
+        """Of ours; 0 leaves it to the engine. On CUDA, where all systems share the memory, one a clip."""
+        return self.clips if self.device == "cuda" else 0
+
 
 @dataclass(frozen=True)
 class Setting:

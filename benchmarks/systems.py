@@ -37,7 +37,9 @@ Run = Callable[[], int]  # returns the number of tokens
 def ours(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
     from asr_server.engine import Engine, EngineConfig
 
-    engine = Engine(EngineConfig(work.checkpoint, work.device, setting.dtype, cpu_threads=work.threads))
+    engine = Engine(
+        EngineConfig(work.checkpoint, work.device, setting.dtype, work.slots, cpu_threads=work.threads)
+    )
     options = DecodingOptions(language="en", max_new_tokens=work.tokens)
 
     def run() -> int:
@@ -56,7 +58,8 @@ def ours(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
 def ours_http(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
     files = [wav(clip) for clip in clips]
     fields = {"language": "en", "max_completion_tokens": str(work.tokens)}
-    arguments = ["--device", work.device, "--dtype", setting.dtype, "--cpu-threads", str(work.threads)]
+    arguments = ["--device", work.device, "--dtype", setting.dtype, "--max-slots", str(work.slots)]
+    arguments += ["--cpu-threads", str(work.threads)]
 
     async def post_all(client: httpx.AsyncClient) -> int:
         answers = [transcribe(client, f"{i}.wav", file, fields) for i, file in enumerate(files)]
