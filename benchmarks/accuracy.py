@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import json
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from scipy.signal import butter, sosfilt
 
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Samples
+from benchmarks.reporting import command, machine, write_json
 from benchmarks.running_server import running_server
 from tests.speech import RECORDINGS, VOICES, Spoken, digit, digits_of, errors_in
 
@@ -259,15 +259,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    Console().print(command(), machine())
     speakers = {"synthesised voices left out": [synthesised_takes(voice) for voice in VOICES]}
     speakers |= {speaker: [recorded_takes(speaker)] for speaker in options.speaker}
     with running_server(options.model, "--dtype", options.dtype) as url:
         results = asyncio.run(measure(url, speakers, 20 if options.quick else options.sequences))
         rejection = asyncio.run(measure_rejection(url))
     show(results, rejection)
-    if options.json:
-        figures = {title: {**vars(tally), "error_rate": tally.error_rate} for title, tally in results.items()}
-        options.json.write_text(json.dumps({"sequences": figures, "rejection": rejection}, indent=1) + "\n")
+    figures = {title: {**vars(tally), "error_rate": tally.error_rate} for title, tally in results.items()}
+    write_json(options.json, {"sequences": figures, "rejection": rejection})
     if options.plot:
         plot(results, options.plot)
 
