@@ -35,7 +35,7 @@ class DecodedStream:
         self._decoder, self._limits = decoder, limits
         self._mono = Mono16k(decoder.sample_rate, decoder.num_channels, decoder.is_float)
         self._num_bytes = self._num_samples = 0
-        self._blocks = itertools.chain(self.body(), self.tail())
+        self._blocks: Iterator[Samples] = itertools.chain(self.body(), self.tail())
 
     @property
     def truncated(self) -> bool:
@@ -59,6 +59,7 @@ class DecodedStream:
         yield self._counted(self._mono.finish())
 
     def close(self) -> None:
+        self._blocks = iter(())  # the generator and this object hold each other, and the decoder's memory
         self._decoder.close()
 
     def _counted(self, samples: Samples) -> Samples:
@@ -87,6 +88,7 @@ class RescuedStream:
         return next(self._blocks, None)
 
     def close(self) -> None:
+        self._blocks = iter(())
         self._stream.close()
         if self._rescue:
             self._rescue.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 
 import av
@@ -282,6 +284,20 @@ def test_a_closed_recording_gives_no_more_turns(tmp_path: Path) -> None:
     recording.close()
     with pytest.raises(Cancelled):
         recording.next_turn()
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a"])
+def test_a_closed_recording_leaves_nothing_to_the_garbage_collector(tmp_path: Path, name: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        recording = Recording(make(tmp_path, name, voice(48_000, 2, 65.0), 48_000), AudioLimits())
+        recording.next_turn()
+        stream = weakref.ref(recording._stream)
+        recording.close()
+        assert stream() is None
+    finally:
+        gc.enable()
 
 
 def test_closing_while_a_thread_is_inside_waits_for_nobody(tmp_path: Path) -> None:
