@@ -20,10 +20,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import audioread  # type: ignore[import-untyped]
 import av
@@ -32,15 +32,20 @@ import numpy as np
 import psutil
 import soundfile
 import soxr
+import uvloop
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
+from asr_server.config import Settings
 from asr_server.core import Chunk, Samples
 
+T = TypeVar("T")
 VOICES = Path(__file__).parents[1] / "tests" / "data"
 THREADS = (1, 2, 4, 8, 16)
+PROCESSES = (1, 2)
+MEASURE_S = 1.0  # by one thread; as long again by two with twice the files
 # File name -> rate, channels, and FFmpeg's names of codec and container.
 FORMATS: dict[str, tuple[int, int, str, str]] = {
     "wav 48k stereo": (48_000, 2, "pcm_s16le", "wav"),
@@ -201,61 +206,131 @@ def one_core(paths: dict[str, Path], rounds: int, duration_s: float, tick: Calla
     return results
 
 
-async def with_threads(path: Path, num_threads: int, num_files: int) -> tuple[float, list[float]]:
-    """Wall-clock seconds for all files, and the event loop's delays in milliseconds."""
+async def with_threads(path: Path, num_threads: int, num_files: int) -> tuple[int, float]:
+    """How many files were read, and the wall-clock seconds. Two files are open for each thread, one after
+    another and in step, so that all threads end together.
+    """
     pool = PreprocessPool(num_threads)
     pool.warm_up()
+    num_readers = 2 * num_threads
+    files_each = max(1, num_files // num_readers)
 
     async def read() -> None:
-        with Recording(path, AudioLimits()) as turns:
-            while not (await pool.turn(turns)).finished:
-                pass
+        for _ in range(files_each):
+            with Recording(path, AudioLimits()) as recording:
+                while not (await pool.turn(recording, Settings.chunks_ahead)).finished:
+                    pass
 
     await asyncio.gather(*(pool.run(ours, path) for _ in range(num_threads)))  # everything is loaded
     start = time.perf_counter()
-    work = asyncio.gather(*(read() for _ in range(num_files)))
-    delays = await loop_delays(work)
+    await asyncio.gather(*(read() for _ in range(num_readers)))
     elapsed_s = time.perf_counter() - start
-    pool.shutdown()
-    return elapsed_s, delays
+    await asyncio.to_thread(pool.shutdown)
+    return num_readers * files_each, elapsed_s
 
 
-async def loop_delays(work: asyncio.Future[Any]) -> list[float]:
+async def speed(path: Path, num_threads: int, num_files: int, duration_s: float) -> float:
+    """RTFx. Nothing else runs: whoever measures delays takes processor time when all cores are busy."""
+    num_read, elapsed_s = await with_threads(path, num_threads, num_files)
+    return num_read * duration_s / elapsed_s
+
+
+async def loop_delays(work: Awaitable[Any]) -> list[float]:
+    """In milliseconds, while the work goes on."""
+    task = asyncio.ensure_future(work)
     delays = []
-    while not work.done():
+    while not task.done():
         start = time.perf_counter()
         await asyncio.sleep(0.001)
         delays.append((time.perf_counter() - start) * 1000 - 1)
-    await work
+    await task
     return delays
 
 
-async def rival_delays(path: Path, num_threads: int, num_files: int) -> list[float]:
+async def our_delays(path: Path, num_files: int) -> list[float]:
+    return await loop_delays(with_threads(path, 2, num_files))
+
+
+async def rival_delays(path: Path, num_files: int) -> list[float]:
     """The same with the whole-file way in a thread pool."""
     loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(num_threads) as pool:
+    with ThreadPoolExecutor(2) as pool:
         return await loop_delays(
             asyncio.gather(*(loop.run_in_executor(pool, by_whole_file, path) for _ in range(num_files)))
         )
 
 
 def threads(paths: dict[str, Path], rounds: int, duration_s: float, tick: Callable[[], None]) -> Any:
-    """format -> threads -> {"rtfx": per round, "p99_ms": per round}, and the rival's delays with two."""
-    results: dict[str, Any] = {name: {} for name in paths}
+    """format -> "threads" and "processes" -> number -> RTFx, "delay_p99_ms" -> way; a figure a round."""
+    results: dict[str, Any] = {name: _empty_entry() for name in paths}
     for _ in range(rounds):
         for name, path in paths.items():
-            for num_threads in THREADS:
-                num_files = max(4, num_threads)
-                elapsed_s, delays = asyncio.run(with_threads(path, num_threads, num_files))
-                entry = results[name].setdefault(str(num_threads), {"rtfx": [], "p99_ms": []})
-                entry["rtfx"].append(num_files * duration_s / elapsed_s)
-                entry["p99_ms"].append(float(np.percentile(delays, 99)))
+            entry, num_files = results[name], _files_for(path, MEASURE_S)
+            for number in THREADS:
+                work = speed(path, number, min(number, os.cpu_count() or 1) * num_files, duration_s)
+                entry["threads"][str(number)].append(_run(work))
                 tick()
-            rival = asyncio.run(rival_delays(path, 2, 4))
-            entry = results[name].setdefault("whole file, 2", {"p99_ms": []})
-            entry["p99_ms"].append(float(np.percentile(rival, 99)) if rival else 0.0)
-            tick()
+            for number in PROCESSES:
+                entry["processes"][str(number)].append(by_processes(path, number, num_files, duration_s))
+                tick()
+            for way, delays in (("ours", our_delays), ("whole file", rival_delays)):
+                values = _run(delays(path, max(4, num_files if way == "ours" else 0)))
+                entry["delay_p99_ms"][way].append(float(np.percentile(values, 99)))
+                tick()
     return results
+
+
+def _empty_entry() -> dict[str, dict[str, list[float]]]:
+    return {
+        "threads": {str(number): [] for number in THREADS},
+        "processes": {str(number): [] for number in PROCESSES},
+        "delay_p99_ms": {"ours": [], "whole file": []},
+    }
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """In the event loop that the server has."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def _files_for(path: Path, seconds: float) -> int:
+    """How many files keep one thread busy for so long: a short measurement would be of its own start."""
+    ours(path)
+    start = time.perf_counter()
+    ours(path)
+    return max(2, round(seconds / (time.perf_counter() - start)))
+
+
+def _read_in_process(path: Path, num_files: int, connection: Any) -> None:
+    ours(path)
+    connection.send("ready")
+    connection.recv()
+    for _ in range(num_files):
+        ours(path)
+    connection.send("done")
+
+
+def by_processes(path: Path, num_processes: int, num_files: int, duration_s: float) -> float:
+    """RTFx of processes that share nothing but the machine: what its cores and caches can give."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(num_processes)]
+    processes = [
+        context.Process(target=_read_in_process, args=(path, num_files, there)) for _, there in pipes
+    ]
+    for process in processes:
+        process.start()
+    for here, _ in pipes:
+        here.recv()
+    start = time.perf_counter()
+    for here, _ in pipes:
+        here.send("go")
+    for here, _ in pipes:
+        here.recv()
+    elapsed_s = time.perf_counter() - start
+    for process in processes:
+        process.join()
+    return num_processes * num_files * duration_s / elapsed_s
 
 
 def _grown_mb(way: str, path: Path, connection: Any) -> None:
@@ -303,34 +378,39 @@ def one_core_table(results: dict[str, Any]) -> Table:
     for column in ("format", *WAYS, "ours / librosa", "ours / PyAV"):
         table.add_column(column, justify="left" if column == "format" else "right")
     for name, ways in results.items():
-        figures = {way: statistics.median(values) for way, values in ways.items() if values}
         cells = [_spread(values) for values in ways.values()]
-        ratios = [_ratio(figures, way) for way in ("librosa.load", "PyAV per frame")]
+        ratios = [_ratio(ways, way) for way in ("librosa.load", "PyAV per frame")]
         table.add_row(name, *cells, *ratios)
     return table
 
 
 def threads_table(results: dict[str, Any]) -> Table:
-    table = Table(title="RTFx by threads; event loop's delay, 99th percentile, with 2 threads")
-    for column in ("format", *map(str, THREADS), "2 / 1", "ours, ms", "whole file, ms"):
+    table = Table(title="RTFx by threads; event loop's delay in ms, 99th percentile, with 2 threads")
+    for column in ("format", *map(str, THREADS), "2 / 1", "2 / 1 processes", "ours", "whole file"):
         table.add_column(column, justify="left" if column == "format" else "right")
-    for name, counts in results.items():
-        figures = {n: statistics.median(counts[str(n)]["rtfx"]) for n in THREADS}
-        ratios = [b / a for a, b in zip(counts["1"]["rtfx"], counts["2"]["rtfx"], strict=True)]
-        delays = [statistics.median(counts[key]["p99_ms"]) for key in ("2", "whole file, 2")]
-        cells = [f"{figure:,.0f}" for figure in figures.values()]
-        table.add_row(name, *cells, f"{statistics.median(ratios):.2f}", *(f"{delay:.1f}" for delay in delays))
+    for name, entry in results.items():
+        speeds = [f"{statistics.median(entry['threads'][str(number)]):,.0f}" for number in THREADS]
+        scaling = [_scaling(entry[kind]) for kind in ("threads", "processes")]
+        delays = [_spread(values, ".1f") for values in entry["delay_p99_ms"].values()]
+        table.add_row(name, *speeds, *scaling, *delays)
     return table
 
 
-def _spread(values: list[float]) -> str:
+def _scaling(speeds: dict[str, list[float]]) -> str:
+    return _spread([two / one for one, two in zip(speeds["1"], speeds["2"], strict=True)], ".2f")
+
+
+def _spread(values: list[float], form: str = ",.0f") -> str:
     if not values:
         return "not opened"
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f}-{max(values):,.0f})"
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def _ratio(figures: dict[str, float], way: str) -> str:
-    return f"{figures['ours'] / figures[way]:.2f}" if way in figures else "-"
+def _ratio(ways: dict[str, list[float]], way: str) -> str:
+    """Round by round, since what disturbs a round disturbs both."""
+    if not ways[way]:
+        return "-"
+    return _spread([ours / other for ours, other in zip(ways["ours"], ways[way], strict=True)], ".2f")
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
@@ -348,8 +428,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
     left.invert_yaxis()
     left.set(xscale="log", xlabel="audio seconds per second of one core", title="One core")
     left.legend()
-    for name, counts in results["threads"].items():
-        medians = [statistics.median(counts[str(n)]["rtfx"]) for n in THREADS]
+    for name, entry in results["threads"].items():
+        medians = [statistics.median(entry["threads"][str(n)]) for n in THREADS]
         right.plot(THREADS, medians, marker="o", label=name)
     right.set(xscale="log", yscale="log", xlabel="threads", ylabel="audio seconds per second")
     right.set_xticks(THREADS, [str(n) for n in THREADS])
@@ -394,7 +474,7 @@ def main() -> None:
 def measure(
     folder: Path, duration_s: float, rounds: int, parts: list[str], progress: Progress
 ) -> dict[str, Any]:
-    steps = len(FORMATS) * (1 + rounds * (len(WAYS) + len(THREADS) + 1)) + len(WAYS)
+    steps = len(FORMATS) * (1 + rounds * (len(WAYS) + len(THREADS) + len(PROCESSES) + 2)) + len(WAYS)
     task = progress.add_task("writing, then measuring", total=steps)
 
     def tick() -> None:
