@@ -102,8 +102,8 @@ class Course:
         """Decodes in turns, as far ahead as the dispatcher lets this request."""
         finished = False
         while not finished:
-            await self._ticket.room()
-            turn = await self._pool.turn(self._recording)
+            await asyncio.sleep(0)  # what was sent last is in the queue by then, and counts
+            turn = await self._pool.turn(self._recording, await self._ticket.room())
             for piece in turn.pieces:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.

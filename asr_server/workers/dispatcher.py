@@ -72,11 +72,12 @@ class Ticket:
     last_stamp: float = 0.0
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def room(self) -> None:
-        """Waits until this request may decode another chunk."""
-        while self.num_waiting >= self.dispatcher.chunks_ahead:
+    async def room(self) -> int:
+        """How many more chunks this request may decode now; waits until there is one."""
+        while (room := self.dispatcher.chunks_ahead - self.num_waiting) <= 0:
             self._room.clear()
             await self._room.wait()
+        return room
 
     async def submit(
         self, chunk: Chunk, options: DecodingOptions, part: int = 0, on_language: OnLanguage | None = None

@@ -78,13 +78,14 @@ async def test_no_more_is_sent_than_credit_allows(house: House) -> None:
 
 async def test_a_request_may_not_decode_ahead_of_what_is_taken(house: House) -> None:
     ticket = house.dispatcher.open("a")
+    assert await ticket.room() == house.dispatcher.chunks_ahead
     tasks = [house.send(ticket, index) for index in range(3)]
     await until(lambda: ticket.num_waiting == 2)
     room = asyncio.create_task(ticket.room())
     await asyncio.sleep(0)
     assert not room.done()
     house.replica.say(Credit(1))
-    await room
+    assert await room == 1
     ticket.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
