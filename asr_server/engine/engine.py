@@ -40,7 +40,7 @@ from asr_server.engine.transfers import HostCopy
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
 
-_ENCODE_BUDGET_S = 0.5  # longest that encoding may hold up sequences that are being decoded
+_ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up sequences that are being decoded
 
 
 class Engine:
