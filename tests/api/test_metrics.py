@@ -20,7 +20,7 @@ async def test_what_was_decoded_is_counted_once_it_is_done(house: House) -> None
     after = await read(house)
     assert after["asr_audio_decoded_seconds_total"] - before["asr_audio_decoded_seconds_total"] == 75
     assert after["asr_chunk_bytes_total"] == 75 * 16_000 * 4
-    assert after["asr_preprocess_turns_total"] >= 3
+    assert after["asr_preprocess_turns_total"] >= 2  # the first chunk leaves alone
     assert after["asr_preprocess_seconds_total"] > 0
     assert after["asr_preprocess_workers"] == house.pool.num_workers
 

@@ -31,10 +31,6 @@ EMA_DECAY = 0.998
 _TIMESTAMP_KERNEL = ((-2, 0.1), (-1, 0.2), (0, 0.4), (1, 0.2), (2, 0.1))
 
 
-Curriculum = tuple[tuple[float, tuple[tuple[Shape, int], ...]], ...]
-"""(share of the steps, shapes and their rows that are drawn from until then)."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """One stage of training.
@@ -48,7 +44,7 @@ class Plan:
     peak_rate: float
     seed: int
     weights: dict[str, float]
-    curriculum: Curriculum
+    curriculum: tuple[tuple[float, tuple[tuple[Shape, int], ...]], ...]
     exclude: str | None = None
     start_from: Path | None = None
     stop_at: int | None = None
@@ -69,7 +65,7 @@ WHOLE = (Shape(30.0, 64, 30.0), 4)
 PADDED = (Shape(12.0, 26, 16.0), 7)
 """On the way there: sound, then zeros, at a third of the cost."""
 
-FROM_NOTHING: Curriculum = (
+FROM_NOTHING = (
     (0.05, (_short(1.6, 1, 64),)),
     (0.10, (_short(2.4, 2, 48),)),
     (0.17, (_short(3.2, 4, 36),)),
@@ -77,16 +73,13 @@ FROM_NOTHING: Curriculum = (
     (0.70, (_short(4.0, 10, 30), _short(6.0, 14, 20), _short(9.0, 20, 14))),
     (1.01, (_short(4.0, 10, 30), _short(8.0, 18, 15), PADDED, WHOLE)),
 )
-"""One digit a window, then more and longer."""
+"""(share of the steps, shapes drawn from until then): one digit a window, then more and longer."""
 
-FROM_PRETRAINED: Curriculum = (
+FROM_PRETRAINED = (
     (0.20, (_short(3.2, 8, 36), _short(5.0, 12, 24), _short(8.0, 18, 15))),
     (0.60, (_short(4.0, 10, 30), _short(8.0, 18, 15), PADDED)),
     (1.01, (_short(8.0, 18, 15), PADDED, PADDED, WHOLE)),
 )
-
-FROM_MIXED: Curriculum = ((1.01, (_short(8.0, 18, 15), PADDED, WHOLE, WHOLE, WHOLE)),)
-"""Mostly whole windows: what is learnt last is to keep one's place among fifty digits."""
 
 
 def shape_at(plan: Plan, step: int) -> tuple[Shape, int]:
