@@ -105,6 +105,9 @@ class InlineChannel:
 # -- ZeroMQ over Unix sockets in a private folder. -----------------------------------------------------------
 
 
+CONNECT_LIMIT_MS = 5000  # a replica whose other socket has not connected by then has died
+
+
 class ZmqPort:
     """Binds a pair of sockets for one incarnation of a replica; a restarted one gets a new pair.
 
@@ -121,13 +124,25 @@ class ZmqPort:
         self._commands = self._context.socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, 0)
         self._commands.bind(self.address + "commands")
+        self._is_connected = False
 
     def send(self, command: Command) -> None:
         """Raises zmq.Again when the replica is not connected."""
         self._commands.send_multipart(wire.commands.encode(command), flags=zmq.DONTWAIT, copy=True)
 
     async def receive(self) -> Event:
-        return wire.events.decode(await self._events.recv_multipart())
+        """Once an event is here, commands can be sent too."""
+        frames = await self._events.recv_multipart()
+        if not self._is_connected:
+            await self._wait_until_connected()
+        return wire.events.decode(frames)
+
+    async def _wait_until_connected(self) -> None:
+        """The two sockets connect each at its own pace: an event may come before commands can go."""
+        poller = zmq.asyncio.Poller()
+        poller.register(self._commands, zmq.POLLOUT)
+        await poller.poll(CONNECT_LIMIT_MS)
+        self._is_connected = True
 
     def close(self) -> None:
         self._commands.close(linger=0)

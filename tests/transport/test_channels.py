@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from asr_server.core import Cancel, ChunkId, Credit, DecodingOptions, Heartbeat, Submit
+from asr_server.transport import wire
 from asr_server.transport.channels import InlineChannel, InlinePort, ZmqChannel, ZmqPort
 
 
@@ -36,6 +37,22 @@ async def test_commands_arrive_in_order_and_whole(ends: tuple[ZmqPort, ZmqChanne
     assert isinstance(submit, Submit)
     np.testing.assert_array_equal(submit.samples, samples)
     assert cancel == Cancel("a")
+
+
+async def test_an_event_is_given_out_only_once_commands_can_go() -> None:
+    port, context = ZmqPort(), zmq.Context()
+    events, commands = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    events.connect(port.address + "events")
+    events.send_multipart(wire.events.encode(Credit(1)))
+    receiving = asyncio.create_task(port.receive())
+    assert not (await asyncio.wait([receiving], timeout=0.2))[0]
+    commands.connect(port.address + "commands")
+    assert await receiving == Credit(1)
+    port.send(Cancel("a"))
+    events.close(linger=0)
+    commands.close(linger=0)
+    context.term()
+    port.close()
 
 
 async def test_receiving_without_a_command_returns_after_the_wait(ends: tuple[ZmqPort, ZmqChannel]) -> None:
