@@ -17,18 +17,19 @@ from asr_server.engine.transfers import Copies
 from asr_server.model import DecoderCache, Whisper
 
 
-class EncodeTicket(Protocol):
-    """Chunks on their way into slots."""
+class EncodeTicket:
+    """Chunks on their way into slots; on CPU they have arrived."""
 
-    def is_done(self) -> bool: ...
+    def __init__(self, encoded: torch.cuda.Event | None = None) -> None:
+        self._encoded = encoded
+
+    def is_done(self) -> bool:
+        return self._encoded is None or bool(self._encoded.query())  # type: ignore[no-untyped-call]
 
     def join(self) -> None:
-        """What this thread does from here on comes after the encoding.
-
-        Raises:
-            RuntimeError, ValueError: it failed.
-        """
-        ...
+        """Makes what is launched from here on wait for it; the host goes on."""
+        if self._encoded is not None:
+            torch.cuda.current_stream().wait_event(self._encoded)
 
 
 class Encoder(Protocol):
@@ -68,7 +69,7 @@ class CpuEncoder:
             wait(tasks)
             for task in tasks:
                 task.result()
-        return _Done()
+        return EncodeTicket()
 
     def close(self) -> None:
         self._workers.shutdown()
@@ -79,14 +80,6 @@ class CpuEncoder:
             torch.set_num_threads(num_threads)  # of this thread
         audio = self._model.encoder(self._model.log_mel([chunk]))
         self._cache.write_audio(slot, self._model.decoder.cross_keys_values(audio))
-
-
-class _Done:
-    def is_done(self) -> bool:
-        return True
-
-    def join(self) -> None:
-        pass
 
 
 class CudaEncoder:
@@ -105,7 +98,9 @@ class CudaEncoder:
             samples = self._copies.to_device(self._model.log_mel.gather(chunks))
             audio = worker.encode(self._model.log_mel.of_samples(samples))
             self._cache.write_audio(first_slot, self._model.decoder.cross_keys_values(audio))
-            return _OnStream()
+            encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            encoded.record()
+            return EncodeTicket(encoded)
 
     def close(self) -> None:
         torch.cuda.synchronize()
@@ -133,17 +128,3 @@ class _CudaWorker:
             return audio
         self._mel[: len(mel)] = mel
         return self._graphs.replay(len(mel))[: len(mel)]
-
-
-class _OnStream:
-    """Everything launched so far on the current stream."""
-
-    def __init__(self) -> None:
-        self._encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._encoded.record()
-
-    def is_done(self) -> bool:
-        return bool(self._encoded.query())  # type: ignore[no-untyped-call]
-
-    def join(self) -> None:
-        torch.cuda.current_stream().wait_event(self._encoded)
