@@ -15,7 +15,7 @@ from asr_server.config import EMBEDDED_MODEL, Settings, environment_name, flag_n
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from asr_server.api.schemas import ResponseFormat
+    from asr_server.formats import ResponseFormat
 
 NEXT_STEP = (
     "serving the embedded model whisper-digits, which hears English digits only; "

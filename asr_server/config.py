@@ -66,7 +66,7 @@ class Settings:
     max_sample_rate: int = _setting(384_000, "highest sample rate taken, in Hz")
     max_channels: int = _setting(32, "most channels taken")
     max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file")
-    max_waiting_requests: int = _setting(256, "requests in the building at once; more are told 429")
+    max_concurrent_requests: int = _setting(256, "requests in flight at once; more are told 429")
     max_chunk_s: float = _setting(
         0.0, "longest chunk cut from a recording, in seconds, up to 30; 0: 6 for the embedded model, else 30"
     )

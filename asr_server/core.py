@@ -1,4 +1,4 @@
-"""The vocabulary that every room speaks. Imports nothing of ours.
+"""The types that every package of the server shares. Imports nothing of ours.
 
 Audio is always float32 mono at 16 kHz, nominally within [-1, 1]; times are seconds from the start of the
 file unless a name says otherwise.
@@ -19,6 +19,9 @@ WINDOW_SAMPLES: Final = int(WINDOW_S * SAMPLE_RATE)
 Samples = npt.NDArray[np.float32]  # [num_samples], 16 kHz mono
 
 Task = Literal["transcribe", "translate"]
+
+# The temperatures at which a chunk is decoded one after another until the text is plausible (openai/whisper).
+TEMPERATURE_LADDER: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -176,7 +179,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     bytes: tuple[int, ...]
 
 
-class Passage(msgspec.Struct, frozen=True):
+class TranscriptDelta(msgspec.Struct, frozen=True):
     """The final text of one chunk, in file order: what a stream may send and never take back."""
 
     text: str

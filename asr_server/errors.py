@@ -1,4 +1,4 @@
-"""What can go wrong for a user, as types. `api.errors` alone turns them into HTTP."""
+"""The errors that a user can meet, as exception types. `api.errors` alone turns them into HTTP."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ModelNotFound(RequestError):
 
 
 class Overloaded(RequestError):
-    """The waiting room is full."""
+    """As many requests are in flight as the server takes."""
 
     code = "server_overloaded"
 

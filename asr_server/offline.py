@@ -1,4 +1,4 @@
-"""`asr-server transcribe`: the same rooms as the server's, without HTTP."""
+"""`asr-server transcribe`: the server's pipeline without HTTP."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from asr_server.api.formats import render
-from asr_server.api.job import LADDER
-from asr_server.api.schemas import ResponseFormat
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
 from asr_server.checkpoint import resolve_checkpoint
 from asr_server.config import Settings
-from asr_server.core import DecodingOptions, Transcript
+from asr_server.core import TEMPERATURE_LADDER, DecodingOptions, Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, RequestError
+from asr_server.formats import ResponseFormat, render
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import Transcriber
 from asr_server.workers.dispatcher import Dispatcher
@@ -55,7 +53,7 @@ class _Session:
         self._options = DecodingOptions(
             language=self._transcriber.languages.code(language) if language else None,
             timestamps=True,
-            temperatures=LADDER,
+            temperatures=TEMPERATURE_LADDER,
         )
         self._at_once = asyncio.Semaphore(FILES_AT_ONCE)
         self._progress = Progress(
@@ -83,11 +81,11 @@ class _Session:
         """The transcript, or why there is none."""
         recording = Recording(file, self._limits)
         try:
-            async with self._at_once, self._transcriber.transcribe(recording, self._options) as course:
-                async for passage in course:
-                    done_s = passage.segments[-1].end_s if passage.segments else 0.0
+            async with self._at_once, self._transcriber.transcribe(recording, self._options) as session:
+                async for delta in session:
+                    done_s = delta.segments[-1].end_s if delta.segments else 0.0
                     self._show(bar, f"{max(done_s, 0):.0f} s of {recording.duration_s:.0f} s decoded")
-                transcript = course.transcript()
+                transcript = session.transcript()
         except (RequestError, EngineUnavailable) as error:
             self._show(bar, "failed")
             return error.message

@@ -79,7 +79,7 @@ class Bench:
 
     def __init__(self, setup: Setup, options: argparse.Namespace) -> None:
         device = choose_device(options.device).type
-        self.engine = Engine(
+        self.engine = Engine.load(
             EngineConfig(
                 str(fixed_checkpoint(setup.shape, options.checkpoints, device)),
                 options.device,

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions
-from asr_server.workers.dispatcher import Dispatcher, Ticket
+from asr_server.workers.dispatcher import Dispatcher, RequestHandle
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.reporting import command, machine, spread, write_json
 
@@ -69,7 +69,7 @@ class Scene:
         await self._open().submit(clip, CLIP, on_language=note)
         return encoded_at - arrived_at
 
-    def _open(self) -> Ticket:
+    def _open(self) -> RequestHandle:
         self._count += 1
         return self._dispatcher.open(f"request {self._count}")
 

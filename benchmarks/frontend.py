@@ -60,7 +60,7 @@ FORMATS: dict[str, tuple[int, int, str, str]] = {
 }
 
 
-# -- The files: digits in synthesised voices, one voice a channel, and a room's noise. ---------------------
+# -- The files: digits in synthesised voices, one voice a server, and a room's noise. ---------------------
 
 
 def recording(sample_rate: int, num_channels: int, duration_s: float) -> np.ndarray:
@@ -107,9 +107,9 @@ Way = Callable[[Path], int | None]
 
 def ours(path: Path) -> int:
     num_samples, finished = 0, False
-    with Recording(path, AudioLimits()) as turns:
+    with Recording(path, AudioLimits()) as recording:
         while not finished:
-            pieces, finished = turns.next_turn()
+            pieces, finished = recording.next_slice()
             num_samples += sum(len(p.samples) if isinstance(p, Chunk) else p.num_samples for p in pieces)
     return num_samples
 
@@ -218,7 +218,7 @@ async def with_threads(path: Path, num_threads: int, num_files: int) -> tuple[in
     async def read() -> None:
         for _ in range(files_each):
             with Recording(path, AudioLimits()) as recording:
-                while not (await pool.turn(recording, Settings.chunks_ahead)).finished:
+                while not (await pool.decode_slice(recording, Settings.chunks_ahead)).finished:
                     pass
 
     await asyncio.gather(*(pool.run(ours, path) for _ in range(num_threads)))  # everything is loaded

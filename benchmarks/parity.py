@@ -31,7 +31,7 @@ from benchmarks.checkpoints import SHAPES, fixed_checkpoint, make_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.reporting import Budget, command, machine, write_json
 from tests.checkpoints import pocket_directory
-from tests.engine.driving import Checkpoint, Reference, transcribe
+from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
 from tests.speech import say
 
 LANGUAGE = "en"
@@ -83,9 +83,9 @@ def fast_against_plain(directory: Path, dtype: torch.dtype, device: str, count: 
 
 
 def _tokens(
-    checkpoint: Checkpoint, clips: Sequence[Samples], options: DecodingOptions, **tuning: Any
+    checkpoint: Checkpoint, clips: Sequence[Samples], options: DecodingOptions, **config: Any
 ) -> list[tuple[int, ...]]:
-    engine = checkpoint.engine(num_slots=len(clips), **tuning)
+    engine = checkpoint.engine(num_slots=len(clips), **config)
     try:
         return [result.tokens for result in transcribe(engine, clips, options)]
     finally:

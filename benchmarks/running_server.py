@@ -16,7 +16,7 @@ START_LIMIT_S = 300.0
 
 @contextmanager
 def running_server(*arguments: str) -> Iterator[str]:
-    """Starts `asr-server serve ARGUMENTS` on a free port and yields its URL once it can take work.
+    """Starts `asr-server serve ARGUMENTS` on a free client and yields its URL once it can take work.
 
     Raises RuntimeError, with what the server printed, when it ends or takes too long to become ready.
     """

@@ -43,7 +43,7 @@ from benchmarks.uploads import FORMATS, LONG_MINUTES, Upload, check_distinct, lo
 
 HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
 MIB = 1 << 20
-LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-waiting-requests", "1024")
+LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-concurrent-requests", "1024")
 ALONE = 32  # files at most that are heard one by one first
 
 

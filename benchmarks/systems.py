@@ -37,7 +37,7 @@ Run = Callable[[], int]  # returns the number of tokens
 def ours(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
     from asr_server.engine import Engine, EngineConfig
 
-    engine = Engine(
+    engine = Engine.load(
         EngineConfig(work.checkpoint, work.device, setting.dtype, work.slots, cpu_threads=work.threads)
     )
     options = DecodingOptions(language="en", max_new_tokens=work.tokens)

@@ -13,23 +13,24 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "asr_server"
 SHARED = {"core", "config", "errors", "tokenizer", "telemetry", "checkpoint"}
 MAY_IMPORT = {
-    "api": {"transcription", "audio", "workers"},
+    "api": {"transcription", "audio", "workers", "formats"},
     "audio": set(),
     "checkpoint": set(),
-    "cli": {"api", "offline"},
+    "cli": {"api", "formats", "offline"},
     "config": set(),
     "core": set(),
     "engine": {"model"},
     "errors": set(),
+    "formats": set(),
     "model": set(),
-    "offline": {"api", "audio", "transcription", "workers"},
+    "offline": {"audio", "formats", "transcription", "workers"},
     "telemetry": set(),
     "tokenizer": set(),
     "transcription": {"audio", "workers"},
     "transport": set(),
     "workers": {"transport", "engine"},
 }
-ROOMS = sorted(
+PACKAGES = sorted(
     path.stem
     for path in PACKAGE.iterdir()
     if (path.suffix == ".py" or (path / "__init__.py").exists()) and not path.stem.startswith("__")
@@ -38,6 +39,8 @@ WITHOUT_TORCH = [
     "api",
     "audio",
     "checkpoint",
+    "formats",
+    "offline",
     "tokenizer",
     "transcription",
     "workers.dispatcher",
@@ -45,9 +48,13 @@ WITHOUT_TORCH = [
 ]
 
 
-def imports_of(room: str) -> Iterator[tuple[str, str]]:
-    """(file, room imported) for each import within the package, at the top or in a function."""
-    paths = [PACKAGE / f"{room}.py"] if (PACKAGE / f"{room}.py").exists() else (PACKAGE / room).rglob("*.py")
+def imports_of(package: str) -> Iterator[tuple[str, str]]:
+    """(file, package imported) for each import within the package, at the top or in a function."""
+    paths = (
+        [PACKAGE / f"{package}.py"]
+        if (PACKAGE / f"{package}.py").exists()
+        else (PACKAGE / package).rglob("*.py")
+    )
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             for module in modules_of(node):
@@ -68,15 +75,15 @@ def modules_of(node: ast.AST) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_each_room_imports_only_what_it_may(room: str) -> None:
-    allowed = MAY_IMPORT[room] | {room} | {"__version__"}
-    allowed |= SHARED if room not in SHARED else {"core", "config", "errors"}
-    wrong = [(file, imported) for file, imported in imports_of(room) if imported not in allowed]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_imports_only_what_it_may(package: str) -> None:
+    allowed = MAY_IMPORT[package] | {package} | {"__version__"}
+    allowed |= SHARED if package not in SHARED else {"core", "config", "errors"}
+    wrong = [(file, imported) for file, imported in imports_of(package) if imported not in allowed]
     assert wrong == []
 
 
-def test_the_vocabulary_imports_nothing_of_ours() -> None:
+def test_the_shared_types_import_nothing_of_ours() -> None:
     assert list(imports_of("core")) == []
     assert list(imports_of("errors")) == []
 

@@ -12,9 +12,9 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from asr_server import __version__
 from asr_server.api import errors, metrics, operations, transcriptions
+from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.request_id import HEADER, RequestIdMiddleware
-from asr_server.api.rooms import Rooms
-from asr_server.api.waiting_room import WaitingRoom
+from asr_server.api.state import AppState
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.config import Settings
 from asr_server.tokenizer import Tokenizer
@@ -27,12 +27,12 @@ def create_app(
 ) -> FastAPI:
     """The application. It starts and stops the dispatcher and the pool with itself."""
     app = FastAPI(title="asr-server", version=__version__, root_path=settings.root_path, lifespan=_lifespan)
-    app.state.rooms = Rooms(
+    app.state.server = AppState(
         settings,
         dispatcher,
         pool,
         Transcriber(dispatcher, pool, tokenizer),
-        WaitingRoom(settings.max_waiting_requests),
+        AdmissionLimiter(settings.max_concurrent_requests),
         AudioLimits.from_settings(settings),
         started_at=int(time.time()),
     )
@@ -48,13 +48,13 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    rooms: Rooms = app.state.rooms
-    await rooms.dispatcher.start()
+    state: AppState = app.state.server
+    await state.dispatcher.start()
     try:
         yield
     finally:
-        await rooms.dispatcher.stop()
-        await asyncio.to_thread(rooms.pool.shutdown)
+        await state.dispatcher.stop()
+        await asyncio.to_thread(state.pool.shutdown)
 
 
 def _allow_origins(app: FastAPI, settings: Settings) -> None:

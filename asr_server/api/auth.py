@@ -6,13 +6,13 @@ import hmac
 
 from starlette.requests import Request
 
-from asr_server.api.rooms import rooms_of
+from asr_server.api.state import get_state
 from asr_server.errors import InvalidApiKey
 
 
 async def require_key(request: Request) -> None:
     """Raises InvalidApiKey. Compares in constant time."""
-    expected = rooms_of(request).settings.api_key
+    expected = get_state(request).settings.api_key
     if not expected:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")

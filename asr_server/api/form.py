@@ -52,7 +52,7 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int) -> None
         if num_bytes > max_body_bytes:
             raise too_large(max_upload_bytes)
         _write(parser, data)
-        await form.upload.relieve()
+        await form.upload.spill_to_disk()
     reader.check_complete()
 
 

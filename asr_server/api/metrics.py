@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: what the rooms count anyway, read when asked."""
+"""`/metrics` for Prometheus: the counts that the server keeps anyway, read when they are asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from asr_server.api.rooms import Rooms, rooms_of
+from asr_server.api.state import AppState, get_state
 
 router = APIRouter(tags=["operations"])
 
@@ -18,13 +18,13 @@ router = APIRouter(tags=["operations"])
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     registry = CollectorRegistry()
-    registry.register(_Rooms(rooms_of(request)))
+    registry.register(_StateCollector(get_state(request)))
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-class _Rooms(Collector):
-    def __init__(self, rooms: Rooms) -> None:
-        self._rooms = rooms
+class _StateCollector(Collector):
+    def __init__(self, state: AppState) -> None:
+        self._state = state
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
@@ -32,20 +32,20 @@ class _Rooms(Collector):
         yield from self._replicas()
 
     def _requests(self) -> Iterator[Metric]:
-        room = self._rooms.waiting_room
-        yield _gauge("asr_requests_inside", "Requests being read, queued or transcribed.", room.num_inside)
-        yield _counter("asr_requests_refused", "Requests told 429.", room.num_refused)
-        yield _gauge("asr_chunks", "Chunks waiting and in flight.", self._rooms.dispatcher.num_chunks)
+        limiter = self._state.admission
+        yield _gauge("asr_requests_in_flight", "Requests read, queued or transcribed.", limiter.num_in_flight)
+        yield _counter("asr_requests_rejected", "Requests told 429.", limiter.num_rejected)
+        yield _gauge("asr_chunks", "Chunks waiting and in flight.", self._state.dispatcher.num_chunks)
 
     def _preprocessing(self) -> Iterator[Metric]:
-        pool, stats = self._rooms.pool, self._rooms.pool.stats
+        pool, stats = self._state.pool, self._state.pool.stats
         yield _gauge("asr_preprocess_workers", "Threads that decode and split audio.", pool.num_workers)
-        yield _gauge("asr_preprocess_queue_depth", "Turns waiting for a thread.", stats.queued)
+        yield _gauge("asr_preprocess_queue_depth", "Slices waiting for a thread.", stats.queued)
         yield _gauge("asr_preprocess_busy", "Threads at work.", stats.busy)
         yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
-        yield _counter("asr_preprocess_turns", "Turns done.", stats.turns)
-        yield _counter("asr_preprocess_cancelled", "Turns whose client had left.", stats.cancelled)
-        yield _counter("asr_preprocess_wait_seconds", "Time turns have waited for a thread.", stats.wait_s)
+        yield _counter("asr_preprocess_slices", "Slices decoded.", stats.slices)
+        yield _counter("asr_preprocess_cancelled", "Slices whose client had left.", stats.cancelled)
+        yield _counter("asr_preprocess_wait_seconds", "Time slices have waited for a thread.", stats.wait_s)
         yield _counter("asr_preprocess_seconds", "Time threads have worked.", stats.decode_s)
         yield _counter("asr_audio_decoded_seconds", "Audio decoded.", stats.audio_s)
         yield _counter("asr_chunk_bytes", "Samples handed on in chunks.", stats.chunk_bytes)
@@ -62,11 +62,17 @@ class _Rooms(Collector):
                 "asr_decoded_tokens", "Tokens; by the decode steps: the mean batch.", labels=["replica"]
             ),
         )
-        for link in self._rooms.dispatcher.links:
-            beat = link.heartbeat
-            values = (link.ready, link.num_slots, beat.slots_in_use, beat.num_steps, beat.num_decode_steps)
+        for replica in self._state.dispatcher.replica_states:
+            beat = replica.heartbeat
+            values = (
+                replica.ready,
+                replica.num_slots,
+                beat.slots_in_use,
+                beat.num_steps,
+                beat.num_decode_steps,
+            )
             for column, value in zip(columns, (*values, beat.num_decoded_tokens), strict=True):
-                column.add_metric([link.replica.name], float(value))
+                column.add_metric([replica.replica.name], float(value))
         yield from columns
 
 

@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse, Response
 
 from asr_server import __version__
 from asr_server.api.auth import require_key
-from asr_server.api.job import check_model
-from asr_server.api.rooms import Rooms, rooms_of
+from asr_server.api.request import check_model
 from asr_server.api.schemas import Model, ModelList
+from asr_server.api.state import AppState, get_state
 from asr_server.errors import EngineUnavailable
-from asr_server.workers.supervisor import Link
+from asr_server.workers.supervisor import ReplicaState
 
 probes = APIRouter(tags=["operations"])
 models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])
@@ -24,7 +24,7 @@ models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tag
 @probes.get("/ping")
 async def health(request: Request) -> Response:
     """Live: the event loop turns. 503 only once an engine has been given up for good."""
-    if rooms_of(request).dispatcher.given_up:
+    if get_state(request).dispatcher.given_up:
         raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
     return JSONResponse({"status": "ok"})
 
@@ -32,7 +32,7 @@ async def health(request: Request) -> Response:
 @probes.get("/ready")
 async def ready(request: Request) -> Response:
     """An engine can take work. 503 while loading or once given up."""
-    rooms_of(request).require_engine()
+    get_state(request).require_engine()
     return JSONResponse({"status": "ready"})
 
 
@@ -43,38 +43,38 @@ async def version() -> dict[str, str]:
 
 @probes.get("/load")
 async def load(request: Request) -> dict[str, Any]:
-    """Requests in the building, what has become of them so far, and what each replica is doing."""
-    rooms = rooms_of(request)
+    """Requests in flight, how many were rejected so far, and what each replica is doing."""
+    state = get_state(request)
     return {
-        "server_load": rooms.waiting_room.num_inside,
-        "chunks": rooms.dispatcher.num_chunks,
-        "refused": rooms.waiting_room.num_refused,
-        "replicas": [_replica(link) for link in rooms.dispatcher.links],
+        "server_load": state.admission.num_in_flight,
+        "chunks": state.dispatcher.num_chunks,
+        "rejected": state.admission.num_rejected,
+        "replicas": [_replica(replica_state) for replica_state in state.dispatcher.replica_states],
     }
 
 
-def _replica(link: Link) -> dict[str, Any]:
+def _replica(replica_state: ReplicaState) -> dict[str, Any]:
     """As of the last heartbeat, at most a second or so ago."""
     return {
-        "name": link.replica.name,
-        "ready": link.ready,
-        "chunks_in_flight": len(link.in_flight),
-        **msgspec.structs.asdict(link.heartbeat),
+        "name": replica_state.replica.name,
+        "ready": replica_state.ready,
+        "chunks_in_flight": len(replica_state.in_flight),
+        **msgspec.structs.asdict(replica_state.heartbeat),
     }
 
 
 @models.get("")
 async def list_models(request: Request) -> ModelList:
-    rooms = rooms_of(request)
-    return ModelList(data=[_model(name, rooms) for name in rooms.settings.model_names])
+    state = get_state(request)
+    return ModelList(data=[_model(name, state) for name in state.settings.model_names])
 
 
 @models.get("/{name:path}")
 async def get_model(name: str, request: Request) -> Model:
-    rooms = rooms_of(request)
-    check_model(name, rooms.settings)
-    return _model(name, rooms)
+    state = get_state(request)
+    check_model(name, state.settings)
+    return _model(name, state)
 
 
-def _model(name: str, rooms: Rooms) -> Model:
-    return Model(id=name, created=rooms.started_at)
+def _model(name: str, state: AppState) -> Model:
+    return Model(id=name, created=state.started_at)

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
+from asr_server.formats import ResponseFormat
+from asr_server.formats.bodies import Logprob, TokensUsage
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
@@ -75,53 +76,7 @@ class TranslationFields(AudioFields):
     to_language: str = ""
 
 
-# -- Out. ----------------------------------------------------------------------------------------------------
-
-
-class DurationUsage(BaseModel):
-    type: Literal["duration"] = "duration"
-    seconds: int
-
-
-class TokensUsage(BaseModel):
-    type: Literal["tokens"] = "tokens"
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-
-
-class Logprob(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class VerboseSegment(BaseModel):
-    id: int
-    seek: int
-    start: float
-    end: float
-    text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
-
-
-class Json(BaseModel):
-    text: str
-    logprobs: list[Logprob] | None = None
-    usage: DurationUsage
-
-
-class VerboseJson(BaseModel):
-    task: Literal["transcribe", "translate"]
-    language: str
-    duration: float
-    text: str
-    segments: list[VerboseSegment]
-    usage: DurationUsage
+# -- Out, beside the transcripts themselves (asr_server.formats). -------------------------------------------
 
 
 class TextDelta(BaseModel):

@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from asr_server.api.answer import Answer
 from asr_server.api.auth import require_key
-from asr_server.api.job import transcription_job, translation_job
-from asr_server.api.rooms import rooms_of
+from asr_server.api.request import parse_transcription_request, parse_translation_request
+from asr_server.api.response import TranscriptionResponse
 from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
+from asr_server.api.state import get_state
 
 router = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])
 
@@ -28,9 +28,9 @@ def _form_of(fields_type: type[AudioFields]) -> dict[str, Any]:
 
 @router.post("/transcriptions", openapi_extra=_form_of(TranscriptionFields), response_model=None)
 async def transcribe(request: Request) -> Response:
-    return Answer(rooms_of(request), transcription_job)
+    return TranscriptionResponse(get_state(request), parse_transcription_request)
 
 
 @router.post("/translations", openapi_extra=_form_of(TranslationFields), response_model=None)
 async def translate(request: Request) -> Response:
-    return Answer(rooms_of(request), translation_job)
+    return TranscriptionResponse(get_state(request), parse_translation_request)

@@ -29,7 +29,7 @@ class Upload:
         self._held.append(data)
         self._num_held += len(data)
 
-    async def relieve(self) -> None:
+    async def spill_to_disk(self) -> None:
         """Moves to the file what is too much for memory, in a thread."""
         if self._num_held >= (MEMORY_BYTES if self._file is None else WRITE_BYTES):
             await asyncio.to_thread(self._write)

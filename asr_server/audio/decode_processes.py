@@ -1,8 +1,8 @@
-"""The server's side of FFmpeg: a process per file, forked by a nursery that has loaded the libraries.
+"""The server's side of FFmpeg: a process per file, forked by a forkserver that has loaded the libraries.
 
-What a codec does to its process (a crash, a hang, a gigabyte) stays there. The nursery starts with the first
-file that needs it, and ends with `shutdown` or when this process is gone: its socket then closes. Decode
-processes that are done wait for the next file, a few of them.
+What a codec does to its process (a crash, a hang, a gigabyte) stays there. The forkserver starts with the
+first file that needs it, and ends with `shutdown` or when this process is gone: its socket then closes.
+Decode processes that are done wait for the next file, a few of them.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Refused(msgspec.Struct):
 
 
 class DecodeProcesses:
-    """Owns the nursery. Thread-safe."""
+    """Owns the forkserver. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._nursery: subprocess.Popen[bytes] | None = None
-        self._to_nursery: socket.socket | None = None
+        self._forkserver: subprocess.Popen[bytes] | None = None
+        self._to_forkserver: socket.socket | None = None
         self._idle: list[socket.socket] = []
 
     def start(self) -> None:
-        """Returns at once; the nursery then takes half a second to load its libraries."""
+        """Returns at once; the forkserver then takes half a second to load its libraries."""
         with self._lock:
             self._start()
 
@@ -68,7 +68,7 @@ class DecodeProcesses:
                 try:
                     socket.send_fds(connection, [message], [fd])
                     return connection
-                except OSError:  # it died in its sleep
+                except OSError:  # it died while idle
                     connection.close()
             ours, theirs = socket.socketpair()
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -80,7 +80,7 @@ class DecodeProcesses:
     def give_back(self, connection: socket.socket) -> None:
         """Only one whose last file is done: it will say nothing more."""
         with self._lock:
-            if len(self._idle) < MAX_IDLE and self._nursery is not None:
+            if len(self._idle) < MAX_IDLE and self._forkserver is not None:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -95,24 +95,24 @@ class DecodeProcesses:
         self._start()
         try:
             self._send(theirs)
-        except OSError:  # the nursery died: once more, with a new one
+        except OSError:  # the forkserver died: once more, with a new one
             self._stop()
             self._start()
             self._send(theirs)
 
     def _send(self, theirs: socket.socket) -> None:
-        assert self._to_nursery is not None
-        socket.send_fds(self._to_nursery, [b"f"], [theirs.fileno()])
+        assert self._to_forkserver is not None
+        socket.send_fds(self._to_forkserver, [b"f"], [theirs.fileno()])
 
     def _start(self) -> None:
-        if self._nursery is not None:
+        if self._forkserver is not None:
             return
-        self._to_nursery, theirs = socket.socketpair()
+        self._to_forkserver, theirs = socket.socketpair()
         package_parent = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
         with theirs:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "asr_server.audio.nursery", str(theirs.fileno())],
+            self._forkserver = subprocess.Popen(
+                [sys.executable, "-m", "asr_server.audio.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | _ONE_THREAD | {"PYTHONPATH": path},
@@ -122,12 +122,12 @@ class DecodeProcesses:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
-        if self._to_nursery is not None:
-            self._to_nursery.close()
-        if self._nursery is not None:
-            self._nursery.kill()
-            self._nursery.wait()
-        self._nursery = self._to_nursery = None
+        if self._to_forkserver is not None:
+            self._to_forkserver.close()
+        if self._forkserver is not None:
+            self._forkserver.kill()
+            self._forkserver.wait()
+        self._forkserver = self._to_forkserver = None
 
 
 decode_processes = DecodeProcesses()

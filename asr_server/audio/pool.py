@@ -1,4 +1,4 @@
-"""The front end's own threads: bounded, and fair because every turn queues up again behind the others'."""
+"""The front end's own threads: bounded, and fair because each slice queues behind those of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from weakref import WeakSet
 
 from asr_server.audio.decode_processes import decode_processes
-from asr_server.audio.recording import Recording, Turn
+from asr_server.audio.recording import DecodeSlice, Recording
 from asr_server.core import Chunk
 
 T = TypeVar("T")
@@ -27,19 +27,19 @@ class PreprocessStats:
 
     queued: int = 0  # now
     busy: int = 0  # now
-    turns: int = 0
+    slices: int = 0
     cancelled: int = 0
-    wait_s: float = 0.0  # in the queue, over all turns
-    decode_s: float = 0.0  # in a thread, over all turns
+    wait_s: float = 0.0  # in the queue, over all slices
+    decode_s: float = 0.0  # in a thread, over all slices
     audio_s: float = 0.0  # decoded
     chunk_bytes: int = 0  # handed on
 
 
 class PreprocessPool:
-    """Threads for `Recording`'s turns. Belongs to one event loop."""
+    """Threads that decode slices of recordings. Belongs to one event loop."""
 
     def __init__(self, num_workers: int, max_queued: int | None = None) -> None:
-        """At most `max_queued` turns lie in the queue; further callers wait for a place in it, in order."""
+        """At most `max_queued` slices lie in the queue; further callers wait for a place in it, in order."""
         self.num_workers = num_workers
         self.stats = PreprocessStats()
         self._lock = threading.Lock()
@@ -59,24 +59,24 @@ class PreprocessPool:
         """Starts what the first file would otherwise wait for. Returns at once."""
         decode_processes.start()
 
-    async def turn(self, recording: Recording, max_chunks: int = 1) -> Turn:
-        """One turn in a thread; `max_chunks` is what the caller has room for. Cancelled, it closes the
-        recording as soon as no thread is in it.
+    async def decode_slice(self, recording: Recording, max_chunks: int = 1) -> DecodeSlice:
+        """Decodes one slice in a thread; `max_chunks` is what the caller has room for. Cancelled, it closes
+        the recording as soon as no thread is in it.
         """
         self._recordings.add(recording)
         before_s = recording.duration_s
         try:
-            turn = await self.run(recording.next_turn, max_chunks)
+            decoded = await self.run(recording.next_slice, max_chunks)
         except asyncio.CancelledError:
             self._count(cancelled=1)
             recording.close()
             raise
-        self.stats.turns += 1
+        self.stats.slices += 1
         self.stats.audio_s += recording.duration_s - before_s
         self.stats.chunk_bytes += sum(
-            piece.samples.nbytes for piece in turn.pieces if isinstance(piece, Chunk)
+            piece.samples.nbytes for piece in decoded.pieces if isinstance(piece, Chunk)
         )
-        return turn
+        return decoded
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Any other blocking work, in the same queue."""
@@ -109,14 +109,14 @@ class PreprocessPool:
             raise
 
     def shutdown(self) -> None:
-        """Waits for the turns that run; those that queue are dropped."""
+        """Waits for the slices being decoded; those that queue are dropped."""
         for recording in self._recordings:
             recording.close()
         self._executor.shutdown(cancel_futures=True)
         decode_processes.shutdown()
 
     def _settle(self, result: asyncio.Future[T], outcome: tuple[T | None, BaseException | None]) -> None:
-        """In the event loop: the only call from a thread that a turn costs it."""
+        """In the event loop: the only call from a thread that a slice costs it."""
         self._places.release()
         value, error = outcome
         if result.cancelled():

@@ -1,4 +1,4 @@
-"""One file's course from bytes to pieces, in turns."""
+"""Decodes one file from bytes to pieces, slice by slice."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from asr_server.audio.decoders.auto import open_native
 from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
 from asr_server.audio.source import Source, open_source
 from asr_server.audio.split import Splitter
-from asr_server.audio.stream import DecodedStream, RescuedStream, Stream
+from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
 from asr_server.core import SAMPLE_RATE, Piece
 from asr_server.errors import AudioTooShort
 
-MAX_TURN_S = 0.2  # a turn without a chunk (a long silence, a slow codec) gives its thread back after this
+MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
 # Handing a thread over costs up to half a millisecond, as much as a chunk of 16 kHz mono WAV.
-FILLED_TURN_S = 0.01
+FILLED_SLICE_S = 0.01
 
 
-class Turn(NamedTuple):
+class DecodeSlice(NamedTuple):
     pieces: list[Piece]
     finished: bool
 
@@ -31,9 +31,10 @@ class Cancelled(Exception):
 
 
 class Recording:
-    """Resumable: each turn decodes until a piece is ready. One turn at a time, each in any thread.
+    """Resumable: each slice decodes until a piece is ready. One slice at a time, each in any thread.
 
-    `close` may be called from anywhere at any time and never waits: a turn that runs ends at its next block.
+    `close` may be called from anywhere at any time and never waits: a slice being decoded ends at its next
+    block.
     """
 
     def __init__(self, source: Source, limits: AudioLimits | None = None) -> None:
@@ -59,7 +60,7 @@ class Recording:
         """Samples decoded but not yet in a chunk."""
         return self._splitter.held_bytes
 
-    def next_turn(self, max_chunks: int = 1) -> Turn:
+    def next_slice(self, max_chunks: int = 1) -> DecodeSlice:
         """Decodes on until a chunk is ready, or several if they come fast: as many as the caller has room
         for, but the file's first one leaves at once. Ends early when a bounded amount of work is done.
 
@@ -69,16 +70,16 @@ class Recording:
         """
         try:
             with self._inside:
-                turn = self._turn(max_chunks)
+                decoded = self._decode_slice(max_chunks)
         except BaseException:
             self.close()
             raise
-        if turn.finished or self._closed.is_set():
+        if decoded.finished or self._closed.is_set():
             self.close()
-        return turn
+        return decoded
 
     def close(self) -> None:
-        """Releases everything, now or when the running turn ends. May be called again."""
+        """Releases everything, now or when the slice being decoded ends. May be called again."""
         self._closed.set()
         if self._inside.acquire(blocking=False):
             try:
@@ -92,14 +93,14 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _turn(self, max_pieces: int) -> Turn:
+    def _decode_slice(self, max_pieces: int) -> DecodeSlice:
         pieces: list[Piece] = []
         start = time.monotonic()
         worked_s = 0.0
         if not self._splitter.num_chunks:
             max_pieces = 1
         while not self._finished and len(pieces) < max_pieces:
-            if worked_s > (FILLED_TURN_S if pieces else MAX_TURN_S):
+            if worked_s > (FILLED_SLICE_S if pieces else MAX_SLICE_S):
                 break
             if self._closed.is_set():
                 raise Cancelled
@@ -107,7 +108,7 @@ class Recording:
             worked_s = time.monotonic() - start
             self._limits.check_work(self.work_s + worked_s)
         self.work_s += worked_s
-        return Turn(pieces, self._finished)
+        return DecodeSlice(pieces, self._finished)
 
     def _step(self) -> list[Piece]:
         """One block further."""
@@ -131,7 +132,7 @@ class Recording:
         decoder = open_native(self._file.fileno())
         if decoder is None:
             return self._open_remote()
-        return RescuedStream(DecodedStream(decoder, self._limits), self._open_remote)
+        return FallbackStream(DecodedStream(decoder, self._limits), self._open_remote)
 
     def _open_remote(self) -> Stream:
         assert self._file is not None

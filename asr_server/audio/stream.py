@@ -68,21 +68,21 @@ class DecodedStream:
         return samples
 
 
-class RescuedStream:
+class FallbackStream:
     """A decoder in this process, and another stream that reads on where it stops before the file does.
 
     libsndfile gives up at damage, and at the end of the first of several MP3s joined together; FFmpeg goes
     on. The other stream starts again from the beginning: what has been read already is left out.
     """
 
-    def __init__(self, stream: DecodedStream, open_rescue: Callable[[], Stream]) -> None:
-        self._stream, self._open_rescue = stream, open_rescue
-        self._rescue: Stream | None = None
+    def __init__(self, stream: DecodedStream, open_fallback: Callable[[], Stream]) -> None:
+        self._stream, self._open_fallback = stream, open_fallback
+        self._fallback: Stream | None = None
         self._blocks = self._read()
 
     @property
     def truncated(self) -> bool:
-        return self._stream.truncated or (self._rescue is not None and self._rescue.truncated)
+        return self._stream.truncated or (self._fallback is not None and self._fallback.truncated)
 
     def read(self) -> Samples | None:
         return next(self._blocks, None)
@@ -90,25 +90,25 @@ class RescuedStream:
     def close(self) -> None:
         self._blocks = iter(())
         self._stream.close()
-        if self._rescue:
-            self._rescue.close()
+        if self._fallback:
+            self._fallback.close()
 
     def _read(self) -> Iterator[Samples]:
-        num_read = num_rescued = 0
+        num_read = num_fallback = 0
         for samples in self._stream.body():
             num_read += len(samples)
             yield samples
-        for samples in self._rescued():
-            num_already = min(len(samples), max(0, num_read - num_rescued))
-            num_rescued += len(samples)
+        for samples in self._read_fallback():
+            num_already = min(len(samples), max(0, num_read - num_fallback))
+            num_fallback += len(samples)
             yield samples[num_already:]
-        if num_rescued <= num_read:
+        if num_fallback <= num_read:
             yield from self._stream.tail()
 
-    def _rescued(self) -> Iterator[Samples]:
+    def _read_fallback(self) -> Iterator[Samples]:
         if not self._stream.has_more:
             return
-        self._rescue = self._open_rescue()
+        self._fallback = self._open_fallback()
         with contextlib.suppress(InvalidAudio):
-            while (samples := self._rescue.read()) is not None:
+            while (samples := self._fallback.read()) is not None:
                 yield samples

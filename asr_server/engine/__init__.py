@@ -8,7 +8,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-from asr_server.engine.config import EngineConfig, Tuning
+from asr_server.engine.config import EngineConfig
 from asr_server.engine.engine import Engine
 
-__all__ = ["Engine", "EngineConfig", "Tuning"]
+__all__ = ["Engine", "EngineConfig"]

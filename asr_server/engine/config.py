@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,60 +21,53 @@ _SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weig
 
 @dataclass(frozen=True)
 class EngineConfig:
-    model: str  # directory or hub name
+    """What one engine works with. Apart from the model and its precision, nothing here changes a token.
+
+    0, "auto" and None leave the choice to `resolved`, which knows the model and the device.
+    """
+
+    model: str = ""  # the checkpoint's directory or hub name; read by `Engine.load` alone
     device: str = "auto"
     dtype: str = "auto"
-    max_slots: int = 0  # 0: from free memory
-    encode_batch: int = 0  # 0: by device
-    cpu_threads: int = 0  # 0: one a core
-    compute_workers: int = 0  # 0: by device
-    copy_overlap: bool = False
+    num_slots: int = 0  # chunks decoded at once
+    encode_batch: int = 0  # chunks encoded in one step at most
+    cpu_threads: int = 0
+    compute_workers: int = 0  # encode batches under way at once: threads on CPU, streams on CUDA
+    copy_overlap: bool = False  # CUDA: copies on streams of their own
+    lookahead: bool | None = None  # whether a step starts before the results of the previous one are read
     cuda_graphs: bool = True
 
     @classmethod
     def from_settings(cls, settings: Settings) -> EngineConfig:
-        """One replica's part of the machine."""
+        """The configuration of one replica, which gets its share of the machine's cores."""
         threads = settings.cpu_threads or max(1, available_cores() // max(1, settings.replicas))
         return cls(
             model=settings.model,
             device=settings.device,
             dtype=settings.dtype,
-            max_slots=settings.max_slots,
+            num_slots=settings.max_slots,
             encode_batch=settings.encode_batch,
             cpu_threads=threads,
             compute_workers=settings.compute_workers,
             copy_overlap=settings.copy_overlap,
         )
 
-
-@dataclass(frozen=True)
-class Tuning:
-    """How an engine does its work. Nothing here changes a token."""
-
-    num_slots: int = 16
-    encode_batch: int = 8  # chunks encoded in one step at most
-    compute_workers: int = 1  # encode batches under way at once: threads on CPU, streams on CUDA
-    copy_overlap: bool = False  # copies on streams of their own
-    lookahead: bool = False  # a step starts before the one before it is read
-    cuda_graphs: bool = True
-
-    @classmethod
-    def of(
-        cls, config: EngineConfig, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype
-    ) -> Tuning:
-        """What the configuration leaves open is settled by device."""
+    def resolved(self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> EngineConfig:
+        """The same configuration with everything chosen that was left open."""
         on_cpu = device.type == "cpu"
-        workers = config.compute_workers or (
+        workers = self.compute_workers or (
             min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu else 1
         )
-        return cls(
-            choose_num_slots(config.max_slots, sizes, device, dtype),
+        return replace(
+            self,
+            device=device.type,
+            dtype=str(dtype).removeprefix("torch."),
+            num_slots=self.num_slots or choose_num_slots(sizes, device, dtype),
             # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache.
-            config.encode_batch or (workers if on_cpu else _ENCODE_BATCH_ON_CUDA),
-            workers,
-            config.copy_overlap,
-            lookahead=not on_cpu,  # on CPU there is nothing to overlap with
-            cuda_graphs=config.cuda_graphs,
+            encode_batch=self.encode_batch or (workers if on_cpu else _ENCODE_BATCH_ON_CUDA),
+            compute_workers=workers,
+            # On CPU there is nothing that a step could overlap with.
+            lookahead=not on_cpu if self.lookahead is None else self.lookahead,
         )
 
 
@@ -98,10 +91,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if _cpu_flags() & _BFLOAT16_FLAGS else torch.float32
 
 
-def choose_num_slots(max_slots: int, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> int:
-    """As many slots as a share of the free memory holds, within reason; `max_slots` where it is given."""
-    if max_slots > 0:
-        return max_slots
+def choose_num_slots(sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> int:
+    """As many slots as a share of the free memory holds, up to the number that still speeds up a step."""
     share = _SLOT_MEMORY_SHARE[device.type] * free_bytes(device)
     return max(1, min(_MAX_SLOTS[device.type], int(share) // DecoderCache.bytes_per_slot(sizes, dtype)))
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from asr_server.core import Samples
-from asr_server.engine.config import Tuning
+from asr_server.engine.config import EngineConfig
 from asr_server.engine.graphs import Graphs, row_buckets
-from asr_server.engine.transfers import Copies
+from asr_server.engine.transfers import Transfers
 from asr_server.model import DecoderCache, Whisper
 
 
-class EncodeTicket:
+class PendingEncode:
     """Chunks on their way into slots; on CPU they have arrived."""
 
     def __init__(self, encoded: torch.cuda.Event | None = None) -> None:
@@ -33,16 +33,16 @@ class EncodeTicket:
 
 
 class Encoder(Protocol):
-    def start(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
+    def start(self, first_slot: int, chunks: Several[Samples]) -> PendingEncode:
         """Fills the audio part of the slots from `first_slot` on, or begins to."""
         ...
 
     def close(self) -> None: ...
 
 
-def make_encoder(model: Whisper, cache: DecoderCache, tuning: Tuning, copies: Copies) -> Encoder:
+def make_encoder(model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers) -> Encoder:
     kind = CudaEncoder if model.device.type == "cuda" else CpuEncoder
-    return kind(model, cache, tuning, copies)
+    return kind(model, cache, config, transfers)
 
 
 class CpuEncoder:
@@ -52,12 +52,14 @@ class CpuEncoder:
     hundred times a chunk, and when something else runs on one of the cores, each of these waits is long.
     """
 
-    def __init__(self, model: Whisper, cache: DecoderCache, tuning: Tuning, copies: Copies) -> None:
+    def __init__(
+        self, model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
+    ) -> None:
         self._model, self._cache = model, cache
-        self._num_threads, self._num_workers = torch.get_num_threads(), tuning.compute_workers
-        self._workers = ThreadPoolExecutor(tuning.compute_workers, thread_name_prefix="encode")
+        self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
+        self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
-    def start(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
+    def start(self, first_slot: int, chunks: Several[Samples]) -> PendingEncode:
         num_at_once = min(len(chunks), self._num_workers)
         share = max(1, self._num_threads // num_at_once)
         by_slot = enumerate(chunks, first_slot)
@@ -69,7 +71,7 @@ class CpuEncoder:
             wait(tasks)
             for task in tasks:
                 task.result()
-        return EncodeTicket()
+        return PendingEncode()
 
     def close(self) -> None:
         self._workers.shutdown()
@@ -85,22 +87,24 @@ class CpuEncoder:
 class CudaEncoder:
     """Each batch on the next worker's stream, beside decoding. The host does not wait."""
 
-    def __init__(self, model: Whisper, cache: DecoderCache, tuning: Tuning, copies: Copies) -> None:
-        self._model, self._cache, self._copies = model, cache, copies
-        workers = [_CudaWorker(model, tuning) for _ in range(tuning.compute_workers)]
+    def __init__(
+        self, model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
+    ) -> None:
+        self._model, self._cache, self._transfers = model, cache, transfers
+        workers = [_CudaWorker(model, config) for _ in range(config.compute_workers)]
         self._workers = itertools.cycle(workers)
 
     @torch.inference_mode()
-    def start(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
+    def start(self, first_slot: int, chunks: Several[Samples]) -> PendingEncode:
         worker = next(self._workers)
         worker.stream.wait_stream(torch.cuda.current_stream())  # a slot may just be moving out of there
         with torch.cuda.stream(worker.stream):
-            samples = self._copies.to_device(self._model.log_mel.gather(chunks))
+            samples = self._transfers.to_device(self._model.log_mel.gather(chunks))
             audio = worker.encode(self._model.log_mel.of_samples(samples))
             self._cache.write_audio(first_slot, self._model.decoder.cross_keys_values(audio))
             encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
             encoded.record()
-            return EncodeTicket(encoded)
+            return PendingEncode(encoded)
 
     def close(self) -> None:
         torch.cuda.synchronize()
@@ -109,15 +113,15 @@ class CudaEncoder:
 class _CudaWorker:
     """A stream, and the encoder as graphs that replay on it: one for each size of batch."""
 
-    def __init__(self, model: Whisper, tuning: Tuning) -> None:
+    def __init__(self, model: Whisper, config: EngineConfig) -> None:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._encoder = model.encoder
         self._graphs: Graphs | None = None
-        if tuning.cuda_graphs:
+        if config.cuda_graphs:
             sizes = model.sizes
-            shape = (tuning.encode_batch, sizes.num_mels, sizes.num_frames)
+            shape = (config.encode_batch, sizes.num_mels, sizes.num_frames)
             self._mel = torch.zeros(shape, device=model.device)
-            batches = [(rows,) for rows in row_buckets(tuning.encode_batch)]
+            batches = [(rows,) for rows in row_buckets(config.encode_batch)]
             with torch.inference_mode():
                 self._graphs = Graphs(lambda rows: self._encoder(self._mel[:rows]), batches)
 

@@ -27,16 +27,16 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
-from asr_server.engine.admission import candidates, check
-from asr_server.engine.config import EngineConfig, Tuning, available_cores, choose_device, choose_dtype
-from asr_server.engine.encoding import EncodeTicket
+from asr_server.engine.config import EngineConfig, available_cores, choose_device, choose_dtype
+from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.memory import keep_freed_memory
 from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
 from asr_server.engine.sequence import Sequence
-from asr_server.engine.table import SlotTable, neighbours
+from asr_server.engine.slot_table import SlotTable, contiguous_runs
 from asr_server.engine.transfers import HostCopy
+from asr_server.engine.validation import candidates, check
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
 
@@ -46,8 +46,36 @@ _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up sequences that are b
 class Engine:
     """One replica's engine. Not thread-safe: one thread hands it commands and steps it."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Loads the checkpoint.
+    def __init__(
+        self,
+        model: Whisper,
+        tokenizer: Tokenizer,
+        rules: GenerationRules,
+        config: EngineConfig | None = None,
+    ) -> None:
+        """An engine on a model that is loaded already."""
+        config = (config or EngineConfig()).resolved(model.sizes, model.device, model.dtype)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
+        self.num_slots = config.num_slots
+        self.encode_batch = config.encode_batch
+        self.num_steps = 0
+        self.draining = False
+        self._runner = Runner(model, rules, tokenizer.specials, config)
+        self._loop = DecodeLoop(self._runner, tokenizer, bool(config.lookahead))
+        self._waiting: deque[Sequence] = deque()
+        self._slots = SlotTable(config.num_slots)
+        self._encoding: list[tuple[PendingEncode, list[Sequence]]] = []
+        self._encoded: list[Sequence] = []  # their audio is in; the prompt is not
+        self._detecting: list[tuple[HostCopy, list[Sequence]]] = []
+        self._held: list[Sequence] = []  # waiting for SetLanguage
+        self._events: list[Event] = []
+        self._seconds_per_encode = 0.0
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Engine:
+        """Loads the checkpoint that the configuration names, and an engine on it.
 
         Raises:
             CheckpointError, ValueError, FileNotFoundError: the checkpoint cannot be had or is no Whisper.
@@ -60,39 +88,8 @@ class Engine:
         model = load_whisper(directory, device, dtype)
         if device.type == "cpu":
             keep_freed_memory()  # from here on: what loading needed is given back
-        self._set_up(
-            model,
-            Tokenizer.from_directory(directory),
-            GenerationRules.from_directory(directory),
-            Tuning.of(config, model.sizes, device, dtype),
-        )
-
-    @classmethod
-    def of(
-        cls, model: Whisper, tokenizer: Tokenizer, rules: GenerationRules, tuning: Tuning | None = None
-    ) -> Engine:
-        """An engine on a model that is loaded already."""
-        engine = cls.__new__(cls)
-        engine._set_up(model, tokenizer, rules, tuning or Tuning())
-        return engine
-
-    def _set_up(self, model: Whisper, tokenizer: Tokenizer, rules: GenerationRules, tuning: Tuning) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.num_slots = tuning.num_slots
-        self.encode_batch = tuning.encode_batch
-        self.num_steps = 0
-        self.draining = False
-        self._runner = Runner(model, rules, tokenizer.specials, tuning)
-        self._loop = DecodeLoop(self._runner, tokenizer, tuning.lookahead)
-        self._waiting: deque[Sequence] = deque()
-        self._slots = SlotTable(tuning.num_slots)
-        self._encoding: list[tuple[EncodeTicket, list[Sequence]]] = []
-        self._encoded: list[Sequence] = []  # their audio is in; the prompt is not
-        self._detecting: list[tuple[HostCopy, list[Sequence]]] = []
-        self._held: list[Sequence] = []  # waiting for SetLanguage
-        self._events: list[Event] = []
-        self._seconds_per_encode = 0.0
+        tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
+        return cls(model, tokenizer, rules, config)
 
     # -- What others see ----------------------------------------------------------------------------------
 
@@ -132,7 +129,7 @@ class Engine:
         """Takes a command. What is wrong with a chunk does not raise: the next step emits Failed."""
         match command:
             case Submit():
-                self._submit(Sequence.of(command))
+                self._submit(Sequence.from_submit(command))
             case SetLanguage():
                 self._set_language(command)
             case Cancel():
@@ -179,7 +176,7 @@ class Engine:
                 self._finish(sequence)
         for _, run in self._encoding:
             for sequence in run:  # its slot is being written to: it is freed afterwards
-                sequence.is_over |= sequence.id.request_id == request_id
+                sequence.finished |= sequence.id.request_id == request_id
 
     # -- Admit --------------------------------------------------------------------------------------------
 
@@ -198,21 +195,21 @@ class Engine:
             return self.encode_batch
         return max(1, min(self.encode_batch, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
 
-    def _close_gaps(self) -> None:
+    def _compact(self) -> None:
         """Moves the last sequences into free slots before them, so that a step reads one block of slots."""
         if self._encoding:
             return  # not while audio is being written into one of them
-        for source, target in self._slots.close_gaps():
+        for source, target in self._slots.compact():
             self._runner.move(source, target)
 
     # -- Encode -------------------------------------------------------------------------------------------
 
     def _encode(self, admitted: list[Sequence]) -> None:
         started = time.perf_counter()
-        for run in neighbours(admitted):
+        for run in contiguous_runs(admitted):
             with self._failing(run):
-                ticket = self._runner.encode(run[0].slot, [sequence.samples for sequence in run])
-                self._encoding.append((ticket, run))
+                pending = self._runner.encode(run[0].slot, [sequence.samples for sequence in run])
+                self._encoding.append((pending, run))
         if admitted:
             self._seconds_per_encode = (time.perf_counter() - started) / len(admitted)
         self._take_encoded()
@@ -221,11 +218,11 @@ class Engine:
         """What is encoded goes on to the decoder; with nothing else to do, wait for it."""
         idle = not self._loop.has_work
         while self._encoding and (idle or self._encoding[0][0].is_done()):  # in the order they began
-            ticket, run = self._encoding.pop(0)
+            pending, run = self._encoding.pop(0)
             with self._failing(run):
-                ticket.join()
+                pending.join()
                 for sequence in run:
-                    if sequence.is_over:  # cancelled meanwhile
+                    if sequence.finished:  # cancelled meanwhile
                         self._finish(sequence)
                     else:
                         self._encoded.append(sequence)
@@ -244,13 +241,13 @@ class Engine:
         ready, self._encoded = self._encoded, []
         unknown = [sequence for sequence in ready if self._needs_detection(sequence)]
         known = [sequence for sequence in ready if not self._needs_detection(sequence)]
-        for run in neighbours(unknown):
+        for run in contiguous_runs(unknown):
             self._detecting.append((self._runner.language_probabilities(run[0].slot, len(run)), run))
         self._held += unknown  # in their slots, until the answer comes
         self._report_languages()
         for sequence in known:
             sequence.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
-        for run in neighbours(known, key=lambda sequence: (len(sequence.prompt), sequence.sot_index)):
+        for run in contiguous_runs(known, key=lambda sequence: (len(sequence.prompt), sequence.sot_index)):
             self._feed_prompts(run)
 
     def _needs_detection(self, sequence: Sequence) -> bool:
@@ -262,7 +259,7 @@ class Engine:
         while self._detecting and (idle or self._detecting[0][0].is_ready()):
             rows, run = self._detecting.pop(0)
             for sequence, row in zip(run, rows.read(), strict=True):
-                if not sequence.is_over:
+                if not sequence.finished:
                     self._events.append(LanguageDetected(sequence.id, self._candidates(sequence, row)))
 
     def _candidates(self, sequence: Sequence, probabilities: list[float]) -> dict[str, float]:
@@ -284,7 +281,7 @@ class Engine:
 
     def _decode(self) -> None:
         """One token for every sequence."""
-        self._close_gaps()
+        self._compact()
         for sequence, result in self._loop.step():
             self._finish(sequence, Result(sequence.id, result))
 
@@ -292,7 +289,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, event: Event | None = None) -> None:
         """Frees what the sequence holds: its slot or its place in the queue."""
-        sequence.is_over = True
+        sequence.finished = True
         if sequence.slot >= 0:
             self._slots.free(sequence)
         else:

@@ -70,7 +70,7 @@ class DecodeLoop:
             return None
         self.num_steps += 1
         self.num_tokens += len(self.sequences)
-        rows = [(sequence, sequence.slot, sequence.rung) for sequence in self.sequences]
+        rows = [(sequence, sequence.slot, sequence.temperature_index) for sequence in self.sequences]
         return Launched(rows, self._runner.decode(self._plan()))
 
     def _plan(self) -> StepPlan:
@@ -90,18 +90,18 @@ class DecodeLoop:
             return []
         finished: Finished = []
         tokens, logprobs, no_speech = launched.tokens.read()
-        for sequence, slot, rung in launched.rows:
-            if sequence.is_over or sequence.rung != rung:
+        for sequence, slot, temperature_index in launched.rows:
+            if sequence.finished or sequence.temperature_index != temperature_index:
                 continue
             sequence.no_speech_prob = no_speech[slot]
             reason = sequence.append(int(tokens[slot]), logprobs[slot], self._tokenizer.specials.end_of_text)
             if reason is None:
                 continue
             result = sequence.result(reason, self._tokenizer)
-            if sequence.next_rung(result):
+            if sequence.next_temperature(result):
                 self.start(sequence)
             else:
-                sequence.is_over = True
+                sequence.finished = True
                 finished.append((sequence, result))
-        self.sequences = [sequence for sequence in self.sequences if not sequence.is_over]
+        self.sequences = [sequence for sequence in self.sequences if not sequence.finished]
         return finished

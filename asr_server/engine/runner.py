@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from asr_server.core import Samples
-from asr_server.engine.config import Tuning
-from asr_server.engine.encoding import EncodeTicket, make_encoder
+from asr_server.engine.config import EngineConfig
+from asr_server.engine.encoding import PendingEncode, make_encoder
 from asr_server.engine.graphs import Graphs, context_buckets, row_buckets
 from asr_server.engine.rules import GenerationRules, TokenRules
 from asr_server.engine.sampling import draw, log_probabilities, penalise
 from asr_server.engine.slots import SlotState
-from asr_server.engine.transfers import Copies, HostCopy
+from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import Whisper
 from asr_server.tokenizer import SpecialTokens
 
@@ -34,9 +34,9 @@ class StepPlan:
 
 class Runner:
     def __init__(
-        self, model: Whisper, rules: GenerationRules, specials: SpecialTokens, tuning: Tuning
+        self, model: Whisper, rules: GenerationRules, specials: SpecialTokens, config: EngineConfig
     ) -> None:
-        num_slots = tuning.num_slots
+        num_slots = config.num_slots
         self.model = model
         self.cache = model.new_cache(num_slots)
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, model.device)
@@ -45,10 +45,10 @@ class Runner:
         self._language_tokens = torch.tensor(
             list(specials.languages.values()), dtype=torch.long, device=model.device
         )
-        self._copies = Copies(model.device, tuning.copy_overlap)
-        self._encoder = make_encoder(model, self.cache, tuning, self._copies)
+        self._transfers = Transfers(model.device, config.copy_overlap)
+        self._encoder = make_encoder(model, self.cache, config, self._transfers)
         self._graphs: Graphs | None = None
-        if model.device.type == "cuda" and tuning.cuda_graphs:
+        if model.device.type == "cuda" and config.cuda_graphs:
             with torch.inference_mode():
                 contexts = context_buckets(model.sizes.text_positions)
                 self._graphs = Graphs(self._step_in_general, list(product(row_buckets(num_slots), contexts)))
@@ -58,7 +58,7 @@ class Runner:
 
     # -- Encode -------------------------------------------------------------------------------------------
 
-    def encode(self, first_slot: int, chunks: Several[Samples]) -> EncodeTicket:
+    def encode(self, first_slot: int, chunks: Several[Samples]) -> PendingEncode:
         """Fills the audio part of the slots from `first_slot` on, or on CUDA begins to."""
         return self._encoder.start(first_slot, chunks)
 
@@ -84,11 +84,11 @@ class Runner:
         From one decoder step on the same encoder output.
         """
         hidden = self._feed(first_slot, [[self._specials.start_of_transcript]] * count)[:, 0]
-        return self._copies.to_host(self._probabilities(hidden)[:, self._language_tokens])
+        return self._transfers.to_host(self._probabilities(hidden)[:, self._language_tokens])
 
     def _feed(self, first_slot: int, prompts: list[list[int]]) -> Tensor:
         """The prompts' hidden states, [B, T, D]."""
-        tokens = self._copies.to_device(torch.tensor(prompts))
+        tokens = self._transfers.to_device(torch.tensor(prompts))
         positions = torch.arange(tokens.shape[1], device=self.model.device).expand_as(tokens)
         rows = self.cache.rows(first_slot, positions, context=tokens.shape[1])
         hidden: Tensor = self.model.decoder(tokens, positions, rows)
@@ -103,8 +103,8 @@ class Runner:
     def decode(self, plan: StepPlan) -> HostCopy:
         """One token for every row: three lines of [rows] to read, tokens, log-probabilities, no-speech."""
         if self._graphs is not None and not plan.sampled and not plan.penalised:
-            return self._copies.to_host(self._graphs.replay(plan.num_rows, plan.context))
-        return self._copies.to_host(self._step(plan))
+            return self._transfers.to_host(self._graphs.replay(plan.num_rows, plan.context))
+        return self._transfers.to_host(self._step(plan))
 
     def _step_in_general(self, num_rows: int, context: int) -> Tensor:
         """The step that graphs record: timestamps or not, whatever the positions below `context`."""

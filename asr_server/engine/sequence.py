@@ -22,20 +22,20 @@ class Sequence:
     prompt: list[int] = field(default_factory=list)
     sot_index: int = 0  # of <|startoftranscript|> in the prompt
     max_tokens: int = 0
-    rung: int = 0  # of the temperature ladder
+    temperature_index: int = 0  # of the temperature ladder
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sum_logprob: float = 0.0  # end-of-text included
     no_speech_prob: float = 0.0
-    is_over: bool = False  # finished, failed or cancelled: what still comes for it is dropped
+    finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
 
     @classmethod
-    def of(cls, command: Submit) -> Sequence:
+    def from_submit(cls, command: Submit) -> Sequence:
         return cls(command.id, command.samples, command.options, command.options.language)
 
     @property
     def temperature(self) -> float:
-        return self.options.temperatures[self.rung]
+        return self.options.temperatures[self.temperature_index]
 
     @property
     def position(self) -> int:
@@ -85,11 +85,13 @@ class Sequence:
             finish_reason=reason,
         )
 
-    def next_rung(self, result: ChunkResult) -> bool:
+    def next_temperature(self, result: ChunkResult) -> bool:
         """Steps up the ladder and starts over, where the result asks for it and there is a step."""
-        if self.rung + 1 == len(self.options.temperatures) or not needs_fallback(result, self.options):
+        if self.temperature_index + 1 == len(self.options.temperatures) or not needs_fallback(
+            result, self.options
+        ):
             return False
-        self.rung += 1
+        self.temperature_index += 1
         self.tokens.clear()
         self.logprobs.clear()
         self.sum_logprob = 0.0

@@ -1,4 +1,4 @@
-"""Copies between host and device. On CPU there is nothing to copy."""
+"""Transfers between host and device. On CPU there is nothing to copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Copies:
+class Transfers:
     """On CUDA through pinned memory, so that the host never waits for a copy to start or end.
 
     Without `overlap` a copy takes its turn in the stream that it is made in. With it, one stream carries all
@@ -15,34 +15,34 @@ class Copies:
 
     def __init__(self, device: torch.device, overlap: bool) -> None:
         self._device = device
-        self._inward: torch.cuda.Stream | None = None
-        self._outward: torch.cuda.Stream | None = None
+        self._h2d: torch.cuda.Stream | None = None
+        self._d2h: torch.cuda.Stream | None = None
         if overlap and device.type == "cuda":
-            self._inward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._h2d = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._d2h = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """For use in the current stream."""
         if self._device.type == "cuda" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
-        if self._inward is None:
+        if self._h2d is None:
             return tensor.to(self._device, non_blocking=True)
         computing = torch.cuda.current_stream()
-        with torch.cuda.stream(self._inward):
+        with torch.cuda.stream(self._h2d):
             copied = tensor.to(self._device, non_blocking=True)
-        computing.wait_stream(self._inward)
+        computing.wait_stream(self._h2d)
         copied.record_stream(computing)
         return copied
 
     def to_host(self, tensor: Tensor) -> HostCopy:
         """Of what the current stream has computed; `tensor` may be overwritten by what follows there."""
-        if self._outward is None:
+        if self._d2h is None:
             return HostCopy(tensor)
         result = tensor.clone()
-        self._outward.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._outward):
+        self._d2h.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._d2h):
             copy = HostCopy(result)
-        result.record_stream(self._outward)
+        result.record_stream(self._d2h)
         return copy
 
 

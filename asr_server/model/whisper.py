@@ -176,8 +176,8 @@ class DecoderLayer(nn.Module):
         keys, values = cache.append(key, value)
         x = x + self.out(attend_cached(query, keys, values, cache.mask))
         query = split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
-        heard = attend_cached_audio(query, cache.cross_keys, cache.cross_values, cache.cross_rows)
-        x = x + self.cross_out(heard)
+        attended = attend_cached_audio(query, cache.cross_keys, cache.cross_values, cache.cross_rows)
+        x = x + self.cross_out(attended)
         y: Tensor = self.feed_forward(x)
         return y
 

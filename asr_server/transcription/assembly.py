@@ -2,7 +2,7 @@
 
 The rule is openai-whisper's (`transcribe.py`): a pair of timestamp tokens side by side closes one segment
 and opens the next; a single one at the end says that the rest of the window is read; a segment opened and
-not closed was cut off, and reading goes on from the last closed time.
+not closed was cut off, and decoding goes on from the last closed time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Span(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]  # timestamps included
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """One part of one chunk, read: its spans, and where the unread tail begins if there is one.
+class DecodedPart(msgspec.Struct, frozen=True):
+    """One part of one chunk, decoded: its spans, and where the unread tail begins if there is one.
 
-    Holds no samples: readings wait for their turn, and the samples need not.
+    Holds no samples: parts wait until those before them are done, and the samples need not.
     """
 
     start_s: float  # of the part, in the file
@@ -49,31 +49,31 @@ def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
     )
 
 
-def read(
+def decode_part(
     chunk: Chunk, result: ChunkResult, options: DecodingOptions, tokenizer: Tokenizer, is_last: bool = False
-) -> Reading:
+) -> DecodedPart:
     """Cuts a result's tokens into spans. A silent one has none.
 
     There is no tail when this is the last part allowed, nor behind a limit that the client set itself.
     """
     if is_silence(result, options):
-        return Reading(chunk.start_s, chunk.duration_s, result, (), 0)
-    marks = _Marks(tokenizer, chunk.duration_s)
+        return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0)
+    parser = _TimestampParser(tokenizer, chunk.duration_s)
     may_go_on = options.timestamps and options.max_new_tokens is None and not is_last
-    num_read, tail_s = marks.tail(result) if may_go_on else (len(result.tokens), None)
-    spans = tuple(marks.spans(result.tokens[:num_read]))
-    return Reading(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s)
+    num_read, tail_s = parser.tail(result) if may_go_on else (len(result.tokens), None)
+    spans = tuple(parser.spans(result.tokens[:num_read]))
+    return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s)
 
 
-def unread_tail(chunk: Chunk, reading: Reading) -> Chunk | None:
+def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
     """The samples of `chunk` still to be read, as its next part."""
-    if reading.tail_s is None:
+    if part.tail_s is None:
         return None
-    first = int(reading.tail_s * SAMPLE_RATE)
+    first = int(part.tail_s * SAMPLE_RATE)
     return Chunk(chunk.index, chunk.start_sample + first, chunk.samples[first:])
 
 
-class _Marks:
+class _TimestampParser:
     """Reads timestamp tokens against one stretch of audio."""
 
     def __init__(self, tokenizer: Tokenizer, duration_s: float) -> None:
@@ -108,7 +108,7 @@ class _Marks:
             yield Span(start_s, after_s, part)
 
     def tail(self, result: ChunkResult) -> tuple[int, float | None]:
-        """How many tokens are read, and from where reading has to go on; None: all is read."""
+        """How many tokens are read, and from where decoding has to go on; None: all is read."""
         closed = self._last_closed(result)
         tail_s = self.time_s(result.tokens[closed]) if closed is not None else 0.0
         if closed is None or not 0.0 < tail_s <= self._duration_s - MIN_TAIL_S:
@@ -124,23 +124,23 @@ class _Marks:
         return borders[-1] - 1 if borders else None
 
 
-def segments(reading: Reading, first_id: int, tokenizer: Tokenizer) -> list[Segment]:
-    """The reading's spans on the file's clock. Spans whose text is empty are no segments."""
+def segments(part: DecodedPart, first_id: int, tokenizer: Tokenizer) -> list[Segment]:
+    """The part's spans on the file's clock. Spans whose text is empty are no segments."""
     made: list[Segment] = []
-    for span in reading.spans:
+    for span in part.spans:
         text = tokenizer.decode(span.tokens)
         if text.strip():
-            made.append(_segment(reading, span, text, first_id + len(made)))
+            made.append(_segment(part, span, text, first_id + len(made)))
     return made
 
 
-def _segment(reading: Reading, span: Span, text: str, segment_id: int) -> Segment:
-    result = reading.result
+def _segment(part: DecodedPart, span: Span, text: str, segment_id: int) -> Segment:
+    result = part.result
     return Segment(
         id=segment_id,
-        seek=round(reading.start_s * FRAMES_PER_S),
-        start_s=reading.start_s + span.start_s,
-        end_s=reading.start_s + span.end_s,
+        seek=round(part.start_s * FRAMES_PER_S),
+        start_s=part.start_s + span.start_s,
+        end_s=part.start_s + span.end_s,
         text=text,
         tokens=span.tokens,
         temperature=result.temperature,
@@ -150,10 +150,10 @@ def _segment(reading: Reading, span: Span, text: str, segment_id: int) -> Segmen
     )
 
 
-def token_logprobs(reading: Reading, tokenizer: Tokenizer) -> list[TokenLogprob]:
+def token_logprobs(part: DecodedPart, tokenizer: Tokenizer) -> list[TokenLogprob]:
     """The text tokens that were read, each with its log-probability and bytes."""
-    result = reading.result
-    read_tokens = zip(result.tokens[: reading.num_read], result.logprobs, strict=False)
+    result = part.result
+    read_tokens = zip(result.tokens[: part.num_read], result.logprobs, strict=False)
     return [
         _token_logprob(tokenizer.decode_bytes(token), logprob)
         for token, logprob in read_tokens

@@ -1,4 +1,4 @@
-"""The course of a request: audio in turns, chunks out as soon as they are cut, text back in file order."""
+"""One request from audio to text: chunks leave as soon as they are cut, text comes back in file order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Final
 import msgspec
 
 from asr_server.audio import PreprocessPool, Recording
-from asr_server.core import Chunk, ChunkResult, DecodingOptions, Passage, Segment, Transcript
+from asr_server.core import Chunk, ChunkResult, DecodingOptions, Segment, Transcript, TranscriptDelta
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly
-from asr_server.transcription.assembly import Reading
-from asr_server.transcription.detection import Detection
+from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.language import ENGLISH, Languages, name_of
+from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.text import continuation
-from asr_server.workers.dispatcher import Dispatcher, Ticket
+from asr_server.workers.dispatcher import Dispatcher, RequestHandle
 
 MAX_PARTS: Final = 8  # tries at one chunk's unread tails
 AUDIO_TOKENS_PER_S: Final = 50  # positions of Whisper's encoder
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Transcriber:
-    """The rooms that a request passes through."""
+    """Runs requests over the shared preprocessing pool and dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, pool: PreprocessPool, tokenizer: Tokenizer) -> None:
         specials = tokenizer.specials
@@ -40,101 +40,105 @@ class Transcriber:
         self._pool = pool
 
     @asynccontextmanager
-    async def transcribe(self, recording: Recording, options: DecodingOptions) -> AsyncIterator[Course]:
+    async def transcribe(
+        self, recording: Recording, options: DecodingOptions
+    ) -> AsyncIterator[TranscriptionSession]:
         """Runs the request while the block runs; leaving the block, however, cancels what is unfinished.
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
-        ticket = self._dispatcher.open(uuid.uuid4().hex)
-        course = Course(self, self._pool, ticket, recording, options)
+        handle = self._dispatcher.open(uuid.uuid4().hex)
+        session = TranscriptionSession(self, self._pool, handle, recording, options)
         try:
             async with asyncio.TaskGroup() as group:
-                course.start(group)
-                yield course
-                course.stop()
+                session.start(group)
+                yield session
+                session.stop()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         finally:
-            ticket.cancel()
+            handle.cancel()
             recording.close()
 
 
-class Course:
-    """One request on its way. Iterate over the passages to the end, then ask for the transcript."""
+class TranscriptionSession:
+    """One request on its way. Iterate over the deltas to the end, then ask for the transcript."""
 
     def __init__(
         self,
-        rooms: Transcriber,
+        transcriber: Transcriber,
         pool: PreprocessPool,
-        ticket: Ticket,
+        handle: RequestHandle,
         recording: Recording,
         options: DecodingOptions,
     ) -> None:
-        self._tokenizer = rooms.tokenizer
+        self._tokenizer = transcriber.tokenizer
         self._pool = pool
-        self._ticket = ticket
+        self._handle = handle
         self._recording = recording
         self._options = options
-        self._language = Detection(options.language or rooms.languages.only, options.candidate_languages)
-        self._in_order: asyncio.Queue[asyncio.Task[list[Reading]] | None] = asyncio.Queue()
-        self._running: set[asyncio.Task[None] | asyncio.Task[list[Reading]]] = set()
-        self._passages: list[Passage] = []
+        self._language = LanguageDetector(
+            options.language or transcriber.languages.only, options.candidate_languages
+        )
+        self._pending_parts: asyncio.Queue[asyncio.Task[list[DecodedPart]] | None] = asyncio.Queue()
+        self._running: set[asyncio.Task[None] | asyncio.Task[list[DecodedPart]]] = set()
+        self._deltas: list[TranscriptDelta] = []
         self._text = ""
         self._num_segments = 0
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        self._running.add(group.create_task(self._cut(group)))
+        self._running.add(group.create_task(self._produce_chunks(group)))
 
     def stop(self) -> None:
         for task in self._running:
             task.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[Passage]:
+    async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
         """Each chunk's final text, in the order of the file, as soon as all before it is final too."""
-        while task := await self._in_order.get():
-            passage = self._passage(await task)
-            self._passages.append(passage)
-            yield passage
+        while task := await self._pending_parts.get():
+            delta = self._delta(await task)
+            self._deltas.append(delta)
+            yield delta
 
     # -- Chunks out --
 
-    async def _cut(self, group: asyncio.TaskGroup) -> None:
-        """Decodes in turns, as far ahead as the dispatcher lets this request."""
+    async def _produce_chunks(self, group: asyncio.TaskGroup) -> None:
+        """Decodes slice by slice, as far ahead as the dispatcher lets this request."""
         finished = False
         while not finished:
             await asyncio.sleep(0)  # what was sent last is in the queue by then, and counts
-            turn = await self._pool.turn(self._recording, await self._ticket.room())
-            for piece in turn.pieces:
+            decoded = await self._pool.decode_slice(self._recording, await self._handle.wait_for_capacity())
+            for piece in decoded.pieces:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.
-                    self._send(group, piece, await self._language.turn())
-            finished = turn.finished
-        self._in_order.put_nowait(None)
+                    self._send(group, piece, await self._language.next_language())
+            finished = decoded.finished
+        self._pending_parts.put_nowait(None)
 
     def _send(self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None) -> None:
-        task = group.create_task(self._hear(chunk, language))
+        task = group.create_task(self._transcribe_chunk(chunk, language))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        self._in_order.put_nowait(task)
+        self._pending_parts.put_nowait(task)
 
-    async def _hear(self, chunk: Chunk, language: str | None) -> list[Reading]:
+    async def _transcribe_chunk(self, chunk: Chunk, language: str | None) -> list[DecodedPart]:
         """One chunk to its end: a tail that was left unread goes out again as the next part."""
         options = msgspec.structs.replace(self._options, language=language)
-        readings: list[Reading] = []
+        parts: list[DecodedPart] = []
         tail: Chunk | None = chunk
         for part in range(MAX_PARTS):
             if tail is None:
                 break
-            result = await self._ticket.submit(tail, options, part, self._language.choose)
+            result = await self._handle.submit(tail, options, part, self._language.on_probabilities)
             options = self._next_options(options, result)
             if _stopped_nowhere(result, options) and part == 0:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
-            readings.append(assembly.read(tail, result, options, self._tokenizer, part == MAX_PARTS - 1))
-            tail = assembly.unread_tail(tail, readings[-1])
+            parts.append(assembly.decode_part(tail, result, options, self._tokenizer, part == MAX_PARTS - 1))
+            tail = assembly.unread_tail(tail, parts[-1])
         if language is None:
-            self._language.conclude(options.language if any(r.spans for r in readings) else None)
-        return readings
+            self._language.on_decoded(options.language if any(r.spans for r in parts) else None)
+        return parts
 
     def _next_options(self, options: DecodingOptions, result: ChunkResult) -> DecodingOptions:
         """Later parts are read in the language of the first."""
@@ -143,41 +147,41 @@ class Course:
 
     # -- Text back --
 
-    def _passage(self, readings: list[Reading]) -> Passage:
+    def _delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
         so_far, language = self._text, self._options.language or self._language.code
         segments: list[Segment] = []
-        for reading in readings:
-            segments += assembly.segments(reading, self._num_segments + len(segments), self._tokenizer)
+        for part in parts:
+            segments += assembly.segments(part, self._num_segments + len(segments), self._tokenizer)
         for segment in segments:
             self._text += continuation(self._text, segment.text, language)
         self._num_segments += len(segments)
-        return Passage(
+        return TranscriptDelta(
             text=self._text[len(so_far) :],
             segments=tuple(segments),
             logprobs=tuple(
-                entry for reading in readings for entry in assembly.token_logprobs(reading, self._tokenizer)
+                entry for part in parts for entry in assembly.token_logprobs(part, self._tokenizer)
             ),
             language=language,
-            num_audio_tokens=math.ceil(readings[0].duration_s * AUDIO_TOKENS_PER_S),
-            num_text_tokens=sum(reading.num_read for reading in readings),
+            num_audio_tokens=math.ceil(parts[0].duration_s * AUDIO_TOKENS_PER_S),
+            num_text_tokens=sum(part.num_read for part in parts),
         )
 
     def transcript(self) -> Transcript:
-        """The whole. Only after the last passage."""
+        """The whole. Only after the last delta."""
         if self._recording.truncated:
             logger.warning(
                 "the recording ends early: transcribed the %.1f s read", self._recording.duration_s
             )
-        passages = self._passages
+        deltas = self._deltas
         spoken = ENGLISH if self._options.task == "translate" else self._language.code
         return Transcript(
             text=self._text,
-            segments=tuple(segment for passage in passages for segment in passage.segments),
-            logprobs=tuple(entry for passage in passages for entry in passage.logprobs),
+            segments=tuple(segment for delta in deltas for segment in delta.segments),
+            logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
             language=name_of(spoken),
             duration_s=self._recording.duration_s,
-            num_audio_tokens=sum(passage.num_audio_tokens for passage in passages),
-            num_text_tokens=sum(passage.num_text_tokens for passage in passages),
+            num_audio_tokens=sum(delta.num_audio_tokens for delta in deltas),
+            num_text_tokens=sum(delta.num_text_tokens for delta in deltas),
             task=self._options.task,
         )
 

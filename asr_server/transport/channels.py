@@ -1,7 +1,7 @@
-"""The two ends of the way between the API process and a replica.
+"""The two ends of the connection between the API process and a replica.
 
-`Port` is the API's end: it never blocks the event loop. `Channel` is the replica's end, used by the thread
-that runs the engine's steps. Each end has a sibling for threads (inline) and one for ZeroMQ.
+`EngineClient` is the API's end: it never blocks the event loop. `EngineServer` is the replica's end, used by
+the thread that runs the engine's steps. Each end has a sibling for threads (inline) and one for ZeroMQ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asr_server.core import Command, Event, Heartbeat
 from asr_server.transport import wire
 
 
-class Port(Protocol):
+class EngineClient(Protocol):
     """The API's end."""
 
     def send(self, command: Command) -> None:
@@ -32,7 +32,7 @@ class Port(Protocol):
     def close(self) -> None: ...
 
 
-class Channel(Protocol):
+class EngineServer(Protocol):
     """The replica's end."""
 
     def receive(self, wait_s: float) -> list[Command]:
@@ -40,14 +40,14 @@ class Channel(Protocol):
 
     def send(self, event: Event) -> None: ...
 
-    def heart(self) -> HeartbeatSender:
+    def heartbeat_sender(self) -> HeartbeatSender:
         """A sender for the heartbeat thread alone."""
 
     def close(self) -> None: ...
 
 
 class HeartbeatSender(Protocol):
-    def beat(self, heartbeat: Heartbeat) -> None: ...
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None: ...
 
     def close(self) -> None: ...
 
@@ -55,7 +55,7 @@ class HeartbeatSender(Protocol):
 # -- Inline: two queues between a thread and the event loop. -------------------------------------------------
 
 
-class InlinePort:
+class InlineEngineClient:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -76,27 +76,27 @@ class InlinePort:
         pass
 
 
-class InlineChannel:
-    def __init__(self, port: InlinePort) -> None:
-        self._port = port
+class InlineEngineServer:
+    def __init__(self, client: InlineEngineClient) -> None:
+        self._client = client
 
     def receive(self, wait_s: float) -> list[Command]:
         received: list[Command] = []
         with contextlib.suppress(queue.Empty):
             if wait_s > 0:
-                received.append(self._port.commands.get(timeout=wait_s))
+                received.append(self._client.commands.get(timeout=wait_s))
             while True:
-                received.append(self._port.commands.get_nowait())
+                received.append(self._client.commands.get_nowait())
         return received
 
     def send(self, event: Event) -> None:
-        self._port.deliver(event)
+        self._client.deliver(event)
 
-    def heart(self) -> InlineChannel:
+    def heartbeat_sender(self) -> InlineEngineServer:
         return self
 
-    def beat(self, heartbeat: Heartbeat) -> None:
-        self._port.deliver(heartbeat)
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._client.deliver(heartbeat)
 
     def close(self) -> None:
         pass
@@ -108,7 +108,7 @@ class InlineChannel:
 CONNECT_LIMIT_MS = 5000  # a replica whose other socket has not connected by then has died
 
 
-class ZmqPort:
+class ZmqEngineClient:
     """Binds a pair of sockets for one incarnation of a replica; a restarted one gets a new pair.
 
     Sending copies each frame once into ZeroMQ's own memory, so that the sender holds nothing after it.
@@ -151,7 +151,7 @@ class ZmqPort:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class ZmqChannel:
+class ZmqEngineServer:
     def __init__(self, address: str) -> None:
         self._address = address
         self._context = zmq.Context()
@@ -177,9 +177,9 @@ class ZmqChannel:
     def send(self, event: Event) -> None:
         self._events.send_multipart(wire.events.encode(event))
 
-    def heart(self) -> ZmqHeart:
+    def heartbeat_sender(self) -> ZmqHeartbeatSender:
         """ZeroMQ's sockets belong to one thread each, so this one is of its own."""
-        return ZmqHeart(self._connect(zmq.PUSH, "events"))
+        return ZmqHeartbeatSender(self._connect(zmq.PUSH, "events"))
 
     def close(self) -> None:
         self._commands.close(linger=0)
@@ -187,11 +187,11 @@ class ZmqChannel:
         self._context.term()
 
 
-class ZmqHeart:
+class ZmqHeartbeatSender:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
 
-    def beat(self, heartbeat: Heartbeat) -> None:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         self._socket.send_multipart(wire.events.encode(heartbeat))
 
     def close(self) -> None:

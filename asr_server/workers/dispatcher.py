@@ -1,9 +1,9 @@
 """Which chunk goes to which replica, and when.
 
-Fairness between requests is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk is stamped, as
-it comes, with the virtual time at which it would be finished if every request had an equal share, and the
-smallest stamp goes first. A short request so passes a long one of the same age, and none starves, because
-stamps never change. A chunk costs a padded encode plus what it is expected to decode, not its seconds alone.
+Fairness between requests is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk gets, as it
+comes, a finish tag: the virtual time at which it would be finished if every request had an equal share. The
+smallest tag goes first. A short request so passes a long one of the same age, and none starves, because tags
+never change. A chunk costs a padded encode plus what it is expected to decode, not its seconds alone.
 No request holds more than half of all slots, so that a newcomer finds one free.
 
 Replicas grant credits; a chunk without a credit waits here, where it can still be cancelled or sent
@@ -38,7 +38,7 @@ from asr_server.core import (
 )
 from asr_server.errors import ChunkFailed, EngineUnavailable
 from asr_server.workers.executor import Executor, ReplicaGone, create_executor
-from asr_server.workers.supervisor import Link, Supervisor
+from asr_server.workers.supervisor import ReplicaState, Supervisor
 
 ENCODE_COST = 1.0  # one padded window
 DECODE_COST = 1.0  # the tokens of a full window of speech
@@ -55,28 +55,28 @@ class _Entry:
 
     submit: Submit
     future: asyncio.Future[ChunkResult]
-    ticket: Ticket
-    stamp: float
+    handle: RequestHandle
+    finish_tag: float
     on_language: OnLanguage | None
 
 
 @dataclass(eq=False)
-class Ticket:
+class RequestHandle:
     """One request's place in the dispatcher."""
 
     request_id: str
     dispatcher: Dispatcher
     num_waiting: int = 0  # chunks that no replica has taken yet
     num_in_flight: int = 0
-    parked: list[_Entry] = field(default_factory=list)  # waiting for this request's own chunks to finish
-    last_stamp: float = 0.0
-    _room: asyncio.Event = field(default_factory=asyncio.Event)
+    throttled: list[_Entry] = field(default_factory=list)  # waiting for this request's own chunks to finish
+    last_finish_tag: float = 0.0
+    _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def room(self) -> int:
+    async def wait_for_capacity(self) -> int:
         """How many more chunks this request may decode now; waits until there is one."""
         while (room := self.dispatcher.chunks_ahead - self.num_waiting) <= 0:
-            self._room.clear()
-            await self._room.wait()
+            self._has_capacity.clear()
+            await self._has_capacity.wait()
         return room
 
     async def submit(
@@ -96,9 +96,9 @@ class Ticket:
         """Drops all that is waiting or running for this request. Harmless when nothing is."""
         self.dispatcher.cancel(self)
 
-    def leave_queue(self) -> None:
+    def on_dequeued(self) -> None:
         self.num_waiting -= 1
-        self._room.set()
+        self._has_capacity.set()
 
 
 class Dispatcher:
@@ -116,7 +116,7 @@ class Dispatcher:
         self._waiting: list[tuple[float, int, _Entry]] = []  # a heap
         self._entries: dict[ChunkId, _Entry] = {}  # waiting and in flight
         self._sequence = itertools.count()
-        self._clock = 0.0  # virtual: the stamp last served
+        self._virtual_time = 0.0  # virtual: the finish_tag last served
 
     async def start(self) -> None:
         self._supervisor.start()
@@ -128,32 +128,34 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        return any(link.ready for link in self._supervisor.links)
+        return any(state.ready for state in self._supervisor.replica_states)
 
     @property
     def given_up(self) -> bool:
         return self._supervisor.given_up
 
     @property
-    def links(self) -> list[Link]:
-        return self._supervisor.links
+    def replica_states(self) -> list[ReplicaState]:
+        return self._supervisor.replica_states
 
     @property
     def num_chunks(self) -> int:
         """Chunks waiting and in flight."""
         return len(self._entries)
 
-    def open(self, request_id: str) -> Ticket:
-        return Ticket(request_id, self)
+    def open(self, request_id: str) -> RequestHandle:
+        return RequestHandle(request_id, self)
 
     # -- Chunks in --
 
-    async def enqueue(self, ticket: Ticket, submit: Submit, on_language: OnLanguage | None) -> ChunkResult:
+    async def enqueue(
+        self, handle: RequestHandle, submit: Submit, on_language: OnLanguage | None
+    ) -> ChunkResult:
         if self.given_up:
             raise EngineUnavailable("No engine is running.")
-        ticket.last_stamp = max(self._clock, ticket.last_stamp) + _cost(submit)
+        handle.last_finish_tag = max(self._virtual_time, handle.last_finish_tag) + _cost(submit)
         future: asyncio.Future[ChunkResult] = asyncio.get_running_loop().create_future()
-        entry = _Entry(submit, future, ticket, ticket.last_stamp, on_language)
+        entry = _Entry(submit, future, handle, handle.last_finish_tag, on_language)
         self._wait(entry)
         self._dispatch()
         return await future
@@ -161,109 +163,109 @@ class Dispatcher:
     def _wait(self, entry: _Entry) -> None:
         self._entries[entry.submit.id] = entry
         self._push(entry)
-        entry.ticket.num_waiting += 1
+        entry.handle.num_waiting += 1
 
     def _push(self, entry: _Entry) -> None:
-        heapq.heappush(self._waiting, (entry.stamp, next(self._sequence), entry))
+        heapq.heappush(self._waiting, (entry.finish_tag, next(self._sequence), entry))
 
     def _dispatch(self) -> None:
-        while (link := self._link_with_most_credit()) and (entry := self._next_entry()):
-            self._clock = max(self._clock, entry.stamp)
-            self._send(link, entry)
+        while (state := self._replica_with_most_credit()) and (entry := self._next_entry()):
+            self._virtual_time = max(self._virtual_time, entry.finish_tag)
+            self._send(state, entry)
 
-    def _link_with_most_credit(self) -> Link | None:
-        links = [link for link in self._supervisor.links if link.credit > 0]
-        return max(links, key=lambda link: link.credit, default=None)
+    def _replica_with_most_credit(self) -> ReplicaState | None:
+        replica_states = [state for state in self._supervisor.replica_states if state.credit > 0]
+        return max(replica_states, key=lambda state: state.credit, default=None)
 
     def _next_entry(self) -> _Entry | None:
         while self._waiting:
             entry = heapq.heappop(self._waiting)[2]
-            ticket = entry.ticket
-            if self._has_its_share(ticket) and not entry.future.done():
-                ticket.parked.append(entry)
+            handle = entry.handle
+            if self._has_full_share(handle) and not entry.future.done():
+                handle.throttled.append(entry)
                 continue
-            ticket.leave_queue()
+            handle.on_dequeued()
             if not entry.future.done():
                 return entry
         return None
 
-    def _has_its_share(self, ticket: Ticket) -> bool:
-        num_slots = sum(link.num_slots for link in self._supervisor.links)
-        return num_slots > 0 and ticket.num_in_flight >= max(1, num_slots // 2)
+    def _has_full_share(self, handle: RequestHandle) -> bool:
+        num_slots = sum(state.num_slots for state in self._supervisor.replica_states)
+        return num_slots > 0 and handle.num_in_flight >= max(1, num_slots // 2)
 
-    def _land(self, ticket: Ticket) -> None:
+    def _release(self, handle: RequestHandle) -> None:
         """One of the request's chunks is in flight no more: another may go."""
-        ticket.num_in_flight -= 1
-        for entry in ticket.parked:
+        handle.num_in_flight -= 1
+        for entry in handle.throttled:
             self._push(entry)
-        ticket.parked.clear()
+        handle.throttled.clear()
 
-    def _send(self, link: Link, entry: _Entry) -> None:
+    def _send(self, state: ReplicaState, entry: _Entry) -> None:
         try:
-            link.replica.send(entry.submit)
+            state.replica.send(entry.submit)
         except ReplicaGone:
-            link.credit = 0  # its supervisor will say so too
+            state.credit = 0  # its supervisor will say so too
             self._wait(entry)
             return
-        link.credit -= 1
-        link.in_flight.add(entry.submit.id)
-        entry.ticket.num_in_flight += 1
+        state.credit -= 1
+        state.in_flight.add(entry.submit.id)
+        entry.handle.num_in_flight += 1
 
-    def cancel(self, ticket: Ticket) -> None:
-        entries = [entry for entry in self._entries.values() if entry.ticket is ticket]
+    def cancel(self, handle: RequestHandle) -> None:
+        entries = [entry for entry in self._entries.values() if entry.handle is handle]
         for entry in entries:
             del self._entries[entry.submit.id]
             entry.future.cancel()
-        ticket.parked.clear()
-        ticket.num_in_flight = 0
-        for link in self._supervisor.links:
-            if _forget(link, ticket.request_id):
-                self._tell(link, Cancel(ticket.request_id))
+        handle.throttled.clear()
+        handle.num_in_flight = 0
+        for state in self._supervisor.replica_states:
+            if _drop_in_flight(state, handle.request_id):
+                self._try_send(state, Cancel(handle.request_id))
 
-    def _tell(self, link: Link, command: Cancel | SetLanguage) -> None:
+    def _try_send(self, state: ReplicaState, command: Cancel | SetLanguage) -> None:
         try:
-            link.replica.send(command)
+            state.replica.send(command)
         except ReplicaGone:
-            link.credit = 0
+            state.credit = 0
 
     # -- Events back --
 
-    def _on_event(self, link: Link, event: Event) -> None:
+    def _on_event(self, state: ReplicaState, event: Event) -> None:
         match event:
             case LanguageDetected() if entry := self._entries.get(event.id):
-                self._choose_language(link, entry, event)
-            case Result() if entry := self._finish(link, event.id):
+                self._choose_language(state, entry, event)
+            case Result() if entry := self._finish(state, event.id):
                 _resolve(entry.future, event.result)
-            case Failed() if entry := self._finish(link, event.id):
+            case Failed() if entry := self._finish(state, event.id):
                 _reject(entry.future, ChunkFailed(event.message))
         self._dispatch()
 
-    def _finish(self, link: Link, id: ChunkId) -> _Entry | None:
+    def _finish(self, state: ReplicaState, id: ChunkId) -> _Entry | None:
         """None for an answer to an earlier attempt, or to a request that has left."""
-        if id not in link.in_flight:
+        if id not in state.in_flight:
             return None
-        link.in_flight.remove(id)
+        state.in_flight.remove(id)
         entry = self._entries.pop(id, None)
         if entry is not None:
-            self._land(entry.ticket)
+            self._release(entry.handle)
         return entry
 
-    def _choose_language(self, link: Link, entry: _Entry, event: LanguageDetected) -> None:
+    def _choose_language(self, state: ReplicaState, entry: _Entry, event: LanguageDetected) -> None:
         probabilities = event.probabilities
         choose = entry.on_language or (lambda found: max(found, key=lambda code: found[code]))
         language = choose(probabilities)
         options = msgspec.structs.replace(entry.submit.options, language=language)
         entry.submit = msgspec.structs.replace(entry.submit, options=options)  # for a later attempt
-        self._tell(link, SetLanguage(event.id, language))
+        self._try_send(state, SetLanguage(event.id, language))
 
-    def _on_gone(self, link: Link) -> None:
-        """Its chunks go elsewhere, ahead of the others: they keep their stamps."""
-        link.credit = 0
-        orphans = [entry for id in link.in_flight if (entry := self._entries.pop(id, None))]
-        link.in_flight.clear()
+    def _on_gone(self, state: ReplicaState) -> None:
+        """Its chunks go elsewhere, ahead of the others: they keep their finish tags."""
+        state.credit = 0
+        orphans = [entry for id in state.in_flight if (entry := self._entries.pop(id, None))]
+        state.in_flight.clear()
         for entry in orphans:
-            self._land(entry.ticket)
-            self._retry(entry, link.replica.name)
+            self._release(entry.handle)
+            self._retry(entry, state.replica.name)
         self._dispatch()
 
     def _retry(self, entry: _Entry, name: str) -> None:
@@ -288,9 +290,9 @@ def _cost(submit: Submit) -> float:
     return ENCODE_COST + DECODE_COST * len(submit.samples) / WINDOW_SAMPLES
 
 
-def _forget(link: Link, request_id: str) -> bool:
-    ids = {id for id in link.in_flight if id.request_id == request_id}
-    link.in_flight -= ids
+def _drop_in_flight(state: ReplicaState, request_id: str) -> bool:
+    ids = {id for id in state.in_flight if id.request_id == request_id}
+    state.in_flight -= ids
     return bool(ids)
 
 

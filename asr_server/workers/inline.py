@@ -9,9 +9,9 @@ import threading
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
 from asr_server.engine import Engine, EngineConfig
-from asr_server.transport.channels import InlineChannel, InlinePort
+from asr_server.transport.channels import InlineEngineClient, InlineEngineServer
+from asr_server.workers.engine_loop import run
 from asr_server.workers.executor import ReplicaGone
-from asr_server.workers.serving import run
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class InlineExecutor:
 class InlineReplica:
     def __init__(self, name: str, config: EngineConfig) -> None:
         self.name = name
-        self._port = InlinePort()
+        self._client = InlineEngineClient()
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(config,), name=name, daemon=True)
@@ -35,7 +35,7 @@ class InlineReplica:
 
     def _run(self, config: EngineConfig) -> None:
         try:
-            run(InlineChannel(self._port), lambda: Engine(config))
+            run(InlineEngineServer(self._client), lambda: Engine.load(config))
         except Exception:
             logger.exception("%s has failed", self.name)
         finally:
@@ -44,10 +44,10 @@ class InlineReplica:
     def send(self, command: Command) -> None:
         if self._gone.is_set():
             raise ReplicaGone(self.name)
-        self._port.send(command)
+        self._client.send(command)
 
     async def receive(self) -> Event:
-        event = asyncio.ensure_future(self._port.receive())
+        event = asyncio.ensure_future(self._client.receive())
         gone = asyncio.ensure_future(self._gone.wait())
         try:
             await asyncio.wait((event, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -60,6 +60,6 @@ class InlineReplica:
 
     async def close(self, drain_s: float = 0.0) -> None:
         """A thread cannot be ended from outside: it stops once its running chunks are done."""
-        self._port.send(Drain())
+        self._client.send(Drain())
         await self._gone.wait()
-        self._port.close()
+        self._client.close()

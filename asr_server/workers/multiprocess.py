@@ -13,7 +13,7 @@ import zmq
 
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
-from asr_server.transport.channels import ZmqPort
+from asr_server.transport.channels import ZmqEngineClient
 from asr_server.workers.executor import ReplicaGone
 from asr_server.workers.replica import ReplicaSpec
 
@@ -25,51 +25,51 @@ class MultiprocessExecutor:
         self._settings = settings
 
     async def launch(self, index: int) -> ProcessReplica:
-        port = ZmqPort()
-        spec = msgspec.json.encode(ReplicaSpec(index, port.address, self._settings)).decode()
+        client = ZmqEngineClient()
+        spec = msgspec.json.encode(ReplicaSpec(index, client.address, self._settings)).decode()
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "asr_server.workers.replica", spec, stdin=PIPE
         )
-        return ProcessReplica(f"replica {index}", process, port)
+        return ProcessReplica(f"replica {index}", process, client)
 
 
 class ProcessReplica:
-    def __init__(self, name: str, process: Process, port: ZmqPort) -> None:
+    def __init__(self, name: str, process: Process, client: ZmqEngineClient) -> None:
         self.name = name
         self.pid = process.pid
         self._process = process
-        self._port = port
+        self._client = client
         self._exit = asyncio.ensure_future(process.wait())
 
     def send(self, command: Command) -> None:
         if self._exit.done():
-            raise ReplicaGone(self._epitaph())
+            raise ReplicaGone(self._exit_message())
         try:
-            self._port.send(command)
+            self._client.send(command)
         except zmq.Again:
             raise ReplicaGone(f"{self.name} is not connected") from None
 
     async def receive(self) -> Event:
-        event = asyncio.ensure_future(self._port.receive())
+        event = asyncio.ensure_future(self._client.receive())
         try:
             await asyncio.wait((event, self._exit), return_when=asyncio.FIRST_COMPLETED)
             if event.done():
                 return event.result()
-            raise ReplicaGone(self._epitaph())
+            raise ReplicaGone(self._exit_message())
         finally:
             event.cancel()
 
-    def _epitaph(self) -> str:
+    def _exit_message(self) -> str:
         return f"{self.name} (pid {self.pid}) exited with status {self._process.returncode}"
 
     async def close(self, drain_s: float = 0.0) -> None:
         if drain_s > 0 and not self._exit.done():
             with contextlib.suppress(zmq.Again):
-                self._port.send(Drain())
+                self._client.send(Drain())
             await asyncio.wait((self._exit,), timeout=drain_s)
         if not self._exit.done():
             self._process.kill()
         await self._exit
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._port.close()
+        self._client.close()

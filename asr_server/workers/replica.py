@@ -13,8 +13,8 @@ from setproctitle import setproctitle
 
 from asr_server.config import Settings
 from asr_server.telemetry import configure_logging
-from asr_server.transport.channels import ZmqChannel
-from asr_server.workers.serving import run
+from asr_server.transport.channels import ZmqEngineServer
+from asr_server.workers.engine_loop import run
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine
@@ -32,13 +32,13 @@ def main() -> None:
     configure_logging(spec.settings.log_level, process=f"replica {spec.index}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    run(ZmqChannel(spec.address), lambda: _create_engine(spec.settings))
+    run(ZmqEngineServer(spec.address), lambda: _create_engine(spec.settings))
 
 
 def _create_engine(settings: Settings) -> Engine:
-    from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heart already beats
+    from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
 
-    return Engine(EngineConfig.from_settings(settings))
+    return Engine.load(EngineConfig.from_settings(settings))
 
 
 def _end_with_parent() -> None:

@@ -1,7 +1,7 @@
 """Keeps every replica alive: starts it, watches two signals of life, replaces it when it dies or hangs.
 
-Frozen is a replica whose heart has stopped; hung is one whose heart beats while its engine, with work to
-do, takes no step. A large batch on a small machine is neither: the limit grows with the longest step seen.
+A replica is frozen when its heartbeats stop, and hung when they go on while its engine, with work to do,
+takes no step. A large batch on a small machine is neither: the limit grows with the longest step seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Link:
+class ReplicaState:
     """What this side knows of one live replica."""
 
     replica: Replica
@@ -40,7 +40,7 @@ class Link:
     progress_at: float = field(default_factory=time.monotonic)
     longest_step_s: float = 0.0
 
-    def beat(self, heartbeat: Heartbeat, now: float) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Takes note of progress. Raises ReplicaGone for one that hangs."""
         if heartbeat.num_steps > self.heartbeat.num_steps or not self.in_flight:
             if self.in_flight:
@@ -59,11 +59,11 @@ class Supervisor:
         self,
         executor: Executor,
         num_replicas: int,
-        on_event: Callable[[Link, Event], None],
-        on_gone: Callable[[Link], None],
+        on_event: Callable[[ReplicaState, Event], None],
+        on_gone: Callable[[ReplicaState], None],
         on_given_up: Callable[[], None],
     ) -> None:
-        self.links: list[Link] = []
+        self.replica_states: list[ReplicaState] = []
         self._executor = executor
         self._num_replicas = num_replicas
         self._on_event = on_event
@@ -79,7 +79,7 @@ class Supervisor:
 
     def start(self) -> None:
         self._tasks = [
-            asyncio.create_task(self._keep(index), name=f"supervise replica {index}")
+            asyncio.create_task(self._supervise(index), name=f"supervise replica {index}")
             for index in range(self._num_replicas)
         ]
 
@@ -88,49 +88,49 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self, index: int) -> None:
+    async def _supervise(self, index: int) -> None:
         failed_starts = 0
         while failed_starts < MAX_FAILED_STARTS:
-            link = Link(await self._executor.launch(index))
-            await self._attend(link)
-            failed_starts = 0 if link.ready else failed_starts + 1
+            state = ReplicaState(await self._executor.launch(index))
+            await self._watch(state)
+            failed_starts = 0 if state.ready else failed_starts + 1
             await asyncio.sleep(min(MAX_PAUSE_S, 2.0**failed_starts - 1.0))
         logger.error("replica %d failed to start %d times: given up", index, failed_starts)
         self._num_given_up += 1
         if self.given_up:
             self._on_given_up()
 
-    async def _attend(self, link: Link) -> None:
+    async def _watch(self, state: ReplicaState) -> None:
         """From launch to the end of one replica."""
-        self.links.append(link)
+        self.replica_states.append(state)
         try:
             while True:
-                self._receive(link, await self._next_event(link))
+                self._receive(state, await self._next_event(state))
         except ReplicaGone as gone:
             logger.error("%s", gone)
-            await link.replica.close()
+            await state.replica.close()
         except asyncio.CancelledError:
-            await link.replica.close(DRAIN_S)
+            await state.replica.close(DRAIN_S)
             raise
         finally:
-            self.links.remove(link)
-            self._on_gone(link)
+            self.replica_states.remove(state)
+            self._on_gone(state)
 
-    async def _next_event(self, link: Link) -> Event:
-        limit_s = FROZEN_AFTER_S if link.ready else STARTUP_LIMIT_S
+    async def _next_event(self, state: ReplicaState) -> Event:
+        limit_s = FROZEN_AFTER_S if state.ready else STARTUP_LIMIT_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                return await link.replica.receive()
-        raise ReplicaGone(f"{link.replica.name} has been silent for {limit_s:.0f} s: frozen")
+                return await state.replica.receive()
+        raise ReplicaGone(f"{state.replica.name} has been silent for {limit_s:.0f} s: frozen")
 
-    def _receive(self, link: Link, event: Event) -> None:
+    def _receive(self, state: ReplicaState, event: Event) -> None:
         match event:
             case Heartbeat():
-                link.beat(event, time.monotonic())
+                state.on_heartbeat(event, time.monotonic())
             case Credit():
-                link.ready = True
-                link.credit += event.count
-                link.num_slots = event.num_slots or link.num_slots
-                self._on_event(link, event)
+                state.ready = True
+                state.credit += event.count
+                state.num_slots = event.num_slots or state.num_slots
+                self._on_event(state, event)
             case _:
-                self._on_event(link, event)
+                self._on_event(state, event)

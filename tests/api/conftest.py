@@ -3,13 +3,13 @@ from collections.abc import AsyncIterator
 import pytest
 from openai import AsyncOpenAI
 
-from tests.api.house import House, open_house
+from tests.api.running_app import RunningApp, run_app
 from tests.conftest import Server
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with open_house() as opened:
+async def app() -> AsyncIterator[RunningApp]:
+    async with run_app() as opened:
         yield opened
 
 

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.api.hearing import SPOKEN, transcribe
-from tests.api.recordings import m4a, silent_film, sound_file
+from tests.api.official_client import SPOKEN, transcribe
+from tests.api.sample_files import m4a, silent_film, sound_file
 from tests.speech import silence
 
 VERBOSE: dict[str, Any] = {"response_format": "verbose_json"}

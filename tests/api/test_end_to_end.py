@@ -1,4 +1,4 @@
-"""The whole road: the official client in strict mode, a real server, the embedded model, real sound."""
+"""End to end: the official client in strict mode, a real server, the embedded model, real sound."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from openai import AsyncOpenAI
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
 
 from asr_server.core import Samples
-from tests.api.hearing import CUE, FORMATS, SPOKEN, plain, transcribe
-from tests.api.recordings import m4a, mp3, opus, sound_file
+from tests.api.official_client import CUE, FORMATS, SPOKEN, plain, transcribe
+from tests.api.sample_files import m4a, mp3, opus, sound_file
 from tests.speech import RECORDINGS, silence
 
 

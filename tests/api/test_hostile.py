@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asr_server.config import Settings
-from tests.api.house import House, open_house
+from tests.api.running_app import RunningApp, run_app
 from tests.audio.hostile import mutated
 from tests.audio.test_hostile import MIB, flac_header, originals, silent_opus
 from tests.audio.test_wav import raw_wav
@@ -25,36 +25,36 @@ from tests.audio.test_wav import raw_wav
     ids=["hours", "gigabytes", "rate"],
 )
 async def test_a_bomb_is_refused_with_the_limit_s_name(upload: bytes, limits: dict[str, Any]) -> None:
-    async with open_house(replace(Settings(), **limits)) as house:
-        reply = await house.post(upload)
+    async with run_app(replace(Settings(), **limits)) as app:
+        reply = await app.post(upload)
         assert 400 <= reply.status_code < 500
         assert reply.json()["error"]["param"] == "file"
         (setting,) = limits
         assert f"--{setting.replace('_', '-')}" in reply.json()["error"]["message"]
-        assert await house.hears()
+        assert await app.still_works()
 
 
-async def test_a_wav_that_claims_4_gb_is_heard_as_far_as_it_goes(house: House) -> None:
-    reply = await house.post(raw_wav(bytes(range(256)) * 625, data_size=0xFFFFFFF0))
+async def test_a_wav_that_claims_4_gb_is_heard_as_far_as_it_goes(app: RunningApp) -> None:
+    reply = await app.post(raw_wav(bytes(range(256)) * 625, data_size=0xFFFFFFF0))
     assert reply.json()["text"] == "zero"
-    assert await house.hears()
+    assert await app.still_works()
 
 
-async def test_mutated_uploads_are_heard_or_refused(house: House, tmp_path: Path) -> None:
+async def test_mutated_uploads_are_heard_or_refused(app: RunningApp, tmp_path: Path) -> None:
     statuses = {
-        (await house.post(upload)).status_code for _, upload in mutated(originals(tmp_path), 60, seed=4)
+        (await app.post(upload)).status_code for _, upload in mutated(originals(tmp_path), 60, seed=4)
     }
     assert statuses == {200, 400}
-    assert await house.hears()
+    assert await app.still_works()
 
 
 @pytest.mark.trial
 @pytest.mark.timeout(900)
 async def test_24_mib_of_silent_opus_are_refused_within_bounds() -> None:
     hour = silent_opus(3600)
-    async with open_house() as house:
-        house.client.timeout = 600
-        reply = await house.post(hour * (24 * MIB // len(hour)))
+    async with run_app() as app:
+        app.client.timeout = 600
+        reply = await app.post(hour * (24 * MIB // len(hour)))
         assert 400 <= reply.status_code < 500
         assert "--max-" in reply.json()["error"]["message"]
-        assert await house.hears()
+        assert await app.still_works()

@@ -16,8 +16,8 @@ from openai import AsyncOpenAI
 from asr_server.audio import AudioLimits, Recording
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE
-from tests.api.hearing import FORMATS, plain, transcribe
-from tests.api.recordings import sound_file
+from tests.api.official_client import FORMATS, plain, transcribe
+from tests.api.sample_files import sound_file
 from tests.conftest import Server
 from tests.speech import VOICES, Spoken, digits_of, errors_in, say
 
@@ -30,7 +30,7 @@ def spoken(number: int) -> Spoken:
 
 
 def is_idle(load: dict[str, Any]) -> bool:
-    """Nobody in the building, no chunk under way, no slot taken."""
+    """No request in flight, no chunk under way, no slot taken."""
     slots = sum(replica["slots_in_use"] for replica in load["replicas"])
     return not (load["server_load"] or load["chunks"] or slots)
 
@@ -67,7 +67,7 @@ async def test_32_requests_at_once_are_right_batched_and_leave_health_alone(
     assert statistics.median(waits_s) < 0.1
 
 
-async def test_who_else_is_asking_changes_nobodys_text(client: AsyncOpenAI) -> None:
+async def test_other_requests_change_no_text(client: AsyncOpenAI) -> None:
     files = [sound_file(spoken(number).samples) for number in range(8)]
     alone = [(await transcribe(client, file)).text for file in files]
     together = await asyncio.gather(*(transcribe(client, file) for file in files))
@@ -140,7 +140,7 @@ def borders(file: bytes) -> list[int]:
     """The samples at which the front end of a server with default settings cuts."""
     recording, places, finished = Recording(file, AudioLimits.from_settings(Settings())), list[int](), False
     while not finished:
-        pieces, finished = recording.next_turn()
+        pieces, finished = recording.next_slice()
         places += [piece.start_sample for piece in pieces if piece.start_sample > 0]
     return places
 

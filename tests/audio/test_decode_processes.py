@@ -17,7 +17,7 @@ import pytest
 from asr_server.audio import AudioLimits, Recording
 from asr_server.audio.decode_processes import MAX_IDLE, RemoteStream, decode_processes
 from asr_server.errors import InvalidAudio
-from tests.audio.making import make, pieces_of, turns, voice
+from tests.audio.audio_files import make, pieces_of, slices, voice
 
 ENOUGH_S = 10.0
 
@@ -31,7 +31,7 @@ OTHERS: set[psutil.Process] = set()  # children of this process before the test:
 
 
 @pytest.fixture(autouse=True)
-def nursery() -> Iterator[None]:
+def forkserver() -> Iterator[None]:
     decode_processes.shutdown()
     OTHERS.update(psutil.Process().children(recursive=True))
     yield
@@ -54,7 +54,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def family() -> list[psutil.Process]:
-    """The nursery and the decode processes."""
+    """The forkserver and the decode processes."""
     return [child for child in psutil.Process().children(recursive=True) if child not in OTHERS]
 
 
@@ -65,18 +65,18 @@ def decoding() -> list[psutil.Process]:
 def test_one_process_per_open_file_and_the_idle_ones_are_used_again(path: Path) -> None:
     recordings = [Recording(path, AudioLimits()) for _ in range(3)]
     for recording in recordings:
-        recording.next_turn()
+        recording.next_slice()
     busy = {process.pid for process in decoding()}
     assert len(busy) == 3
     for recording in recordings:
-        assert list(turns(recording))
+        assert list(slices(recording))
     pieces_of(path)
     assert {process.pid for process in decoding()} == busy
 
 
 def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
     recording = Recording(path, AudioLimits())
-    recording.next_turn()
+    recording.next_slice()
     (process,) = decoding()
     until(lambda: process.status() == psutil.STATUS_SLEEPING)
     worked_s = sum(process.cpu_times()[:2])
@@ -90,22 +90,22 @@ def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
 def test_only_a_few_stay_idle(path: Path) -> None:
     recordings = [Recording(path, AudioLimits()) for _ in range(MAX_IDLE + 3)]
     for recording in recordings:
-        recording.next_turn()
+        recording.next_slice()
     for recording in recordings:
-        assert list(turns(recording))
+        assert list(slices(recording))
     until(lambda: len(decoding()) == MAX_IDLE)
 
 
 def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
     one, other = Recording(path, AudioLimits()), Recording(path, AudioLimits())
-    one.next_turn()
+    one.next_slice()
     before = {process.pid for process in decoding()}
-    other.next_turn()
+    other.next_slice()
     (crashed,) = {process.pid for process in decoding()} - before
     os.kill(crashed, signal.SIGSEGV)
     with pytest.raises(InvalidAudio, match="could not be decoded"):
-        list(turns(other))
-    assert list(turns(one))
+        list(slices(other))
+    assert list(slices(one))
     assert pieces_of(path)[1].duration_s == pytest.approx(65, abs=0.05)
 
 
@@ -117,7 +117,7 @@ def test_idle_processes_that_died_are_replaced(path: Path) -> None:
     assert pieces_of(path)[0]
 
 
-def test_a_nursery_that_died_is_replaced(path: Path) -> None:
+def test_a_forkserver_that_died_is_replaced(path: Path) -> None:
     pieces_of(path)
     processes = family()
     for process in processes:
@@ -127,14 +127,14 @@ def test_a_nursery_that_died_is_replaced(path: Path) -> None:
 
 
 def test_a_process_that_hangs_is_ended_by_the_system(path: Path) -> None:
-    script = "from asr_server.audio import nursery; nursery._set_alarms(0.2, 30)\nwhile True: pass"
+    script = "from asr_server.audio import forkserver; forkserver._set_alarms(0.2, 30)\nwhile True: pass"
     ended = subprocess.run([sys.executable, "-c", script], timeout=ENOUGH_S, check=False)
     assert ended.returncode == -signal.SIGPROF
 
 
 def test_closing_a_recording_ends_its_process(path: Path) -> None:
     recording = Recording(path, AudioLimits())
-    recording.next_turn()
+    recording.next_slice()
     (process,) = decoding()
     recording.close()
     until(lambda: not alive(process))
@@ -153,7 +153,7 @@ def test_nothing_outlives_a_server_that_is_killed(path: Path) -> None:
     script = (
         "import sys, pathlib; from asr_server.audio import *\n"
         "recording = Recording(pathlib.Path(sys.argv[1]), AudioLimits())\n"
-        "recording.next_turn(); print('ready', flush=True); sys.stdin.read()"
+        "recording.next_slice(); print('ready', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

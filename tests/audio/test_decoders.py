@@ -15,7 +15,7 @@ from asr_server.audio.decoders.base import CannotOpen, Decoder
 from asr_server.audio.decoders.ffmpeg import FfmpegDecoder
 from asr_server.audio.decoders.sndfile import SndfileDecoder
 from asr_server.errors import InvalidAudio
-from tests.audio.making import (
+from tests.audio.audio_files import (
     FORMATS,
     LOSSLESS,
     Frames,

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from asr_server.errors import AudioTooLong, RequestError
+from tests.audio.audio_files import FORMATS, make, pieces_of, streamed, voice
 from tests.audio.hostile import mutated
-from tests.audio.making import FORMATS, make, pieces_of, streamed, voice
 from tests.audio.test_wav import raw_wav
 
 MIB = 1 << 20

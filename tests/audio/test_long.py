@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.audio.making import make, spoken
+from tests.audio.audio_files import make, spoken
 from tests.audio.test_pool import hours_of_mp3
 
 READ = """
@@ -23,11 +23,11 @@ def peak_mb():
     return sum(int(t.split("VmHWM:")[1].split()[0]) for t in texts) / 1024
 
 with Recording(pathlib.Path(sys.argv[2]), AudioLimits()) as warm:  # code and libraries are not this file's
-    while not warm.next_turn().finished: pass
+    while not warm.next_slice().finished: pass
 start = time.perf_counter()
 recording, first_s, num_chunks, finished = Recording(pathlib.Path(sys.argv[1]), AudioLimits()), None, 0, False
 while not finished:
-    pieces, finished = recording.next_turn()
+    pieces, finished = recording.next_slice()
     num_chunks += len(pieces)
     if pieces and first_s is None: first_s = time.perf_counter() - start
 print(recording.duration_s, first_s, num_chunks, peak_mb())

@@ -1,4 +1,4 @@
-"""Turns: fair between requests, cancelled at once, never in the event loop's way."""
+"""Slices: fair between requests, cancelled at once, never in the event loop's way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from asr_server.audio import AudioLimits, Cancelled, PreprocessPool, Recording
 from asr_server.core import Piece
 from asr_server.errors import InvalidAudio
-from tests.audio.making import make, spoken, tiled
+from tests.audio.audio_files import make, spoken, tiled
 
 ENOUGH_S = 10.0
 
@@ -43,7 +43,7 @@ async def finish(pool: PreprocessPool, recording: Recording) -> list[Piece]:
     pieces: list[Piece] = []
     finished = False
     while not finished:
-        more, finished = await pool.turn(recording)
+        more, finished = await pool.decode_slice(recording)
         pieces += more
     return pieces
 
@@ -83,14 +83,14 @@ async def test_threads_are_named_and_no_more_than_asked_for(pool: PreprocessPool
     assert set(names) == {"asr-preprocess-0", "asr-preprocess-1"}
 
 
-async def test_turns_go_round_between_requests(tmp_path: Path) -> None:
+async def test_slices_go_round_between_requests(tmp_path: Path) -> None:
     pool = PreprocessPool(num_workers=1)
     path = talk(tmp_path, "a.flac", 3.0)
     order: list[int] = []
 
     async def read(number: int) -> None:
         recording = Recording(path, AudioLimits())
-        while not (await pool.turn(recording)).finished:
+        while not (await pool.decode_slice(recording)).finished:
             order.append(number)
 
     await asyncio.gather(*(read(number) for number in range(3)))
@@ -98,19 +98,19 @@ async def test_turns_go_round_between_requests(tmp_path: Path) -> None:
     assert order[:9] == [0, 1, 2] * 3
 
 
-async def test_a_short_file_behind_two_long_ones_has_its_turn_within_half_a_second(
+async def test_a_short_file_behind_two_long_ones_has_its_slice_within_half_a_second(
     pool: PreprocessPool, tmp_path: Path
 ) -> None:
     long_path, short_path = hours_of_mp3(tmp_path, 2.0), talk(tmp_path, "a.webm", 0.2)
     await finish(pool, Recording(short_path, AudioLimits()))  # the libraries are loaded
     long_tasks = [asyncio.create_task(finish(pool, Recording(long_path, AudioLimits()))) for _ in range(2)]
-    await until(lambda: pool.stats.turns >= 2)
+    await until(lambda: pool.stats.slices >= 2)
     start = time.perf_counter()
     with Recording(short_path, AudioLimits()) as recording:
-        turn = await pool.turn(recording)
+        decoded = await pool.decode_slice(recording)
         waited_s = time.perf_counter() - start
-    assert turn.pieces
-    print(f"the first turn came after {waited_s * 1000:.0f} ms")
+    assert decoded.pieces
+    print(f"the first slice came after {waited_s * 1000:.0f} ms")
     assert waited_s < 0.5
     assert not any(task.done() for task in long_tasks)
     for task in long_tasks:
@@ -122,7 +122,7 @@ async def test_a_short_file_behind_two_long_ones_has_its_turn_within_half_a_seco
 async def test_cancelling_frees_the_thread_within_a_tenth_of_a_second(
     pool: PreprocessPool, tmp_path: Path, name: str
 ) -> None:
-    # Minutes of silence make a turn without a chunk: the longest there is.
+    # Minutes of silence make a slice without a chunk: the longest there is.
     path = make(tmp_path, name, np.zeros((300 * 8_000, 1), np.float32), 8_000)
     await finish(pool, Recording(talk(tmp_path, "a.opus", 0.1), AudioLimits()))
     tries_s = [await time_to_cancel(pool, path) for _ in range(5)]
@@ -141,14 +141,14 @@ async def time_to_cancel(pool: PreprocessPool, path: Path) -> float:
     return time.perf_counter() - start
 
 
-async def test_a_turn_cancelled_in_the_queue_gives_its_place_back(tmp_path: Path) -> None:
+async def test_a_slice_cancelled_in_the_queue_gives_its_place_back(tmp_path: Path) -> None:
     pool = PreprocessPool(num_workers=1, max_queued=1)
     gate = threading.Event()
     blocker = asyncio.create_task(pool.run(gate.wait, ENOUGH_S))
     await until(lambda: pool.stats.busy == 1)
     path = talk(tmp_path, "a.wav", 0.1)
     recordings = [Recording(path, AudioLimits()) for _ in range(5)]
-    waiting = [asyncio.create_task(pool.turn(recording)) for recording in recordings]
+    waiting = [asyncio.create_task(pool.decode_slice(recording)) for recording in recordings]
     await until(lambda: pool.stats.queued == 5)
     for task in waiting[:4]:
         task.cancel()
@@ -199,7 +199,7 @@ async def test_shutdown_ends_what_runs(tmp_path: Path) -> None:
         asyncio.create_task(finish(pool, Recording(hours_of_mp3(tmp_path, 1.0), AudioLimits())))
         for _ in range(4)
     ]
-    await until(lambda: pool.stats.turns >= 1)
+    await until(lambda: pool.stats.slices >= 1)
     start = time.perf_counter()
     pool.shutdown()
     assert time.perf_counter() - start < ENOUGH_S  # not after the hour that is left

@@ -1,4 +1,4 @@
-"""A file's course from bytes to pieces, in every format and every state of repair."""
+"""A file's session from bytes to pieces, in every format and every state of repair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asr_server.audio import AudioLimits, Cancelled, Recording
 from asr_server.config import Settings
 from asr_server.core import Chunk, Silence
 from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio
-from tests.audio.making import (
+from tests.audio.audio_files import (
     FORMATS,
     audio_of,
     make,
@@ -258,7 +258,7 @@ def test_silence_gives_only_silence(tmp_path: Path) -> None:
 
 def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
     recording = Recording(make(tmp_path, "a.mp3", voice(16_000, 1, 65.0), 16_000), AudioLimits())
-    pieces, finished = recording.next_turn()
+    pieces, finished = recording.next_slice()
     assert len(pieces) == 1
     assert not finished
     assert recording.duration_s < 35
@@ -268,22 +268,22 @@ def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("filled_s", "num_chunks"), [(60.0, 4), (0.0, 1)])
-def test_a_turn_gives_several_chunks_where_they_come_fast(
+def test_a_slice_gives_several_chunks_where_they_come_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled_s: float, num_chunks: int
 ) -> None:
-    monkeypatch.setattr("asr_server.audio.recording.FILLED_TURN_S", filled_s)
+    monkeypatch.setattr("asr_server.audio.recording.FILLED_SLICE_S", filled_s)
     recording = Recording(make(tmp_path, "a.mp3", voice(16_000, 1, 300.0), 16_000), AudioLimits())
-    counts = [len(recording.next_turn(max_chunks=4).pieces) for _ in range(2)]
+    counts = [len(recording.next_slice(max_chunks=4).pieces) for _ in range(2)]
     assert counts == [1, num_chunks]  # the first chunk of a file waits for no other
     recording.close()
 
 
-def test_a_closed_recording_gives_no_more_turns(tmp_path: Path) -> None:
+def test_a_closed_recording_gives_no_more_slices(tmp_path: Path) -> None:
     recording = Recording(make(tmp_path, "a.wav", voice(16_000, 1, 1.0), 16_000), AudioLimits())
     recording.close()
     recording.close()
     with pytest.raises(Cancelled):
-        recording.next_turn()
+        recording.next_slice()
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a"])
@@ -292,7 +292,7 @@ def test_a_closed_recording_leaves_nothing_to_the_garbage_collector(tmp_path: Pa
     gc.disable()
     try:
         recording = Recording(make(tmp_path, name, voice(48_000, 2, 65.0), 48_000), AudioLimits())
-        recording.next_turn()
+        recording.next_slice()
         stream = weakref.ref(recording._stream)
         recording.close()
         assert stream() is None
@@ -306,7 +306,7 @@ def test_closing_while_a_thread_is_inside_waits_for_nobody(tmp_path: Path) -> No
 
     def work() -> None:
         try:
-            while not recording.next_turn().finished:
+            while not recording.next_slice().finished:
                 pass
         except Cancelled:
             ended.set()

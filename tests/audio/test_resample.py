@@ -8,7 +8,7 @@ import scipy.signal
 
 from asr_server.audio.resample import Mono16k
 from asr_server.core import Samples
-from tests.audio.making import Frames, voice
+from tests.audio.audio_files import Frames, voice
 
 
 def converted(frames: Frames, sample_rate: int, block_frames: int = 65_536) -> Samples:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asr_server.audio.split import MARGIN, MIN_SILENCE, Splitter, decibels, powers, quietest_cut
 from asr_server.core import SAMPLE_RATE, WINDOW_SAMPLES, Chunk, Piece, Samples, Silence
-from tests.audio.making import audio_of, tiled
+from tests.audio.audio_files import audio_of, tiled
 from tests.speech import Spoken, say, silence
 
 

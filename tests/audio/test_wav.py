@@ -12,7 +12,7 @@ import soundfile
 
 from asr_server.audio.decoders.base import CannotOpen
 from asr_server.audio.decoders.wav import WavDecoder
-from tests.audio.making import Frames, streamed, voice, write_sndfile
+from tests.audio.audio_files import Frames, streamed, voice, write_sndfile
 from tests.audio.test_decoders import all_of, rms
 
 

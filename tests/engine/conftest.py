@@ -6,7 +6,7 @@ import pytest
 
 from asr_server.config import EMBEDDED_MODEL
 from tests.checkpoints import pocket_directory, tiny_directory
-from tests.engine.driving import Checkpoint
+from tests.engine.engine_helpers import Checkpoint
 
 
 @pytest.fixture(scope="session")

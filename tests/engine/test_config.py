@@ -30,12 +30,12 @@ def test_auto_precision_is_bfloat16_where_the_processor_has_it(
 def test_slots_follow_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = 2 * 2 * (448 + 1500) * 128 * 4  # keys and values, layers, positions, width, bytes
     monkeypatch.setattr(config, "free_bytes", lambda device: 4 * 10 * slot)  # a quarter is for slots
-    assert choose_num_slots(0, sizes(), CPU, torch.float32) == 10
+    assert choose_num_slots(sizes(), CPU, torch.float32) == 10
     monkeypatch.setattr(config, "free_bytes", lambda device: 0)
-    assert choose_num_slots(0, sizes(), CPU, torch.float32) == 1
+    assert choose_num_slots(sizes(), CPU, torch.float32) == 1
     monkeypatch.setattr(config, "free_bytes", lambda device: 1 << 50)
-    assert choose_num_slots(0, sizes(), CPU, torch.float32) == 32
-    assert choose_num_slots(5, sizes(), CPU, torch.float32) == 5
+    assert choose_num_slots(sizes(), CPU, torch.float32) == 32
+    assert EngineConfig(num_slots=5).resolved(sizes(), CPU, torch.float32).num_slots == 5
 
 
 def test_some_memory_is_free() -> None:
@@ -55,6 +55,8 @@ def test_the_device_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyP
 
 def test_an_engine_starts_from_its_configuration_alone() -> None:
     threads = torch.get_num_threads()
-    engine = Engine(EngineConfig(str(pocket_directory()), "cpu", "float32", max_slots=3, cpu_threads=threads))
+    engine = Engine.load(
+        EngineConfig(str(pocket_directory()), "cpu", "float32", num_slots=3, cpu_threads=threads)
+    )
     assert engine.num_slots == 3
     assert engine.initial_credit().count == engine.encode_batch

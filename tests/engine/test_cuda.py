@@ -10,7 +10,7 @@ import torch
 from asr_server.core import DecodingOptions
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
-from tests.engine.driving import Checkpoint, transcribe
+from tests.engine.engine_helpers import Checkpoint, transcribe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -29,7 +29,7 @@ def on_gpu() -> Checkpoint:
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    "tuning",
+    "config",
     [
         {},
         {"lookahead": True},
@@ -38,9 +38,9 @@ def on_gpu() -> Checkpoint:
     ],
 )
 def test_graphs_streams_and_lookahead_give_what_eager_computes(
-    on_gpu: Checkpoint, options: DecodingOptions, tuning: dict[str, Any]
+    on_gpu: Checkpoint, options: DecodingOptions, config: dict[str, Any]
 ) -> None:
-    found = transcribe(on_gpu.engine(**tuning), CLIPS, options)
+    found = transcribe(on_gpu.engine(**config), CLIPS, options)
     plain = transcribe(on_gpu.engine(cuda_graphs=False), CLIPS, options)
     assert [r.tokens for r in found] == [r.tokens for r in plain]
 

@@ -1,4 +1,4 @@
-"""The engine's promises: every chunk ends once, nobody's company matters, options are obeyed."""
+"""The engine's promises: every chunk ends once, other requests change nothing, options are obeyed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from asr_server.core import (
 from asr_server.engine import Engine
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
-from tests.engine.driving import Checkpoint, Reference, results, run, submit, transcribe
+from tests.engine.engine_helpers import Checkpoint, Reference, results, run, submit, transcribe
 
 CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate((9, 1, 30, 4, 0.5, 14, 2, 22))]
 PLAIN = DecodingOptions(language="de", max_new_tokens=12)
 
-# What may be asked for, one after another; each has company of every other kind.
+# What may be asked for, one after another; each runs beside all other kinds.
 MIXED = [
     DecodingOptions(language="de", max_new_tokens=5),
     DecodingOptions(language="en", max_new_tokens=17, timestamps=True),
@@ -58,7 +58,7 @@ def alone(pocket: Checkpoint) -> list[Any]:
 
 @pytest.mark.parametrize("lookahead", [False, True])
 @pytest.mark.parametrize("num_slots", [2, 3, 8])
-def test_company_changes_nobodys_tokens(
+def test_other_requests_change_no_tokens(
     pocket: Checkpoint, alone: list[Any], num_slots: int, lookahead: bool
 ) -> None:
     engine = pocket.engine(num_slots=num_slots, encode_batch=3, lookahead=lookahead)

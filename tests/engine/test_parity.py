@@ -11,7 +11,7 @@ from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from benchmarks.clips import make_clip
 from tests.checkpoints import english_only_directory, large_directory, tiny_directory
-from tests.engine.driving import Checkpoint, Reference, transcribe
+from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
 from tests.speech import say
 
 MAX_TOKENS = 20

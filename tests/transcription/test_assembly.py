@@ -3,7 +3,7 @@ import pytest
 
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.transcription import assembly
-from asr_server.transcription.assembly import Reading
+from asr_server.transcription.assembly import DecodedPart
 from tests.vocabulary import at, make_tokenizer, spell, words
 
 TOKENIZER = make_tokenizer()
@@ -38,26 +38,26 @@ def heard(
     )
 
 
-def read(result: ChunkResult, of: Chunk | None = None, options: DecodingOptions = TIMED) -> Reading:
-    return assembly.read(of or chunk(), result, options, TOKENIZER)
+def read(result: ChunkResult, of: Chunk | None = None, options: DecodingOptions = TIMED) -> DecodedPart:
+    return assembly.decode_part(of or chunk(), result, options, TOKENIZER)
 
 
-def times(reading: Reading) -> list[tuple[float, float, str]]:
-    found = assembly.segments(reading, 0, TOKENIZER)
+def times(part: DecodedPart) -> list[tuple[float, float, str]]:
+    found = assembly.segments(part, 0, TOKENIZER)
     return [(round(s.start_s, 3), round(s.end_s, 3), s.text) for s in found]
 
 
 def test_timestamp_pairs_make_segments() -> None:
-    reading = read(heard(t(0.5), *words("12"), t(2), t(3), *words("3"), t(4)))
-    assert times(reading) == [(0.5, 2.0, " one two"), (3.0, 4.0, " three")]
-    assert reading.tail_s is None
+    part = read(heard(t(0.5), *words("12"), t(2), t(3), *words("3"), t(4)))
+    assert times(part) == [(0.5, 2.0, " one two"), (3.0, 4.0, " three")]
+    assert part.tail_s is None
 
 
 def test_times_are_those_of_the_file() -> None:
-    reading = read(heard(t(0.5), *words("1"), t(2)), chunk(start_s=27.3))
-    assert times(reading) == [(27.8, 29.3, " one")]
-    assert assembly.segments(reading, 7, TOKENIZER)[0].id == 7
-    assert assembly.segments(reading, 7, TOKENIZER)[0].seek == 2730
+    part = read(heard(t(0.5), *words("1"), t(2)), chunk(start_s=27.3))
+    assert times(part) == [(27.8, 29.3, " one")]
+    assert assembly.segments(part, 7, TOKENIZER)[0].id == 7
+    assert assembly.segments(part, 7, TOKENIZER)[0].seek == 2730
 
 
 def test_times_end_with_the_chunk() -> None:
@@ -65,15 +65,15 @@ def test_times_end_with_the_chunk() -> None:
 
 
 def test_times_never_run_back() -> None:
-    reading = read(heard(t(2), *words("1"), t(4), t(3), *words("2"), t(3.5)))
-    assert times(reading) == [(2.0, 4.0, " one"), (4.0, 4.0, " two")]
+    part = read(heard(t(2), *words("1"), t(4), t(3), *words("2"), t(3.5)))
+    assert times(part) == [(2.0, 4.0, " one"), (4.0, 4.0, " two")]
 
 
 def test_a_segment_left_open_is_unread_from_the_last_closed_time() -> None:
     of = chunk(start_s=10.0, index=3)
-    reading = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")), of)
-    assert times(reading) == [(10.0, 12.0, " one")]
-    tail = assembly.unread_tail(of, reading)
+    part = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")), of)
+    assert times(part) == [(10.0, 12.0, " one")]
+    tail = assembly.unread_tail(of, part)
     assert tail is not None
     assert (tail.index, tail.start_s, tail.duration_s) == (3, 12.0, 18.0)
     np.testing.assert_array_equal(tail.samples, of.samples[2 * SAMPLE_RATE :])
@@ -88,21 +88,21 @@ def test_a_single_timestamp_at_the_end_says_that_all_is_read() -> None:
 
 
 def test_out_of_positions_the_rest_is_unread_even_behind_a_closed_segment() -> None:
-    reading = read(heard(t(0), *words("1"), t(2), t(3), *words("2"), t(5), finish_reason="length"))
-    assert reading.tail_s == 5.0
-    assert [text for _, _, text in times(reading)] == [" one", " two"]
+    part = read(heard(t(0), *words("1"), t(2), t(3), *words("2"), t(5), finish_reason="length"))
+    assert part.tail_s == 5.0
+    assert [text for _, _, text in times(part)] == [" one", " two"]
 
 
 def test_a_tail_too_short_for_a_word_is_kept_as_it_was_heard() -> None:
-    reading = read(heard(t(0), *words("1"), t(2), t(2), *words("2")), chunk(2.1))
-    assert times(reading) == [(0.0, 2.0, " one"), (2.0, 2.1, " two")]
-    assert reading.tail_s is None
+    part = read(heard(t(0), *words("1"), t(2), t(2), *words("2")), chunk(2.1))
+    assert times(part) == [(0.0, 2.0, " one"), (2.0, 2.1, " two")]
+    assert part.tail_s is None
 
 
 def test_a_tail_that_makes_no_way_is_not_sent_again() -> None:
-    reading = read(heard(t(0), *words("1"), t(0), t(0), *words("2")))
-    assert reading.tail_s is None
-    assert [text for _, _, text in times(reading)] == [" one", " two"]
+    part = read(heard(t(0), *words("1"), t(0), t(0), *words("2")))
+    assert part.tail_s is None
+    assert [text for _, _, text in times(part)] == [" one", " two"]
 
 
 def test_an_open_segment_alone_ends_with_the_chunk() -> None:
@@ -111,9 +111,9 @@ def test_an_open_segment_alone_ends_with_the_chunk() -> None:
 
 def test_the_last_part_allowed_has_no_tail() -> None:
     result = heard(t(0), *words("1"), t(2), t(2.5), *words("23"))
-    reading = assembly.read(chunk(), result, TIMED, TOKENIZER, is_last=True)
-    assert reading.tail_s is None
-    assert [text for _, _, text in times(reading)] == [" one", " two three"]
+    part = assembly.decode_part(chunk(), result, TIMED, TOKENIZER, is_last=True)
+    assert part.tail_s is None
+    assert [text for _, _, text in times(part)] == [" one", " two three"]
 
 
 def test_a_limit_that_the_client_set_leaves_no_tail() -> None:
@@ -134,14 +134,14 @@ def test_improbable_text_where_nobody_seems_to_speak_is_silence(
     no_speech_prob: float, avg_logprob: float, is_silent: bool
 ) -> None:
     result = heard(*words("1"), no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
-    reading = read(result, options=PLAIN)
-    assert (times(reading) == []) == is_silent
-    assert (assembly.token_logprobs(reading, TOKENIZER) == []) == is_silent
+    part = read(result, options=PLAIN)
+    assert (times(part) == []) == is_silent
+    assert (assembly.token_logprobs(part, TOKENIZER) == []) == is_silent
 
 
 def test_a_segment_without_text_is_none() -> None:
-    reading = read(heard(t(0), *spell(" "), t(2), t(3), *words("1"), t(4)))
-    segments = assembly.segments(reading, 5, TOKENIZER)
+    part = read(heard(t(0), *spell(" "), t(2), t(3), *words("1"), t(4)))
+    segments = assembly.segments(part, 5, TOKENIZER)
     assert [(s.id, s.text) for s in segments] == [(5, " one")]
 
 
@@ -158,8 +158,8 @@ def test_a_segment_carries_the_figures_of_its_window() -> None:
 
 
 def test_logprobs_are_those_of_the_text_that_was_read() -> None:
-    reading = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")))
-    (entry,) = assembly.token_logprobs(reading, TOKENIZER)
+    part = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")))
+    (entry,) = assembly.token_logprobs(part, TOKENIZER)
     assert (entry.token, entry.logprob, bytes(entry.bytes)) == (" one", -0.01, b" one")
 
 

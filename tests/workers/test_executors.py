@@ -41,7 +41,7 @@ class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
 
 async def until_ready(dispatcher: Dispatcher) -> None:
     async with asyncio.timeout(60):
-        while not (dispatcher.links and all(link.ready for link in dispatcher.links)):
+        while not (dispatcher.replica_states and all(state.ready for state in dispatcher.replica_states)):
             await asyncio.sleep(0.02)
 
 
@@ -54,7 +54,7 @@ def heard(result: ChunkResult) -> str:
 
 
 def replica_process(dispatcher: Dispatcher, index: int = 0) -> psutil.Process:
-    replica = dispatcher.links[index].replica
+    replica = dispatcher.replica_states[index].replica
     assert isinstance(replica, ProcessReplica)
     return psutil.Process(replica.pid)
 
@@ -69,14 +69,14 @@ async def test_chunks_of_several_requests_come_back_right(dispatcher: Dispatcher
 
 
 async def test_a_cancelled_request_leaves_nothing_and_the_next_is_served(dispatcher: Dispatcher) -> None:
-    ticket = dispatcher.open("leaves")
-    task = asyncio.create_task(ticket.submit(chunk(say("123456789")), OPTIONS))
+    handle = dispatcher.open("leaves")
+    task = asyncio.create_task(handle.submit(chunk(say("123456789")), OPTIONS))
     await asyncio.sleep(0)
-    ticket.cancel()
+    handle.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert heard(await dispatcher.open("stays").submit(chunk(say("55")), OPTIONS)) == "55"
-    assert not dispatcher.links[0].in_flight
+    assert not dispatcher.replica_states[0].in_flight
 
 
 async def test_a_bad_chunk_harms_nobody_else(dispatcher: Dispatcher) -> None:
@@ -101,7 +101,7 @@ async def test_work_of_a_killed_replica_is_done_by_its_successor() -> None:
         process.suspend()  # so that the chunk is certainly under way when it dies
         task = asyncio.create_task(dispatcher.open("a").submit(chunk(say("2718")), OPTIONS))
         await asyncio.sleep(0)
-        assert dispatcher.links[0].in_flight
+        assert dispatcher.replica_states[0].in_flight
         process.kill()
         assert heard(await asyncio.wait_for(task, 60)) == "2718"
         assert replica_process(dispatcher).pid != process.pid

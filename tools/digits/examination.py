@@ -124,7 +124,7 @@ class Listener:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.engine = Engine(EngineConfig(str(folder), dtype="float32"))
+        self.engine = Engine.load(EngineConfig(str(folder), dtype="float32"))
         self.begin = self.engine.tokenizer.specials.timestamp_begin
 
     def hear(self, waves: list[Wave], with_times: bool) -> list[Heard]:

@@ -101,7 +101,7 @@ class FfmpegDecoder:
 
 
 def _gather(first: Any, packets: Iterator[Iterator[Any]]) -> Iterator[Block]:
-    """Blocks of about GROUP_S. The loop turns once a frame, so what it does is dear."""
+    """Blocks of about GROUP_S. The loop body runs once a frame, so it has to be cheap."""
     adapter = _Adapter(first)
     fifo = av.AudioFifo()
     group = int(GROUP_S * first.sample_rate)

@@ -1,4 +1,4 @@
-"""The API on a real port, in the test's own event loop, in front of a parrot."""
+"""The API on a real port, in the test's own event loop, in front of a replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asr_server.audio import PreprocessPool
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, Submit
 from asr_server.workers.dispatcher import Dispatcher
-from tests.parrot import Parrot, noise, say, wav
+from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import make_tokenizer, words
 
 MODEL = {"model": "whisper-1"}
@@ -29,9 +29,9 @@ def number_of_the_chunk(submit: Submit) -> ChunkResult:
 
 
 @dataclass
-class House:
+class RunningApp:
     app: FastAPI
-    parrot: Parrot
+    replica: FakeReplica
     dispatcher: Dispatcher
     pool: PreprocessPool
     client: httpx.AsyncClient
@@ -44,23 +44,23 @@ class House:
     ) -> httpx.Response:
         return await self.client.post(path, files={"file": file}, data=MODEL | fields)
 
-    async def hears(self, file: bytes = SECOND) -> bool:
+    async def still_works(self, file: bytes = SECOND) -> bool:
         """Whether the server still does its work."""
         text: str = (await self.post(file)).json()["text"]
         return text == "zero"
 
 
 @asynccontextmanager
-async def open_house(
+async def run_app(
     settings: Settings | None = None,
     answer: Callable[[Submit], ChunkResult | Exception] = number_of_the_chunk,
     credit: int = 100,
     languages: tuple[str, ...] = ("en",),
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RunningApp]:
     # Full windows, whatever suits the embedded model: nobody listens here, and tests count chunks.
     settings = replace(settings or Settings(), max_chunk_s=30.0)
-    parrot = Parrot(answer, credit)
-    dispatcher = Dispatcher(settings, parrot)
+    replica = FakeReplica(answer, credit)
+    dispatcher = Dispatcher(settings, replica)
     pool = PreprocessPool(2)
     app = create_app(settings, dispatcher, pool, make_tokenizer(languages))
     server = uvicorn.Server(
@@ -71,14 +71,14 @@ async def open_house(
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     try:
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30) as client:
-            yield House(app, parrot, dispatcher, pool, client, server, host, port)
+            yield RunningApp(app, replica, dispatcher, pool, client, server, host, port)
     finally:
         server.should_exit = True
         await serving
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Lets the event loop turn until the condition holds; the limit bounds it."""
+    """Lets the event loop run until the condition holds; the limit bounds it."""
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.001)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asr_server.api.events import EventWriter
 from asr_server.api.fields import parse_fields
-from asr_server.api.formats import EventWriter
-from asr_server.api.schemas import AudioFields, ResponseFormat, TranscriptionFields, TranslationFields
+from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
 from asr_server.config import Settings
-from asr_server.core import DecodingOptions
+from asr_server.core import TEMPERATURE_LADDER, DecodingOptions
 from asr_server.errors import InvalidValue, ModelNotFound
+from asr_server.formats import ResponseFormat
 from asr_server.transcription import Transcriber, prompt_tokens
 from asr_server.transcription.language import ENGLISH
 
-LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai-whisper's fallback temperatures
-
 
 @dataclass(frozen=True)
-class Job:
+class TranscriptionRequest:
     options: DecodingOptions
     response_format: ResponseFormat
     stream: bool
@@ -29,7 +28,9 @@ class Job:
         return EventWriter(self.with_logprobs, self.with_usage, self.with_running_usage)
 
 
-def transcription_job(pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings) -> Job:
+def parse_transcription_request(
+    pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
+) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound."""
     fields = parse_fields(pairs, TranscriptionFields)
     check_model(fields.model, settings)
@@ -47,10 +48,12 @@ def transcription_job(pairs: list[tuple[str, str]], transcriber: Transcriber, se
         timestamps=True,
         **_sampling(fields),  # type: ignore[arg-type]
     )
-    return _job(fields, options, with_logprobs="logprobs" in fields.include)
+    return _request(fields, options, with_logprobs="logprobs" in fields.include)
 
 
-def translation_job(pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings) -> Job:
+def parse_translation_request(
+    pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
+) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound."""
     fields = parse_fields(pairs, TranslationFields)
     check_model(fields.model, settings)
@@ -66,7 +69,7 @@ def translation_job(pairs: list[tuple[str, str]], transcriber: Transcriber, sett
         timestamps=True,
         **_sampling(fields),  # type: ignore[arg-type]
     )
-    return _job(fields, options)
+    return _request(fields, options)
 
 
 def check_model(name: str, settings: Settings) -> None:
@@ -77,7 +80,7 @@ def check_model(name: str, settings: Settings) -> None:
 
 def _sampling(fields: AudioFields) -> dict[str, object]:
     return {
-        "temperatures": (fields.temperature,) if fields.temperature else LADDER,
+        "temperatures": (fields.temperature,) if fields.temperature else TEMPERATURE_LADDER,
         "top_p": fields.top_p,
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
         "min_p": fields.min_p,
@@ -89,8 +92,10 @@ def _sampling(fields: AudioFields) -> dict[str, object]:
     }
 
 
-def _job(fields: AudioFields, options: DecodingOptions, with_logprobs: bool = False) -> Job:
-    return Job(
+def _request(
+    fields: AudioFields, options: DecodingOptions, with_logprobs: bool = False
+) -> TranscriptionRequest:
+    return TranscriptionRequest(
         options,
         fields.response_format,
         fields.stream,

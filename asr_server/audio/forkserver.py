@@ -44,12 +44,12 @@ def main(socket_fd: int) -> None:
                 return
             if os.fork() == 0:
                 server.close()
-                _live(fds[0])
+                _run_decode_process(fds[0])
             os.close(fds[0])
 
 
-def _live(connection_fd: int) -> None:
-    """A decode process from birth to death; never returns into its parent's code."""
+def _run_decode_process(connection_fd: int) -> None:
+    """Runs a decode process to its end; never returns into its parent's code."""
     try:
         with socket.socket(fileno=connection_fd) as connection:
             serve(connection)

@@ -1,4 +1,4 @@
-"""The life of an engine behind a channel, the same in every executor."""
+"""Runs an engine behind its server end, the same way in every executor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from asr_server.core import Drain, Heartbeat
-from asr_server.transport.channels import Channel, HeartbeatSender
+from asr_server.transport.channels import EngineServer, HeartbeatSender
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine
@@ -16,45 +16,45 @@ HEARTBEAT_S = 1.0
 IDLE_WAIT_S = 0.5
 
 
-def run(channel: Channel, create_engine: Callable[[], Engine]) -> None:
-    """Loads the engine and serves until drained; the heart beats from the first moment."""
-    heart = Heart(channel.heart())
-    heart.start()
+def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
+    """Loads the engine and serves until drained; heartbeats are sent from the first moment."""
+    heartbeat = HeartbeatThread(server.heartbeat_sender())
+    heartbeat.start()
     try:
-        heart.engine = create_engine()
-        serve(heart.engine, channel)
+        heartbeat.engine = create_engine()
+        serve(heartbeat.engine, server)
     finally:
-        if heart.engine is not None:
-            heart.engine.close()
-        heart.stop()
-        channel.close()
+        if heartbeat.engine is not None:
+            heartbeat.engine.close()
+        heartbeat.stop()
+        server.close()
 
 
-def serve(engine: Engine, channel: Channel) -> None:
+def serve(engine: Engine, server: EngineServer) -> None:
     """Takes commands, steps the engine, sends events; returns when drained."""
-    channel.send(engine.initial_credit())
+    server.send(engine.initial_credit())
     draining = False
     while not (draining and not engine.has_work):
-        for command in channel.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S):
+        for command in server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S):
             draining |= isinstance(command, Drain)
             engine.handle(command)
         for event in engine.step():
-            channel.send(event)
+            server.send(event)
 
 
-class Heart(threading.Thread):
-    """Beats whatever the engine does, so that frozen and busy can be told apart."""
+class HeartbeatThread(threading.Thread):
+    """Sends heartbeats whatever the engine does, so that frozen and busy can be told apart."""
 
     def __init__(self, sender: HeartbeatSender) -> None:
-        super().__init__(name="heart", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self.engine: Engine | None = None
         self._sender = sender
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        self._sender.beat(self._state())
+        self._sender.send_heartbeat(self._state())
         while not self._stopped.wait(HEARTBEAT_S):
-            self._sender.beat(self._state())
+            self._sender.send_heartbeat(self._state())
         self._sender.close()
 
     def _state(self) -> Heartbeat:

@@ -22,7 +22,7 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
-from asr_server.engine import Engine, Tuning
+from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.rules import GenerationRules
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
@@ -46,9 +46,10 @@ class Checkpoint:
             GenerationRules.from_directory(directory),
         )
 
-    def engine(self, **tuning: Any) -> Engine:
-        """With the fields of `Tuning` that are to differ from their defaults."""
-        return Engine.of(self.model, self.tokenizer, self.rules, Tuning(**tuning))
+    def engine(self, **config: Any) -> Engine:
+        """An engine with these fields of `EngineConfig`; the others are the same on every machine."""
+        same = {"num_slots": 16, "encode_batch": 8, "compute_workers": 1, "lookahead": False}
+        return Engine(self.model, self.tokenizer, self.rules, EngineConfig(**(same | config)))
 
 
 def submit(engine: Engine, name: str, samples: Samples, options: DecodingOptions) -> ChunkId:

@@ -25,7 +25,7 @@ class SlotTable:
     def free(self, sequence: Sequence) -> None:
         self._holders[sequence.slot] = None
 
-    def close_gaps(self) -> list[tuple[int, int]]:
+    def compact(self) -> list[tuple[int, int]]:
         """Moves the last sequences into free slots before them; from where to where."""
         used = len(self)
         gaps = [slot for slot in range(used) if self._holders[slot] is None]
@@ -37,7 +37,7 @@ class SlotTable:
         return moves
 
 
-def neighbours(
+def contiguous_runs(
     sequences: Iterable[Sequence], key: Callable[[Sequence], object] = lambda sequence: None
 ) -> Iterator[list[Sequence]]:
     """Groups sequences with the same key that lie in neighbouring slots."""

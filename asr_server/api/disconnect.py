@@ -13,7 +13,7 @@ from asr_server.transcription import first_error
 
 
 @asynccontextmanager
-async def while_client_stays(receive: Receive) -> AsyncIterator[None]:
+async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
     """Cancels the block when the client leaves; the body must have been read before.
 
     The last message must be sent behind the block: a server may call a reply that is complete a disconnect.
@@ -22,14 +22,14 @@ async def while_client_stays(receive: Receive) -> AsyncIterator[None]:
     """
     try:
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(_until_gone(receive))
+            watch = group.create_task(_wait_for_disconnect(receive))
             yield
             watch.cancel()
     except BaseExceptionGroup as errors:
         raise first_error(errors) from None
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientDisconnect

@@ -162,17 +162,17 @@ def make(folder: Path, name: str, frames: Frames, sample_rate: int) -> Path:
     return path
 
 
-def turns(recording: Recording) -> Iterator[Piece]:
+def slices(recording: Recording) -> Iterator[Piece]:
     finished = False
     while not finished:
-        pieces, finished = recording.next_turn()
+        pieces, finished = recording.next_slice()
         yield from pieces
 
 
 def pieces_of(source: Any, **limits: Any) -> tuple[list[Piece], Recording]:
     """All pieces of a file, having checked that they tile it exactly."""
     recording = Recording(source, AudioLimits(**limits))
-    pieces = list(turns(recording))
+    pieces = list(slices(recording))
     assert tiled(pieces) == round(recording.duration_s * 16_000)
     return pieces, recording
 

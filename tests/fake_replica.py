@@ -50,10 +50,10 @@ def say(
     )
 
 
-class Parrot:
+class FakeReplica:
     """Executor and replica in one. While `holding`, what has been submitted waits for `release`."""
 
-    name = "parrot"
+    name = "replica"
 
     def __init__(self, answer: Say, credit: int = 100) -> None:
         self.submits: list[Submit] = []
@@ -67,7 +67,7 @@ class Parrot:
         self._num_beats = 0
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
-    async def launch(self, index: int) -> Parrot:
+    async def launch(self, index: int) -> FakeReplica:
         self._events.put_nowait(Credit(self._credit))
         return self
 

@@ -7,11 +7,14 @@ import httpx
 import numpy as np
 import pytest
 
+from asr_server.api.response import _body_response
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, Submit
-from tests.api.house import SECOND, THREE_CHUNKS, House, number_of_the_chunk, open_house, until
+from asr_server.formats import ResponseFormat
+from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of
-from tests.parrot import say, wav
+from tests.fake_replica import say, wav
+from tests.formats.samples import ONE
 from tests.vocabulary import words
 
 SILENCE = wav(np.zeros(16_000, np.float32))
@@ -27,19 +30,19 @@ def events_of(body: str) -> list[Any]:
     return [text if text == "[DONE]" else json.loads(text) for text in data]
 
 
-async def begin(house: House, file: bytes = SECOND, **fields: str) -> httpx.Response:
+async def begin(app: RunningApp, file: bytes = SECOND, **fields: str) -> httpx.Response:
     """A request under way, its body not yet read."""
-    request = house.client.build_request(
+    request = app.client.build_request(
         "POST", PATH, files={"file": file}, data={"model": "whisper-1"} | fields
     )
-    return await house.client.send(request, stream=True)
+    return await app.client.send(request, stream=True)
 
 
 # -- Streaming -----------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_is_deltas_then_one_done_then_the_end(house: House) -> None:
-    reply = await house.post(THREE_CHUNKS, stream="true")
+async def test_a_stream_is_deltas_then_one_done_then_the_end(app: RunningApp) -> None:
+    reply = await app.post(THREE_CHUNKS, stream="true")
     *deltas, done, end = events_of(reply.text)
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert [delta["type"] for delta in deltas] == ["transcript.text.delta"] * 3
@@ -47,29 +50,29 @@ async def test_a_stream_is_deltas_then_one_done_then_the_end(house: House) -> No
     assert (done["type"], done["usage"]["type"], end) == ("transcript.text.done", "tokens", "[DONE]")
 
 
-async def test_the_first_event_leaves_while_the_rest_is_being_read(house: House) -> None:
-    house.parrot.holding = True
-    asking = asyncio.create_task(begin(house, THREE_CHUNKS, stream="true"))
-    await until(lambda: house.parrot.held)
-    house.parrot.release(house.parrot.held[0])
+async def test_the_first_event_leaves_while_the_rest_is_being_read(app: RunningApp) -> None:
+    app.replica.holding = True
+    asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
+    await until(lambda: app.replica.held)
+    app.replica.release(app.replica.held[0])
     reply = await asking
     lines = reply.aiter_lines()
     assert json.loads((await anext(lines)).removeprefix("data: "))["delta"] == "zero"
-    await until(lambda: len(house.parrot.held) == 2)
-    for submit in reversed(house.parrot.held):
-        house.parrot.release(submit)
+    await until(lambda: len(app.replica.held) == 2)
+    for submit in reversed(app.replica.held):
+        app.replica.release(submit)
     rest = [line async for line in lines if line]
     assert json.loads(rest[-2].removeprefix("data: "))["text"] == "zero one two"
     await reply.aclose()
 
 
-async def test_a_stream_of_silence_has_no_delta(house: House) -> None:
-    done, end = events_of((await house.post(SILENCE, stream="true")).text)
+async def test_a_stream_of_silence_has_no_delta(app: RunningApp) -> None:
+    done, end = events_of((await app.post(SILENCE, stream="true")).text)
     assert (done["text"], end) == ("", "[DONE]")
 
 
-async def test_an_error_before_the_first_event_has_its_status(house: House) -> None:
-    reply = await house.post(b"no audio", stream="true")
+async def test_an_error_before_the_first_event_has_its_status(app: RunningApp) -> None:
+    reply = await app.post(b"no audio", stream="true")
     assert (reply.status_code, error_of(reply)["code"]) == (400, "invalid_audio")
 
 
@@ -77,23 +80,23 @@ async def test_an_error_after_the_first_event_is_an_event() -> None:
     def answer(submit: Submit) -> ChunkResult | Exception:
         return RuntimeError("lost") if submit.id.chunk == 1 else number_of_the_chunk(submit)
 
-    async with open_house(answer=answer) as house:
-        house.parrot.holding = True
-        asking = asyncio.create_task(begin(house, THREE_CHUNKS, stream="true"))
-        await until(lambda: house.parrot.held)
-        house.parrot.release(house.parrot.held[0])
+    async with run_app(answer=answer) as app:
+        app.replica.holding = True
+        asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
+        await until(lambda: app.replica.held)
+        app.replica.release(app.replica.held[0])
         reply = await asking
-        await until(lambda: len(house.parrot.held) == 2)
-        house.parrot.release(house.parrot.held[0])
+        await until(lambda: len(app.replica.held) == 2)
+        app.replica.release(app.replica.held[0])
         delta, failure = events_of((await reply.aread()).decode())
         assert delta["delta"] == "zero"
         assert set(failure["error"]) == {"message", "type", "param", "code"}
         assert failure["error"]["type"] == "server_error"
-        assert house.dispatcher.num_chunks == 0
+        assert app.dispatcher.num_chunks == 0
 
 
-async def test_logprobs_stream_along_when_asked_for(house: House) -> None:
-    delta, done, _ = events_of((await house.post(stream="true", **{"include[]": "logprobs"})).text)
+async def test_logprobs_stream_along_when_asked_for(app: RunningApp) -> None:
+    delta, done, _ = events_of((await app.post(stream="true", **{"include[]": "logprobs"})).text)
     assert delta["logprobs"] == done["logprobs"]
     assert delta["logprobs"][0]["token"] == " zero"
 
@@ -115,49 +118,49 @@ async def test_logprobs_stream_along_when_asked_for(house: House) -> None:
     ],
 )
 async def test_what_the_sender_must_mend_is_never_a_5xx(
-    house: House, file: bytes, fields: dict[str, str], status: int, code: str, param: str
+    app: RunningApp, file: bytes, fields: dict[str, str], status: int, code: str, param: str
 ) -> None:
-    reply = await house.post(file, **fields)
+    reply = await app.post(file, **fields)
     error = error_of(reply)
     assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
     assert error["type"] == "invalid_request_error"
-    assert await house.hears()
+    assert await app.still_works()
 
 
 async def test_a_recording_over_the_limit_names_limit_and_setting() -> None:
-    async with open_house(Settings(max_audio_s=0.5)) as house:
-        error = error_of(await house.post())
+    async with run_app(Settings(max_audio_s=0.5)) as app:
+        error = error_of(await app.post())
         assert error["code"] == "audio_too_long"
         assert "0.5" in str(error["message"])
         assert "--max-audio-s" in str(error["message"])
 
 
 async def test_a_chunk_that_cannot_be_decoded_is_our_fault() -> None:
-    async with open_house(answer=lambda submit: RuntimeError("secret")) as house:
-        reply = await house.post()
+    async with run_app(answer=lambda submit: RuntimeError("secret")) as app:
+        reply = await app.post()
         assert (reply.status_code, error_of(reply)["type"]) == (500, "server_error")
         assert "secret" not in reply.text
 
 
-async def test_a_full_waiting_room_is_429_with_a_time_to_come_back() -> None:
-    async with open_house(Settings(max_waiting_requests=2)) as house:
-        house.parrot.holding = True
-        inside = [asyncio.create_task(house.post()) for _ in range(2)]
-        await until(lambda: len(house.parrot.held) == 2)
-        refused = await house.post()
+async def test_too_many_requests_in_flight_is_429_with_a_time_to_try_again() -> None:
+    async with run_app(Settings(max_concurrent_requests=2)) as app:
+        app.replica.holding = True
+        inside = [asyncio.create_task(app.post()) for _ in range(2)]
+        await until(lambda: len(app.replica.held) == 2)
+        refused = await app.post()
         assert (refused.status_code, error_of(refused)["code"]) == (429, "server_overloaded")
         assert 1 <= int(refused.headers["retry-after"]) <= 120
         assert error_of(refused)["type"] == "rate_limit_error"
-        for submit in house.parrot.held:
-            house.parrot.release(submit)
+        for submit in app.replica.held:
+            app.replica.release(submit)
         assert [(await task).status_code for task in inside] == [200, 200]
-        house.parrot.holding = False
-        assert await house.hears()
+        app.replica.holding = False
+        assert await app.still_works()
 
 
 async def test_an_upload_over_the_limit_is_refused_before_it_has_arrived() -> None:
-    async with open_house(Settings(max_upload_bytes=100_000)) as house:
-        reader, writer = await asyncio.open_connection(house.host, house.port)
+    async with run_app(Settings(max_upload_bytes=100_000)) as app:
+        reader, writer = await asyncio.open_connection(app.host, app.port)
         writer.write(
             f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
             "Content-Type: multipart/form-data; boundary=b\r\n\r\n".encode()
@@ -169,12 +172,12 @@ async def test_an_upload_over_the_limit_is_refused_before_it_has_arrived() -> No
         assert reply.startswith(b"HTTP/1.1 413 ")
         assert b"x-request-id" in reply
         writer.close()
-        assert await house.hears()
+        assert await app.still_works()
 
 
 async def test_a_client_of_an_upload_over_the_limit_gets_to_read_the_refusal() -> None:
-    async with open_house(Settings(max_upload_bytes=100_000)) as house:
-        reply = await house.post(b"x" * 30_000_000)
+    async with run_app(Settings(max_upload_bytes=100_000)) as app:
+        reply = await app.post(b"x" * 30_000_000)
         assert (reply.status_code, error_of(reply)["code"]) == (413, "request_too_large")
 
 
@@ -182,65 +185,65 @@ async def test_a_client_of_an_upload_over_the_limit_gets_to_read_the_refusal() -
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
-async def test_a_client_that_leaves_has_its_work_cancelled(house: House, stream: str) -> None:
-    house.parrot.holding = True
-    asking = asyncio.create_task(begin(house, THREE_CHUNKS, stream=stream))
-    await until(lambda: len(house.parrot.held) >= 2)
+async def test_a_client_that_leaves_has_its_work_cancelled(app: RunningApp, stream: str) -> None:
+    app.replica.holding = True
+    asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream=stream))
+    await until(lambda: len(app.replica.held) >= 2)
     asking.cancel()
-    await until(lambda: house.parrot.cancelled)
-    assert house.dispatcher.num_chunks == 0
-    await until(lambda: house.app.state.rooms.waiting_room.num_inside == 0)
-    house.parrot.holding = False
-    assert await house.hears()
+    await until(lambda: app.replica.cancelled)
+    assert app.dispatcher.num_chunks == 0
+    await until(lambda: app.app.state.server.admission.num_in_flight == 0)
+    app.replica.holding = False
+    assert await app.still_works()
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_stream_has_its_work_cancelled(
-    house: House, caplog: pytest.LogCaptureFixture
+    app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house.parrot.holding = True
-    asking = asyncio.create_task(begin(house, THREE_CHUNKS, stream="true"))
-    await until(lambda: house.parrot.held)
-    house.parrot.release(house.parrot.held[0])
+    app.replica.holding = True
+    asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
+    await until(lambda: app.replica.held)
+    app.replica.release(app.replica.held[0])
     reply = await asking
-    await until(lambda: len(house.parrot.held) == 2)
+    await until(lambda: len(app.replica.held) == 2)
     with caplog.at_level(logging.WARNING):
         await reply.aclose()
-        await until(lambda: house.parrot.cancelled)
-    await until(lambda: house.app.state.rooms.waiting_room.num_inside == 0)
+        await until(lambda: app.replica.cancelled)
+    await until(lambda: app.app.state.server.admission.num_in_flight == 0)
     assert caplog.text == ""  # it is no failure of anybody's
 
 
-async def test_a_client_that_leaves_during_its_upload_leaves_nothing_behind(house: House) -> None:
-    _, writer = await asyncio.open_connection(house.host, house.port)
+async def test_a_client_that_leaves_during_its_upload_leaves_nothing_behind(app: RunningApp) -> None:
+    _, writer = await asyncio.open_connection(app.host, app.port)
     writer.write(
         f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
         "Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode()
     )
-    await until(lambda: house.app.state.rooms.waiting_room.num_inside == 1)
+    await until(lambda: app.app.state.server.admission.num_in_flight == 1)
     writer.close()
-    await until(lambda: house.app.state.rooms.waiting_room.num_inside == 0)
-    assert await house.hears()
+    await until(lambda: app.app.state.server.admission.num_in_flight == 0)
+    assert await app.still_works()
 
 
 async def test_a_request_that_the_servers_end_cuts_off_is_told_to_come_back() -> None:
-    async with open_house() as house:
-        house.parrot.holding = True
-        asking = asyncio.create_task(house.post())
-        await until(lambda: house.parrot.held)
-        house.server.should_exit = True
+    async with run_app() as app:
+        app.replica.holding = True
+        asking = asyncio.create_task(app.post())
+        await until(lambda: app.replica.held)
+        app.server.should_exit = True
         reply = await asking
         assert (reply.status_code, error_of(reply)["type"]) == (503, "service_unavailable_error")
         assert reply.headers["retry-after"] == "5"
 
 
 async def test_a_stream_that_the_servers_end_cuts_off_says_so() -> None:
-    async with open_house() as house:
-        house.parrot.holding = True
-        asking = asyncio.create_task(begin(house, THREE_CHUNKS, stream="true"))
-        await until(lambda: house.parrot.held)
-        house.parrot.release(house.parrot.held[0])
+    async with run_app() as app:
+        app.replica.holding = True
+        asking = asyncio.create_task(begin(app, THREE_CHUNKS, stream="true"))
+        await until(lambda: app.replica.held)
+        app.replica.release(app.replica.held[0])
         reply = await asking
-        house.server.should_exit = True
+        app.server.should_exit = True
         delta, failure = events_of((await reply.aread()).decode())
         assert delta["delta"] == "zero"
         assert failure["error"]["type"] == "service_unavailable_error"
@@ -249,44 +252,44 @@ async def test_a_stream_that_the_servers_end_cuts_off_says_so() -> None:
 # -- What a request asks of the engine -----------------------------------------------------------------------
 
 
-async def test_fields_become_decoding_options(house: House) -> None:
-    await house.post(
+async def test_fields_become_decoding_options(app: RunningApp) -> None:
+    await app.post(
         response_format="verbose_json", temperature="0.5", seed="3", top_k="-1", prompt="hi", hotwords="a,b"
     )
-    options = house.parrot.submits[0].options
+    options = app.replica.submits[0].options
     assert options.timestamps
     assert (options.temperatures, options.seed, options.top_k) == ((0.5,), 3, 0)
     assert options.prompt_tokens == tuple(b" a, b hi")
 
 
-async def test_at_temperature_zero_the_ladder_stands_ready(house: House) -> None:
-    await house.post(temperature="0")
-    options = house.parrot.submits[0].options
+async def test_at_temperature_zero_the_ladder_stands_ready(app: RunningApp) -> None:
+    await app.post(temperature="0")
+    options = app.replica.submits[0].options
     assert options.temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     assert options.timestamps  # whatever the format
 
 
 async def test_languages_are_candidates_for_detection() -> None:
-    async with open_house(languages=("en", "de", "zh")) as house:
-        house.parrot.probabilities = {"zh": 0.6, "en": 0.3, "de": 0.1}
-        reply = await house.post(**{"languages[]": "german,en"}, response_format="verbose_json")
+    async with run_app(languages=("en", "de", "zh")) as app:
+        app.replica.probabilities = {"zh": 0.6, "en": 0.3, "de": 0.1}
+        reply = await app.post(**{"languages[]": "german,en"}, response_format="verbose_json")
         assert reply.json()["language"] == "english"
-        await house.post(**{"languages[]": "german"})
-        assert house.parrot.submits[-1].options.language == "de"
+        await app.post(**{"languages[]": "german"})
+        assert app.replica.submits[-1].options.language == "de"
 
 
 async def test_a_model_of_several_languages_translates_into_english() -> None:
-    async with open_house(languages=("en", "de", "zh")) as house:
-        house.parrot.probabilities = {"zh": 0.9, "en": 0.1}
-        reply = await house.post(path="/v1/audio/translations", response_format="verbose_json")
+    async with run_app(languages=("en", "de", "zh")) as app:
+        app.replica.probabilities = {"zh": 0.9, "en": 0.1}
+        reply = await app.post(path="/v1/audio/translations", response_format="verbose_json")
         assert (reply.json()["task"], reply.json()["language"]) == ("translate", "english")
-        assert house.parrot.submits[0].options.task == "translate"
-        refused = await house.post(path="/v1/audio/translations", to_language="de")
+        assert app.replica.submits[0].options.task == "translate"
+        refused = await app.post(path="/v1/audio/translations", to_language="de")
         assert error_of(refused)["param"] == "to_language"
 
 
-async def test_a_model_that_cannot_translate_says_so(house: House) -> None:
-    reply = await house.post(path="/v1/audio/translations")
+async def test_a_model_that_cannot_translate_says_so(app: RunningApp) -> None:
+    reply = await app.post(path="/v1/audio/translations")
     assert (reply.status_code, error_of(reply)["param"]) == (400, "model")
     assert "cannot translate" in str(error_of(reply)["message"])
 
@@ -295,9 +298,23 @@ async def test_many_requests_at_once_each_get_their_own_answer() -> None:
     def length(submit: Submit) -> ChunkResult:
         return say(*words(str(round(len(submit.samples) / 16_000))))
 
-    async with open_house(answer=length, credit=3) as house:
+    async with run_app(answer=length, credit=3) as app:
         files = [wav(np.tile(np.array([0.1, -0.1], np.float32), 8000 * n)) for n in range(1, 10)]
-        replies = await asyncio.gather(*(house.post(files[i % 9], stream=str(i % 2)) for i in range(63)))
+        replies = await asyncio.gather(*(app.post(files[i % 9], stream=str(i % 2)) for i in range(63)))
         names = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
         texts = [events_of(r.text)[-2]["text"] if i % 2 else r.json()["text"] for i, r in enumerate(replies)]
         assert texts == [names[i % 9] for i in range(63)]
+
+
+@pytest.mark.parametrize(
+    ("response_format", "media_type"),
+    [
+        ("json", "application/json"),
+        ("verbose_json", "application/json"),
+        ("text", "text/plain; charset=utf-8"),
+        ("srt", "application/x-subrip; charset=utf-8"),
+        ("vtt", "text/vtt; charset=utf-8"),
+    ],
+)
+def test_every_format_says_what_it_is(response_format: ResponseFormat, media_type: str) -> None:
+    assert _body_response(ONE, response_format).headers["content-type"] == media_type

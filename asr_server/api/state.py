@@ -1,4 +1,4 @@
-"""What the routes work with, put together once in `create_app`."""
+"""What the routes share, put together once in `create_app`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import cast
 
 from starlette.requests import HTTPConnection
 
-from asr_server.api.waiting_room import WaitingRoom
+from asr_server.api.admission import AdmissionLimiter
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
@@ -16,12 +16,12 @@ from asr_server.workers.dispatcher import Dispatcher
 
 
 @dataclass
-class Rooms:
+class AppState:
     settings: Settings
     dispatcher: Dispatcher
     pool: PreprocessPool
     transcriber: Transcriber
-    waiting_room: WaitingRoom
+    admission: AdmissionLimiter
     audio_limits: AudioLimits
     started_at: int  # Unix seconds
 
@@ -33,5 +33,5 @@ class Rooms:
             raise EngineUnavailable("The engine is starting.", retry_after_s=5)
 
 
-def rooms_of(connection: HTTPConnection) -> Rooms:
-    return cast(Rooms, connection.app.state.rooms)
+def get_state(connection: HTTPConnection) -> AppState:
+    return cast(AppState, connection.app.state.server)

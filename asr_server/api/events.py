@@ -1,0 +1,60 @@
+"""Server-sent events: the shapes in which a transcript is streamed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel
+
+from asr_server.api.schemas import TextDelta, TextDone
+from asr_server.core import Transcript, TranscriptDelta
+from asr_server.formats import logprobs_body
+from asr_server.formats.bodies import TokensUsage
+
+STREAM_END: Final = b"data: [DONE]\n\n"
+
+
+class EventWriter:
+    """Turns transcript deltas into events. The deltas joined are the text of the last event."""
+
+    def __init__(self, with_logprobs: bool, with_usage: bool, with_running_usage: bool) -> None:
+        self._with_logprobs = with_logprobs
+        self._with_usage = with_usage
+        self._with_running_usage = with_running_usage
+        self._num_audio_tokens = 0
+        self._num_text_tokens = 0
+
+    def delta(self, delta: TranscriptDelta) -> bytes:
+        """Empty for a delta in which nothing was said."""
+        self._num_audio_tokens += delta.num_audio_tokens
+        self._num_text_tokens += delta.num_text_tokens
+        if not delta.text:
+            return b""
+        return event(
+            TextDelta(
+                delta=delta.text,
+                logprobs=logprobs_body(delta.logprobs) if self._with_logprobs else None,
+                usage=self._usage() if self._with_running_usage else None,
+            )
+        )
+
+    def done(self, transcript: Transcript) -> bytes:
+        return event(
+            TextDone(
+                text=transcript.text,
+                logprobs=logprobs_body(transcript.logprobs) if self._with_logprobs else None,
+                usage=self._usage() if self._with_usage else None,
+            )
+        )
+
+    def _usage(self) -> TokensUsage:
+        """Strict clients refuse a usage by duration in a stream."""
+        return TokensUsage(
+            input_tokens=self._num_audio_tokens,
+            output_tokens=self._num_text_tokens,
+            total_tokens=self._num_audio_tokens + self._num_text_tokens,
+        )
+
+
+def event(body: BaseModel, exclude_none: bool = True) -> bytes:
+    return f"data: {body.model_dump_json(exclude_none=exclude_none)}\n\n".encode()

@@ -1,0 +1,53 @@
+"""The JSON bodies of a transcript, field by field as OpenAI's audio API names them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+
+class DurationUsage(BaseModel):
+    type: Literal["duration"] = "duration"
+    seconds: int
+
+
+class TokensUsage(BaseModel):
+    type: Literal["tokens"] = "tokens"
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class Logprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class VerboseSegment(BaseModel):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class Json(BaseModel):
+    text: str
+    logprobs: list[Logprob] | None = None
+    usage: DurationUsage
+
+
+class VerboseJson(BaseModel):
+    task: Literal["transcribe", "translate"]
+    language: str
+    duration: float
+    text: str
+    segments: list[VerboseSegment]
+    usage: DurationUsage

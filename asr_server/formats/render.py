@@ -1,0 +1,81 @@
+"""A transcript as text in each of OpenAI's response formats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import BaseModel
+
+from asr_server.core import Segment, TokenLogprob, Transcript
+from asr_server.formats.bodies import DurationUsage, Json, Logprob, VerboseJson, VerboseSegment
+from asr_server.formats.subtitles import srt, vtt
+
+ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
+
+
+def render(transcript: Transcript, response_format: ResponseFormat, with_logprobs: bool = False) -> str:
+    match response_format:
+        case "json":
+            return _dump(json_body(transcript, with_logprobs))
+        case "verbose_json":
+            return _dump(verbose_body(transcript))
+        case "text":
+            return transcript.text
+        case "srt":
+            return srt(transcript.segments)
+        case "vtt":
+            return vtt(transcript.segments)
+
+
+def _dump(body: BaseModel) -> str:
+    """Nothing in a body is null: what is not there is left out."""
+    return body.model_dump_json(exclude_none=True)
+
+
+def json_body(transcript: Transcript, with_logprobs: bool = False) -> Json:
+    return Json(
+        text=transcript.text,
+        logprobs=logprobs_body(transcript.logprobs) if with_logprobs else None,
+        usage=_duration_usage(transcript),
+    )
+
+
+def verbose_body(transcript: Transcript) -> VerboseJson:
+    return VerboseJson(
+        task=transcript.task,
+        language=transcript.language,
+        duration=_seconds(transcript.duration_s),
+        text=transcript.text,
+        segments=[_segment(segment) for segment in transcript.segments],
+        usage=_duration_usage(transcript),
+    )
+
+
+def _segment(segment: Segment) -> VerboseSegment:
+    return VerboseSegment(
+        id=segment.id,
+        seek=segment.seek,
+        start=_seconds(segment.start_s),
+        end=_seconds(segment.end_s),
+        text=segment.text,
+        tokens=list(segment.tokens),
+        temperature=segment.temperature,
+        avg_logprob=segment.avg_logprob,
+        compression_ratio=segment.compression_ratio,
+        no_speech_prob=segment.no_speech_prob,
+    )
+
+
+def _seconds(time_s: float) -> float:
+    """To the millisecond: finer than any time that is known here."""
+    return round(time_s, 3)
+
+
+def _duration_usage(transcript: Transcript) -> DurationUsage:
+    return DurationUsage(seconds=math.ceil(transcript.duration_s))
+
+
+def logprobs_body(entries: Iterable[TokenLogprob]) -> list[Logprob]:
+    return [Logprob(token=e.token, logprob=e.logprob, bytes=list(e.bytes)) for e in entries]

@@ -1,0 +1,38 @@
+import json
+
+from asr_server.api.events import EventWriter
+from asr_server.core import TranscriptDelta
+from tests.formats.samples import ONE
+
+
+def delta(text: str) -> TranscriptDelta:
+    return TranscriptDelta(text, (), ONE.logprobs, "en", 100, 3)
+
+
+def parse(event: bytes) -> dict[str, object]:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    body: dict[str, object] = json.loads(event.removeprefix(b"data: "))
+    return body
+
+
+def test_a_delta_is_an_event_of_its_type() -> None:
+    writer = EventWriter(with_logprobs=False, with_usage=True, with_running_usage=False)
+    assert parse(writer.delta(delta("one"))) == {"type": "transcript.text.delta", "delta": "one"}
+
+
+def test_a_delta_without_text_is_no_event_but_counts() -> None:
+    writer = EventWriter(with_logprobs=False, with_usage=True, with_running_usage=False)
+    assert writer.delta(delta("")) == b""
+    usage = parse(writer.done(ONE))["usage"]
+    assert usage == {"type": "tokens", "input_tokens": 100, "output_tokens": 3, "total_tokens": 103}
+
+
+def test_usage_can_be_left_out_or_run_along() -> None:
+    silent = EventWriter(with_logprobs=False, with_usage=False, with_running_usage=False)
+    assert set(parse(silent.done(ONE))) == {"type", "text"}
+    running = EventWriter(with_logprobs=True, with_usage=True, with_running_usage=True)
+    running.delta(delta("one"))
+    second = parse(running.delta(delta(" two")))
+    assert second["usage"] == {"type": "tokens", "input_tokens": 200, "output_tokens": 6, "total_tokens": 206}
+    assert second["logprobs"]

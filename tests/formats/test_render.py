@@ -1,0 +1,72 @@
+import json
+
+from asr_server import formats
+from asr_server.formats.subtitles import srt
+from tests.formats.samples import ONE, SILENT, segment, transcript
+
+TEN_FIELDS = {
+    "id",
+    "seek",
+    "start",
+    "end",
+    "text",
+    "tokens",
+    "temperature",
+    "avg_logprob",
+    "compression_ratio",
+    "no_speech_prob",
+}
+
+
+def test_json_has_text_and_usage_and_nothing_else() -> None:
+    body = json.loads(formats.render(ONE, "json"))
+    assert body == {"text": "one two", "usage": {"type": "duration", "seconds": 13}}
+
+
+def test_json_has_logprobs_when_asked_for() -> None:
+    body = json.loads(formats.render(ONE, "json", with_logprobs=True))
+    assert body["logprobs"] == [{"token": " one", "logprob": -0.5, "bytes": [32, 111, 110, 101]}]
+
+
+def test_verbose_json_has_every_field_and_no_null() -> None:
+    rendered = formats.render(ONE, "verbose_json")
+    body = json.loads(rendered)
+    assert "null" not in rendered
+    assert set(body) == {"task", "language", "duration", "text", "segments", "usage"}
+    assert (body["task"], body["language"], body["duration"]) == ("transcribe", "english", 12.3)
+    assert [set(entry) for entry in body["segments"]] == [TEN_FIELDS, TEN_FIELDS]
+    assert body["segments"][1]["start"] == 3661.234
+
+
+def test_text_is_the_text() -> None:
+    assert formats.render(ONE, "text") == "one two"
+
+
+def test_srt_is_numbered_from_one() -> None:
+    assert formats.render(ONE, "srt") == (
+        "1\n00:00:00,500 --> 00:00:02,000\none\n\n2\n01:01:01,234 --> 01:01:02,000\ntwo\n\n"
+    )
+
+
+def test_vtt_has_its_header_and_points() -> None:
+    assert formats.render(ONE, "vtt") == (
+        "WEBVTT\n\n00:00:00.500 --> 00:00:02.000\none\n\n01:01:01.234 --> 01:01:02.000\ntwo\n\n"
+    )
+
+
+def test_silence_is_valid_in_every_format() -> None:
+    assert json.loads(formats.render(SILENT, "json"))["text"] == ""
+    assert json.loads(formats.render(SILENT, "verbose_json"))["segments"] == []
+    assert formats.render(SILENT, "text") == ""
+    assert formats.render(SILENT, "srt") == ""
+    assert formats.render(SILENT, "vtt") == "WEBVTT\n\n"
+
+
+def test_no_text_can_break_out_of_its_cue() -> None:
+    nasty = transcript(segment(0, 0, 1, " a\n\nb --> <c> & d"))
+    assert formats.render(nasty, "srt").splitlines()[2] == "a b -> <c> & d"
+    assert formats.render(nasty, "vtt").splitlines()[3] == "a b -&gt; &lt;c&gt; &amp; d"
+
+
+def test_a_clock_carries_into_the_next_second() -> None:
+    assert "00:01:00,000 --> 100:00:00,000" in srt([segment(0, 59.9996, 360_000, "x")])
