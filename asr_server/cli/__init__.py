@@ -1,0 +1,19 @@
+"""The command `asr-server`: `serve` and `transcribe`, a module each."""
+
+from __future__ import annotations
+
+import click
+
+from asr_server import __version__
+from asr_server.cli.serve import serve
+from asr_server.cli.transcribe import transcribe
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__)
+def main() -> None:
+    """A speech-to-text server that speaks OpenAI's audio API."""
+
+
+main.add_command(serve)
+main.add_command(transcribe)
