@@ -45,7 +45,7 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int) -> None
     if _announced_bytes(request) > max_body_bytes:
         raise too_large(max_upload_bytes)
     reader = _PartReader(form)
-    parser = MultipartParser(_boundary(request), reader.callbacks())  # type: ignore[arg-type]
+    parser = _parser(_boundary(request), reader)
     num_bytes = 0
     async for data in request.stream():
         num_bytes += len(data)
@@ -66,6 +66,13 @@ def _boundary(request: Request) -> bytes:
     if content_type != b"multipart/form-data" or not options.get(b"boundary"):
         raise InvalidValue("The request must be multipart/form-data with a boundary.", FILE)
     return options[b"boundary"]
+
+
+def _parser(boundary: bytes, reader: _PartReader) -> MultipartParser:
+    try:
+        return MultipartParser(boundary, reader.callbacks())  # type: ignore[arg-type]
+    except FormParserError as error:  # longer than any client's
+        raise InvalidValue("The multipart boundary is too long.") from error
 
 
 def _write(parser: MultipartParser, data: bytes) -> None:

@@ -15,6 +15,7 @@ from asr_server.api.state import AppState, get_state
 router = APIRouter(tags=["operations"])
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     registry = CollectorRegistry()

@@ -20,7 +20,9 @@ probes = APIRouter(tags=["operations"])
 models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])
 
 
+@probes.head("/health", include_in_schema=False)  # load balancers often probe with HEAD
 @probes.get("/health")
+@probes.head("/ping", include_in_schema=False)
 @probes.get("/ping")
 async def health(request: Request) -> Response:
     """Live: the event loop turns. 503 only once an engine has been given up for good."""
@@ -29,6 +31,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
+@probes.head("/ready", include_in_schema=False)
 @probes.get("/ready")
 async def ready(request: Request) -> Response:
     """An engine can take work. 503 while loading or once given up."""
@@ -36,11 +39,13 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready"})
 
 
+@probes.head("/version", include_in_schema=False)
 @probes.get("/version")
 async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
+@probes.head("/load", include_in_schema=False)
 @probes.get("/load")
 async def load(request: Request) -> dict[str, Any]:
     """Requests in flight, how many were rejected so far, and what each replica is doing."""

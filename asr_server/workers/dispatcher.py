@@ -216,11 +216,17 @@ class Dispatcher:
         for entry in entries:
             del self._entries[entry.submit.id]
             entry.future.cancel()
+        self._drop_cancelled()
         handle.throttled.clear()
         handle.num_in_flight = 0
         for state in self._supervisor.replica_states:
             if _drop_in_flight(state, handle.request_id):
                 self._try_send(state, Cancel(handle.request_id))
+
+    def _drop_cancelled(self) -> None:
+        """Frees the samples at once; otherwise they would stay until a replica has credit for them."""
+        self._waiting = [item for item in self._waiting if not item[2].future.done()]
+        heapq.heapify(self._waiting)
 
     def _try_send(self, state: ReplicaState, command: Cancel | SetLanguage) -> None:
         try:

@@ -104,6 +104,14 @@ async def test_no_engine_is_503_and_not_ready_but_alive() -> None:
         assert (await app.client.get("/health")).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/version", "/load", "/metrics"])
+async def test_the_probes_answer_head_as_they_answer_get(app: RunningApp, path: str) -> None:
+    head, get = await app.client.head(path), await app.client.get(path)
+    assert head.status_code == get.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
 async def test_an_engine_given_up_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_app() as app:
         monkeypatch.setattr(type(app.dispatcher), "given_up", True)

@@ -156,6 +156,12 @@ async def test_another_content_type_is_refused(form: Form, content_type: str) ->
         await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT)
 
 
+async def test_a_boundary_longer_than_any_client_s_is_refused(form: Form) -> None:
+    content_type = f"multipart/form-data; boundary={'x' * 300}"
+    with pytest.raises(InvalidValue, match="boundary is too long"):
+        await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT)
+
+
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
 async def test_no_body_whatever_brings_anything_but_a_form_or_a_refusal(data: st.DataObject) -> None:
