@@ -1,93 +1,119 @@
-"""Every setting once: field, flag, environment name, default, meaning.
+"""Every setting once: field, type and range, default, meaning, and with these flag and environment name.
 
 The flag is the field's name with dashes; the environment name is `ASR_SERVER_` and the field's name in
-capitals unless `env` says otherwise. A flag wins over the environment.
+capitals unless `env` says otherwise. A flag wins over the environment. Making a `Settings` checks all of its
+values together; what depends on the machine (files, a GPU) is checked by `preflight`.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, cast, get_args, get_origin
 
-from asr_server.core import WINDOW_S
+from annotated_types import Ge, Gt, Le
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+
+from asr_server.core import TEMPERATURE_LADDER, WINDOW_S
+from asr_server.machine import available_cores
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
 EMBEDDED_MODEL_CHUNK_S = 6.0  # it was trained mostly on less, and drops digits in fuller windows
 MIB = 1 << 20
 
 
-def _setting(default: Any, help: str, env: str | None = None, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": help, "env": env, "choices": choices})
+def _setting(default: Any, help: str, env: str = "", allowed: str = "", **constraints: Any) -> Any:
+    """A field of `Settings`.
+
+    Args:
+        env: its environment variable, where that is not named after the field.
+        allowed: in words what values it takes, where its type and `constraints` (pydantic's) do not tell.
+    """
+    extra: Any = {"env": env, "allowed": allowed}
+    return Field(default, description=help, json_schema_extra=extra, **constraints)
 
 
 def default_preprocess_workers() -> int:
-    return max(1, min(os.cpu_count() or 1, 2))
+    return min(available_cores(), 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Settings:
+    """Raises pydantic.ValidationError, which lists every wrong value."""
+
     # The model and where it runs
-    model: str = _setting(str(EMBEDDED_MODEL), "Whisper checkpoint: a directory or a Hugging Face hub name")
+    model: str = _setting(
+        str(EMBEDDED_MODEL), "Whisper checkpoint: a directory or a Hugging Face hub name", min_length=1
+    )
     served_model_name: str = _setting("", "name clients ask for; empty: the model's own name")
     model_alias: str = _setting("whisper-1", "further names the model answers to, separated by commas")
-    device: str = _setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
-    dtype: str = _setting(
-        "auto",
-        "precision; auto: bfloat16 where the processor has it, else float32",
-        choices=("auto", "float32", "bfloat16", "float16"),
+    device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        "auto", "precision; auto: bfloat16 where the processor has it, else float32"
     )
-    executor: str = _setting(
-        "multiprocess",
-        "how replicas run: processes of their own, or inside this one (debugging)",
-        choices=("multiprocess", "inline"),
+    executor: Literal["multiprocess", "inline"] = _setting(
+        "multiprocess", "how replicas run: processes of their own, or inside this one (debugging)"
     )
-    replicas: int = _setting(1, "engine replicas, each with the whole model")
-    cpu_threads: int = _setting(0, "torch threads a replica on CPU; 0: one a core, shared between replicas")
-    max_slots: int = _setting(0, "chunks decoded at once by a replica; 0: from free memory")
+    replicas: int = _setting(1, "engine replicas, each with the whole model", ge=1)
+    cpu_threads: int = _setting(
+        0, "torch threads a replica on CPU; 0: one a core, shared between replicas", ge=0
+    )
+    max_slots: int = _setting(0, "chunks decoded at once by a replica; 0: from free memory", ge=0)
     encode_batch: int = _setting(
-        0, "chunks encoded together at most; 0: one a compute worker on CPU, 8 on CUDA"
+        0, "chunks encoded together at most; 0: one a compute worker on CPU, 8 on CUDA", ge=0
     )
     compute_workers: int = _setting(
-        0, "encode batches under way at once, up to 4; 0: one a core, up to 4, on CPU, 1 on CUDA"
+        0, "encode batches under way at once; 0: one a core, up to 4, on CPU, 1 on CUDA", ge=0, le=4
     )
     copy_overlap: bool = _setting(False, "CUDA: copies to and from the device on streams of their own")
+    max_fallbacks: int = _setting(
+        len(TEMPERATURE_LADDER) - 1,
+        "times an implausible chunk is decoded again, each time at a higher temperature",
+        ge=0,
+        le=len(TEMPERATURE_LADDER) - 1,
+    )
 
     # The front end
     preprocess_workers: int = _setting(
         default_preprocess_workers(),
         "threads that decode and split audio",
         env="VLLM_MAX_AUDIO_PREPROCESS_WORKERS",
+        ge=1,
     )
-    max_upload_bytes: int = _setting(25 * MIB, "largest upload, in bytes")
-    max_audio_s: float = _setting(12 * 3600.0, "longest recording once decoded, in seconds")
-    max_decoded_bytes: int = _setting(1 << 36, "most bytes of samples, before resampling")
-    max_sample_rate: int = _setting(384_000, "highest sample rate taken, in Hz")
-    max_channels: int = _setting(32, "most channels taken")
-    max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file")
-    max_concurrent_requests: int = _setting(256, "requests in flight at once; more are told 429")
+    max_upload_bytes: int = _setting(25 * MIB, "largest upload, in bytes", ge=1)
+    max_audio_s: float = _setting(12 * 3600.0, "longest recording once decoded, in seconds", gt=0)
+    max_decoded_bytes: int = _setting(1 << 36, "most bytes of samples, before resampling", ge=1)
+    max_sample_rate: int = _setting(384_000, "highest sample rate taken, in Hz", ge=1000)
+    max_channels: int = _setting(32, "most channels taken", ge=1)
+    max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file", gt=0)
+    max_concurrent_requests: int = _setting(256, "requests in flight at once; more are told 429", ge=1)
     max_chunk_s: float = _setting(
-        0.0, "longest chunk cut from a recording, in seconds, up to 30; 0: 6 for the embedded model, else 30"
+        0.0,
+        "longest chunk cut from a recording, in seconds; 0: 6 for the embedded model, else 30",
+        ge=0,
+        le=WINDOW_S,
     )
-    chunks_ahead: int = _setting(4, "decoded chunks a request may hold that no replica has taken yet")
+    chunks_ahead: int = _setting(4, "decoded chunks a request may hold that no replica has taken yet", ge=1)
 
     # HTTP
-    host: str = _setting("127.0.0.1", "address to listen on")
-    port: int = _setting(8000, "port to listen on; 0: any free one")
+    host: str = _setting("127.0.0.1", "address to listen on", min_length=1)
+    port: int = _setting(8000, "port to listen on; 0: any free one", ge=0, le=65535)
     api_key: str = _setting("", "key that /v1 requires; empty: none", env="VLLM_API_KEY")
-    root_path: str = _setting("", "path prefix set by a proxy in front")
+    root_path: str = _setting(
+        "", "path prefix set by a proxy in front", pattern="^(/.*)?$", allowed="empty, or begins with /"
+    )
     cors_origins: str = _setting("", "origins allowed by CORS, separated by commas; * for all")
     ssl_certfile: str = _setting("", "TLS certificate file")
     ssl_keyfile: str = _setting("", "TLS key file")
-    drain_s: float = _setting(30.0, "seconds that running requests get to finish at shutdown")
-    log_level: str = _setting("info", "least level logged", choices=("debug", "info", "warning", "error"))
+    drain_s: float = _setting(30.0, "seconds that running requests get to finish at shutdown", ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
 
     @property
     def chunk_s(self) -> float:
         """Length of the window in which a chunk ends, in seconds."""
         if self.max_chunk_s > 0:
-            return min(self.max_chunk_s, WINDOW_S)
+            return self.max_chunk_s
         return EMBEDDED_MODEL_CHUNK_S if Path(self.model) == EMBEDDED_MODEL else WINDOW_S
 
     @property
@@ -96,13 +122,19 @@ class Settings:
         name = self.served_model_name or (Path(self.model).name if Path(self.model).is_dir() else self.model)
         return (name, *(alias for alias in self.model_alias.split(",") if alias))
 
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """The temperature ladder as far as `max_fallbacks` lets a chunk climb it."""
+        return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
+
+
+# By name, in the order declared.
+FIELDS: Final[dict[str, FieldInfo]] = Settings.__pydantic_fields__  # type: ignore[attr-defined]
+
 
 def environment_name(setting: str) -> str:
     """The environment variable that sets this field of `Settings`."""
-    for candidate in fields(Settings):
-        if candidate.name == setting:
-            return candidate.metadata["env"] or f"ASR_SERVER_{setting.upper()}"
-    raise KeyError(setting)
+    return _extra(setting)["env"] or f"ASR_SERVER_{setting.upper()}"
 
 
 def flag_name(setting: str) -> str:
@@ -112,3 +144,34 @@ def flag_name(setting: str) -> str:
 def naming(setting: str) -> str:
     """How an error message names a setting: `--max-audio-s (ASR_SERVER_MAX_AUDIO_S)`."""
     return f"{flag_name(setting)} ({environment_name(setting)})"
+
+
+def allowed_values(setting: str) -> str:
+    """What a setting takes, in words: `a whole number from 0 to 65535`."""
+    kind = FIELDS[setting].annotation
+    if words := _extra(setting)["allowed"]:
+        return words
+    if get_origin(kind) is Literal:
+        *others, last = get_args(kind)
+        return f"{', '.join(others)} or {last}"
+    if kind is bool:
+        return "true or false"
+    if kind is str:
+        return "some text"
+    return ("a whole number" if kind is int else "a number") + _range_in_words(FIELDS[setting])
+
+
+def _range_in_words(field: FieldInfo) -> str:
+    bounds = {type(bound): bound for bound in field.metadata}
+    match bounds.get(Ge), bounds.get(Gt), bounds.get(Le):
+        case Ge(ge), _, Le(le):
+            return f" from {ge:g} to {le:g}"
+        case Ge(ge), _, _:
+            return f" of at least {ge:g}"
+        case _, Gt(gt), _:
+            return f" above {gt:g}"
+    return ""
+
+
+def _extra(setting: str) -> dict[str, str]:
+    return cast(dict[str, str], FIELDS[setting].json_schema_extra)

@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
 from asr_server.checkpoint import resolve_checkpoint
 from asr_server.config import Settings
-from asr_server.core import TEMPERATURE_LADDER, DecodingOptions, Transcript
+from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, RequestError
 from asr_server.formats import ResponseFormat, render
 from asr_server.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class _Session:
         self._options = DecodingOptions(
             language=self._transcriber.languages.code(language) if language else None,
             timestamps=True,
-            temperatures=TEMPERATURE_LADDER,
+            temperatures=settings.temperatures,
         )
         self._at_once = asyncio.Semaphore(FILES_AT_ONCE)
         self._progress = Progress(

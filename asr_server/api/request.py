@@ -8,7 +8,7 @@ from asr_server.api.events import EventWriter
 from asr_server.api.fields import parse_fields
 from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
 from asr_server.config import Settings
-from asr_server.core import TEMPERATURE_LADDER, DecodingOptions
+from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue, ModelNotFound
 from asr_server.formats import ResponseFormat
 from asr_server.transcription import Transcriber, prompt_tokens
@@ -46,7 +46,7 @@ def parse_transcription_request(
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
         timestamps=True,
-        **_sampling(fields),  # type: ignore[arg-type]
+        **_sampling(fields, settings),  # type: ignore[arg-type]
     )
     return _request(fields, options, with_logprobs="logprobs" in fields.include)
 
@@ -67,7 +67,7 @@ def parse_translation_request(
         task="translate",
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
         timestamps=True,
-        **_sampling(fields),  # type: ignore[arg-type]
+        **_sampling(fields, settings),  # type: ignore[arg-type]
     )
     return _request(fields, options)
 
@@ -78,9 +78,9 @@ def check_model(name: str, settings: Settings) -> None:
         raise ModelNotFound(f"The model '{name[:200]}' does not exist. Served here: {served}.")
 
 
-def _sampling(fields: AudioFields) -> dict[str, object]:
+def _sampling(fields: AudioFields, settings: Settings) -> dict[str, object]:
     return {
-        "temperatures": (fields.temperature,) if fields.temperature else TEMPERATURE_LADDER,
+        "temperatures": (fields.temperature,) if fields.temperature else settings.temperatures,
         "top_p": fields.top_p,
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
         "min_p": fields.min_p,

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from asr_server.config import Settings, environment_name, flag_name
+from asr_server.config import FIELDS, Settings, environment_name, flag_name
+from asr_server.preflight import SettingsError, checked_settings
+
+WRONG_USAGE = 2  # the exit status, as of any command that was called wrongly
 
 
 def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any], Any]:
     """Adds an option for every setting, but for those left out, to a click command."""
 
     def decorate(command: Any) -> Any:
-        for setting in reversed(fields(Settings)):
-            if setting.name not in leave_out:
+        for setting in reversed(FIELDS):
+            if setting not in leave_out:
                 command = _option(setting)(command)
         return command
 
@@ -24,20 +26,47 @@ def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any],
 
 
 def settings_from(options: dict[str, Any], model_name: str | None = None) -> Settings:
-    """The settings that a command was given; `model_name` is its argument, which wins over `--model`."""
+    """The settings that a command was given; `model_name` is its argument, which wins over `--model`.
+
+    Where some are wrong, it prints a line for each and ends the command.
+    """
     if model_name:
         options["model"] = model_name
-    return Settings(**options)
+    try:
+        return checked_settings(options)
+    except SettingsError as error:
+        for problem in error.problems:
+            click.echo(f"Error: {problem}", err=True)
+        raise click.exceptions.Exit(WRONG_USAGE) from None
 
 
-def _option(setting: Field[Any]) -> Callable[[Any], Any]:
-    choices, flag = setting.metadata["choices"], flag_name(setting.name)
+def _option(setting: str) -> Callable[[Any], Any]:
+    """The option of one setting. It takes any text: what is wrong with it, `checked_settings` says."""
+    field, flag = FIELDS[setting], flag_name(setting)
+    is_switch = field.annotation is bool
     return click.option(
-        f"{flag}/--no-{flag.removeprefix('--')}" if isinstance(setting.default, bool) else flag,
-        type=click.Choice(choices) if choices else type(setting.default),
-        default=setting.default,
-        envvar=environment_name(setting.name),
+        f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
+        type=_Switch() if is_switch else str,
+        default=field.default,
+        metavar=None if is_switch else _metavar(field.annotation),
+        envvar=environment_name(setting),
         show_envvar=True,
-        show_default=setting.name != "model" or "the embedded whisper-digits",
-        help=setting.metadata["help"],
+        show_default=setting != "model" or "the embedded whisper-digits",
+        help=field.description,
     )
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"[{'|'.join(get_args(kind))}]"
+    return {int: "INTEGER", float: "NUMBER"}.get(kind, "TEXT")
+
+
+class _Switch(click.types.BoolParamType):
+    """Leaves what is neither true nor false, in an environment variable, to be refused with all the rest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            return value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from asr_server.config import Settings
+from asr_server.machine import available_cores
 from asr_server.model import DecoderCache, WhisperSizes
 
 _ENCODE_BATCH_ON_CUDA = 8
@@ -40,7 +40,7 @@ class EngineConfig:
     @classmethod
     def from_settings(cls, settings: Settings) -> EngineConfig:
         """The configuration of one replica, which gets its share of the machine's cores."""
-        threads = settings.cpu_threads or max(1, available_cores() // max(1, settings.replicas))
+        threads = settings.cpu_threads or max(1, available_cores() // settings.replicas)
         return cls(
             model=settings.model,
             device=settings.device,
@@ -69,11 +69,6 @@ class EngineConfig:
             # On CPU there is nothing that a step could overlap with.
             lookahead=not on_cpu if self.lookahead is None else self.lookahead,
         )
-
-
-def available_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str) -> torch.device:

@@ -27,7 +27,7 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
-from asr_server.engine.config import EngineConfig, available_cores, choose_device, choose_dtype
+from asr_server.engine.config import EngineConfig, choose_device, choose_dtype
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.memory import keep_freed_memory
@@ -37,6 +37,7 @@ from asr_server.engine.sequence import Sequence
 from asr_server.engine.slot_table import SlotTable, contiguous_runs
 from asr_server.engine.transfers import HostCopy
 from asr_server.engine.validation import candidates, check
+from asr_server.machine import available_cores
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
 

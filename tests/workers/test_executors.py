@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -27,7 +28,7 @@ async def dispatcher(request: pytest.FixtureRequest) -> AsyncIterator[Dispatcher
 
 
 class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
-    def __init__(self, executor: str, replicas: int = 1) -> None:
+    def __init__(self, executor: Literal["inline", "multiprocess"], replicas: int = 1) -> None:
         self._dispatcher = Dispatcher(Settings(executor=executor, replicas=replicas, dtype="float32"))
 
     async def __aenter__(self) -> Dispatcher:

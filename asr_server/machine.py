@@ -1,0 +1,65 @@
+"""What this machine, or the part of it that this process was given, has: cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_OWN_CGROUPS: Final = Path("/proc/self/cgroup")
+
+
+def available_cores() -> int:
+    """Cores this process may use: those it may run on, as far as its CPU quota pays for them; at least one.
+
+    A container limited to two CPUs sees all of the host's cores in its affinity mask. A thread for each of
+    them would use up the quota in a fraction of every period and then stand still for the rest of it.
+    """
+    return max(1, int(min(_cores_in_affinity_mask(), cpu_quota())))
+
+
+def cpu_quota() -> float:
+    """CPUs' worth of time that the control groups of this process allow; infinity: no limit."""
+    return min(_quotas(_OWN_CGROUPS, _CGROUPS), default=float("inf"))
+
+
+def _cores_in_affinity_mask() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _quotas(own_cgroups: Path, root: Path) -> Iterator[float]:
+    """One for each limit on the way up from this process's group: all of them hold at once."""
+    for line in _read(own_cgroups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield from _quotas_upwards(root, path)
+        elif "cpu" in controllers.split(","):
+            yield from _quotas_upwards(root / controllers, path)
+            yield from _quotas_upwards(root / "cpu", path)
+
+
+def _quotas_upwards(hierarchy: Path, path: str) -> Iterator[float]:
+    group = hierarchy / path.lstrip("/")
+    for folder in (group, *group.parents):
+        quota, period = _quota_and_period(folder)
+        if quota.isdigit() and period.isdigit() and int(period):
+            yield int(quota) / int(period)
+        if folder == hierarchy:
+            break
+
+
+def _quota_and_period(folder: Path) -> tuple[str, str]:
+    """In microseconds; without a limit the quota is `max` (version 2) or -1 (version 1)."""
+    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    if quota:
+        return quota, period
+    return _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,67 @@
+"""`asr-server serve` with settings that cannot work: what the operator sees, and how soon."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+LIMIT_S = 1.0  # of processor time: how long it takes on a machine with nothing else to do
+
+
+class Refusal:
+    """A server that was told to start and would not."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        before_s = _children_cpu_s()
+        process = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "asr_server", "serve", "--port", "0", *arguments],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        self.cpu_s = _children_cpu_s() - before_s
+        self.status = process.returncode
+        lines = process.stderr.splitlines()
+        self.lines = [line for line in lines if not line.startswith("import time:")]
+        self.modules = {line.split("|")[-1].strip() for line in lines if line.startswith("import time:")}
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "environment"),
+    [
+        ("--chunks-ahead", "0", "ASR_SERVER_CHUNKS_AHEAD"),
+        ("--encode-batch", "-4", "ASR_SERVER_ENCODE_BATCH"),
+        ("--port", "70000", "ASR_SERVER_PORT"),
+        ("--replicas", "-1", "ASR_SERVER_REPLICAS"),
+    ],
+)
+def test_a_wrong_setting_ends_with_one_line_and_status_2(flag: str, value: str, environment: str) -> None:
+    refusal = Refusal(flag, value)
+    assert refusal.status == 2
+    (line,) = refusal.lines
+    for part in (flag, environment, value, "must be"):
+        assert part in line
+
+
+def test_several_wrong_settings_are_told_at_once_wherever_they_come_from() -> None:
+    refusal = Refusal("--replicas", "-1", ASR_SERVER_CHUNKS_AHEAD="0", ASR_SERVER_COPY_OVERLAP="maybe")
+    assert [line.split()[1] for line in refusal.lines] == ["--replicas", "--copy-overlap", "--chunks-ahead"]
+    assert refusal.status == 2
+
+
+def test_a_wrong_setting_is_told_within_a_second_and_without_torch() -> None:
+    refusal = Refusal("--replicas", "0")
+    assert refusal.cpu_s < LIMIT_S
+    assert "pydantic" in refusal.modules
+    assert "torch" not in refusal.modules

@@ -1,0 +1,66 @@
+"""Cores: what the affinity mask and the CPU quota leave, in trees of control groups made for the test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from asr_server import config, machine
+from asr_server.config import Settings
+from asr_server.engine import EngineConfig
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a machine with 64 cores and no quota yet; this process is in /service/api."""
+    (tmp_path / "own").write_text("0::/service/api\n")
+    (tmp_path / "service" / "api").mkdir(parents=True)
+    monkeypatch.setattr(machine, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    return tmp_path
+
+
+def test_without_a_quota_the_affinity_mask_says_how_many_cores_there_are(cgroups: Path) -> None:
+    assert machine.available_cores() == 64
+    (cgroups / "service" / "api" / "cpu.max").write_text("max 100000\n")
+    assert machine.available_cores() == 64
+
+
+def test_the_quota_of_the_container_counts(cgroups: Path) -> None:
+    (cgroups / "cpu.max").write_text("250000 100000\n")
+    assert machine.cpu_quota() == 2.5
+    assert machine.available_cores() == 2
+
+
+def test_the_smallest_quota_on_the_way_up_counts(cgroups: Path) -> None:
+    (cgroups / "cpu.max").write_text("800000 100000\n")
+    (cgroups / "service" / "cpu.max").write_text("300000 100000\n")
+    (cgroups / "service" / "api" / "cpu.max").write_text("max 100000\n")
+    assert machine.available_cores() == 3
+
+
+def test_a_quota_below_one_core_leaves_one(cgroups: Path) -> None:
+    (cgroups / "cpu.max").write_text("20000 100000\n")
+    assert machine.available_cores() == 1
+
+
+def test_version_one_of_control_groups_is_read_too(cgroups: Path) -> None:
+    (cgroups / "own").write_text("5:cpuset:/\n4:cpu,cpuacct:/service\n1:name=systemd:/service\n")
+    (cgroups / "cpu,cpuacct" / "service").mkdir(parents=True)
+    (cgroups / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
+    (cgroups / "cpu,cpuacct" / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.available_cores() == 64
+    (cgroups / "cpu,cpuacct" / "service" / "cpu.cfs_quota_us").write_text("400000\n")
+    (cgroups / "cpu,cpuacct" / "service" / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.available_cores() == 4
+
+
+def test_threads_follow_from_the_quota(cgroups: Path) -> None:
+    (cgroups / "cpu.max").write_text("400000 100000\n")
+    assert EngineConfig.from_settings(Settings(replicas=2)).cpu_threads == 2
+    assert config.default_preprocess_workers() == 2
+    (cgroups / "cpu.max").write_text("100000 100000\n")
+    assert config.default_preprocess_workers() == 1
