@@ -1,0 +1,35 @@
+"""Where a checkpoint's files are, and what is wrong with them, before anything heavy starts.
+
+No torch: the API process needs them too, for the tokenizer. Every error is one line that says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from asr_server.checkpoint.error import CheckpointError
+from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE, check_directory
+from asr_server.checkpoint.foreign import explain_file
+from asr_server.checkpoint.hub import fetch
+from asr_server.checkpoint.names import check_hub_name, hub_name
+
+__all__ = ["INDEX", "PICKLED", "SINGLE", "CheckpointError", "hub_name", "resolve_checkpoint"]
+
+
+def resolve_checkpoint(name: str) -> Path:
+    """The directory of a complete checkpoint given as a directory, a hub name or a short name (`large-v3`).
+
+    What the hub has is fetched if need be.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it is of another kind, or a file of it is missing.
+    """
+    path = Path(os.path.expanduser(name))
+    if path.is_file():
+        raise CheckpointError(explain_file(path))
+    if not path.is_dir():
+        check_hub_name(name)
+        path = fetch(hub_name(name))
+    check_directory(path)
+    return path

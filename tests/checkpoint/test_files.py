@@ -1,0 +1,136 @@
+"""Ways in which a directory or a file is no complete Whisper checkpoint, on copies of the embedded model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from asr_server.checkpoint import CheckpointError, resolve_checkpoint
+from asr_server.config import EMBEDDED_MODEL
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return shutil.copytree(EMBEDDED_MODEL, tmp_path / "model")
+
+
+def refusal(path: Path) -> str:
+    """What is said about it, which is one line."""
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(str(path))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def change_config(directory: Path, **changes: object) -> None:
+    config = json.loads((directory / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def test_a_complete_directory_is_taken(directory: Path) -> None:
+    assert resolve_checkpoint(str(directory)) == directory
+
+
+def test_a_vocabulary_and_merges_do_for_a_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    assert resolve_checkpoint(str(directory)) == directory
+
+
+@pytest.mark.parametrize(
+    ("width", "vocabulary", "base"),
+    [
+        (384, 51865, "openai/whisper-tiny"),
+        (768, 51864, "openai/whisper-small.en"),
+        (1280, 51866, "openai/whisper-large-v3"),
+    ],
+)
+def test_a_missing_tokenizer_is_named_with_the_command_that_gets_it(
+    directory: Path, width: int, vocabulary: int, base: str
+) -> None:
+    change_config(directory, d_model=width, vocab_size=vocabulary)
+    (directory / "tokenizer.json").unlink()
+    (directory / "merges.txt").unlink()
+    message = refusal(directory)
+    assert "no tokenizer.json (nor, instead of it, merges.txt)" in message
+    assert f"hf download {base} tokenizer.json --local-dir {directory}" in message
+
+
+def test_missing_weights_are_named(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    assert "has no weights: neither model.safetensors" in refusal(directory)
+
+
+def test_weights_that_are_cut_short_are_noticed_before_anything_starts(directory: Path) -> None:
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert refusal(directory) == f"{weights} is cut short: fetch it again"
+
+
+def test_weights_that_are_something_else_are_noticed(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes((16).to_bytes(8, "little") + b"<!doctype html> and so on")
+    assert "is no safetensors file" in refusal(directory)
+
+
+def test_a_git_lfs_pointer_is_no_weights(directory: Path) -> None:
+    (directory / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert "git lfs pull" in refusal(directory)
+
+
+def test_every_file_of_sharded_weights_is_checked(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert "model-00002-of-00002.safetensors cannot be read: No such file" in refusal(directory)
+
+
+def test_another_kind_of_model_is_refused(directory: Path) -> None:
+    change_config(directory, model_type="wav2vec2")
+    assert "holds a 'wav2vec2' model, not a Whisper one" in refusal(directory)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\x00"])
+def test_a_broken_configuration_is_named(directory: Path, content: str) -> None:
+    (directory / "config.json").write_text(content)
+    assert f"{directory / 'config.json'} " in refusal(directory)
+
+
+def test_an_empty_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    assert "has no config.json" in refusal(tmp_path)
+
+
+def test_weights_without_a_configuration_are_no_checkpoint(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    assert "has no config.json" in refusal(directory)
+
+
+def test_a_file_within_a_checkpoint_leads_to_its_directory(directory: Path) -> None:
+    assert f"--model {directory}" in refusal(directory / "model.safetensors")
+
+
+@pytest.mark.parametrize(("name", "magic"), [("ggml-small.bin", b"lmgg"), ("whisper-small.gguf", b"GGUF")])
+def test_a_model_of_whisper_cpp_leads_to_the_checkpoint_it_was_made_from(
+    tmp_path: Path, name: str, magic: bytes
+) -> None:
+    (tmp_path / name).write_bytes(magic + bytes(100))
+    assert "whisper.cpp" in refusal(tmp_path / name)
+    assert "--model small" in refusal(tmp_path / name)
+    assert "whisper.cpp" in refusal(tmp_path)
+
+
+def test_a_ctranslate2_model_leads_to_the_checkpoint_it_was_made_from(tmp_path: Path) -> None:
+    directory = tmp_path / "faster-whisper-large-v3"
+    directory.mkdir()
+    for name in ("model.bin", "config.json", "tokenizer.json", "vocabulary.json"):
+        (directory / name).write_text("{}")
+    assert "CTranslate2" in refusal(directory)
+    assert refusal(directory).endswith("--model large-v3")
+
+
+def test_a_published_openai_checkpoint_leads_to_its_name(tmp_path: Path) -> None:
+    (tmp_path / "base.en.pt").write_bytes(b"PK")
+    assert refusal(tmp_path / "base.en.pt").endswith("use --model base.en")
+    assert refusal(tmp_path).endswith("use --model base.en")
