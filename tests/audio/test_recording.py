@@ -215,12 +215,12 @@ def test_limits_come_from_the_settings_of_the_same_names() -> None:
     settings = Settings(
         max_audio_s=1,
         max_decoded_bytes=2,
-        max_sample_rate=3,
+        max_sample_rate=3000,
         max_channels=4,
         max_preprocess_s=5,
         max_chunk_s=6,
     )
-    assert AudioLimits.from_settings(settings) == AudioLimits(1, 2, 3, 4, 5, 6)
+    assert AudioLimits.from_settings(settings) == AudioLimits(1, 2, 3000, 4, 5, 6)
     assert AudioLimits.from_settings(Settings(max_chunk_s=30)) == AudioLimits()
 
 
