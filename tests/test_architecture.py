@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "asr_server"
-SHARED = {"core", "config", "errors", "tokenizer", "telemetry", "checkpoint", "machine"}
+SHARED = {"child_process", "core", "config", "errors", "tokenizer", "telemetry", "checkpoint", "machine"}
 MAY_IMPORT = {
     "api": {"transcription", "audio", "workers", "formats"},
     "audio": set(),
     "checkpoint": set(),
+    "child_process": set(),
     "cli": {"api", "formats", "offline", "preflight"},
     "config": set(),
     "core": set(),

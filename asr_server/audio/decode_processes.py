@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from asr_server import errors
 from asr_server.audio.limits import AudioLimits, invalid_audio
+from asr_server.child_process import child_environment
 from asr_server.core import Samples
 from asr_server.errors import RequestError
 
@@ -115,7 +116,7 @@ class DecodeProcesses:
                 [sys.executable, "-m", "asr_server.audio.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | _ONE_THREAD | {"PYTHONPATH": path},
+                env=child_environment() | _ONE_THREAD | {"PYTHONPATH": path},
             )
 
     def _stop(self) -> None:

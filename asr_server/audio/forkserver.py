@@ -19,6 +19,7 @@ from asr_server.audio.decoders.base import CannotOpen
 from asr_server.audio.decoders.ffmpeg import FfmpegDecoder
 from asr_server.audio.limits import AudioLimits, invalid_audio
 from asr_server.audio.stream import DecodedStream
+from asr_server.child_process import leave_stopping_to_the_parent
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import RequestError
 
@@ -32,7 +33,7 @@ MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
 
 def main(socket_fd: int) -> None:
     """Forks a decode process for each connection that arrives, until the server closes its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the server's business
+    leave_stopping_to_the_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

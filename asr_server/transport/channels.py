@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Protocol
 
 import zmq
@@ -19,6 +17,7 @@ import zmq.asyncio
 
 from asr_server.core import Command, Event, Heartbeat
 from asr_server.transport import wire
+from asr_server.transport.socket_folder import SocketFolder
 
 
 class EngineClient(Protocol):
@@ -106,6 +105,7 @@ class InlineEngineServer:
 
 
 CONNECT_LIMIT_MS = 5000  # a replica whose other socket has not connected by then has died
+FILE_HANDLES = 32  # more than the sockets of one replica need at this end
 
 
 class ZmqEngineClient:
@@ -115,15 +115,21 @@ class ZmqEngineClient:
     """
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="asr-server-"))
-        self.address = f"ipc://{self._folder}/"
+        """Raises OSError: no file handles, no space, or a folder whose path is too long for a socket."""
+        _require_file_handles()
+        self._folder = SocketFolder()
+        self.address = f"ipc://{self._folder.path}/"
         self._context = zmq.Context()
         self._events = zmq.asyncio.Socket(self._context, zmq.PULL)
-        self._events.setsockopt(zmq.RCVHWM, 0)
-        self._events.bind(self.address + "events")
         self._commands = self._context.socket(zmq.PUSH)
+        self._events.setsockopt(zmq.RCVHWM, 0)
         self._commands.setsockopt(zmq.SNDHWM, 0)
-        self._commands.bind(self.address + "commands")
+        try:
+            self._events.bind(self.address + "events")
+            self._commands.bind(self.address + "commands")
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, str(error)) from error
         self._is_connected = False
 
     def send(self, command: Command) -> None:
@@ -148,7 +154,14 @@ class ZmqEngineClient:
         self._commands.close(linger=0)
         self._events.close(linger=0)
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
+
+
+def _require_file_handles() -> None:
+    """libzmq ends the whole process when it finds no file handle; this raises OSError before it tries."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(FILE_HANDLES):
+            opened.enter_context(open(os.devnull))
 
 
 class ZmqEngineServer:

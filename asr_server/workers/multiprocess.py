@@ -7,13 +7,15 @@ import contextlib
 import logging
 import sys
 from asyncio.subprocess import PIPE, Process
+from dataclasses import replace
 
-import msgspec
 import zmq
 
+from asr_server.child_process import child_environment
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
 from asr_server.transport.channels import ZmqEngineClient
+from asr_server.transport.socket_folder import remove_abandoned_folders
 from asr_server.workers.executor import ReplicaGone
 from asr_server.workers.replica import ReplicaSpec
 
@@ -21,15 +23,24 @@ logger = logging.getLogger(__name__)
 
 
 class MultiprocessExecutor:
+    module = "asr_server.workers.replica"
+
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._settings = replace(settings, api_key="")
+        remove_abandoned_folders()
 
     async def launch(self, index: int) -> ProcessReplica:
+        """Raises OSError: no file handles, no memory, no space, no folder for temporary files."""
         client = ZmqEngineClient()
-        spec = msgspec.json.encode(ReplicaSpec(index, client.address, self._settings)).decode()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "asr_server.workers.replica", spec, stdin=PIPE
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", self.module, stdin=PIPE, env=child_environment()
+            )
+        except BaseException:
+            client.close()
+            raise
+        assert process.stdin is not None
+        process.stdin.write(ReplicaSpec(index, client.address, self._settings).to_line())
         return ProcessReplica(f"replica {index}", process, client)
 
 

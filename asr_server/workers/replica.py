@@ -1,9 +1,11 @@
-"""The process of one replica: `python -m asr_server.workers.replica SPEC`, started by `multiprocess`."""
+"""The process of one replica: `python -m asr_server.workers.replica`, started by `multiprocess`.
+
+Its settings come by standard input, because everybody on the machine can read the arguments of a process.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from setproctitle import setproctitle
 
+from asr_server.child_process import leave_stopping_to_the_parent
 from asr_server.config import Settings
 from asr_server.telemetry import configure_logging
 from asr_server.transport.channels import ZmqEngineServer
@@ -25,12 +28,19 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     address: str
     settings: Settings
 
+    def to_line(self) -> bytes:
+        return msgspec.json.encode(self) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> ReplicaSpec:
+        return msgspec.json.decode(line, type=cls)
+
 
 def main() -> None:
-    spec = msgspec.json.decode(sys.argv[1], type=ReplicaSpec)
+    leave_stopping_to_the_parent()
+    spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, process=f"replica {spec.index}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     run(ZmqEngineServer(spec.address), lambda: _create_engine(spec.settings))
 
@@ -42,7 +52,7 @@ def _create_engine(settings: Settings) -> Engine:
 
 
 def _end_with_parent() -> None:
-    """Standard input is a pipe that the parent holds open and never writes to: its end is the parent's."""
+    """The parent holds the pipe open and writes nothing more to it: its end is the parent's end."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 

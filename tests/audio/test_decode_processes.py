@@ -109,6 +109,25 @@ def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
     assert pieces_of(path)[1].duration_s == pytest.approx(65, abs=0.05)
 
 
+def test_stopping_is_left_to_the_server(path: Path) -> None:
+    recording = Recording(path, AudioLimits())
+    recording.next_slice()
+    for process in family():
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+    assert list(slices(recording))
+
+
+def test_no_key_is_in_the_environment_of_those_who_decode(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    pieces_of(path)
+    assert len(family()) == 2
+    for process in family():
+        assert "s3cret" not in process.environ().values()
+
+
 def test_idle_processes_that_died_are_replaced(path: Path) -> None:
     pieces_of(path)
     for process in decoding():

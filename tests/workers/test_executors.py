@@ -1,6 +1,7 @@
 """The same tests for every way of running replicas, with the real engine on the embedded model."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import Chunk, ChunkResult, DecodingOptions
 from asr_server.tokenizer import Tokenizer
 from asr_server.workers.dispatcher import Dispatcher
-from asr_server.workers.multiprocess import ProcessReplica
+from asr_server.workers.multiprocess import MultiprocessExecutor, ProcessReplica
 from tests.speech import Spoken, digits_of, say
 
 OPTIONS = DecodingOptions(language="en")
@@ -94,6 +95,28 @@ async def test_a_bad_chunk_harms_nobody_else(dispatcher: Dispatcher) -> None:
 async def test_a_replica_process_carries_its_number_in_its_title() -> None:
     async with running("multiprocess") as dispatcher:
         assert replica_process(dispatcher).cmdline()[0].startswith("asr-server replica 0")
+
+
+async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    replica = await MultiprocessExecutor(Settings(api_key="s3cret")).launch(0)
+    process = psutil.Process(replica.pid)
+    shown = process.cmdline() + list(process.environ().values())
+    await replica.close()
+    assert not [text for text in shown if "s3cret" in text]
+    assert not [text for text in shown if '"device"' in text]
+
+
+async def test_a_replica_leaves_stopping_to_the_server() -> None:
+    async with running("multiprocess") as dispatcher:
+        process = replica_process(dispatcher)
+        task = asyncio.create_task(dispatcher.open("a").submit(chunk(say("1618")), OPTIONS))
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert heard(await task) == "1618"
+        assert replica_process(dispatcher).pid == process.pid
 
 
 async def test_work_of_a_killed_replica_is_done_by_its_successor() -> None:
