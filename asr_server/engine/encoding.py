@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asr_server.core import Samples
 from asr_server.engine.config import EngineConfig
-from asr_server.engine.graphs import Graphs, row_buckets
+from asr_server.engine.graphs import record_graphs
 from asr_server.engine.transfers import Transfers
 from asr_server.model import DecoderCache, Whisper
 
@@ -33,8 +33,8 @@ class PendingEncode:
 
 
 class Encoder(Protocol):
-    def start(self, first_slot: int, chunks: Several[Samples]) -> PendingEncode:
-        """Fills the audio part of the slots from `first_slot` on, or begins to."""
+    def start(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
+        """Fills the audio part of these slots, or begins to."""
         ...
 
     def close(self) -> None: ...
@@ -59,10 +59,10 @@ class CpuEncoder:
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
-    def start(self, first_slot: int, chunks: Several[Samples]) -> PendingEncode:
+    def start(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
         num_at_once = min(len(chunks), self._num_workers)
         share = max(1, self._num_threads // num_at_once)
-        by_slot = enumerate(chunks, first_slot)
+        by_slot = zip(slots, chunks, strict=True)
         if num_at_once == 1:
             for slot, chunk in by_slot:
                 self._encode(slot, chunk)
@@ -81,7 +81,7 @@ class CpuEncoder:
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # of this thread
         audio = self._model.encoder(self._model.log_mel([chunk]))
-        self._cache.write_audio(slot, self._model.decoder.cross_keys_values(audio))
+        self._cache.write_audio(slice(slot, slot + 1), self._model.decoder.cross_keys_values(audio))
 
 
 class CudaEncoder:
@@ -95,13 +95,14 @@ class CudaEncoder:
         self._workers = itertools.cycle(workers)
 
     @torch.inference_mode()
-    def start(self, first_slot: int, chunks: Several[Samples]) -> PendingEncode:
+    def start(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
         worker = next(self._workers)
         worker.stream.wait_stream(torch.cuda.current_stream())  # a slot may just be moving out of there
         with torch.cuda.stream(worker.stream):
             samples = self._transfers.to_device(self._model.log_mel.gather(chunks))
             audio = worker.encode(self._model.log_mel.of_samples(samples))
-            self._cache.write_audio(first_slot, self._model.decoder.cross_keys_values(audio))
+            index = self._transfers.to_device(torch.tensor(slots))
+            self._cache.write_audio(index, self._model.decoder.cross_keys_values(audio))
             encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
             encoded.record()
             return PendingEncode(encoded)
@@ -116,14 +117,14 @@ class _CudaWorker:
     def __init__(self, model: Whisper, config: EngineConfig) -> None:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._encoder = model.encoder
-        self._graphs: Graphs | None = None
-        if config.cuda_graphs:
-            sizes = model.sizes
-            shape = (config.encode_batch, sizes.num_mels, sizes.num_frames)
-            self._mel = torch.zeros(shape, device=model.device)
-            batches = [(rows,) for rows in row_buckets(config.encode_batch)]
-            with torch.inference_mode():
-                self._graphs = Graphs(lambda rows: self._encoder(self._mel[:rows]), batches)
+        shape = (config.encode_batch, model.sizes.num_mels, model.sizes.num_frames)
+        self._mel = torch.zeros(shape, device=model.device)
+        batches = [(rows,) for rows in range(1, config.encode_batch + 1)]  # each size costs 0.5 ms a chunk
+        self._graphs = (
+            record_graphs(lambda rows: self._encoder(self._mel[:rows]), batches, model.device)
+            if config.cuda_graphs
+            else None
+        )
 
     def encode(self, mel: Tensor) -> Tensor:
         """[B, num_mels, num_frames] to [B, F, D]; overwritten by the next call."""

@@ -34,13 +34,14 @@ from asr_server.engine.memory import keep_freed_memory
 from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
 from asr_server.engine.sequence import Sequence
-from asr_server.engine.slot_table import SlotTable, contiguous_runs
+from asr_server.engine.slot_table import SlotTable, grouped
 from asr_server.engine.transfers import HostCopy
 from asr_server.engine.validation import candidates, check
 from asr_server.machine import available_cores
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
 
+_ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
 _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up sequences that are being decoded
 
 
@@ -184,6 +185,8 @@ class Engine:
     def _admit(self) -> list[Sequence]:
         """Gives waiting chunks the lowest free slots, as many as may be encoded now."""
         count = min(self.num_slots - self.slots_in_use, len(self._waiting), self._encode_allowance())
+        if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
+            count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted = [self._waiting.popleft() for _ in range(count)]
         for sequence in admitted:
             self._slots.place(sequence)
@@ -197,21 +200,22 @@ class Engine:
         return max(1, min(self.encode_batch, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
 
     def _compact(self) -> None:
-        """Moves the last sequences into free slots before them, so that a step reads one block of slots."""
-        if self._encoding:
-            return  # not while audio is being written into one of them
-        for source, target in self._slots.compact():
+        """Moves the last sequences into free slots before them, so that a step reads fewer slots.
+
+        Only those being decoded: audio may still be on its way into the slots of the others.
+        """
+        for source, target in self._slots.compact(self._loop.sequences):
             self._runner.move(source, target)
 
     # -- Encode -------------------------------------------------------------------------------------------
 
     def _encode(self, admitted: list[Sequence]) -> None:
         started = time.perf_counter()
-        for run in contiguous_runs(admitted):
-            with self._failing(run):
-                pending = self._runner.encode(run[0].slot, [sequence.samples for sequence in run])
-                self._encoding.append((pending, run))
         if admitted:
+            with self._failing(admitted):
+                slots = [sequence.slot for sequence in admitted]
+                pending = self._runner.encode(slots, [sequence.samples for sequence in admitted])
+                self._encoding.append((pending, admitted))
             self._seconds_per_encode = (time.perf_counter() - started) / len(admitted)
         self._take_encoded()
 
@@ -230,10 +234,13 @@ class Engine:
 
     @contextmanager
     def _failing(self, run: list[Sequence]) -> Iterator[None]:
-        """What goes wrong within ends these chunks alone: out of memory, samples of an impossible shape."""
+        """Running out of memory within ends these chunks alone.
+
+        Any other error ends the replica, which is then replaced: after CUDA's errors every later call fails.
+        """
         try:
             yield
-        except (RuntimeError, ValueError) as error:
+        except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
             for sequence in run:
                 self._finish(sequence, Failed(sequence.id, f"encoding failed: {error}"))
 
@@ -242,14 +249,15 @@ class Engine:
         ready, self._encoded = self._encoded, []
         unknown = [sequence for sequence in ready if self._needs_detection(sequence)]
         known = [sequence for sequence in ready if not self._needs_detection(sequence)]
-        for run in contiguous_runs(unknown):
-            self._detecting.append((self._runner.language_probabilities(run[0].slot, len(run)), run))
+        if unknown:
+            slots = [sequence.slot for sequence in unknown]
+            self._detecting.append((self._runner.language_probabilities(slots), unknown))
         self._held += unknown  # in their slots, until the answer comes
         self._report_languages()
         for sequence in known:
             sequence.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
-        for run in contiguous_runs(known, key=lambda sequence: (len(sequence.prompt), sequence.sot_index)):
-            self._feed_prompts(run)
+        for alike in grouped(known, key=lambda sequence: (len(sequence.prompt), sequence.sot_index)):
+            self._feed_prompts(alike)
 
     def _needs_detection(self, sequence: Sequence) -> bool:
         return sequence.language is None and bool(candidates(sequence.options, self.tokenizer.specials))
@@ -273,9 +281,9 @@ class Engine:
     def _feed_prompts(self, run: list[Sequence]) -> None:
         start = run[0].sot_index
         fed = max(len(run[0].prompt) - 1, start + 1)
-        self._runner.prefill(run[0].slot, [sequence.prompt[:fed] for sequence in run], start)
-        for sequence in run:
-            self._loop.start(sequence)
+        slots = [sequence.slot for sequence in run]
+        self._runner.prefill(slots, [sequence.prompt[:fed] for sequence in run], start)
+        self._loop.start(run)
         self._loop.sequences.extend(run)
 
     # -- Decode -------------------------------------------------------------------------------------------

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 _WARM_UPS = 2  # cuBLAS and the allocator settle before anything is recorded
 
+# Two replicas in one process (executor inline) must not record at the same time.
+_CAPTURE_LOCK = threading.Lock()
+
 Shape = tuple[int, ...]
+
+logger = logging.getLogger(__name__)
+
+
+class Replayable(Protocol):
+    """A computation recorded in several shapes."""
+
+    def replay(self, *least: int) -> Tensor: ...
+
+
+def record_graphs(
+    compute: Callable[..., Tensor], shapes: Collection[Shape], device: torch.device
+) -> Replayable | None:
+    """Graphs of a computation. None on CPU, and where recording fails, which is logged."""
+    if device.type != "cuda":
+        return None
+    try:
+        with torch.inference_mode():
+            return Graphs(compute, shapes)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        logger.warning("CUDA graphs cannot be recorded, going on without them: %s", error)
+        return None
 
 
 class Graphs:
@@ -38,7 +68,10 @@ class Graphs:
                 compute(*shape)
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with (
+            _CAPTURE_LOCK,
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             output = compute(*shape)
         return graph, output
 

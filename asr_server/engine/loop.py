@@ -8,6 +8,7 @@ from asr_server.core import ChunkResult
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.sampling import uniforms_of
 from asr_server.engine.sequence import Sequence
+from asr_server.engine.slots import SlotStart
 from asr_server.engine.transfers import HostCopy
 from asr_server.tokenizer import Tokenizer
 
@@ -55,15 +56,17 @@ class DecodeLoop:
         self._in_flight = launched
         return finished
 
-    def start(self, sequence: Sequence) -> None:
-        """Sets the slot to the prompt's end: at first, and again at each step of the temperature ladder."""
-        options, state = sequence.options, self._runner.state
-        state.begin(sequence.slot, sequence.prompt, self._tokenizer.specials.timestamp_begin - 1)
-        state.set_options(sequence.slot, options, sequence.temperature)
-        if sequence.temperature > 0:
-            count = state.uniforms.shape[1]
-            uniforms = uniforms_of(options.seed, sequence.id, sequence.temperature, count)
-            state.uniforms[sequence.slot] = uniforms.to(state.uniforms.device)
+    def start(self, sequences: list[Sequence]) -> None:
+        """Sets slots to their prompts' ends: at first, and again at each step of the temperature ladder."""
+        if sequences:
+            self._runner.start([self._slot_start(sequence) for sequence in sequences])
+
+    def _slot_start(self, sequence: Sequence) -> SlotStart:
+        options, temperature, uniforms = sequence.options, sequence.temperature, None
+        if temperature > 0:
+            count = self._runner.model.sizes.text_positions
+            uniforms = uniforms_of(options.seed, sequence.id, temperature, count)
+        return SlotStart(sequence.slot, sequence.prompt, options, temperature, uniforms)
 
     def _launch(self) -> Launched | None:
         if not self.sequences:
@@ -81,7 +84,11 @@ class DecodeLoop:
             context=min(context, self._runner.model.sizes.text_positions),
             timestamps=any(sequence.options.timestamps for sequence in self.sequences),
             sampled=tuple(sequence.slot for sequence in self.sequences if sequence.temperature > 0),
-            penalised=tuple(sequence.slot for sequence in self.sequences if sequence.is_penalised),
+            penalised=tuple(
+                sequence.slot
+                for sequence in self.sequences
+                if sequence.is_penalised and sequence.temperature == 0
+            ),
         )
 
     def _collect(self, launched: Launched | None) -> Finished:
@@ -89,6 +96,7 @@ class DecodeLoop:
         if launched is None:
             return []
         finished: Finished = []
+        retried: list[Sequence] = []
         tokens, logprobs, no_speech = launched.tokens.read()
         for sequence, slot, temperature_index in launched.rows:
             if sequence.finished or sequence.temperature_index != temperature_index:
@@ -99,9 +107,10 @@ class DecodeLoop:
                 continue
             result = sequence.result(reason, self._tokenizer)
             if sequence.next_temperature(result):
-                self.start(sequence)
+                retried.append(sequence)
             else:
                 sequence.finished = True
                 finished.append((sequence, result))
+        self.start(retried)
         self.sequences = [sequence for sequence in self.sequences if not sequence.finished]
         return finished

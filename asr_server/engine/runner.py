@@ -12,12 +12,13 @@ from torch import Tensor
 from asr_server.core import Samples
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.encoding import PendingEncode, make_encoder
-from asr_server.engine.graphs import Graphs, context_buckets, row_buckets
+from asr_server.engine.graphs import context_buckets, record_graphs, row_buckets
 from asr_server.engine.rules import GenerationRules, TokenRules
 from asr_server.engine.sampling import draw, log_probabilities, penalise
-from asr_server.engine.slots import SlotState
+from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import Whisper
+from asr_server.model.cache import Slots
 from asr_server.tokenizer import SpecialTokens
 
 
@@ -29,111 +30,138 @@ class StepPlan:
     context: int  # text positions that are looked at
     timestamps: bool  # some row is decoded with timestamps
     sampled: tuple[int, ...] = ()  # rows that draw at a temperature
-    penalised: tuple[int, ...] = ()  # rows with penalties
+    penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
 
 
 class Runner:
     def __init__(
         self, model: Whisper, rules: GenerationRules, specials: SpecialTokens, config: EngineConfig
     ) -> None:
-        num_slots = config.num_slots
+        num_slots, device = config.num_slots, model.device
         self.model = model
         self.cache = model.new_cache(num_slots)
-        self.state = SlotState.empty(num_slots, model.sizes.text_positions, model.device)
-        self._rules = TokenRules(rules, specials, model.sizes.vocabulary, model.device)
+        self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
+        self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
         self._specials = specials
         self._language_tokens = torch.tensor(
-            list(specials.languages.values()), dtype=torch.long, device=model.device
+            list(specials.languages.values()), dtype=torch.long, device=device
         )
-        self._transfers = Transfers(model.device, config.copy_overlap)
+        # What the current step has chosen for each slot: written by its first half, read by its second.
+        self._tokens = torch.zeros(num_slots, dtype=torch.long, device=device)
+        self._logprobs = torch.zeros(num_slots, device=device)
+        self._transfers = Transfers(device, config.copy_overlap)
         self._encoder = make_encoder(model, self.cache, config, self._transfers)
-        self._graphs: Graphs | None = None
-        if model.device.type == "cuda" and config.cuda_graphs:
-            with torch.inference_mode():
-                contexts = context_buckets(model.sizes.text_positions)
-                self._graphs = Graphs(self._step_in_general, list(product(row_buckets(num_slots), contexts)))
+        self._score_graphs = self._advance_graphs = None
+        if config.cuda_graphs:
+            rows, contexts = row_buckets(num_slots), context_buckets(model.sizes.text_positions)
+            self._score_graphs = record_graphs(self._score, list(product(rows, contexts)), device)
+            if self._score_graphs is not None:
+                self._advance_graphs = record_graphs(self._advance, [(count,) for count in rows], device)
 
     def close(self) -> None:
         self._encoder.close()
 
     # -- Encode -------------------------------------------------------------------------------------------
 
-    def encode(self, first_slot: int, chunks: Several[Samples]) -> PendingEncode:
-        """Fills the audio part of the slots from `first_slot` on, or on CUDA begins to."""
-        return self._encoder.start(first_slot, chunks)
+    def encode(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
+        """Fills the audio part of these slots, or on CUDA begins to."""
+        return self._encoder.start(slots, chunks)
 
     # -- Prefill ------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def prefill(self, first_slot: int, prompts: list[list[int]], sot_index: int) -> None:
-        """Feeds prompts of equal length to the slots from `first_slot` on.
+    def prefill(self, slots: Several[int], prompts: list[list[int]], sot_index: int) -> None:
+        """Feeds prompts of equal length to these slots.
 
         Args:
             sot_index: of <|startoftranscript|>, whose successor says how likely each chunk is silence.
         """
-        hidden = self._feed(first_slot, prompts)
+        block = self._block(slots)
+        hidden = self._feed(block, prompts)
         if self._specials.no_speech is not None:
             probabilities = self._probabilities(hidden[:, sot_index])
-            slots = slice(first_slot, first_slot + len(prompts))
-            self.state.no_speech[slots] = probabilities[:, self._specials.no_speech]
+            self.state.no_speech[block] = probabilities[:, self._specials.no_speech]
 
     @torch.inference_mode()
-    def language_probabilities(self, first_slot: int, count: int) -> HostCopy:
-        """Of every language, in the order of the special tokens: a line for each slot from `first_slot` on.
+    def language_probabilities(self, slots: Several[int]) -> HostCopy:
+        """Of every language, in the order of the special tokens: a line for each of these slots.
 
         From one decoder step on the same encoder output.
         """
-        hidden = self._feed(first_slot, [[self._specials.start_of_transcript]] * count)[:, 0]
+        start = [[self._specials.start_of_transcript]] * len(slots)
+        hidden = self._feed(self._block(slots), start)[:, 0]
         return self._transfers.to_host(self._probabilities(hidden)[:, self._language_tokens])
 
-    def _feed(self, first_slot: int, prompts: list[list[int]]) -> Tensor:
+    @torch.inference_mode()
+    def start(self, starts: Several[SlotStart]) -> None:
+        """Sets slots to the ends of their prompts, from where `decode` goes on."""
+        self.state.begin(starts, self._specials.timestamp_begin - 1, self._transfers)
+
+    def _feed(self, slots: Slots, prompts: list[list[int]]) -> Tensor:
         """The prompts' hidden states, [B, T, D]."""
         tokens = self._transfers.to_device(torch.tensor(prompts))
         positions = torch.arange(tokens.shape[1], device=self.model.device).expand_as(tokens)
-        rows = self.cache.rows(first_slot, positions, context=tokens.shape[1])
+        rows = self.cache.rows(slots, positions, context=tokens.shape[1])
         hidden: Tensor = self.model.decoder(tokens, positions, rows)
         return hidden
 
     def _probabilities(self, hidden: Tensor) -> Tensor:
-        return self.model.decoder.logits(hidden).float().softmax(-1)
+        return self.model.decoder.logits(hidden).softmax(-1)
+
+    def _block(self, slots: Several[int]) -> Slots:
+        """A slice where the slots lie side by side, which needs no copy of the cache; else their indices."""
+        if list(slots) == list(range(slots[0], slots[0] + len(slots))):
+            return slice(slots[0], slots[0] + len(slots))
+        return self._transfers.to_device(torch.tensor(slots))
 
     # -- Decode -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def decode(self, plan: StepPlan) -> HostCopy:
-        """One token for every row: three lines of [rows] to read, tokens, log-probabilities, no-speech."""
-        if self._graphs is not None and not plan.sampled and not plan.penalised:
-            return self._transfers.to_host(self._graphs.replay(plan.num_rows, plan.context))
-        return self._transfers.to_host(self._step(plan))
+        """One token for every row: three lines of [rows] to read, tokens, log-probabilities, no-speech.
 
-    def _step_in_general(self, num_rows: int, context: int) -> Tensor:
-        """The step that graphs record: timestamps or not, whatever the positions below `context`."""
-        return self._step(StepPlan(num_rows, context, timestamps=True))
+        In two halves, each of which replays a graph on CUDA: the likeliest token of every row, then the
+        change of state. Between them, rows that draw or have penalties choose for themselves.
+        """
+        if self._score_graphs is not None:
+            scores = self._score_graphs.replay(plan.num_rows, plan.context)
+        else:
+            scores = self._score(plan.num_rows, plan.context, plan.timestamps)
+        self._choose_by_options(scores, plan)
+        if self._advance_graphs is not None:
+            return self._transfers.to_host(self._advance_graphs.replay(plan.num_rows))
+        return self._transfers.to_host(self._advance(plan.num_rows))
 
-    def _step(self, plan: StepPlan) -> Tensor:
-        state = self.state[: plan.num_rows]
+    def _score(self, num_rows: int, context: int, timestamps: bool = True) -> Tensor:
+        """Scores [B, vocabulary] of the next token; the likeliest tokens become the chosen ones."""
+        state = self.state[:num_rows]
         positions = state.position[:, None]
-        rows = self.cache.rows(0, positions, plan.context)
+        rows = self.cache.rows(slice(0, num_rows), positions, context)
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
-        scores = self.model.decoder.logits(hidden).float()
-        self._rules.apply(scores, state, plan.timestamps)
-        tokens = self._choose(scores, state, plan)
-        logprobs = log_probabilities(scores, tokens)
-        state.advance(tokens, self._specials.timestamp_begin)
-        return torch.stack([tokens.double(), logprobs.double(), state.no_speech.double()])
-
-    def _choose(self, scores: Tensor, state: SlotState, plan: StepPlan) -> Tensor:
-        """The likeliest token of each row, unless its options say otherwise."""
+        scores: Tensor = self.model.decoder.logits(hidden)
+        self._rules.apply(scores, state, timestamps)
         tokens = scores.argmax(-1)
-        special = sorted({*plan.sampled, *plan.penalised})
-        if not special:
-            return tokens
-        rows = torch.tensor(special, device=scores.device)
-        own = penalise(scores[rows], state[rows], self._specials.end_of_text)
-        tokens[rows] = own.argmax(-1)
-        sampled = torch.tensor([row in plan.sampled for row in special], device=scores.device)
-        tokens[rows[sampled]] = draw(own[sampled], state[rows[sampled]])
-        return tokens
+        self._tokens[:num_rows] = tokens
+        self._logprobs[:num_rows] = log_probabilities(scores, tokens)
+        return scores
+
+    def _choose_by_options(self, scores: Tensor, plan: StepPlan) -> None:
+        """Replaces the choice of the rows whose options ask for more than the likeliest token."""
+        for rows, is_drawn in ((plan.sampled, True), (plan.penalised, False)):
+            if not rows:
+                continue
+            index = self._transfers.to_device(torch.tensor(rows))
+            state = self.state[index]
+            own = penalise(scores[index], state, self._specials.end_of_text)
+            tokens = draw(own, state) if is_drawn else own.argmax(-1)
+            self._tokens.index_copy_(0, index, tokens)
+            self._logprobs.index_copy_(0, index, log_probabilities(scores[index], tokens))
+
+    def _advance(self, num_rows: int) -> Tensor:
+        """Appends the chosen tokens to the slots; [3, B] for the host."""
+        state, tokens = self.state[:num_rows], self._tokens[:num_rows]
+        state.advance(tokens, self._specials.timestamp_begin)
+        return torch.stack([tokens.double(), self._logprobs[:num_rows].double(), state.no_speech.double()])
 
     # -- Slots --------------------------------------------------------------------------------------------
 

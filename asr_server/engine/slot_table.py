@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from asr_server.engine.sequence import Sequence
 
@@ -25,27 +25,23 @@ class SlotTable:
     def free(self, sequence: Sequence) -> None:
         self._holders[sequence.slot] = None
 
-    def compact(self) -> list[tuple[int, int]]:
-        """Moves the last sequences into free slots before them; from where to where."""
-        used = len(self)
-        gaps = [slot for slot in range(used) if self._holders[slot] is None]
-        last = [sequence for sequence in self._holders[used:] if sequence is not None]
-        moves = [(sequence.slot, gap) for sequence, gap in zip(last, gaps, strict=True)]
-        for sequence, gap in zip(last, gaps, strict=True):
+    def compact(self, movable: Iterable[Sequence]) -> list[tuple[int, int]]:
+        """Moves the last of these sequences into free slots before them; from where to where."""
+        gaps = [slot for slot, holder in enumerate(self._holders) if holder is None]
+        moves: list[tuple[int, int]] = []
+        last_first = sorted(movable, key=lambda sequence: sequence.slot, reverse=True)
+        for sequence, gap in zip(last_first, gaps, strict=False):
+            if gap > sequence.slot:
+                break
+            moves.append((sequence.slot, gap))
             self.free(sequence)
             self.place(sequence, gap)
         return moves
 
 
-def contiguous_runs(
-    sequences: Iterable[Sequence], key: Callable[[Sequence], object] = lambda sequence: None
-) -> Iterator[list[Sequence]]:
-    """Groups sequences with the same key that lie in neighbouring slots."""
-    run: list[Sequence] = []
+def grouped(sequences: Iterable[Sequence], key: Callable[[Sequence], object]) -> list[list[Sequence]]:
+    """Sequences with the same key together, in the order of their slots."""
+    groups: dict[object, list[Sequence]] = {}
     for sequence in sorted(sequences, key=lambda sequence: sequence.slot):
-        if run and (sequence.slot != run[-1].slot + 1 or key(sequence) != key(run[-1])):
-            yield run
-            run = []
-        run.append(sequence)
-    if run:
-        yield run
+        groups.setdefault(key(sequence), []).append(sequence)
+    return list(groups.values())

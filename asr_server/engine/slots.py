@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from asr_server.core import DecodingOptions
+from asr_server.engine.transfers import Transfers
+
+
+@dataclass(frozen=True)
+class SlotStart:
+    """How decoding begins in one slot."""
+
+    slot: int
+    prompt: Sequence[int]
+    options: DecodingOptions
+    temperature: float = 0.0
+    uniforms: Tensor | None = None  # [positions]: the random numbers of a try at a temperature above 0
 
 
 @dataclass
@@ -57,26 +70,23 @@ class SlotState:
             column = getattr(self, field.name)
             column[target] = column[source]
 
-    def begin(self, slot: int, prompt: list[int], before_first_time: int) -> None:
-        """Sets a slot to the last token of its prompt, with nothing generated yet."""
-        self.token[slot] = prompt[-1]
-        self.previous[slot] = prompt[-1]
-        self.position[slot] = len(prompt) - 1
-        self.num_generated[slot] = 0
-        self.last_time[slot] = before_first_time
+    def begin(self, starts: Sequence[SlotStart], before_first_time: int, transfers: Transfers) -> None:
+        """Sets slots to the ends of their prompts, with nothing generated yet.
 
-    def set_options(self, slot: int, options: DecodingOptions, temperature: float) -> None:
-        self.temperature[slot] = temperature
-        self.timestamps[slot] = options.timestamps
-        for name in (
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "frequency_penalty",
-            "presence_penalty",
-        ):
-            getattr(self, name)[slot] = getattr(options, name)
+        All values cross to the device in one copy: on CUDA, storing a Python number in a tensor makes the
+        host wait for the device, once for each number.
+        """
+        table = torch.tensor([_start_row(start, before_first_time) for start in starts], dtype=torch.double)
+        slots, *columns = transfers.to_device(table.t().contiguous()).unbind()
+        slots = slots.long()
+        for name, values in zip(_START_COLUMNS, columns, strict=True):
+            column = getattr(self, name)
+            column.index_copy_(0, slots, values.to(column.dtype))
+        drawing = [(start.slot, start.uniforms) for start in starts if start.uniforms is not None]
+        if drawing:
+            rows = transfers.to_device(torch.tensor([slot for slot, _ in drawing]))
+            uniforms = transfers.to_device(torch.stack([uniforms for _, uniforms in drawing]))
+            self.uniforms.index_copy_(0, rows, uniforms)
 
     def advance(self, tokens: Tensor, first_time: int) -> None:
         """Appends one token [B] to every row."""
@@ -89,6 +99,33 @@ class SlotState:
         self.position.add_(1).clamp_(
             max=last_position
         )  # a slot that is held may run on; it must not run over
+
+
+_FROM_OPTIONS = (
+    "timestamps",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+_START_COLUMNS = (
+    "token",
+    "previous",
+    "position",
+    "num_generated",
+    "last_time",
+    "temperature",
+    *_FROM_OPTIONS,
+)
+
+
+def _start_row(start: SlotStart, before_first_time: int) -> list[float]:
+    """The slot, then a value for each of `_START_COLUMNS`."""
+    last, position = start.prompt[-1], len(start.prompt) - 1
+    state = (last, last, position, 0, before_first_time, start.temperature)
+    return [float(each) for each in (start.slot, *state, *(getattr(start.options, n) for n in _FROM_OPTIONS))]
 
 
 _SETTINGS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")

@@ -21,6 +21,11 @@ class Transfers:
             self._h2d = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._d2h = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def none(cls) -> Transfers:
+        """For the CPU, where tensors are already where they are used."""
+        return cls(torch.device("cpu"), overlap=False)
+
     def to_device(self, tensor: Tensor) -> Tensor:
         """For use in the current stream."""
         if self._device.type == "cuda" and not tensor.is_pinned():

@@ -14,6 +14,9 @@ from torch import Tensor
 from asr_server.model.attention import split_heads
 from asr_server.model.sizes import WhisperSizes
 
+# Which slots a call is about: a slice where they lie side by side, else their indices [B].
+Slots = slice | Tensor
+
 
 class DecoderCache:
     """Keys and values of every layer and slot, [layers, slots, H, positions, d] each.
@@ -41,11 +44,10 @@ class DecoderCache:
         positions = sizes.text_positions + sizes.audio_positions
         return 2 * sizes.decoder_layers * positions * sizes.width * dtype.itemsize
 
-    def write_audio(self, first_slot: int, keys_values: list[tuple[Tensor, Tensor]]) -> None:
-        """Puts each layer's keys [B, D, F] and values [B, F, D] into B slots from `first_slot` on."""
+    def write_audio(self, slots: Slots, keys_values: list[tuple[Tensor, Tensor]]) -> None:
+        """Puts each layer's keys [B, D, F] and values [B, F, D] into B slots."""
         heads = self.cross_keys.shape[2]
         for layer, (keys, values) in enumerate(keys_values):
-            slots = slice(first_slot, first_slot + len(keys))
             self.cross_keys[layer, slots] = keys.view(len(keys), heads, -1, keys.shape[-1])
             self.cross_values[layer, slots] = split_heads(values, heads).transpose(1, 2)
 
@@ -54,23 +56,25 @@ class DecoderCache:
         for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
             tensor[:, target] = tensor[:, source]
 
-    def rows(self, first_slot: int, positions: Tensor, context: int) -> CacheRows:
-        """The slots from `first_slot` on whose sequences stand at `positions` [B, T].
+    def rows(self, slots: Slots, positions: Tensor, context: int) -> CacheRows:
+        """Slots whose sequences stand at `positions` [B, T].
 
         Args:
             context: text positions that are looked at; more than any of `positions`.
         """
-        return CacheRows(self, first_slot, positions, context)
+        return CacheRows(self, slots, positions, context)
 
 
 class CacheRows:
-    """A block of slots for one call of the decoder."""
+    """Some slots for one call of the decoder. Slots side by side are read in place, others are copied."""
 
-    def __init__(self, cache: DecoderCache, first_slot: int, positions: Tensor, context: int) -> None:
+    def __init__(self, cache: DecoderCache, slots: Slots, positions: Tensor, context: int) -> None:
         self._cache = cache
-        self._slots = slice(first_slot, first_slot + len(positions))
+        self._slots = slots
         self._positions = positions
-        self._index = torch.arange(first_slot, self._slots.stop, device=positions.device)[:, None]
+        if isinstance(slots, slice):
+            slots = torch.arange(slots.start, slots.stop, device=positions.device)
+        self._index = slots[:, None]
         unseen = torch.arange(context, device=positions.device) > positions[:, :, None]  # [B, T, context]
         mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
         self._mask = mask[:, None]
@@ -93,14 +97,14 @@ class CacheRows:
 
 
 class LayerView(NamedTuple):
-    """One layer's keys and values of a block of slots."""
+    """One layer's keys and values of some slots."""
 
     keys: Tensor  # [slots, H, positions, d], all slots
     values: Tensor
     cross_keys: Tensor  # [B, H, d, F]
     cross_values: Tensor  # [B, H, F, d]
     cross_rows: Tensor
-    slots: slice
+    slots: Slots
     slot_ids: Tensor  # [B, 1], the same slots
     positions: Tensor  # [B, T]
     context: int

@@ -68,6 +68,8 @@ class LogMel(nn.Module):
         """[B, num_samples] on the host, as long as the longest of them asks for; pinned for a GPU."""
         longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
         frames = min(self.num_frames, -(-longest // HOP) + FFT_SIZE // HOP)  # beyond them is only silence
+        if self.window.is_cuda:
+            frames = self.num_frames  # one length: cuFFT makes a plan for every shape that it meets
         samples = torch.zeros(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
         for row, chunk in zip(samples, chunks, strict=True):
             kept = min(len(chunk), frames * HOP)

@@ -6,7 +6,8 @@ Queries, keys and values of a layer are one packed product, and the queries' 1/s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,8 @@ from asr_server.model.sizes import WhisperSizes
 
 Weights = Mapping[str, Tensor]
 
+_FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
+
 
 class Whisper(nn.Module):
     """Encoder and decoder of one checkpoint, with the log-mel that feeds them."""
@@ -31,8 +34,9 @@ class Whisper(nn.Module):
         self.dtype = dtype
         with torch.device(device):
             self.log_mel = LogMel(sizes.num_mels, sizes.num_frames).to(device)
-            self.encoder = Encoder(sizes).to(dtype)
-            self.decoder = Decoder(sizes).to(dtype)
+            with _default_dtype(dtype):  # never in float32 first, which would take twice the memory
+                self.encoder = Encoder(sizes)
+                self.decoder = Decoder(sizes)
 
     def new_cache(self, num_slots: int) -> DecoderCache:
         return DecoderCache(self.sizes, num_slots, self.device, self.dtype)
@@ -50,6 +54,16 @@ class Whisper(nn.Module):
             for module in self.modules():
                 if isinstance(module, Linear):
                     module.pack()
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _within(weights: Weights, prefix: str) -> Weights:
@@ -102,7 +116,8 @@ class EncoderLayer(nn.Module):
         """[B, F, D] to the same."""
         x = x + self.out(attend_audio(self.qkv(self.norm(x)), self.num_heads))
         y: Tensor = self.feed_forward(x)
-        return y
+        # Large checkpoints leave float16's range here; transformers clamps them in the same way.
+        return y.clamp(-_FLOAT16_LIMIT, _FLOAT16_LIMIT) if y.dtype == torch.float16 else y
 
     def load(self, weights: Weights) -> None:
         _load(self.norm, weights, "self_attn_layer_norm")
@@ -226,10 +241,15 @@ class Decoder(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] to [..., vocabulary]; the embedding is the output projection too."""
+        """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
         if self._packed_embedding is not None:
-            return packed_linear(hidden, self._packed_embedding, None)
-        return F.linear(hidden, self.embedding)
+            return packed_linear(hidden, self._packed_embedding, None).float()
+        if hidden.is_cuda and hidden.dtype != torch.float32:
+            # Straight to float32: rounded to bfloat16, likely tokens would tie.
+            rows = hidden.flatten(0, -2)
+            scores = torch.mm(rows, self.embedding.t(), out_dtype=torch.float32)
+            return scores.view(*hidden.shape[:-1], -1)
+        return F.linear(hidden, self.embedding).float()
 
     def cross_keys_values(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Of each layer, from the encoder's [B, F, D]: keys [B, D, F] and values [B, F, D]."""

@@ -62,11 +62,15 @@ def run(engine: Engine) -> list[Event]:
     """Steps until nothing is left to do; every language question is answered with the likeliest."""
     events: list[Event] = []
     while engine.has_work:
-        for event in engine.step():
-            events.append(event)
-            if isinstance(event, LanguageDetected):
-                likeliest = max(event.probabilities, key=lambda code: event.probabilities[code])
-                engine.handle(SetLanguage(event.id, likeliest))
+        events += answer_languages(engine, engine.step())
+    return events
+
+
+def answer_languages(engine: Engine, events: list[Event]) -> list[Event]:
+    for event in events:
+        if isinstance(event, LanguageDetected):
+            likeliest = max(event.probabilities, key=lambda code: event.probabilities[code])
+            engine.handle(SetLanguage(event.id, likeliest))
     return events
 
 

@@ -22,10 +22,17 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
-from asr_server.engine import Engine
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
-from tests.engine.engine_helpers import Checkpoint, Reference, results, run, submit, transcribe
+from tests.engine.engine_helpers import (
+    Checkpoint,
+    Reference,
+    answer_languages,
+    results,
+    run,
+    submit,
+    transcribe,
+)
 
 CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate((9, 1, 30, 4, 0.5, 14, 2, 22))]
 PLAIN = DecodingOptions(language="de", max_new_tokens=12)
@@ -66,22 +73,13 @@ def test_other_requests_change_no_tokens(
     for i, (clip, options) in enumerate(zip(CLIPS, MIXED, strict=True)):
         submit(engine, str(i), clip, options)
         if i % 3 == 2:  # some come while others run
-            events += _answered(engine, engine.step())
+            events += answer_languages(engine, engine.step())
     found = results(events + run(engine))
     for i, expected in enumerate(alone):
         assert found[str(i)].tokens == expected.tokens
         assert found[str(i)].temperature == expected.temperature
         assert found[str(i)].avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-4)
     assert engine.decode_batch_mean > 1.2
-
-
-def _answered(engine: Engine, events: list[Event]) -> list[Event]:
-    for event in events:
-        if isinstance(event, LanguageDetected):
-            engine.handle(
-                SetLanguage(event.id, max(event.probabilities, key=event.probabilities.__getitem__))
-            )
-    return events
 
 
 @pytest.mark.parametrize("compute_workers", [1, 2, 3])

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr_server.core import DecodingOptions
 from asr_server.engine.rules import GenerationRules, TokenRules
-from asr_server.engine.slots import SlotState
+from asr_server.engine.slots import SlotStart, SlotState
+from asr_server.engine.transfers import Transfers
 from asr_server.tokenizer import SpecialTokens
 
 END, NO_TIMESTAMPS, FIRST_TIME, VOCABULARY = 60, 69, 70, 110
@@ -35,8 +37,8 @@ def state_after(sequences: list[list[int]], timestamps: list[bool]) -> SlotState
     """Slots in which these tokens were generated, all in one go or none."""
     state = SlotState.empty(len(sequences), 32, torch.device("cpu"))
     for slot, wanted in enumerate(timestamps):
-        state.begin(slot, [61, 67, 65], FIRST_TIME - 1)
-        state.timestamps[slot] = wanted
+        options = DecodingOptions(timestamps=wanted)
+        state.begin([SlotStart(slot, [61, 67, 65], options)], FIRST_TIME - 1, Transfers.none())
         for token in sequences[slot]:
             state[slice(slot, slot + 1)].advance(torch.tensor([token]), FIRST_TIME)
     return state

@@ -35,17 +35,20 @@ def theirs() -> Any:
 
 
 @torch.inference_mode()
-def our_logits(model: Whisper, one_by_one: bool) -> Tensor:
+def our_logits(model: Whisper, one_by_one: bool, scattered: bool = False) -> Tensor:
     """[B, T, vocabulary], the tokens fed at once or each in a call of its own."""
     cache = model.new_cache(3)
     audio = model.encoder(model.log_mel(CLIPS))
-    cache.write_audio(1, model.decoder.cross_keys_values(audio))
+    slots = torch.tensor([2, 0]) if scattered else slice(1, 3)
+    cache.write_audio(slots, model.decoder.cross_keys_values(audio))
     length = TOKENS.shape[1]
     spans = [(i, i + 1) for i in range(length)] if one_by_one else [(0, length)]
     hidden = []
     for start, end in spans:
         positions = torch.arange(start, end).expand(2, -1)
-        hidden.append(model.decoder(TOKENS[:, start:end], positions, cache.rows(1, positions, context=end)))
+        hidden.append(
+            model.decoder(TOKENS[:, start:end], positions, cache.rows(slots, positions, context=end))
+        )
     return model.decoder.logits(torch.cat(hidden, dim=1))
 
 
@@ -62,9 +65,11 @@ def test_the_encoder_gives_transformers_numbers() -> None:
     torch.testing.assert_close(ours().encoder(mel), expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_the_decoder_gives_transformers_numbers(one_by_one: bool) -> None:
-    torch.testing.assert_close(our_logits(ours(), one_by_one), their_logits(), atol=2e-4, rtol=1e-4)
+def test_the_decoder_gives_transformers_numbers(one_by_one: bool, scattered: bool) -> None:
+    found = our_logits(ours(), one_by_one, scattered)
+    torch.testing.assert_close(found, their_logits(), atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -133,11 +138,13 @@ def test_a_slot_moved_elsewhere_gives_the_same_numbers() -> None:
     model = ours()
     with torch.inference_mode():
         cache = model.new_cache(2)
-        cache.write_audio(1, model.decoder.cross_keys_values(model.encoder(model.log_mel(CLIPS[:1]))))
+        cache.write_audio(
+            slice(1, 2), model.decoder.cross_keys_values(model.encoder(model.log_mel(CLIPS[:1])))
+        )
         positions = torch.arange(3)[None]
-        model.decoder(TOKENS[:1, :3], positions, cache.rows(1, positions, context=3))
+        model.decoder(TOKENS[:1, :3], positions, cache.rows(slice(1, 2), positions, context=3))
         cache.move(1, 0)
         last = torch.tensor([[3]])
-        here = model.decoder(TOKENS[:1, 3:4], last, cache.rows(0, last, context=4))
-        there = model.decoder(TOKENS[:1, 3:4], last, cache.rows(1, last, context=4))
+        here = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(0, 1), last, context=4))
+        there = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(1, 2), last, context=4))
     assert torch.equal(here, there)

@@ -1,0 +1,124 @@
+"""What a GPU does differently, imitated on CPU: graphs, encodes that finish late, copies that arrive late.
+
+Graphs compute a whole bucket of rows into memory that the next replay overwrites. A late encode has garbage
+in its slots until it is done; a late copy holds garbage until it is read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Several
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr_server.core import Samples
+from asr_server.engine import encoding, runner
+from asr_server.engine.graphs import Shape, smallest
+
+
+class StandInGraphs:
+    """Computes when it is replayed, always into the same memory for each shape."""
+
+    num_replays = 0
+
+    def __init__(self, compute: Callable[..., Tensor], shapes: Collection[Shape]) -> None:
+        self._compute = compute
+        self._outputs: dict[Shape, Tensor | None] = dict.fromkeys(shapes)
+
+    def replay(self, *least: int) -> Tensor:
+        StandInGraphs.num_replays += 1
+        shape = smallest(self._outputs, least)
+        with torch.inference_mode():
+            computed = self._compute(*shape)
+            for other in self._outputs.values():
+                if other is not None:
+                    other.fill_(float("nan"))  # the pool's memory is shared: another shape's output is gone
+            output = self._outputs[shape]
+            if output is None:
+                output = self._outputs[shape] = torch.empty_like(computed)
+            output.copy_(computed)
+        return output
+
+
+class LateEncode:
+    """An encode whose audio reaches its slots only after a few questions whether it is done, or at `join`."""
+
+    def __init__(self, finish: Callable[[], None], num_polls: int) -> None:
+        self._finish, self._num_polls = finish, num_polls
+        self._is_finished = False
+
+    def is_done(self) -> bool:
+        self._num_polls -= 1
+        return self._num_polls < 0
+
+    def join(self) -> None:
+        if not self._is_finished:
+            self._is_finished = True
+            self._finish()
+
+
+class LateEncoder:
+    """The encoder on CPU, finishing late. `batches` lists the sizes of its batches."""
+
+    def __init__(self, choose: random.Random, *parts: Any) -> None:
+        self._encoder = encoding.CpuEncoder(*parts)
+        self._cache = parts[1]
+        self._choose = choose
+        self.batches: list[int] = []
+
+    def start(self, slots: Several[int], chunks: Several[Samples]) -> LateEncode:
+        self.batches.append(len(chunks))
+        for slot in slots:
+            for audio in (self._cache.cross_keys, self._cache.cross_values):
+                audio[:, slot] = self._choose.uniform(-9, 9)
+        return LateEncode(lambda: self._write(slots, chunks), self._choose.randrange(6))
+
+    def _write(self, slots: Several[int], chunks: Several[Samples]) -> None:
+        self._encoder.start(slots, chunks)
+
+    def close(self) -> None:
+        self._encoder.close()
+
+
+class LateCopy:
+    """A copy to the host that takes its values at once, as the device would, but shows them late."""
+
+    choose = random.Random(0)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._values = tensor.tolist()
+        self._num_polls = self.choose.randrange(4)
+
+    def is_ready(self) -> bool:
+        self._num_polls -= 1
+        return self._num_polls < 0
+
+    def read(self) -> Any:
+        return self._values
+
+
+def imitate_graphs(monkeypatch: Any) -> None:
+    """Engines made from here on replay stand-ins of graphs and read copies of what these give."""
+
+    def record(compute: Callable[..., Tensor], shapes: Collection[Shape], device: object) -> StandInGraphs:
+        return StandInGraphs(compute, shapes)
+
+    monkeypatch.setattr(runner, "record_graphs", record)
+    monkeypatch.setattr("asr_server.engine.transfers.HostCopy", LateCopy)
+
+
+def imitate_late_device(monkeypatch: Any, seed: int = 0) -> list[LateEncoder]:
+    """Graphs as above; and encoders made from here on finish late. They appear in the list."""
+    choose = random.Random(seed)
+    encoders: list[LateEncoder] = []
+
+    def make(*parts: Any) -> LateEncoder:
+        encoders.append(LateEncoder(choose, *parts))
+        return encoders[-1]
+
+    imitate_graphs(monkeypatch)
+    monkeypatch.setattr(runner, "make_encoder", make)
+    return encoders
