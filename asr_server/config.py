@@ -119,7 +119,8 @@ class Settings:
     @property
     def model_names(self) -> tuple[str, ...]:
         """What clients may ask for: the served name first, then the aliases."""
-        name = self.served_model_name or (Path(self.model).name if Path(self.model).is_dir() else self.model)
+        directory = Path(self.model).expanduser()
+        name = self.served_model_name or (directory.name if directory.is_dir() else self.model)
         return (name, *(alias for alias in self.model_alias.split(",") if alias))
 
     @property

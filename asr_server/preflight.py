@@ -1,12 +1,26 @@
-"""Checks all settings together at the start, before anything that takes time has begun."""
+"""Checks all settings together at the start, before anything that takes time has begun.
+
+First their values (`config`), then whether this machine has what they ask for: a GPU, files, a free port, a
+model. Nothing here imports torch: what only loading the model can tell, the replica that loads it says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import ValidationError
 
+from asr_server.checkpoint import CheckpointError, checkpoint_on_disk, resolve_checkpoint
 from asr_server.config import Settings, allowed_values, naming
+
+Check = Callable[[Settings], Iterator[str]]
 
 
 class SettingsError(Exception):
@@ -17,16 +31,110 @@ class SettingsError(Exception):
         self.problems = problems
 
 
-def checked_settings(values: Mapping[str, object]) -> Settings:
-    """The settings with these values, and the defaults for the others. Raises SettingsError."""
+def checked_settings(values: Mapping[str, Any], checks: tuple[Check, ...] = ()) -> Settings:
+    """The settings with these values, the defaults for the others, and the model as a directory.
+
+    A model from the hub is fetched, but not before all else is known to be right. Raises SettingsError.
+    """
+    settings, problems = _validated(values)
+    problems += [problem for check in checks for problem in check(settings)]
     try:
-        return Settings(**values)  # type: ignore[arg-type]
+        find = checkpoint_on_disk if problems else resolve_checkpoint
+        directory = find(settings.model)
+    except CheckpointError as error:
+        problems.append(_problem("model", settings.model, str(error)))
+    if problems:
+        raise SettingsError(problems)
+    return replace(settings, model=str(directory), served_model_name=settings.model_names[0])
+
+
+def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """The settings, with defaults in the place of wrong values, and a line for each of those."""
+    try:
+        return Settings(**values), []
     except ValidationError as error:
         wrong = {str(details["loc"][0]): details["input"] for details in error.errors(include_url=False)}
-    raise SettingsError(
-        [_problem(name, value, f"must be {allowed_values(name)}") for name, value in wrong.items()]
-    )
+    problems = [_problem(name, value, f"must be {allowed_values(name)}") for name, value in wrong.items()]
+    return Settings(**{name: value for name, value in values.items() if name not in wrong}), problems
 
 
 def _problem(setting: str, value: object, reason: str) -> str:
-    return f"{naming(setting)} is {value!r}: {reason}"
+    return f"{naming(setting)} is {value!r}: {' '.join(reason.split())}"
+
+
+# -- What a model needs --------------------------------------------------------------------------------------
+
+
+def gpu(settings: Settings) -> Iterator[str]:
+    if settings.device == "cuda" and (reason := _why_no_cuda()):
+        yield _problem("device", settings.device, f"{reason}; allowed here: auto or cpu")
+
+
+def _why_no_cuda() -> str:
+    """Empty where CUDA may well work. Asks the driver, which takes milliseconds; torch would take seconds."""
+    if Path("/dev/kfd").exists():
+        return ""  # an AMD GPU, which torch calls cuda too
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "this machine has no NVIDIA driver"
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver has no GPU for this process"
+    return ""
+
+
+# -- What a server needs besides -----------------------------------------------------------------------------
+
+
+def tls_files(settings: Settings) -> Iterator[str]:
+    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
+    if key and not certificate:
+        yield _problem("ssl_keyfile", key, f"needs a certificate too: {naming('ssl_certfile')}")
+    unreadable = [
+        _problem(setting, path, reason)
+        for setting, path in (("ssl_certfile", certificate), ("ssl_keyfile", key))
+        if path and (reason := _why_unreadable(path))
+    ]
+    yield from unreadable
+    if certificate and not unreadable:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key or None, password=lambda: b"")
+        except (OSError, ValueError) as error:
+            reason = (
+                f"no certificate in PEM format with the key that belongs to it, without a password ({error})"
+            )
+            yield _problem("ssl_certfile", certificate, reason)
+
+
+def _why_unreadable(path: str) -> str:
+    try:
+        with open(path, "rb"):
+            return ""
+    except OSError as error:
+        return f"the file cannot be read: {error.strerror}"
+
+
+def address(settings: Settings) -> Iterator[str]:
+    """Binds, and lets go again: what would fail after the model has loaded is told at once."""
+    try:
+        addresses = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        yield _problem("host", settings.host, f"no address of this machine ({error})")
+        return
+    for family, kind, protocol, _, where in addresses:
+        try:
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(where)
+        except OSError as error:
+            setting = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
+            reason = f"cannot listen on {where[0]} port {settings.port}: {error.strerror}"
+            yield _problem(setting, getattr(settings, setting), reason)
+
+
+FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu,)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (gpu, tls_files, address)

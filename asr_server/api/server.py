@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
+from pathlib import Path
 
 import uvicorn
 
 from asr_server.api.app import create_app
 from asr_server.audio import PreprocessPool
-from asr_server.checkpoint import resolve_checkpoint
 from asr_server.config import Settings
 from asr_server.tokenizer import Tokenizer
 from asr_server.workers.dispatcher import Dispatcher
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 def run(settings: Settings) -> None:
     """Serves until told to stop (SIGINT, SIGTERM). Requests that run then have `drain_s` to finish."""
-    tokenizer = Tokenizer.from_directory(resolve_checkpoint(settings.model))
+    tokenizer = Tokenizer.from_directory(Path(settings.model))
     pool = PreprocessPool(settings.preprocess_workers)
     pool.warm_up()  # its libraries load while the engine's do
     app = create_app(settings, Dispatcher(settings), pool, tokenizer)

@@ -14,7 +14,15 @@ from asr_server.checkpoint.foreign import explain_file
 from asr_server.checkpoint.hub import fetch
 from asr_server.checkpoint.names import check_hub_name, hub_name
 
-__all__ = ["INDEX", "PICKLED", "SINGLE", "CheckpointError", "hub_name", "resolve_checkpoint"]
+__all__ = [
+    "INDEX",
+    "PICKLED",
+    "SINGLE",
+    "CheckpointError",
+    "checkpoint_on_disk",
+    "hub_name",
+    "resolve_checkpoint",
+]
 
 
 def resolve_checkpoint(name: str) -> Path:
@@ -25,11 +33,20 @@ def resolve_checkpoint(name: str) -> Path:
     Raises:
         CheckpointError: there is no such checkpoint, it is of another kind, or a file of it is missing.
     """
+    directory = checkpoint_on_disk(name)
+    if directory is None:
+        directory = fetch(hub_name(name))
+        check_directory(directory)
+    return directory
+
+
+def checkpoint_on_disk(name: str) -> Path | None:
+    """The same without asking the hub: None for what only the hub can have. Raises CheckpointError."""
     path = Path(os.path.expanduser(name))
     if path.is_file():
         raise CheckpointError(explain_file(path))
     if not path.is_dir():
         check_hub_name(name)
-        path = fetch(hub_name(name))
+        return None
     check_directory(path)
     return path

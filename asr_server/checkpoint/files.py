@@ -14,6 +14,13 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 
+_OPTIONAL = (
+    "tokenizer.json",
+    "vocab.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+)
 _GIT_LFS = b"version https://git-lfs"
 _WIDTHS = {384: "tiny", 512: "base", 768: "small", 1024: "medium", 1280: "large-v2"}  # by d_model
 _ENGLISH_VOCABULARY, _LARGE_V3_VOCABULARY = 51864, 51866
@@ -36,6 +43,9 @@ def check_directory(directory: Path) -> None:
     config = _read_json(directory / "config.json")
     if config.get("model_type") != "whisper":
         raise CheckpointError(f"{directory} holds a {config.get('model_type')!r} model, not a Whisper one")
+    for name in _OPTIONAL:
+        if (directory / name).exists():
+            _read_json(directory / name)
     _check_tokenizer(directory, config)
     for file in _weight_files(directory):
         _check_weights(directory / file)

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 from asr_server.config import FIELDS, Settings, environment_name, flag_name
-from asr_server.preflight import SettingsError, checked_settings
+from asr_server.preflight import Check, SettingsError, checked_settings
 
 WRONG_USAGE = 2  # the exit status, as of any command that was called wrongly
 
@@ -25,7 +25,9 @@ def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any],
     return decorate
 
 
-def settings_from(options: dict[str, Any], model_name: str | None = None) -> Settings:
+def settings_from(
+    options: dict[str, Any], checks: tuple[Check, ...], model_name: str | None = None
+) -> Settings:
     """The settings that a command was given; `model_name` is its argument, which wins over `--model`.
 
     Where some are wrong, it prints a line for each and ends the command.
@@ -33,7 +35,7 @@ def settings_from(options: dict[str, Any], model_name: str | None = None) -> Set
     if model_name:
         options["model"] = model_name
     try:
-        return checked_settings(options)
+        return checked_settings(options, checks)
     except SettingsError as error:
         for problem in error.problems:
             click.echo(f"Error: {problem}", err=True)

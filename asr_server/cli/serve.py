@@ -8,6 +8,7 @@ import click
 
 from asr_server.cli.options import settings_from, settings_options
 from asr_server.config import EMBEDDED_MODEL
+from asr_server.preflight import FOR_A_SERVER
 from asr_server.telemetry import configure_logging
 
 NEXT_STEP = (
@@ -21,7 +22,7 @@ NEXT_STEP = (
 @settings_options()
 def serve(model_name: str | None, **options: Any) -> None:
     """Serves MODEL: a Whisper checkpoint's directory or Hugging Face hub name (the same as --model)."""
-    settings = settings_from(options, model_name)
+    settings = settings_from(options, FOR_A_SERVER, model_name)
     configure_logging(settings.log_level)
     if settings.model == str(EMBEDDED_MODEL):
         click.echo(NEXT_STEP, err=True)

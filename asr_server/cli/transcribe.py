@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asr_server.cli.options import settings_from, settings_options
+from asr_server.preflight import FOR_A_MODEL
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def transcribe(
     **options: Any,
 ) -> None:
     """Transcribes FILES without a server."""
-    settings = settings_from(options)
+    settings = settings_from(options, FOR_A_MODEL)
     configure_logging("error" if settings.log_level == "info" else settings.log_level)
     from asr_server.offline import transcribe_files
 

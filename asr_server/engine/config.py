@@ -26,7 +26,7 @@ class EngineConfig:
     0, "auto" and None leave the choice to `resolved`, which knows the model and the device.
     """
 
-    model: str = ""  # the checkpoint's directory or hub name; read by `Engine.load` alone
+    model: str = ""  # the checkpoint's directory; read by `Engine.load` alone
     device: str = "auto"
     dtype: str = "auto"
     num_slots: int = 0  # chunks decoded at once
@@ -72,8 +72,11 @@ class EngineConfig:
 
 
 def choose_device(name: str) -> torch.device:
+    """Raises ValueError for a GPU that is not there, or that this build of torch cannot use."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"torch {torch.__version__} finds no GPU that it can use")
     return torch.device(name)
 
 

@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
-from asr_server.checkpoint import resolve_checkpoint
 from asr_server.core import (
     Cancel,
     Command,
@@ -80,13 +80,13 @@ class Engine:
         """Loads the checkpoint that the configuration names, and an engine on it.
 
         Raises:
-            CheckpointError, ValueError, FileNotFoundError: the checkpoint cannot be had or is no Whisper.
+            CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there.
         """
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
         if device.type == "cpu":
             torch.set_num_threads(config.cpu_threads or available_cores())
-        directory = resolve_checkpoint(config.model)
+        directory = Path(config.model)
         model = load_whisper(directory, device, dtype)
         if device.type == "cpu":
             keep_freed_memory()  # from here on: what loading needed is given back

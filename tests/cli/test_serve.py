@@ -65,3 +65,11 @@ def test_a_wrong_setting_is_told_within_a_second_and_without_torch() -> None:
     assert refusal.cpu_s < LIMIT_S
     assert "pydantic" in refusal.modules
     assert "torch" not in refusal.modules
+
+
+def test_what_this_machine_lacks_is_told_before_torch_is_loaded() -> None:
+    refusal = Refusal("--model", "./nowhere", "--ssl-certfile", "/nowhere/cert.pem")
+    assert [line.split()[1] for line in refusal.lines] == ["--ssl-certfile", "--model"]
+    assert refusal.status == 2
+    assert "torch" not in refusal.modules
+    assert refusal.cpu_s < LIMIT_S
