@@ -88,6 +88,14 @@ class Settings:
     max_channels: int = _setting(32, "most channels taken", ge=1)
     max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file", gt=0)
     max_concurrent_requests: int = _setting(256, "requests in flight at once; more are told 429", ge=1)
+    max_realtime_sessions: int = _setting(64, "realtime sessions open at once", ge=1)
+    max_realtime_session_s: float = _setting(3600.0, "longest realtime session, in seconds", gt=0)
+    max_realtime_idle_s: float = _setting(
+        600.0, "seconds without an event from the client that end a realtime session", gt=0
+    )
+    realtime_interim_s: float = _setting(
+        1.0, "seconds of speech between interim readings of a realtime turn; 0: none", ge=0
+    )
     max_chunk_s: float = _setting(
         0.0,
         "longest chunk cut from a recording, in seconds; 0: 6 for the embedded model, else 30",

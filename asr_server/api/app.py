@@ -13,6 +13,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from asr_server import __version__
 from asr_server.api import errors, metrics, operations, transcriptions
 from asr_server.api.admission import AdmissionLimiter
+from asr_server.api.realtime.registry import RealtimeSessions
+from asr_server.api.realtime.route import router as realtime_router
 from asr_server.api.request_id import HEADER, RequestIdMiddleware
 from asr_server.api.state import AppState
 from asr_server.audio import AudioLimits, PreprocessPool
@@ -34,6 +36,7 @@ def create_app(
         Transcriber(dispatcher, pool, tokenizer),
         AdmissionLimiter(settings.max_concurrent_requests),
         AudioLimits.from_settings(settings),
+        RealtimeSessions(settings.max_realtime_sessions, lambda: dispatcher.num_slots),
         started_at=int(time.time()),
     )
     errors.install(app)
@@ -41,6 +44,7 @@ def create_app(
     app.include_router(operations.models)
     app.include_router(metrics.router)
     app.include_router(transcriptions.router)
+    app.include_router(realtime_router)
     app.add_middleware(RequestIdMiddleware)
     _allow_origins(app, settings)
     return app

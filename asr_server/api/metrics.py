@@ -29,6 +29,7 @@ class _StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
+        yield from self._realtime()
         yield from self._preprocessing()
         yield from self._replicas()
 
@@ -37,6 +38,15 @@ class _StateCollector(Collector):
         yield _gauge("asr_requests_in_flight", "Requests read, queued or transcribed.", limiter.num_in_flight)
         yield _counter("asr_requests_rejected", "Requests told 429.", limiter.num_rejected)
         yield _gauge("asr_chunks", "Chunks waiting and in flight.", self._state.dispatcher.num_chunks)
+
+    def _realtime(self) -> Iterator[Metric]:
+        sessions = self._state.realtime
+        yield _gauge("asr_realtime_sessions", "Realtime sessions open.", sessions.num_active)
+        yield _counter("asr_realtime_sessions_started", "Realtime sessions begun.", sessions.num_started)
+        yield _counter(
+            "asr_realtime_sessions_rejected", "Realtime sessions closed 1013.", sessions.num_rejected
+        )
+        yield _counter("asr_realtime_turns", "Realtime turns completed or failed.", sessions.num_turns)
 
     def _preprocessing(self) -> Iterator[Metric]:
         pool, stats = self._state.pool, self._state.pool.stats

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from pathlib import Path
 
 import uvicorn
 
 from asr_server.api.app import create_app
+from asr_server.api.realtime.client_events import MAX_MESSAGE_BYTES
+from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.audio import PreprocessPool
 from asr_server.config import Settings
 from asr_server.tokenizer import Tokenizer
@@ -35,11 +38,18 @@ def run(settings: Settings) -> None:
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         access_log=settings.log_level == "debug",
         server_header=False,
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # base64 of audio shrinks little, and bombs shrink a lot
     )
-    _Server(config).run()
+    _Server(config, app.state.server.realtime).run()
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, realtime: RealtimeSessions) -> None:
+        super().__init__(config)
+        self._realtime = realtime
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it listens once it does: with port 0 nobody knows before."""
         await super().startup(sockets)
@@ -47,3 +57,14 @@ class _Server(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             print(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Realtime sessions first: uvicorn closes every WebSocket at once, whatever is still being read."""
+        for server in self.servers:
+            server.close()
+        limit_s = self.config.timeout_graceful_shutdown or 1
+        started_at = time.monotonic()
+        await self._realtime.drain(limit_s)
+        spent_s = round(time.monotonic() - started_at)
+        self.config.timeout_graceful_shutdown = max(1, limit_s - spent_s)
+        await super().shutdown(sockets)

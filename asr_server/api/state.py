@@ -8,6 +8,7 @@ from typing import cast
 from starlette.requests import HTTPConnection
 
 from asr_server.api.admission import AdmissionLimiter
+from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
@@ -23,6 +24,7 @@ class AppState:
     transcriber: Transcriber
     admission: AdmissionLimiter
     audio_limits: AudioLimits
+    realtime: RealtimeSessions
     started_at: int  # Unix seconds
 
     def require_engine(self) -> None:

@@ -19,6 +19,7 @@ from asr_server.transcription import assembly
 from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.language import ENGLISH, Languages, name_of
 from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.source import ChunkSource, RecordingSource, Source
 from asr_server.transcription.text import continuation
 from asr_server.workers.dispatcher import Dispatcher, RequestHandle
 
@@ -47,8 +48,22 @@ class Transcriber:
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
+        async with self._run(RecordingSource(self._pool, recording), options) as session:
+            yield session
+
+    async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
+        """One chunk whose samples are at hand, as a request of its own. Cancelled, it frees its slot.
+
+        Raises: EngineUnavailable, ChunkFailed.
+        """
+        async with self._run(ChunkSource(chunk), options) as session:
+            deltas = [delta async for delta in session]
+        return deltas[0]
+
+    @asynccontextmanager
+    async def _run(self, source: Source, options: DecodingOptions) -> AsyncIterator[TranscriptionSession]:
         handle = self._dispatcher.open(uuid.uuid4().hex)
-        session = TranscriptionSession(self, self._pool, handle, recording, options)
+        session = TranscriptionSession(self, handle, source, options)
         try:
             async with asyncio.TaskGroup() as group:
                 session.start(group)
@@ -58,7 +73,7 @@ class Transcriber:
             raise first_error(errors) from None
         finally:
             handle.cancel()
-            recording.close()
+            source.close()
 
 
 class TranscriptionSession:
@@ -67,15 +82,13 @@ class TranscriptionSession:
     def __init__(
         self,
         transcriber: Transcriber,
-        pool: PreprocessPool,
         handle: RequestHandle,
-        recording: Recording,
+        source: Source,
         options: DecodingOptions,
     ) -> None:
         self._tokenizer = transcriber.tokenizer
-        self._pool = pool
         self._handle = handle
-        self._recording = recording
+        self._source = source
         self._options = options
         self._language = LanguageDetector(
             options.language or transcriber.languages.only, options.candidate_languages
@@ -107,7 +120,7 @@ class TranscriptionSession:
         finished = False
         while not finished:
             await asyncio.sleep(0)  # what was sent last is in the queue by then, and counts
-            decoded = await self._pool.decode_slice(self._recording, await self._handle.wait_for_capacity())
+            decoded = await self._source.next_slice(await self._handle.wait_for_capacity())
             for piece in decoded.pieces:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.
@@ -168,10 +181,8 @@ class TranscriptionSession:
 
     def transcript(self) -> Transcript:
         """The whole. Only after the last delta."""
-        if self._recording.truncated:
-            logger.warning(
-                "the recording ends early: transcribed the %.1f s read", self._recording.duration_s
-            )
+        if self._source.truncated:
+            logger.warning("the recording ends early: transcribed the %.1f s read", self._source.duration_s)
         deltas = self._deltas
         spoken = ENGLISH if self._options.task == "translate" else self._language.code
         return Transcript(
@@ -179,7 +190,7 @@ class TranscriptionSession:
             segments=tuple(segment for delta in deltas for segment in delta.segments),
             logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
             language=name_of(spoken),
-            duration_s=self._recording.duration_s,
+            duration_s=self._source.duration_s,
             num_audio_tokens=sum(delta.num_audio_tokens for delta in deltas),
             num_text_tokens=sum(delta.num_text_tokens for delta in deltas),
             task=self._options.task,

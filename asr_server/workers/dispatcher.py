@@ -143,6 +143,11 @@ class Dispatcher:
         """Chunks waiting and in flight."""
         return len(self._entries)
 
+    @property
+    def num_slots(self) -> int:
+        """Chunks decoded at once by all replicas."""
+        return sum(state.num_slots for state in self._supervisor.replica_states)
+
     def open(self, request_id: str) -> RequestHandle:
         return RequestHandle(request_id, self)
 
@@ -190,7 +195,7 @@ class Dispatcher:
         return None
 
     def _has_full_share(self, handle: RequestHandle) -> bool:
-        num_slots = sum(state.num_slots for state in self._supervisor.replica_states)
+        num_slots = self.num_slots
         return num_slots > 0 and handle.num_in_flight >= max(1, num_slots // 2)
 
     def _release(self, handle: RequestHandle) -> None:

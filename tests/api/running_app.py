@@ -64,7 +64,14 @@ async def run_app(
     pool = PreprocessPool(2)
     app = create_app(settings, dispatcher, pool, make_tokenizer(languages))
     server = uvicorn.Server(
-        uvicorn.Config(app, port=0, ws="none", http="httptools", log_config=None, timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            app,
+            port=0,
+            ws="websockets-sansio",
+            http="httptools",
+            log_config=None,
+            timeout_graceful_shutdown=1,
+        )
     )
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started and (dispatcher.ready or dispatcher.given_up))

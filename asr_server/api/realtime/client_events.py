@@ -1,0 +1,184 @@
+"""What clients send, as OpenAI's realtime API names it. What is not a field here is refused by name.
+
+A field that is absent (UNSET) stays as it was; null puts it back to its default, or turns it off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from asr_server.config import MIB
+from asr_server.errors import InvalidValue
+
+MAX_APPEND_BYTES: Final = 15 * MIB
+MAX_MESSAGE_BYTES: Final = 21 * MIB  # an append of that size in base64, and its frame
+MAX_SESSION_CHARS: Final = 65_536  # of a prompt or a list of words
+
+_PATH: Final = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+
+Include = Literal["item.input_audio_transcription.logprobs"]
+Text = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
+Words = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1024)]
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a client event."""
+
+
+class PcmFormat(_Part, tag_field="type", tag="audio/pcm", frozen=True, kw_only=True):
+    """Signed 16 bits, little-endian, mono."""
+
+    rate: Literal[24000] = 24000
+
+
+class UlawFormat(_Part, tag_field="type", tag="audio/pcmu", frozen=True, kw_only=True):
+    """G.711 at 8 kHz, North America and Japan."""
+
+
+class AlawFormat(_Part, tag_field="type", tag="audio/pcma", frozen=True, kw_only=True):
+    """G.711 at 8 kHz, elsewhere."""
+
+
+AudioFormat = PcmFormat | UlawFormat | AlawFormat
+
+
+class NoiseReduction(_Part, frozen=True, kw_only=True):
+    """Checked, and reported back as null: this server reduces no noise, Whisper hears through it."""
+
+    type: Literal["near_field", "far_field"] | None = None
+    strength: float | None = None
+
+
+class TranscriptionUpdate(_Part, frozen=True, kw_only=True):
+    model: Text | UnsetType | None = UNSET
+    language: Text | UnsetType | None = UNSET
+    languages: Words | UnsetType | None = UNSET
+    keywords: Words | UnsetType | None = UNSET
+    prompt: Text | UnsetType | None = UNSET
+    delay: Literal["minimal", "low", "medium", "high", "xhigh"] | UnsetType | None = UNSET  # no effect here
+
+
+class VadUpdate(_Part, frozen=True, kw_only=True):
+    type: Literal["server_vad"] | UnsetType = UNSET
+    threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
+    prefix_padding_ms: Annotated[int, Meta(ge=0, le=5000)] | UnsetType | None = UNSET
+    silence_duration_ms: Annotated[int, Meta(ge=20, le=10_000)] | UnsetType | None = UNSET
+    idle_timeout_ms: Annotated[int, Meta(ge=1000, le=600_000)] | UnsetType | None = UNSET
+    create_response: bool | UnsetType | None = UNSET  # there are no responses in a transcription session
+    interrupt_response: bool | UnsetType | None = UNSET
+    eagerness: None = None  # of semantic_vad, which this server does not have
+
+
+class InputUpdate(_Part, frozen=True, kw_only=True):
+    format: AudioFormat | UnsetType | None = UNSET
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    transcription: TranscriptionUpdate | UnsetType | None = UNSET
+    turn_detection: VadUpdate | UnsetType | None = UNSET
+
+
+class AudioUpdate(_Part, frozen=True, kw_only=True):
+    input: InputUpdate | UnsetType = UNSET
+
+
+class SessionFields(_Part, frozen=True, kw_only=True):
+    """A session as `session.update` and `client_secrets` carry it."""
+
+    type: Literal["transcription"] = "transcription"
+    audio: AudioUpdate | UnsetType = UNSET
+    include: list[Include] | UnsetType | None = UNSET
+
+
+class OldSessionFields(_Part, frozen=True, kw_only=True):
+    """A session as `transcription_session.update` carried it before."""
+
+    input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | UnsetType = UNSET
+    input_audio_transcription: TranscriptionUpdate | UnsetType | None = UNSET
+    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    turn_detection: VadUpdate | UnsetType | None = UNSET
+    include: list[Include] | UnsetType | None = UNSET
+    modalities: list[Literal["text", "audio"]] | UnsetType = UNSET
+    client_secret: dict[str, object] | UnsetType | None = UNSET
+
+    def renamed(self) -> SessionFields:
+        """The same, as today's clients write it."""
+        formats: dict[str, AudioFormat] = {
+            "pcm16": PcmFormat(),
+            "g711_ulaw": UlawFormat(),
+            "g711_alaw": AlawFormat(),
+        }
+        given = self.input_audio_format
+        update = InputUpdate(
+            format=UNSET if given is UNSET else formats[given],
+            transcription=self.input_audio_transcription,
+            turn_detection=self.turn_detection,
+        )
+        return SessionFields(audio=AudioUpdate(input=update), include=self.include)
+
+
+class _ClientEvent(_Part, tag_field="type", frozen=True, kw_only=True):
+    event_id: Annotated[str, Meta(max_length=512)] | None = None
+
+
+class SessionUpdate(_ClientEvent, tag="session.update", frozen=True, kw_only=True):
+    session: SessionFields
+
+
+class OldSessionUpdate(_ClientEvent, tag="transcription_session.update", frozen=True, kw_only=True):
+    session: OldSessionFields
+
+
+class AppendAudio(_ClientEvent, tag="input_audio_buffer.append", frozen=True, kw_only=True):
+    audio: Annotated[bytes, Meta(max_length=MAX_APPEND_BYTES)]  # base64 on the wire
+
+
+class CommitAudio(_ClientEvent, tag="input_audio_buffer.commit", frozen=True, kw_only=True):
+    pass
+
+
+class ClearAudio(_ClientEvent, tag="input_audio_buffer.clear", frozen=True, kw_only=True):
+    pass
+
+
+ClientEvent = SessionUpdate | OldSessionUpdate | AppendAudio | CommitAudio | ClearAudio
+
+_decoder: Final[msgspec.json.Decoder[ClientEvent]] = msgspec.json.Decoder(ClientEvent)
+
+
+class _EventId(msgspec.Struct):
+    event_id: str
+
+
+_event_id_decoder: Final[msgspec.json.Decoder[_EventId]] = msgspec.json.Decoder(_EventId)
+
+
+def parse_client_event(message: str | bytes) -> ClientEvent:
+    """Raises InvalidValue, which names the field."""
+    try:
+        return _decoder.decode(message)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise as_invalid_value(error) from None
+
+
+def event_id_of(message: str | bytes) -> str | None:
+    """The id of an event that may be wrong otherwise, so that its error can name it."""
+    with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeError):
+        return _event_id_decoder.decode(message).event_id[:512]
+    return None
+
+
+def as_invalid_value(error: Exception) -> InvalidValue:
+    """msgspec's error, with the path of the field at fault as `param`."""
+    match = _PATH.fullmatch(str(error))
+    what, path = (match["what"], match["path"] or "") if match else (str(error), "")
+    if unknown := _UNKNOWN.fullmatch(what):
+        path = f"{path}.{unknown['name']}".lstrip(".")
+        what = "unknown parameter"
+    if path == "type":
+        what = "this server transcribes, and takes the events of a transcription session only"
+    return InvalidValue(f"Invalid event{f' at {path[:200]!r}' if path else ''}: {what[:400]}.", path or None)

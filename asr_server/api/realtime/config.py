@@ -1,0 +1,152 @@
+"""What one session is set to, how `session.update` changes it, and how the server reports it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from asr_server.api.realtime.client_events import (
+    AudioFormat,
+    Include,
+    PcmFormat,
+    SessionFields,
+    TranscriptionUpdate,
+    VadUpdate,
+)
+from asr_server.api.request import check_model
+from asr_server.config import Settings
+from asr_server.core import TEMPERATURE_LADDER, DecodingOptions
+from asr_server.transcription import Transcriber, prompt_tokens
+
+
+class ServerVad(msgspec.Struct, frozen=True):
+    """OpenAI's defaults."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    idle_timeout_ms: int | None = None
+
+
+class TranscriptionConfig(msgspec.Struct, frozen=True):
+    model: str
+    language: str | None = None
+    languages: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    prompt: str = ""
+    delay: str | None = None
+
+
+class SessionConfig(msgspec.Struct, frozen=True):
+    transcription: TranscriptionConfig
+    format: AudioFormat = PcmFormat()
+    vad: ServerVad | None = ServerVad()
+    include: tuple[Include, ...] = ()
+
+    @property
+    def with_logprobs(self) -> bool:
+        return "item.input_audio_transcription.logprobs" in self.include
+
+
+def update_config(config: SessionConfig, fields: SessionFields, settings: Settings) -> SessionConfig:
+    """Only what is given changes. Raises ModelNotFound."""
+    changed: dict[str, Any] = {}
+    if not isinstance(fields.include, UnsetType):
+        changed["include"] = tuple(fields.include or ())
+    given = UNSET if isinstance(fields.audio, UnsetType) else fields.audio.input
+    if not isinstance(given, UnsetType):
+        if not isinstance(given.format, UnsetType):
+            changed["format"] = given.format or PcmFormat()
+        if not isinstance(given.transcription, UnsetType):
+            changed["transcription"] = _update_transcription(config, given.transcription, settings)
+        if not isinstance(given.turn_detection, UnsetType):
+            changed["vad"] = _update_vad(config.vad, given.turn_detection)
+    return msgspec.structs.replace(config, **changed)
+
+
+def _update_transcription(
+    config: SessionConfig, update: TranscriptionUpdate | None, settings: Settings
+) -> TranscriptionConfig:
+    default = TranscriptionConfig(settings.model_names[0])
+    if update is None:
+        return default
+    changed = _given(update, default)
+    check_model(changed.get("model", default.model), settings)
+    for name in ("languages", "keywords"):
+        if name in changed:
+            changed[name] = tuple(changed[name])
+    return msgspec.structs.replace(config.transcription, **changed)
+
+
+def _update_vad(vad: ServerVad | None, update: VadUpdate | None) -> ServerVad | None:
+    if update is None:
+        return None
+    changed = _given(update, ServerVad())
+    return msgspec.structs.replace(vad or ServerVad(), **changed)
+
+
+def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
+    """The fields that `default` has too and that are present; null is the default."""
+    values = {name: getattr(update, name) for name in default.__struct_fields__}
+    return {
+        name: getattr(default, name) if value is None else value
+        for name, value in values.items()
+        if not isinstance(value, UnsetType)
+    }
+
+
+def decoding_options(config: TranscriptionConfig, transcriber: Transcriber) -> DecodingOptions:
+    """Raises InvalidValue for a language that the model does not know."""
+    codes = transcriber.languages
+    at = "session.audio.input.transcription"
+    candidates = tuple(codes.code(language, f"{at}.languages") for language in config.languages)
+    language = codes.code(config.language, f"{at}.language") if config.language else None
+    if len(candidates) == 1:
+        language, candidates = candidates[0], ()
+    return DecodingOptions(
+        language=language,
+        candidate_languages=candidates,
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
+        timestamps=True,
+        temperatures=TEMPERATURE_LADDER,
+    )
+
+
+def describe(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+    """The whole session as it is in force, for `session.created` and `session.updated`."""
+    transcription = msgspec.structs.asdict(config.transcription)
+    vad = {"type": "server_vad", **msgspec.structs.asdict(config.vad)} if config.vad else None
+    return {
+        "id": session_id,
+        "object": "realtime.transcription_session",
+        "type": "transcription",
+        "expires_at": expires_at,
+        "include": list(config.include) or None,
+        "audio": {
+            "input": {
+                "format": msgspec.to_builtins(config.format),
+                "noise_reduction": None,
+                "transcription": {name: value for name, value in transcription.items() if value},
+                "turn_detection": vad,
+            }
+        },
+    }
+
+
+def describe_old(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+    """The same, as `transcription_session.updated` carried it before."""
+    formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
+    today = describe(config, session_id, expires_at)
+    given = today["audio"]["input"]
+    return {
+        "id": session_id,
+        "object": today["object"],
+        "expires_at": expires_at,
+        "include": today["include"],
+        "input_audio_format": formats[given["format"]["type"]],
+        "input_audio_noise_reduction": None,
+        "input_audio_transcription": given["transcription"],
+        "turn_detection": given["turn_detection"],
+    }
