@@ -152,7 +152,13 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     num_decoded_tokens: int = 0  # divided by the steps: the mean decode batch
 
 
-Event = Credit | LanguageDetected | Result | Failed | Heartbeat
+class Released(msgspec.Struct, frozen=True, tag=True):
+    """The replica is done with the arrays at these places of the shared memory."""
+
+    offsets: tuple[int, ...]
+
+
+Event = Credit | LanguageDetected | Result | Failed | Heartbeat | Released
 
 
 # -- What a request becomes. -------------------------------------------------------------------------------

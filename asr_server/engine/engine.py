@@ -216,6 +216,8 @@ class Engine:
                 slots = [sequence.slot for sequence in admitted]
                 pending = self._runner.encode(slots, [sequence.samples for sequence in admitted])
                 self._encoding.append((pending, admitted))
+                for sequence in admitted:
+                    sequence.drop_samples()
             self._seconds_per_encode = (time.perf_counter() - started) / len(admitted)
         self._take_encoded()
 

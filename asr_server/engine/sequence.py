@@ -6,6 +6,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples, Submit
 from asr_server.tokenizer import SpecialTokens, Tokenizer
 
@@ -32,6 +34,10 @@ class Sequence:
     @classmethod
     def from_submit(cls, command: Submit) -> Sequence:
         return cls(command.id, command.samples, command.options, command.options.language)
+
+    def drop_samples(self) -> None:
+        """Lets go of the samples once they are encoded; only their number is still asked for."""
+        self.samples = np.broadcast_to(np.float32(0), len(self.samples))
 
     @property
     def temperature(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 from typing import Protocol
@@ -15,9 +16,12 @@ from typing import Protocol
 import zmq
 import zmq.asyncio
 
-from asr_server.core import Command, Event, Heartbeat
+from asr_server.core import Command, Event, Heartbeat, Released
 from asr_server.transport import wire
+from asr_server.transport.shared_memory import SharedMemoryReader, create_shared_memory
 from asr_server.transport.socket_folder import SocketFolder
+
+logger = logging.getLogger(__name__)
 
 
 class EngineClient(Protocol):
@@ -111,7 +115,8 @@ FILE_HANDLES = 32  # more than the sockets of one replica need at this end
 class ZmqEngineClient:
     """Binds a pair of sockets for one incarnation of a replica; a restarted one gets a new pair.
 
-    Sending copies each frame once into ZeroMQ's own memory, so that the sender holds nothing after it.
+    Samples cross in memory that both processes share: one copy. What finds no room there goes along in
+    frames, each of which is copied once into ZeroMQ's own memory, so that the sender holds nothing after it.
     """
 
     def __init__(self) -> None:
@@ -131,17 +136,33 @@ class ZmqEngineClient:
             self.close()
             raise OSError(error.errno, str(error)) from error
         self._is_connected = False
+        self.shared = create_shared_memory()
 
     def send(self, command: Command) -> None:
         """Raises zmq.Again when the replica is not connected."""
-        self._commands.send_multipart(wire.commands.encode(command), flags=zmq.DONTWAIT, copy=True)
+        self._commands.send_multipart(
+            wire.commands.encode(command, self.shared), flags=zmq.DONTWAIT, copy=True
+        )
 
     async def receive(self) -> Event:
-        """Once an event is here, commands can be sent too."""
-        frames = await self._events.recv_multipart()
-        if not self._is_connected:
-            await self._wait_until_connected()
-        return wire.events.decode(frames)
+        """The next event; once it is here, commands can be sent too. Drops and logs what is no event."""
+        while True:
+            frames = await self._events.recv_multipart()
+            try:
+                event = wire.events.decode(frames)
+            except wire.MalformedMessage as error:
+                logger.warning("a message that is no event was dropped: %s", error)
+                continue
+            if not self._is_connected:
+                await self._wait_until_connected()
+            if not isinstance(event, Released):
+                return event
+            self._release(event)
+
+    def _release(self, event: Released) -> None:
+        if self.shared is not None:
+            for offset in event.offsets:
+                self.shared.release(offset)
 
     async def _wait_until_connected(self) -> None:
         """The two sockets connect each at its own pace: an event may come before commands can go."""
@@ -155,6 +176,8 @@ class ZmqEngineClient:
         self._events.close(linger=0)
         self._context.term()
         self._folder.remove()
+        if self.shared is not None:
+            self.shared.close()
 
 
 def _require_file_handles() -> None:
@@ -165,8 +188,13 @@ def _require_file_handles() -> None:
 
 
 class ZmqEngineServer:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, shared_fd: int | None = None) -> None:
+        """`shared_fd` is the handle of the client's shared memory; it is closed here."""
         self._address = address
+        self._shared: SharedMemoryReader | None = None
+        if shared_fd is not None:
+            self._shared = SharedMemoryReader(shared_fd)
+            os.close(shared_fd)
         self._context = zmq.Context()
         self._events = self._connect(zmq.PUSH, "events")
         self._commands = self._connect(zmq.PULL, "commands")
@@ -178,14 +206,23 @@ class ZmqEngineServer:
         return socket
 
     def receive(self, wait_s: float) -> list[Command]:
+        """Drops and logs what is no command."""
+        self._tell_released()
         received: list[Command] = []
         if not self._commands.poll(timeout=int(wait_s * 1000)):
             return received
         with contextlib.suppress(zmq.Again):
             while True:
                 frames = self._commands.recv_multipart(flags=zmq.DONTWAIT, copy=False)
-                received.append(wire.commands.decode([frame.buffer for frame in frames]))
+                try:
+                    received.append(wire.commands.decode([frame.buffer for frame in frames], self._shared))
+                except wire.MalformedMessage as error:
+                    logger.warning("a message that is no command was dropped: %s", error)
         return received
+
+    def _tell_released(self) -> None:
+        if self._shared is not None and (offsets := self._shared.take_released()):
+            self.send(Released(tuple(offsets)))
 
     def send(self, event: Event) -> None:
         self._events.send_multipart(wire.events.encode(event))

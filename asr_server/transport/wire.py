@@ -1,8 +1,9 @@
-"""Messages to frames and back: msgpack for what is small, arrays in frames of their own. No pickle.
+"""Messages to frames and back: msgpack for what is small, arrays beside it. No pickle.
 
-An array below `INLINE_BYTES` rides inside the message; a larger one becomes a frame beside it, so that
-nothing is packed twice and the reader looks at the received bytes without copying them. The idea and the
-threshold are those of vLLM's tensor transport (pull request 16432).
+An array below `INLINE_BYTES` rides inside the message. A larger one is written into memory that both
+processes share, where there is any and it has room; else it becomes a frame beside the message, so that
+nothing is packed twice. The reader looks at the received bytes without copying them. Frames beside the
+message and the threshold are those of vLLM's tensor transport (pull request 16432).
 """
 
 from __future__ import annotations
@@ -14,11 +15,28 @@ import msgspec
 import numpy as np
 
 from asr_server.core import Command, Event
+from asr_server.transport import arrays
+from asr_server.transport.shared_memory import SharedMemoryReader, SharedMemoryWriter
 
 INLINE_BYTES: Final = 256
+ARRAY: Final = 1  # msgpack's extension type for the arrays of a message
 
 Frame = bytes | memoryview
 T = TypeVar("T")
+
+
+class MalformedMessage(Exception):
+    """What came is not a message of this family, or its arrays do not fit together."""
+
+
+class _Array(msgspec.Struct, array_like=True):
+    """What stands for an array within a message: its bytes, or the number of its frame, or its place."""
+
+    type_name: str
+    shape: tuple[int, ...]
+    inline: bytes | None = None
+    frame: int | None = None
+    offset: int | None = None  # in shared memory
 
 
 class Wire(Generic[T]):
@@ -27,43 +45,77 @@ class Wire(Generic[T]):
     def __init__(self, message_type: Any) -> None:
         self._message_type = message_type
 
-    def encode(self, message: T) -> list[Frame]:
-        """The header frame, then a frame for each large array. The frames alias the arrays' memory."""
+    def encode(self, message: T, shared: SharedMemoryWriter | None = None) -> list[Frame]:
+        """The header frame, then a frame for each large array that is not in shared memory.
+
+        The frames alias the arrays' memory.
+        """
         frames: list[Frame] = [b""]
-        frames[0] = msgspec.msgpack.encode(message, enc_hook=_array_writer(frames))
+        frames[0] = msgspec.msgpack.encode(message, enc_hook=_array_writer(frames, shared))
         return frames
 
-    def decode(self, frames: Sequence[Frame]) -> T:
-        """Arrays of the result are read-only views of `frames`.
+    def decode(self, frames: Sequence[Frame], shared: SharedMemoryReader | None = None) -> T:
+        """Arrays of the result are read-only views of `frames` or of shared memory.
 
-        Raises msgspec.ValidationError when the header is not such a message.
+        Raises MalformedMessage.
         """
-        message: T = msgspec.msgpack.decode(
-            frames[0], type=self._message_type, dec_hook=_array_reader(frames)
-        )
+        try:
+            message: T = msgspec.msgpack.decode(
+                frames[0],
+                type=self._message_type,
+                ext_hook=_array_reader(frames, shared),
+                dec_hook=_expect_array,
+            )
+        except (msgspec.MsgspecError, ValueError, TypeError, IndexError, OverflowError) as error:
+            raise MalformedMessage(str(error)) from error
         return message
 
 
-def _array_writer(frames: list[Frame]) -> Callable[[Any], Any]:
+def _array_writer(frames: list[Frame], shared: SharedMemoryWriter | None) -> Callable[[Any], Any]:
     def write(value: Any) -> Any:
-        if not isinstance(value, np.ndarray):
+        if isinstance(value, np.generic):
+            return value.item()  # a plain number
+        if not arrays.is_array(value):
             raise NotImplementedError(f"{type(value).__name__} does not cross the wire")
-        array = np.ascontiguousarray(value)
-        if array.nbytes < INLINE_BYTES:
-            return (array.dtype.str, array.shape, array.tobytes())
-        frames.append(array.data.cast("B"))
-        return (array.dtype.str, array.shape, len(frames) - 1)
+        header = _Array(arrays.type_name(value), tuple(value.shape))
+        if arrays.num_bytes(value) < INLINE_BYTES:
+            header.inline = arrays.as_bytes(value).tobytes()
+        elif shared is not None and (offset := shared.write(value)) is not None:
+            header.offset = offset
+        else:
+            frames.append(arrays.as_bytes(value).data)
+            header.frame = len(frames) - 1
+        return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(header))
 
     return write
 
 
-def _array_reader(frames: Sequence[Frame]) -> Callable[[type, Any], Any]:
-    def read(_: type, value: Any) -> Any:
-        dtype, shape, body = value
-        data = frames[body] if isinstance(body, int) else body
-        return np.frombuffer(data, dtype=np.dtype(dtype)).reshape(shape)
+def _array_reader(
+    frames: Sequence[Frame], shared: SharedMemoryReader | None
+) -> Callable[[int, memoryview], Any]:
+    def read(code: int, data: memoryview) -> Any:
+        if code != ARRAY:
+            raise ValueError(f"extension type {code} is unknown")
+        header = msgspec.msgpack.decode(data, type=_Array)
+        return arrays.from_bytes(_content(header), header.type_name, header.shape)
+
+    def _content(header: _Array) -> Any:
+        match header:
+            case _Array(inline=bytes(content)):
+                return content
+            case _Array(frame=int(number)) if 0 < number < len(frames):
+                return frames[number]
+            case _Array(offset=int(offset)) if shared is not None:
+                return shared.read(offset)
+        raise ValueError("an array without content")
 
     return read
+
+
+def _expect_array(_: type, value: Any) -> Any:
+    if not arrays.is_array(value):
+        raise ValueError(f"{type(value).__name__} where an array belongs")
+    return value
 
 
 commands: Final[Wire[Command]] = Wire(Command)

@@ -32,15 +32,21 @@ class MultiprocessExecutor:
     async def launch(self, index: int) -> ProcessReplica:
         """Raises OSError: no file handles, no memory, no space, no folder for temporary files."""
         client = ZmqEngineClient()
+        shared_fd = client.shared.fd if client.shared is not None else None
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self.module, stdin=PIPE, env=child_environment()
+                sys.executable,
+                "-m",
+                self.module,
+                stdin=PIPE,
+                env=child_environment(),
+                pass_fds=() if shared_fd is None else (shared_fd,),
             )
         except BaseException:
             client.close()
             raise
         assert process.stdin is not None
-        process.stdin.write(ReplicaSpec(index, client.address, self._settings).to_line())
+        process.stdin.write(ReplicaSpec(index, client.address, self._settings, shared_fd).to_line())
         return ProcessReplica(f"replica {index}", process, client)
 
 

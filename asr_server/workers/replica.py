@@ -27,6 +27,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     index: int
     address: str
     settings: Settings
+    shared_fd: int | None = None  # the handle of the memory that both processes share, inherited
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"
@@ -42,7 +43,7 @@ def main() -> None:
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, process=f"replica {spec.index}")
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    run(ZmqEngineServer(spec.address), lambda: _create_engine(spec.settings))
+    run(ZmqEngineServer(spec.address, spec.shared_fd), lambda: _create_engine(spec.settings))
 
 
 def _create_engine(settings: Settings) -> Engine:

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ Ends = tuple[ZmqEngineClient, ZmqEngineServer]
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     client = ZmqEngineClient()
-    server = ZmqEngineServer(client.address)
+    assert client.shared is not None
+    server = ZmqEngineServer(client.address, os.dup(client.shared.fd))
     yield client, server
     server.close()
     client.close()
@@ -103,7 +105,7 @@ async def test_closing_leaves_no_socket_file_behind() -> None:
 async def test_a_sender_holds_no_more_than_what_it_sent(
     ends: Ends,
 ) -> None:
-    """64 chunks of 2 MB to a replica that reads them: nothing of them stays with the sender."""
+    """64 chunks of 2 MB to a replica that reads and drops them: nothing of them stays with the sender."""
     client, server = ends
     await connected(client, server)
     samples = np.zeros(480_000, np.float32)
@@ -112,6 +114,9 @@ async def test_a_sender_holds_no_more_than_what_it_sent(
     for chunk in range(64):
         client.send(Submit(ChunkId("a", chunk), samples, DecodingOptions()))
         assert server.receive(wait_s=5.0)
+        server.receive(wait_s=0.0)  # says that the samples have been dropped
+        server.send(Credit(1))
+        await client.receive()
     assert process.memory_info().rss - before < 16 * samples.nbytes
 
 
