@@ -116,6 +116,7 @@ class Settings:
     ssl_keyfile: str = _setting("", "TLS key file")
     drain_s: float = _setting(30.0, "seconds that running requests get to finish at shutdown", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
+    log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")
 
     @property
     def chunk_s(self) -> float:

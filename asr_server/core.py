@@ -121,11 +121,22 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 Command = Submit | SetLanguage | Cancel | Drain
 
 
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What a replica's engine runs with."""
+
+    device: str
+    dtype: str
+    num_slots: int
+    num_threads: int  # of torch, on the CPU
+    reasons: dict[str, str] = {}  # by field: why it was chosen, where that was left to the engine
+
+
 class Credit(msgspec.Struct, frozen=True, tag=True):
     """The replica will take `count` more chunks. The first one says that the replica is ready."""
 
     count: int
     num_slots: int = 0  # with the first one: how many chunks the replica decodes at once
+    engine: EngineInfo | None = None  # with the first one
 
 
 class LanguageDetected(msgspec.Struct, frozen=True, tag=True):

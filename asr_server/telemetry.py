@@ -1,13 +1,90 @@
-"""Logging: one line an event, with the process that wrote it."""
+"""Logging: a line for each event, with the process that wrote it and the request that it was for."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from asr_server.core import ChunkId
+
+LogFormat = Literal["text", "json"]
+
+# The id of the request that this task or thread works for; empty: for none.
+current_request_id: Final = ContextVar("current_request_id", default="")
+
+logger = logging.getLogger(__name__)
+
+_SEPARATOR: Final = "#"  # never in a request's id, see `api.request_id`
+_count = itertools.count(1)
 
 
-def configure_logging(level: str, process: str = "api") -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"%(asctime)s %(levelname)-7s [{process}] %(name)s: %(message)s",
-        force=True,
-    )
+def configure_logging(level: str, log_format: LogFormat = "text", process: str = "api") -> None:
+    """Everything that this process logs goes to standard error, warnings of libraries too."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+
+
+def announce(line: str) -> None:
+    """Says what scripts wait for, on standard output; where logs are JSON, as one of them."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers):
+        logger.info("%s", line)
+    else:
+        print(line, flush=True)
+
+
+# -- Which request ------------------------------------------------------------------------------------------
+
+
+def unique_request_id() -> str:
+    """The id of this task's request made unique, as clients may give the same one to several requests."""
+    return f"{current_request_id.get()}{_SEPARATOR}{next(_count)}"
+
+
+@contextmanager
+def working_for(id: ChunkId) -> Iterator[None]:
+    """What the block logs is for the request of this chunk, in whichever process it runs."""
+    token = current_request_id.set(id.request_id.rpartition(_SEPARATOR)[0])
+    try:
+        yield
+    finally:
+        current_request_id.reset(token)
+
+
+# -- Lines --------------------------------------------------------------------------------------------------
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(who)s %(name)s: %(message)s")
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.who = f"[{' '.join(filter(None, (self._process, current_request_id.get())))}]"
+        return super().format(record)
+
+
+class JsonFormatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One object in one line, a traceback included."""
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": current_request_id.get() or None,
+            "exception": self.formatException(record.exc_info) if record.exc_info else None,
+        }
+        return json.dumps({key: value for key, value in entry.items() if value is not None})

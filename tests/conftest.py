@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,22 +23,27 @@ SIGN = "listening on "
 class Server(NamedTuple):
     url: str
     process: subprocess.Popen[str]
+    log: IO[str]  # what it has written, at the level of debug
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30)
+
+    def lines(self) -> list[str]:
+        """All that it has logged so far."""
+        return _written(self.log).splitlines()
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "asr_server", "serve", "--port", "0"],
+            [sys.executable, "-m", "asr_server", "serve", "--port", "0", "--log-level", "debug"],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
         )
         try:
-            server = Server(_address(process, log), process)
+            server = Server(_address(process, log), process, log)
             _wait_until_ready(server, log)
             yield server
         finally:
@@ -64,5 +70,5 @@ def _wait_until_ready(server: Server, log: IO[str]) -> None:
 
 
 def _written(log: IO[str]) -> str:
-    log.seek(0)
-    return log.read()
+    """Read without moving the place where the server writes, which is the same open file's."""
+    return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode()

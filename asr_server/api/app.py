@@ -16,6 +16,7 @@ from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.api.realtime.route import router as realtime_router
 from asr_server.api.request_id import HEADER, RequestIdMiddleware
+from asr_server.api.request_log import RequestLogMiddleware
 from asr_server.api.state import AppState
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.config import Settings
@@ -47,6 +48,7 @@ def create_app(
     app.include_router(realtime_router)
     app.add_middleware(RequestIdMiddleware)
     _allow_origins(app, settings)
+    app.add_middleware(RequestLogMiddleware)
     return app
 
 

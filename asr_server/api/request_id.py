@@ -1,4 +1,7 @@
-"""Gives every request an id and every reply that id; what nobody else has caught becomes a 500 here."""
+"""Gives every request an id, and its reply and all that is logged for it that id.
+
+What nobody else has caught becomes a 500 here.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asr_server.api.errors import response_to, shutting_down
+from asr_server.telemetry import current_request_id
 
 HEADER: Final = "x-request-id"
 _SANE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -34,7 +38,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = request_id_of(Headers(scope=scope))
-        scope.setdefault("state", {})["request_id"] = request_id
+        current_request_id.set(request_id)
         has_started = False
 
         async def send_with_id(message: Message) -> None:
@@ -51,7 +55,7 @@ class RequestIdMiddleware:
                 raise
             await response_to(shutting_down())(scope, receive, send_with_id)
         except Exception as error:
-            logger.exception("%s %s failed (%s)", scope["method"], scope["path"], request_id)
+            logger.exception("%s failed", scope["method"])
             if has_started:
                 raise  # the connection is closed: half a reply must not look like a whole one
             await response_to(error)(scope, receive, send_with_id)

@@ -14,6 +14,7 @@ from asr_server.api.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.audio import PreprocessPool
 from asr_server.config import Settings
+from asr_server.telemetry import announce
 from asr_server.tokenizer import Tokenizer
 from asr_server.workers.dispatcher import Dispatcher
 
@@ -36,7 +37,7 @@ def run(settings: Settings) -> None:
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         log_config=None,
         log_level="warning" if settings.log_level == "info" else settings.log_level,
-        access_log=settings.log_level == "debug",
+        access_log=False,  # `request_log` writes one that has the request ids
         server_header=False,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
@@ -56,7 +57,7 @@ class _Server(uvicorn.Server):
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
-            print(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+            announce(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Realtime sessions first: uvicorn closes every WebSocket at once, whatever is still being read."""

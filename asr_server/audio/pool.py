@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import threading
 import time
@@ -98,7 +99,7 @@ class PreprocessPool:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(self._settle, result, outcome)
 
-        task = self._executor.submit(work)
+        task = self._executor.submit(contextvars.copy_context().run, work)
         task.add_done_callback(lambda task: result.cancel() if task.cancelled() else None)  # at shutdown
         try:
             return await result

@@ -22,6 +22,7 @@ __all__ = [
     "checkpoint_on_disk",
     "hub_name",
     "resolve_checkpoint",
+    "revision_of",
 ]
 
 
@@ -38,6 +39,11 @@ def resolve_checkpoint(name: str) -> Path:
         directory = fetch(hub_name(name))
         check_directory(directory)
     return directory
+
+
+def revision_of(directory: Path) -> str:
+    """The hub's commit that a checkpoint in its cache is of; empty for any other directory."""
+    return directory.name if directory.parent.name == "snapshots" else ""
 
 
 def checkpoint_on_disk(name: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -10,6 +11,8 @@ from asr_server.cli.options import settings_from, settings_options
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.preflight import FOR_A_SERVER
 from asr_server.telemetry import configure_logging
+
+logger = logging.getLogger(__name__)
 
 NEXT_STEP = (
     "serving the embedded model whisper-digits, which hears English digits only; "
@@ -23,9 +26,9 @@ NEXT_STEP = (
 def serve(model_name: str | None, **options: Any) -> None:
     """Serves MODEL: a Whisper checkpoint's directory or Hugging Face hub name (the same as --model)."""
     settings = settings_from(options, FOR_A_SERVER, model_name)
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     if settings.model == str(EMBEDDED_MODEL):
-        click.echo(NEXT_STEP, err=True)
+        logger.info(NEXT_STEP)
     from asr_server.api.server import run
 
     run(settings)

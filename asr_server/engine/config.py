@@ -15,8 +15,8 @@ _ENCODE_BATCH_ON_CUDA = 8
 _MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 and Arm, as /proc/cpuinfo spells them
-_MAX_SLOTS = {"cpu": 32, "cuda": 256}  # more only lengthens a step: the products are large enough by then
-_SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weights are in
+MAX_SLOTS = {"cpu": 32, "cuda": 256}  # more only lengthens a step: the products are large enough by then
+SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weights are in
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def choose_num_slots(sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> int:
     """As many slots as a share of the free memory holds, up to the number that still speeds up a step."""
-    share = _SLOT_MEMORY_SHARE[device.type] * free_bytes(device)
-    return max(1, min(_MAX_SLOTS[device.type], int(share) // DecoderCache.bytes_per_slot(sizes, dtype)))
+    share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device)
+    return max(1, min(MAX_SLOTS[device.type], int(share) // DecoderCache.bytes_per_slot(sizes, dtype)))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -31,6 +31,7 @@ from asr_server.engine.config import EngineConfig, choose_device, choose_dtype
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.memory import keep_freed_memory
+from asr_server.engine.reasons import engine_info
 from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
 from asr_server.engine.sequence import Sequence
@@ -101,7 +102,7 @@ class Engine:
         A credit is a place in the queue before the slots, given back when its chunk leaves that queue:
         the dispatcher, which knows what is fair, decides as late as it can.
         """
-        return Credit(self.encode_batch, self.num_slots)
+        return Credit(self.encode_batch, self.num_slots, engine_info(self.config))
 
     @property
     def slots_in_use(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -14,6 +13,7 @@ import msgspec
 
 from asr_server.audio import PreprocessPool, Recording
 from asr_server.core import Chunk, ChunkResult, DecodingOptions, Segment, Transcript, TranscriptDelta
+from asr_server.telemetry import unique_request_id
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly
 from asr_server.transcription.assembly import DecodedPart
@@ -62,7 +62,7 @@ class Transcriber:
 
     @asynccontextmanager
     async def _run(self, source: Source, options: DecodingOptions) -> AsyncIterator[TranscriptionSession]:
-        handle = self._dispatcher.open(uuid.uuid4().hex)
+        handle = self._dispatcher.open(unique_request_id())
         session = TranscriptionSession(self, handle, source, options)
         try:
             async with asyncio.TaskGroup() as group:

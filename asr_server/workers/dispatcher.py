@@ -28,7 +28,9 @@ from asr_server.core import (
     Chunk,
     ChunkId,
     ChunkResult,
+    Credit,
     DecodingOptions,
+    EngineInfo,
     Event,
     Failed,
     LanguageDetected,
@@ -37,6 +39,8 @@ from asr_server.core import (
     Submit,
 )
 from asr_server.errors import ChunkFailed, EngineUnavailable
+from asr_server.telemetry import working_for
+from asr_server.workers.description import describe
 from asr_server.workers.executor import Executor, ReplicaGone, create_executor
 from asr_server.workers.supervisor import ReplicaState, Supervisor
 
@@ -106,6 +110,8 @@ class Dispatcher:
 
     def __init__(self, settings: Settings, executor: Executor | None = None) -> None:
         self.chunks_ahead = settings.chunks_ahead
+        self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
+        self._settings = settings
         self._supervisor = Supervisor(
             executor or create_executor(settings),
             settings.replicas,
@@ -214,6 +220,8 @@ class Dispatcher:
             return
         state.credit -= 1
         state.in_flight.add(entry.submit.id)
+        with working_for(entry.submit.id):
+            logger.debug("chunk %d goes to %s", entry.submit.id.chunk, state.replica.name)
         entry.handle.num_in_flight += 1
 
     def cancel(self, handle: RequestHandle) -> None:
@@ -243,6 +251,8 @@ class Dispatcher:
 
     def _on_event(self, state: ReplicaState, event: Event) -> None:
         match event:
+            case Credit(engine=EngineInfo() as engine):
+                self._on_engine(engine)
             case LanguageDetected() if entry := self._entries.get(event.id):
                 self._choose_language(state, entry, event)
             case Result() if entry := self._finish(state, event.id):
@@ -250,6 +260,11 @@ class Dispatcher:
             case Failed() if entry := self._finish(state, event.id):
                 _reject(entry.future, ChunkFailed(event.message))
         self._dispatch()
+
+    def _on_engine(self, engine: EngineInfo) -> None:
+        if self.engine is None:
+            logger.info("%s", describe(self._settings, engine))
+        self.engine = engine
 
     def _finish(self, state: ReplicaState, id: ChunkId) -> _Entry | None:
         """None for an answer to an earlier attempt, or to a request that has left."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from asr_server.core import Drain, Heartbeat
+from asr_server.core import Drain, Event, Failed, Heartbeat, Result
+from asr_server.telemetry import working_for
 from asr_server.transport.channels import EngineServer, HeartbeatSender
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 IDLE_WAIT_S = 0.5
+
+logger = logging.getLogger(__name__)
 
 
 def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
@@ -40,6 +44,20 @@ def serve(engine: Engine, server: EngineServer) -> None:
             engine.handle(command)
         for event in engine.step():
             server.send(event)
+            _log(event)
+
+
+def _log(event: Event) -> None:
+    match event:
+        case Result(id, result):
+            with working_for(id):
+                logger.debug(
+                    "chunk %d, part %d: %d tokens at temperature %g",
+                    *(id.chunk, id.part, len(result.tokens), result.temperature),
+                )
+        case Failed(id, message):
+            with working_for(id):
+                logger.warning("chunk %d, part %d failed: %s", id.chunk, id.part, message)
 
 
 class HeartbeatThread(threading.Thread):

@@ -41,7 +41,7 @@ def main() -> None:
     leave_stopping_to_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
     setproctitle(f"asr-server replica {spec.index}")
-    configure_logging(spec.settings.log_level, process=f"replica {spec.index}")
+    configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     run(ZmqEngineServer(spec.address, spec.shared_fd), lambda: _create_engine(spec.settings))
 

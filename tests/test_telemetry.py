@@ -1,0 +1,108 @@
+"""Logs: which request a line is for, in whichever process it is written, and lines as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from asr_server.core import ChunkId
+from asr_server.telemetry import (
+    JsonFormatter,
+    TextFormatter,
+    announce,
+    configure_logging,
+    current_request_id,
+    unique_request_id,
+    working_for,
+)
+from tests.conftest import Server
+
+DIGITS = Path(__file__).parents[1] / "examples" / "digits.wav"
+
+
+def record(message: str, **more: object) -> logging.LogRecord:
+    return logging.makeLogRecord({"msg": message, "levelname": "INFO", "name": "asr_server.api", **more})
+
+
+def failure() -> logging.LogRecord:
+    try:
+        raise ZeroDivisionError("of a test")
+    except ZeroDivisionError as error:
+        return record("failed", exc_info=(type(error), error, error.__traceback__))
+
+
+def test_a_requests_id_runs_from_the_door_through_the_replica_to_the_answer(
+    server: Server,
+) -> None:
+    with DIGITS.open("rb") as file:
+        reply = httpx.post(
+            f"{server.url}/v1/audio/transcriptions",
+            headers={"x-request-id": "trace-me/1"},
+            files={"file": file},
+            data={"model": "whisper-1"},
+            timeout=60,
+        )
+    assert reply.headers["x-request-id"] == "trace-me/1"
+    wanted = ("goes to replica 0", "tokens at temperature", "POST /v1/audio/transcriptions: 200 in ")
+    deadline = time.monotonic() + 20
+    while True:
+        lines = [line for line in server.lines() if "trace-me/1]" in line]
+        if all(any(part in line for line in lines) for part in wanted):
+            break
+        assert time.monotonic() < deadline, lines
+        time.sleep(0.05)
+    assert {line.split("[")[1].split(" trace")[0] for line in lines} == {"api", "replica 0"}
+
+
+def test_one_line_says_what_is_served_and_why(server: Server) -> None:
+    (line,) = [line for line in server.lines() if ": serving whisper-digits, revision " in line]
+    for part in ("device cpu (", "dtype ", "slots 32 (", "threads ", "replicas 1"):
+        assert part in line
+    assert line.count("(") == line.count(")") == 4
+
+
+def test_probes_are_logged_for_debugging_only(server: Server) -> None:
+    server.get("/health")
+    assert all(" DEBUG " in line for line in server.lines() if "GET /health: 200" in line)
+
+
+def test_an_id_that_two_requests_share_is_told_apart_and_shown_as_it_was_given() -> None:
+    current_request_id.set("shared")
+    one, other = unique_request_id(), unique_request_id()
+    current_request_id.set("")
+    assert one != other
+    formatter = TextFormatter("replica 1")
+    with working_for(ChunkId(one, 0)):
+        assert "[replica 1 shared] asr_server.api: hello" in formatter.format(record("hello"))
+    assert "[replica 1] asr_server.api: hello" in formatter.format(record("hello"))
+
+
+def test_a_line_as_json_is_one_object_traceback_included() -> None:
+    with working_for(ChunkId("mine#7", 0)):
+        entry = json.loads(JsonFormatter("api").format(failure()))
+    assert (entry["level"], entry["process"], entry["logger"]) == ("info", "api", "asr_server.api")
+    assert (entry["message"], entry["request_id"]) == ("failed", "mine")
+    assert "ZeroDivisionError: of a test" in entry["exception"]
+    assert entry["time"].endswith("+00:00")
+    assert "\n" not in JsonFormatter("api").format(failure())
+
+
+def test_what_is_announced_is_a_line_for_scripts_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        configure_logging("info", "json")
+        announce("listening")
+        told = capsys.readouterr()
+        assert (told.out, json.loads(told.err)["message"]) == ("", "listening")
+        configure_logging("info", "text")
+        announce("listening")
+        assert capsys.readouterr() == ("listening\n", "")
+    finally:
+        root.handlers[:], root.level = before
+        logging.captureWarnings(False)
