@@ -205,6 +205,7 @@ class TranscriptDelta(msgspec.Struct, frozen=True):
     language: str | None
     num_audio_tokens: int
     num_text_tokens: int
+    end_s: float  # of the chunk, in the file: everything before is final
 
 
 class Transcript(msgspec.Struct, frozen=True):

@@ -29,13 +29,19 @@ from asr_server.core import Samples
 from asr_server.errors import RequestError
 
 HEADER: Final = struct.Struct("<BI")  # kind, bytes that follow
-SAMPLES, END, REFUSED = 0, 1, 2
+SAMPLES, END, REFUSED, OPENED = 0, 1, 2, 3
 NEXT: Final = b"n"  # asks for a block
 MAX_IDLE = 4
 SEND_BUFFER_BYTES = 1 << 20  # a whole block, so that its sender need not wait while it is being read
 POLL_MS = 20  # how soon a closed recording is noticed while its decode process works
 # One thread each: parallelism is between files. BLAS would otherwise start its own at import.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class Opened(msgspec.Struct):
+    """Comes before the first samples."""
+
+    duration_s: float | None  # by the file's header
 
 
 class Finished(msgspec.Struct):
@@ -143,6 +149,7 @@ class RemoteStream:
 
     def __init__(self, fd: int, limits: AudioLimits, closed: threading.Event) -> None:
         self.truncated = False
+        self.duration_s: float | None = None
         self._closed = closed
         self._ended = False
         self._content = np.empty(0, np.uint8)
@@ -153,8 +160,10 @@ class RemoteStream:
             return None
         try:
             self._connection.sendall(NEXT)
-            kind, size = HEADER.unpack(self._receive(HEADER.size).data)
-            content = self._receive(size)
+            kind, content = self._receive_answer()
+            if kind == OPENED:
+                self.duration_s = msgspec.msgpack.decode(content.data, type=Opened).duration_s
+                kind, content = self._receive_answer()
         except ConnectionError as error:
             raise invalid_audio("The file could not be decoded.") from error
         if kind == SAMPLES:
@@ -170,6 +179,10 @@ class RemoteStream:
             decode_processes.give_back(self._connection)
         else:
             self._connection.close()  # the process notices after its block, and ends
+
+    def _receive_answer(self) -> tuple[int, npt.NDArray[np.uint8]]:
+        kind, size = HEADER.unpack(self._receive(HEADER.size).data)
+        return kind, self._receive(size)
 
     def _receive(self, size: int) -> npt.NDArray[np.uint8]:
         """Exactly `size` bytes, giving up when the recording is closed. Uses its memory again."""

@@ -14,7 +14,17 @@ import sys
 import av.logging
 import msgspec
 
-from asr_server.audio.decode_processes import END, HEADER, NEXT, REFUSED, SAMPLES, Finished, Refused
+from asr_server.audio.decode_processes import (
+    END,
+    HEADER,
+    NEXT,
+    OPENED,
+    REFUSED,
+    SAMPLES,
+    Finished,
+    Opened,
+    Refused,
+)
 from asr_server.audio.decoders.base import CannotOpen
 from asr_server.audio.decoders.ffmpeg import FfmpegDecoder
 from asr_server.audio.limits import AudioLimits, invalid_audio
@@ -82,7 +92,9 @@ def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
     try:
         while _asked(connection):
             _set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
-            stream = stream or _open(fd, limits)
+            if stream is None:
+                stream = _open(fd, limits)
+                _answer(connection, OPENED, msgspec.msgpack.encode(Opened(stream.duration_s)))
             answer = _gathered(stream)
             _set_alarms(0, 0)
             if not answer:

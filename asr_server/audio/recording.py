@@ -41,6 +41,7 @@ class Recording:
         self.truncated = False
         self.warnings: list[str] = []
         self.work_s = 0.0
+        self.expected_duration_s: float | None = None  # by the file's header, once the first slice is decoded
         self._source: Source | None = source
         self._limits = limits or AudioLimits()
         self._file: io.FileIO | None = None
@@ -115,6 +116,7 @@ class Recording:
         if self._stream is None:
             self._stream = self._open()
         samples = self._stream.read()
+        self.expected_duration_s = self._stream.duration_s
         if samples is not None:
             return self._splitter.push(samples)
         self._finished = True

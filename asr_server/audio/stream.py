@@ -20,6 +20,11 @@ class Stream(Protocol):
     @property
     def truncated(self) -> bool: ...
 
+    @property
+    def duration_s(self) -> float | None:
+        """What the file's header says, once the first block is read."""
+        ...
+
     def read(self) -> Samples | None:
         """The next block, perhaps empty; None is the end. The next call may use its memory again."""
         ...
@@ -40,6 +45,10 @@ class DecodedStream:
     @property
     def truncated(self) -> bool:
         return self._decoder.truncated
+
+    @property
+    def duration_s(self) -> float | None:
+        return self._decoder.duration_s
 
     @property
     def has_more(self) -> bool:
@@ -83,6 +92,10 @@ class FallbackStream:
     @property
     def truncated(self) -> bool:
         return self._stream.truncated or (self._fallback is not None and self._fallback.truncated)
+
+    @property
+    def duration_s(self) -> float | None:
+        return self._stream.duration_s
 
     def read(self) -> Samples | None:
         return next(self._blocks, None)

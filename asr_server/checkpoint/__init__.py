@@ -13,6 +13,7 @@ from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE, check_directory
 from asr_server.checkpoint.foreign import explain_file
 from asr_server.checkpoint.hub import fetch
 from asr_server.checkpoint.names import check_hub_name, hub_name
+from asr_server.config import EMBEDDED_MODEL
 
 __all__ = [
     "INDEX",
@@ -49,6 +50,8 @@ def revision_of(directory: Path) -> str:
 def checkpoint_on_disk(name: str) -> Path | None:
     """The same without asking the hub: None for what only the hub can have. Raises CheckpointError."""
     path = Path(os.path.expanduser(name))
+    if name == EMBEDDED_MODEL.name and not path.exists():
+        return EMBEDDED_MODEL
     if path.is_file():
         raise CheckpointError(explain_file(path))
     if not path.is_dir():

@@ -2,48 +2,132 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import click
 
-from asr_server.cli.options import settings_from, settings_options
+from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
+from asr_server.cli.sections import SectionedCommand
+from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings
 from asr_server.preflight import FOR_A_MODEL
 from asr_server.telemetry import configure_logging
 
-if TYPE_CHECKING:
-    from asr_server.formats import ResponseFormat
-
-FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
-NOT_FOR_FILES = frozenset(
-    {"host", "port", "api_key", "root_path", "cors_origins", "ssl_certfile", "ssl_keyfile"}
+INTERRUPTED: Final = 130
+FORMATS: Final = ("text", "json", "verbose_json", "srt", "vtt")
+EMBEDDED_HINT: Final = (
+    "transcribing with the embedded model whisper-digits, which hears English digits only; "
+    "for speech use --model turbo"
 )
-
-
-@click.command()
-@click.argument(
-    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+MODEL_SETTINGS: Final = ("model", "device", "dtype")
+TUNING_SETTINGS: Final = (
+    *("executor", "replicas", "cpu_threads", "max_slots", "encode_batch", "compute_workers", "copy_overlap"),
+    *("max_fallbacks", "preprocess_workers", "max_chunk_s", "chunks_ahead", "max_audio_s"),
+    *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level"),
 )
-@click.option("--format", "response_format", type=click.Choice(FORMATS), default="text", show_default=True)
-@click.option("--language", help="ISO code or name of the language spoken  [default: detected]")
+OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
+
+
+def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """`--format srt,json` and `--format srt --format json` are the same."""
+    names = [name.strip() for value in values for name in value.split(",")]
+    for name in names:
+        if name not in FORMATS:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(FORMATS)}.", ctx, param)
+    return tuple(dict.fromkeys(names))
+
+
+@click.command(
+    cls=SectionedCommand,
+    sections={"Model": MODEL_SETTINGS, "Tuning and limits": TUNING_SETTINGS},
+    short_help="Transcribes recordings without a server.",
+)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
-    "--output-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="writes NAME.txt, .json, .srt or .vtt there  [default: standard output]",
+    "-f",
+    "--format",
+    "formats",
+    multiple=True,
+    default=("text",),
+    callback=_parse_formats,
+    metavar="FORMAT",
+    help=f"{', '.join(FORMATS)}; several with commas or repeated  [default: text]",
 )
-@settings_options(leave_out=NOT_FOR_FILES)
+@click.option(
+    "-o",
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="where NAME.txt, .srt, .vtt, .json or .verbose.json are written  [default: standard output]",
+)
+@click.option("-l", "--language", help="code or name of the language spoken  [default: detected]")
+@click.option(
+    "--task",
+    type=click.Choice(("transcribe", "translate")),
+    default="transcribe",
+    show_default=True,
+    help="translate: into English",
+)
+@click.option("--prompt", default="", help="names and words that occur, or text that went before")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.0,
+    help="of sampling; 0: the likeliest words, higher only where these make no sense  [default: 0]",
+)
+@click.option("-r", "--recursive", is_flag=True, help="folders with all folders within them")
+@click.option("--skip-existing", is_flag=True, help="leave out inputs whose results are there: to go on")
+@click.option("--overwrite", is_flag=True, help="replace results that are there")
+@click.option("-q", "--quiet", is_flag=True, help="say only what went wrong")
+@settings_options(leave_out=OTHER_SETTINGS)
 def transcribe(
-    files: tuple[Path, ...],
-    response_format: ResponseFormat,
-    language: str | None,
-    output_dir: Path | None,
+    inputs: tuple[str, ...],
+    skip_existing: bool,
+    overwrite: bool,
+    prompt: str,
     **options: Any,
 ) -> None:
-    """Transcribes FILES without a server."""
-    settings = settings_from(options, FOR_A_MODEL)
-    configure_logging("error" if settings.log_level == "info" else settings.log_level)
-    from asr_server.offline import transcribe_files
+    """Transcribes each INPUT: a recording of any format, a folder of them, or - for standard input.
 
-    if not transcribe_files(settings, files, response_format, language, output_dir):
-        sys.exit(1)
+    \b
+    asr-server transcribe meeting.m4a
+    asr-server transcribe recordings --recursive --format srt,json --output-dir subtitles
+    ffmpeg -i talk.mkv -f wav - | asr-server transcribe - --model turbo
+
+    Exit status: 0, all transcribed; 1, some not, as said at the end; 2, wrongly called; 130, interrupted.
+    """
+    job = {name: options.pop(name) for name in _JOB_OPTIONS}
+    if skip_existing and overwrite:
+        raise click.UsageError("--skip-existing and --overwrite exclude each other.")
+    if job["output_dir"] is None and (skip_existing or overwrite or len(job["formats"]) > 1):
+        raise click.UsageError("Several formats, --skip-existing and --overwrite need --output-dir.")
+    job["existing"] = "skip" if skip_existing else "overwrite" if overwrite else "refuse"
+    job["prompt"] = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    job["arguments"] = inputs
+    sys.exit(_run(settings_from(options, FOR_A_MODEL), job))
+
+
+_JOB_OPTIONS: Final = ("formats", "output_dir", "language", "task", "temperature", "recursive", "quiet")
+
+
+def _run(settings: Settings, job: dict[str, Any]) -> int:
+    """The exit status."""
+    configure_logging("error" if settings.log_level == "info" else settings.log_level)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if settings.model == str(EMBEDDED_MODEL) and not job["quiet"]:
+        click.echo(EMBEDDED_HINT, err=True)
+    try:
+        from asr_server.errors import InvalidValue
+        from asr_server.offline import OutputError, TranscribeJob, transcribe_files
+
+        try:
+            return transcribe_files(settings, TranscribeJob(**job))
+        except (InvalidValue, OutputError) as error:
+            click.echo(f"Error: {error}", err=True)
+            return WRONG_USAGE
+    except KeyboardInterrupt:  # before there was anything to stop in order
+        click.echo("stopped: interrupted", err=True)
+        return INTERRUPTED

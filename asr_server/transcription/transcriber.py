@@ -177,6 +177,7 @@ class TranscriptionSession:
             language=language,
             num_audio_tokens=math.ceil(parts[0].duration_s * AUDIO_TOKENS_PER_S),
             num_text_tokens=sum(part.num_read for part in parts),
+            end_s=parts[0].start_s + parts[0].duration_s,
         )
 
     def transcript(self) -> Transcript:

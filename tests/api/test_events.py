@@ -6,7 +6,7 @@ from tests.formats.samples import ONE
 
 
 def delta(text: str) -> TranscriptDelta:
-    return TranscriptDelta(text, (), ONE.logprobs, "en", 100, 3)
+    return TranscriptDelta(text, (), ONE.logprobs, "en", 100, 3, 2.0)
 
 
 def parse(event: bytes) -> dict[str, object]:

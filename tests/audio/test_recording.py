@@ -56,6 +56,25 @@ def test_every_format_gives_the_same_speech(tmp_path: Path, name: str) -> None:
     assert np.corrcoef(samples[lag : lag + length], expected[:length])[0, 1] > 0.95
 
 
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a", "a.webm", "a.ogg", "browser.webm"])
+def test_the_length_is_known_from_the_first_slice_on_where_the_header_tells_it(
+    tmp_path: Path, name: str
+) -> None:
+    with Recording(make(tmp_path, name, np.repeat(spoken(), 9, axis=0), 48_000)) as recording:
+        assert recording.expected_duration_s is None
+        recording.next_slice()
+        expected_s = recording.expected_duration_s
+    known = pytest.approx(3 * TALK_S, abs=0.1)
+    assert expected_s == (None if name == "browser.webm" else known)
+
+
+def test_a_header_that_promises_more_than_the_file_holds_is_not_believed(tmp_path: Path) -> None:
+    path = make(tmp_path, "a.wav", spoken(), 16_000)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    _, recording = pieces_of(path)
+    assert recording.expected_duration_s == pytest.approx(TALK_S / 2, abs=0.1)
+
+
 @pytest.mark.parametrize("path", real_recordings() or [None], ids=lambda path: getattr(path, "name", "none"))
 def test_the_pieces_of_real_recordings_tile_them(path: Path | None) -> None:
     if path is None:

@@ -4,6 +4,7 @@ import pytest
 
 from asr_server.checkpoint import CheckpointError, hub_name, resolve_checkpoint
 from asr_server.checkpoint.names import published_name
+from asr_server.config import EMBEDDED_MODEL
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,10 @@ from asr_server.checkpoint.names import published_name
 )
 def test_a_short_name_means_a_model_on_the_hub(short: str, full: str) -> None:
     assert hub_name(short) == full
+
+
+def test_the_embedded_model_goes_by_its_name() -> None:
+    assert resolve_checkpoint("whisper-digits") == EMBEDDED_MODEL
 
 
 def test_an_unknown_name_without_organisation_is_refused_without_asking_the_hub() -> None:

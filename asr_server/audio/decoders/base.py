@@ -15,6 +15,7 @@ class Decoder(Protocol):
 
     sample_rate: int
     num_channels: int
+    duration_s: float | None  # what the file's header says, which need not be so; None: nothing
     is_float: bool  # the file's own numbers are floats: there may be NaN and infinity among them
     truncated: bool  # known at the end: the file promised more than it held, or was damaged on the way
     has_more: bool  # known at the end: this decoder stopped where another one may be able to go on

@@ -69,6 +69,7 @@ class FfmpegDecoder:
         if first is None:
             raise invalid_audio("No audio could be decoded from the file.")
         self.sample_rate, self.num_channels = first.sample_rate, first.layout.nb_channels
+        self.duration_s: float | None = self._promised_s()
         self.is_float = first.format.name.startswith(("flt", "dbl"))
         self._blocks = _gather(first, packets)
 
@@ -92,12 +93,13 @@ class FfmpegDecoder:
         """Whether a container that knows its length holds less. Raw streams only guess theirs."""
         if not self._container.format.name.startswith(("mov", "matroska")):
             return False
-        promised_s = 0.0  # unknown, as in a browser's WebM
+        return bool((self.duration_s or 0.0) - self._num_frames / self.sample_rate > MISSING_S)
+
+    def _promised_s(self) -> float | None:
+        """The container's word for its length; None where it has none, as a browser's WebM."""
         if self._stream.duration and self._stream.time_base:
-            promised_s = float(self._stream.duration * self._stream.time_base)
-        elif self._container.duration:
-            promised_s = self._container.duration / av.time_base
-        return bool(promised_s - self._num_frames / self.sample_rate > MISSING_S)
+            return float(self._stream.duration * self._stream.time_base)
+        return self._container.duration / av.time_base if self._container.duration else None
 
 
 def _gather(first: Any, packets: Iterator[Iterator[Any]]) -> Iterator[Block]:

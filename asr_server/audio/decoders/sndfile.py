@@ -10,6 +10,7 @@ import soundfile
 from asr_server.audio.decoders.base import Block, CannotOpen
 
 MAX_TAGS = 1 << 16  # bytes after the last frame of an MP3 that may be its title and the like
+NO_LENGTH = 1 << 60
 BLOCK_FRAMES = 1 << 16  # 1.4 s at 48 kHz
 
 
@@ -26,6 +27,8 @@ class SndfileDecoder:
         except (soundfile.LibsndfileError, RuntimeError) as error:
             raise CannotOpen(str(error)) from error
         self.sample_rate, self.num_channels = self._file.samplerate, self._file.channels
+        num_frames = self._file.frames  # 2^63 - 1 where the file does not say
+        self.duration_s: float | None = num_frames / self.sample_rate if num_frames < NO_LENGTH else None
         self.is_float = self._file.subtype in ("FLOAT", "DOUBLE")
         self.truncated = self.has_more = False
         self._fd = fd
@@ -45,9 +48,9 @@ class SndfileDecoder:
 
     def _judge_the_end(self) -> None:
         damaged = bool(soundfile._snd.sf_error(self._file._file))
-        promised = self._file.frames  # 2^63 - 1 where the file does not say
+        promised = self._file.frames
         num_left = os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR)
-        self.truncated = damaged or self._num_read < promised < 1 << 60
+        self.truncated = damaged or self._num_read < promised < NO_LENGTH
         if self.truncated:
             self.has_more = damaged or num_left > 0
         else:

@@ -54,6 +54,7 @@ class WavDecoder:
         self._frame_bytes = self._sample_bytes * self.num_channels
         if not self.num_channels or wav_format.block_align != self._frame_bytes:
             raise CannotOpen("block alignment and sample size disagree")
+        self.duration_s: float | None = self._known_duration_s()
         self._data = np.empty(max(1, BLOCK_BYTES // self._frame_bytes) * self._frame_bytes, np.uint8)
         self._samples = np.empty(len(self._data) // self._sample_bytes, np.float32)
 
@@ -70,6 +71,11 @@ class WavDecoder:
 
     def close(self) -> None:
         pass
+
+    def _known_duration_s(self) -> float:
+        """A header that gives no size, or too large a one, counts as far as the file goes."""
+        end = min(self._end, os.fstat(self.fd).st_size)
+        return max(0, end - self._offset) / (self._frame_bytes * max(1, self.sample_rate))
 
 
 _NO_END = 1 << 62

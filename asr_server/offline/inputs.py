@@ -1,0 +1,133 @@
+"""From the arguments of the command line to the recordings that they name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import BinaryIO, Final
+
+from asr_server.audio import FORMATS
+
+STANDARD_INPUT: Final = "-"
+# Within a folder, what to transcribe goes by the name; a file that is named itself goes by its content.
+ENDINGS: Final = frozenset(f".{name}" for name in FORMATS.split(", ")) | {
+    *(".aif", ".aifc", ".amr", ".au", ".caf", ".m4b", ".mka", ".w64", ".wma"),
+    *(".avi", ".m4v", ".mkv", ".mov", ".mpg", ".ts"),
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One recording. Its result is named by the first of `result_names` that is not taken."""
+
+    name: str  # as the user wrote it
+    source: Path | BinaryIO  # a stream has to be `buffered` first
+    result_names: tuple[PurePath, ...]  # below the output folder, without a format's ending
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no result for a name, in a line."""
+
+    name: str
+    reason: str
+
+
+def collect_inputs(arguments: Iterable[str], recursive: bool) -> tuple[list[Input], list[Failure]]:
+    """Every recording that the arguments name, each once, and the arguments that name none."""
+    inputs: dict[str, Input] = {}
+    failures: list[Failure] = []
+    for argument in arguments:
+        try:
+            for found in _expand(argument, recursive, failures):
+                inputs.setdefault(os.path.abspath(found.name), found)
+        except OSError as error:
+            failures.append(Failure(argument, reason_of(error)))
+    return list(inputs.values()), failures
+
+
+def buffered(input: Input) -> Input:
+    """The same for a recording in a file. Of a stream everything is read into a nameless file, since the
+    decoders' libraries need to seek. Raises OSError.
+    """
+    if isinstance(input.source, Path):
+        return input
+    with contextlib.ExitStack() as stack, input.source as stream:
+        file = stack.enter_context(tempfile.TemporaryFile())
+        shutil.copyfileobj(stream, file)
+        file.flush()
+        stack.pop_all()  # the file stays open for whoever decodes it
+    return replace(input, source=file)
+
+
+def reason_of(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _expand(argument: str, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
+    """Raises OSError where the argument cannot be read."""
+    path = Path(argument)
+    if argument == STANDARD_INPUT:
+        yield Input("standard input", _standard_input(), (PurePath("stdin"),))
+    elif path.is_dir():
+        yield from _recordings_in(path, recursive, failures)
+    elif stat.S_ISFIFO(path.stat().st_mode):
+        yield Input(argument, path.open("rb"), (PurePath(path.name),))
+    else:
+        yield _file(path, PurePath(path.name))
+
+
+def _standard_input() -> BinaryIO:
+    if sys.stdin is None or sys.stdin.closed:
+        raise OSError("it is closed")
+    if sys.stdin.isatty():
+        raise OSError("it is a terminal: pipe a recording into it")
+    return sys.stdin.buffer
+
+
+def _file(path: Path, relative: PurePath) -> Input:
+    if not path.is_file():
+        raise OSError("neither a file nor a folder")
+    with path.open("rb"):  # whether it can be read is known now, not after hours of other work
+        pass
+    return Input(str(path), path, (relative.with_suffix(""), relative, _whole_path(path)))
+
+
+def _whole_path(path: Path) -> PurePath:
+    """The path from the working directory down, or from the root for what lies elsewhere."""
+    absolute = Path(os.path.abspath(path))
+    below = Path.cwd() if absolute.is_relative_to(Path.cwd()) else Path(absolute.anchor)
+    return absolute.relative_to(below)
+
+
+def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
+    found = False
+    for path in _walk(folder, recursive, failures):
+        found = True
+        try:
+            yield _file(path, path.relative_to(folder))
+        except OSError as error:
+            failures.append(Failure(str(path), reason_of(error)))
+    if not found:
+        hint = "" if recursive else "; --recursive looks into the folders within it too"
+        failures.append(Failure(str(folder), f"no recordings in this folder{hint}"))
+
+
+def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Path]:
+    """Files with the ending of a recording, sorted; hidden ones are left out."""
+
+    def note(error: OSError) -> None:
+        failures.append(Failure(str(error.filename), reason_of(error)))
+
+    for directory, folders, names in os.walk(folder, onerror=note):
+        folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
+        for name in sorted(names):
+            if Path(name).suffix.lower() in ENDINGS and not name.startswith("."):
+                yield Path(directory, name)

@@ -1,0 +1,31 @@
+"""What one call of `asr-server transcribe` was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from asr_server.core import Task
+from asr_server.formats import ResponseFormat
+
+Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
+
+
+@dataclass(frozen=True)
+class TranscribeJob:
+    arguments: tuple[str, ...]  # files, folders, "-" for standard input
+    formats: tuple[ResponseFormat, ...] = ("text",)
+    output_dir: Path | None = None  # None: standard output
+    existing: Existing = "refuse"
+    recursive: bool = False
+    quiet: bool = False
+    language: str | None = None  # as the user wrote it; None: detected
+    task: Task = "transcribe"
+    prompt: str = ""
+    temperature: float = 0.0  # 0: from 0 up, as far as it takes
+
+    @property
+    def has_several_inputs(self) -> bool:
+        """By what was written, not by what was found, so that a script's output keeps its shape."""
+        return len(self.arguments) > 1 or Path(self.arguments[0]).is_dir()

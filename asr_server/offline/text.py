@@ -1,0 +1,16 @@
+"""Transcripts as bytes, and names as lines."""
+
+from __future__ import annotations
+
+from asr_server.core import Transcript
+from asr_server.formats import ResponseFormat, render
+
+
+def rendered(transcript: Transcript, response_format: ResponseFormat) -> bytes:
+    """UTF-8 whatever the locale says, ending in one line break."""
+    return (render(transcript, response_format).rstrip("\n") + "\n").encode()
+
+
+def printable(name: str) -> str:
+    """A file's name as one line without control characters; bytes that are no text as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

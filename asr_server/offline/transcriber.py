@@ -1,0 +1,82 @@
+"""From a recording to its transcript: the seam behind which another kind of transcriber can stand too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from asr_server.audio import AudioLimits, PreprocessPool, Recording
+from asr_server.audio.source import Source
+from asr_server.config import Settings
+from asr_server.core import DecodingOptions, Transcript
+from asr_server.errors import InvalidValue
+from asr_server.offline.job import TranscribeJob
+from asr_server.tokenizer import Tokenizer
+from asr_server.transcription import Transcriber, prompt_tokens
+from asr_server.workers.dispatcher import Dispatcher
+
+OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and in all where that is known
+
+
+class FileResult(NamedTuple):
+    transcript: Transcript
+    is_cut_short: bool  # the recording is damaged, and only what could be read is transcribed
+
+
+class FileTranscriber(Protocol):
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> FileResult:
+        """Many files may be under way at once.
+
+        Raises:
+            RequestError, ChunkFailed, OSError: this file could not be transcribed.
+            EngineUnavailable: no file can be.
+        """
+        ...
+
+
+class LocalTranscriber:
+    """The server's pipeline in this process, its engine in processes of its own."""
+
+    def __init__(self, settings: Settings, job: TranscribeJob) -> None:
+        """Starts nothing yet.
+
+        Raises:
+            InvalidValue: the model does not know the language, or cannot translate.
+        """
+        tokenizer = Tokenizer.from_directory(Path(settings.model))
+        self._limits = AudioLimits.from_settings(settings)
+        self._dispatcher = Dispatcher(settings)
+        self._pool = PreprocessPool(settings.preprocess_workers)
+        self._transcriber = Transcriber(self._dispatcher, self._pool, tokenizer)
+        self._options = _decoding_options(job, self._transcriber, settings)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[LocalTranscriber]:
+        await self._dispatcher.start()
+        try:
+            yield self
+        finally:
+            await self._dispatcher.stop()
+            await asyncio.to_thread(self._pool.shutdown)
+
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> FileResult:
+        recording = Recording(source, self._limits)
+        async with self._transcriber.transcribe(recording, self._options) as session:
+            async for delta in session:
+                on_progress(delta.end_s, recording.expected_duration_s)
+            return FileResult(session.transcript(), recording.truncated)
+
+
+def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Settings) -> DecodingOptions:
+    if job.task == "translate" and not transcriber.can_translate:
+        raise InvalidValue(f"The model {settings.served_model_name} cannot translate.", "task")
+    return DecodingOptions(
+        task=job.task,
+        language=transcriber.languages.code(job.language) if job.language else None,
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
+        timestamps=True,  # whatever the format: they tell when a tail was left unread
+        temperatures=(job.temperature,) if job.temperature else settings.temperatures,
+    )

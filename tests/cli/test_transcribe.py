@@ -1,0 +1,214 @@
+"""`asr-server transcribe` as its user meets it: real processes, the embedded model, real recordings."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import psutil
+import pytest
+import soundfile
+from click.testing import CliRunner
+
+from asr_server.cli import main
+from asr_server.cli.transcribe import EMBEDDED_HINT, FORMATS
+from asr_server.core import SAMPLE_RATE
+from asr_server.formats import ResponseFormat
+from tests.speech import digits_of, errors_in, say
+
+COMMAND = [sys.executable, "-m", "asr_server", "transcribe"]
+DIGITS = "3141592"
+
+
+def transcribe(
+    *arguments: str | Path, stdin: bytes = b"", **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=stdin,
+        env=os.environ | environment,
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def said(done: subprocess.CompletedProcess[bytes]) -> list[str]:
+    """The lines on standard error, without the hint about the embedded model."""
+    lines = done.stderr.decode().splitlines()
+    return [line for line in lines if line != EMBEDDED_HINT]
+
+
+def record(path: Path, digits: str = DIGITS, seconds_of_silence: float = 0.5) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, say(digits, lead_s=seconds_of_silence).samples, SAMPLE_RATE)
+    return path
+
+
+def heard(text: str) -> bool:
+    """Whether it is what was said, give or take one digit: the model is a small one."""
+    return errors_in(digits_of(text), DIGITS) <= 1
+
+
+def test_a_folder_with_all_that_can_go_wrong_loses_no_word(tmp_path: Path) -> None:
+    """Two recordings of one name, a name that is not ASCII, an empty file, one that is no audio, a missing
+    one; under a locale that knows only ASCII. Then the same again: nothing is done twice.
+    """
+    folder, out = tmp_path / "in", tmp_path / "out"
+    record(folder / "a.wav")
+    record(folder / "a.flac")
+    record(folder / "grüße" / "a.wav")
+    (folder / "empty.wav").write_bytes(b"")
+    (folder / "noise.mp3").write_bytes(b"this is no audio" * 1000)
+    arguments: list[str | Path] = [folder, "missing.wav", "-r", "-f", "srt,json", "-f", "text", "-o", out]
+    done = transcribe(
+        *arguments, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii"
+    )
+    lines = said(done)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    names = ("a.wav", "a.flac", "grüße/a")
+    found = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert found == sorted(f"{name}.{ending}" for name in names for ending in ("srt", "json", "txt"))
+    for name in names:
+        assert heard((out / f"{name}.txt").read_text())
+        assert heard(json.loads((out / f"{name}.json").read_text())["text"])
+        assert " --> " in (out / f"{name}.srt").read_text()
+    assert lines[-1] == "3 transcribed, 3 failed"
+    failures = [line for line in lines if line.startswith("failed: ")]
+    assert failures[0] == "failed: missing.wav: No such file or directory"
+    assert {line.split(": ")[1] for line in failures[1:]} == {f"{folder}/empty.wav", f"{folder}/noise.mp3"}
+    assert "Traceback" not in done.stderr.decode()
+
+    again = transcribe(folder, *arguments[2:], "--skip-existing", LANG="C")
+    assert said(again)[-1] == "3 skipped, 2 failed"
+    refused = transcribe(folder / "a.wav", "-f", "text", "-o", out / "grüße")
+    assert refused.returncode == 1
+    assert said(refused)[0].endswith("a.txt exists: --skip-existing leaves it, --overwrite replaces it")
+
+
+def test_several_recordings_on_standard_output_stay_apart(tmp_path: Path) -> None:
+    first, second = record(tmp_path / "b.wav"), record(tmp_path / "a.wav")
+    done = transcribe(first, second, "--quiet", "--format", "json")
+    assert done.returncode == 0
+    assert done.stderr == b""
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["file"] for line in lines] == [str(first), str(second)]
+    assert all(heard(line["text"]) for line in lines)
+
+
+def test_standard_input_and_one_file_give_the_text_alone(tmp_path: Path) -> None:
+    recording = record(tmp_path / "a.ogg").read_bytes()
+    done = transcribe("-", "--language", "english", stdin=recording)
+    assert done.returncode == 0
+    assert heard(done.stdout.decode())
+    assert said(done) == []
+
+
+def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    short = record(tmp_path / "short.wav")
+    long = record(tmp_path / "long.wav", DIGITS * 400)
+    process = subprocess.Popen([*COMMAND, str(short), str(long), "-o", str(out)], stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "short.txt").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors.decode().splitlines()[-2:] == [
+        "stopped: interrupted",
+        "1 transcribed, 1 not begun or not finished",
+    ]
+    assert os.listdir(out) == ["short.txt"]
+    assert not psutil.wait_procs(children, timeout=30)[1]
+
+
+def test_a_reader_that_leaves_ends_it_in_one_line(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, str(record(tmp_path / "a.wav")), "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == 1
+    assert errors == "stopped: cannot write to standard output: Broken pipe\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("--language", "klingon"),
+            "Error: Language 'klingon' is not known to this model. Known: en (english).",
+        ),
+        (("--task", "translate"), "Error: The model whisper-digits cannot translate."),
+        (
+            ("--output-dir", f"{__file__}/out"),
+            f"Error: cannot write to the output folder {__file__}/out: Not a directory",
+        ),
+        (("--model", "lage-v3"), "did you mean large-v3?"),
+        (("--max-slots", "-3"), "--max-slots (ASR_SERVER_MAX_SLOTS) is '-3': must be"),
+    ],
+)
+def test_what_is_wrong_for_all_is_one_line_and_status_2(
+    tmp_path: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    done = transcribe(record(tmp_path / "a.wav"), *arguments)
+    assert done.returncode == 2
+    assert len(said(done)) == 1
+    assert line in said(done)[0]
+
+
+def test_without_anything_to_transcribe_no_engine_is_started() -> None:
+    done = transcribe("missing.wav", "--quiet")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"failed: missing.wav: No such file or directory\n"
+
+
+# -- Called wrongly ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.wav", "--format", "srt,pdf"], "'pdf' is none of text, json, verbose_json, srt, vtt"),
+        (["a.wav", "--format", "srt,json"], "need --output-dir"),
+        (["a.wav", "--skip-existing"], "need --output-dir"),
+        (["a.wav", "-o", "x", "--skip-existing", "--overwrite"], "exclude each other"),
+        (["a.wav", "--temperature", "2"], "2"),
+        ([], "Missing argument 'INPUT...'"),
+    ],
+)
+def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["transcribe", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None:
+    text = CliRunner().invoke(main, ["transcribe", "--help"]).output
+    lines = [line.strip() for line in text.splitlines()]
+    order = ["asr-server transcribe meeting", "Options:", "-f, --format", "-o, --output-dir"]
+    order += ["Model:", "--model", "Tuning and limits:", "--max-slots"]
+    positions = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in order]
+    assert positions == sorted(positions)
+    assert "--port" not in text
+
+
+def test_the_formats_are_those_of_the_api() -> None:
+    assert set(FORMATS) == set(get_args(ResponseFormat))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import io
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from asr_server.offline.inputs import Failure, Input, buffered, collect_inputs
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"?")
+
+
+def names(inputs: list[Input], folder: Path) -> list[str]:
+    return [str(Path(found.name).relative_to(folder)) for found in inputs]
+
+
+def test_a_folder_gives_its_recordings_in_order_and_nothing_else(tmp_path: Path) -> None:
+    make(tmp_path, "b.wav", "a.MP3", "notes.txt", "._b.wav", "film.mkv", "deep/c.flac")
+    inputs, failures = collect_inputs([str(tmp_path)], recursive=False)
+    assert names(inputs, tmp_path) == ["a.MP3", "b.wav", "film.mkv"]
+    assert failures == []
+
+
+def test_recursive_goes_into_the_folders_within(tmp_path: Path) -> None:
+    make(tmp_path, "b.wav", "deep/c.flac", "deep/er/d.ogg", ".hidden/e.wav")
+    inputs, _ = collect_inputs([str(tmp_path)], recursive=True)
+    assert names(inputs, tmp_path) == ["b.wav", "deep/c.flac", "deep/er/d.ogg"]
+
+
+def test_a_folder_without_recordings_is_a_failure_that_names_the_option(tmp_path: Path) -> None:
+    make(tmp_path, "deep/c.flac")
+    assert collect_inputs([str(tmp_path)], recursive=False) == (
+        [],
+        [
+            Failure(
+                str(tmp_path),
+                "no recordings in this folder; --recursive looks into the folders within it too",
+            )
+        ],
+    )
+
+
+def test_a_file_that_is_named_needs_no_known_ending(tmp_path: Path) -> None:
+    make(tmp_path, "voice-memo")
+    inputs, failures = collect_inputs([str(tmp_path / "voice-memo")], recursive=False)
+    assert (names(inputs, tmp_path), failures) == (["voice-memo"], [])
+
+
+def test_what_is_named_twice_is_transcribed_once(tmp_path: Path) -> None:
+    make(tmp_path, "a.wav")
+    file = str(tmp_path / "a.wav")
+    inputs, _ = collect_inputs([file, str(tmp_path), file], recursive=False)
+    assert len(inputs) == 1
+
+
+def test_one_missing_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    make(tmp_path, "a.wav")
+    missing = str(tmp_path / "missing.wav")
+    inputs, failures = collect_inputs([missing, str(tmp_path / "a.wav"), "/dev/null"], recursive=False)
+    assert names(inputs, tmp_path) == ["a.wav"]
+    assert failures == [
+        Failure(missing, "No such file or directory"),
+        Failure("/dev/null", "neither a file nor a folder"),
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_known_before_anything_is_decoded(tmp_path: Path) -> None:
+    make(tmp_path, "a.wav")
+    (tmp_path / "a.wav").chmod(0)
+    assert collect_inputs([str(tmp_path / "a.wav")], recursive=False)[1][0].reason == "Permission denied"
+
+
+def test_a_pipe_is_read_to_its_end_into_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = os.urandom(1 << 20)
+    threading.Thread(target=pipe.write_bytes, args=(content,)).start()
+    inputs, failures = collect_inputs([str(pipe)], recursive=False)
+    assert failures == []
+    file = buffered(inputs[0]).source
+    assert not isinstance(file, Path)
+    with file:
+        file.seek(0)
+        assert file.read() == content
+
+
+def test_a_terminal_is_no_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert collect_inputs(["-"], recursive=False)[1] == [
+        Failure("-", "it is a terminal: pipe a recording into it")
+    ]
