@@ -108,6 +108,9 @@ class Settings:
     host: str = _setting("127.0.0.1", "address to listen on", min_length=1)
     port: int = _setting(8000, "port to listen on; 0: any free one", ge=0, le=65535)
     api_key: str = _setting("", "key that /v1 requires; empty: none", env="VLLM_API_KEY")
+    api_key_file: str = _setting(
+        "", "file of keys that /v1 takes, one a line, read again when it changes; beside --api-key"
+    )
     root_path: str = _setting(
         "", "path prefix set by a proxy in front", pattern="^(/.*)?$", allowed="empty, or begins with /"
     )

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from asr_server.checkpoint import CheckpointError, checkpoint_on_disk, resolve_checkpoint
 from asr_server.config import Settings, allowed_values, naming
+from asr_server.key_file import read_keys
 
 Check = Callable[[Settings], Iterator[str]]
 
@@ -116,6 +117,18 @@ def _why_unreadable(path: str) -> str:
         return f"the file cannot be read: {error.strerror}"
 
 
+def key_file(settings: Settings) -> Iterator[str]:
+    path = settings.api_key_file
+    if not path:
+        return
+    try:
+        if not read_keys(Path(path)):
+            yield _problem("api_key_file", path, "must have at least one key, in a line of its own")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        yield _problem("api_key_file", path, f"the file cannot be read: {reason}")
+
+
 def address(settings: Settings) -> Iterator[str]:
     """Binds, and lets go again: what would fail after the model has loaded is told at once."""
     try:
@@ -137,4 +150,4 @@ def address(settings: Settings) -> Iterator[str]:
 
 
 FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu,)
-FOR_A_SERVER: Final[tuple[Check, ...]] = (gpu, tls_files, address)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (gpu, tls_files, key_file, address)

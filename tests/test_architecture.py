@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "asr_server"
-SHARED = {"child_process", "core", "config", "errors", "tokenizer", "telemetry", "checkpoint", "machine"}
+SHARED = {
+    "child_process",
+    "core",
+    "config",
+    "errors",
+    "tokenizer",
+    "telemetry",
+    "checkpoint",
+    "machine",
+    "key_file",
+}
 MAY_IMPORT = {
     "api": {"transcription", "audio", "workers", "formats"},
     "audio": set(),
@@ -23,6 +33,7 @@ MAY_IMPORT = {
     "engine": {"model"},
     "errors": set(),
     "formats": set(),
+    "key_file": set(),
     "machine": set(),
     "model": set(),
     "offline": {"audio", "formats", "transcription", "workers"},

@@ -13,6 +13,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from asr_server import __version__
 from asr_server.api import errors, metrics, operations, transcriptions
 from asr_server.api.admission import AdmissionLimiter
+from asr_server.api.api_keys import ApiKeys
 from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.api.realtime.route import router as realtime_router
 from asr_server.api.request_id import HEADER, RequestIdMiddleware
@@ -38,6 +39,7 @@ def create_app(
         AdmissionLimiter(settings.max_concurrent_requests),
         AudioLimits.from_settings(settings),
         RealtimeSessions(settings.max_realtime_sessions, lambda: dispatcher.num_slots),
+        ApiKeys(settings),
         started_at=int(time.time()),
     )
     errors.install(app)

@@ -34,11 +34,14 @@ class RequestIdMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         request_id = request_id_of(Headers(scope=scope))
         current_request_id.set(request_id)
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+            return
         has_started = False
 
         async def send_with_id(message: Message) -> None:

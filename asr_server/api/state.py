@@ -8,6 +8,7 @@ from typing import cast
 from starlette.requests import HTTPConnection
 
 from asr_server.api.admission import AdmissionLimiter
+from asr_server.api.api_keys import ApiKeys
 from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.config import Settings
@@ -25,6 +26,7 @@ class AppState:
     admission: AdmissionLimiter
     audio_limits: AudioLimits
     realtime: RealtimeSessions
+    api_keys: ApiKeys
     started_at: int  # Unix seconds
 
     def require_engine(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
-from asr_server.api.auth import check_key, require_key
+from asr_server.api.auth import require_key
 from asr_server.api.errors import body_of, shutting_down
 from asr_server.api.realtime import secrets
 from asr_server.api.realtime.client_events import SessionFields, as_invalid_value
@@ -78,8 +78,8 @@ def _authorized_config(socket: WebSocket, state: AppState) -> SessionConfig:
     header = socket.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
     key = header.partition(" ")[2].strip()
     if key.startswith(secrets.PREFIX):
-        return secrets.open_secret(state.settings.api_key, key)
-    check_key(header, state.settings.api_key)
+        return secrets.open_secret(state.api_keys.current, key)
+    state.api_keys.check(header)
     return SessionConfig(TranscriptionConfig(state.settings.model_names[0]))
 
 
@@ -120,7 +120,7 @@ async def create_client_secret(request: Request) -> Response:
     decoding_options(config.transcription, state.transcriber)  # raises for a language that is not known
     expires_at = int(time.time()) + wanted.expires_after.seconds
     body: dict[str, Any] = {
-        "value": secrets.make_secret(state.settings.api_key, config, expires_at),
+        "value": secrets.make_secret(state.api_keys.current, config, expires_at),
         "expires_at": expires_at,
         "session": describe(config, f"sess_{uuid.uuid4().hex}", expires_at),
     }

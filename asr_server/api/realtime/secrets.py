@@ -1,7 +1,7 @@
 """Ephemeral keys for browsers: `POST /v1/realtime/client_secrets` gives one, a session opens with it.
 
-A secret carries its session's settings and its end, signed with a key that follows from the server's API key:
-no table of them to bound or to lose, and any process with the same API key takes it.
+A secret carries its session's settings and its end, signed with a key that follows from the first of the
+server's API keys: no table of them to bound or to lose, and any process that has this API key takes it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -29,19 +30,21 @@ class _Grant(msgspec.Struct, frozen=True):
     nonce: bytes
 
 
-def make_secret(api_key: str, config: SessionConfig, expires_at: int) -> str:
+def make_secret(api_keys: Sequence[str], config: SessionConfig, expires_at: int) -> str:
     grant = msgspec.json.encode(_Grant(expires_at, config, secrets.token_bytes(12)))
-    return PREFIX + base64.urlsafe_b64encode(_sign(api_key, grant) + grant).decode().rstrip("=")
+    return PREFIX + base64.urlsafe_b64encode(_sign(next(iter(api_keys), ""), grant) + grant).decode().rstrip(
+        "="
+    )
 
 
-def open_secret(api_key: str, secret: str) -> SessionConfig:
+def open_secret(api_keys: Sequence[str], secret: str) -> SessionConfig:
     """Raises InvalidApiKey for one that was not made here or has expired."""
     try:
         raw = base64.urlsafe_b64decode(secret.removeprefix(PREFIX) + "==")
     except ValueError:
         raise InvalidApiKey("Incorrect client secret.") from None
     signature, encoded = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
-    if not hmac.compare_digest(signature, _sign(api_key, encoded)):
+    if not any(hmac.compare_digest(signature, _sign(key, encoded)) for key in api_keys or [""]):
         raise InvalidApiKey("Incorrect client secret.")
     grant = msgspec.json.decode(encoded, type=_Grant)
     if grant.expires_at < time.time():
