@@ -53,16 +53,6 @@ def as_bytes(value: Any) -> Bytes:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def copy_into(target: Bytes, value: Any) -> None:
-    """Writes the content into memory of the same size, with one copy whatever the layout."""
-    if _is_tensor(value):
-        import torch
-
-        torch.from_numpy(target).view(value.dtype).view(value.shape).copy_(value)
-    else:
-        np.copyto(target.view(value.dtype).reshape(value.shape), value)
-
-
 def from_bytes(content: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any] | torch.Tensor:
     """The array or tensor on this memory, which is not copied.
 

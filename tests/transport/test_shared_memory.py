@@ -115,7 +115,7 @@ def test_a_place_in_use_or_a_length_beyond_the_end_is_refused(writer: SharedMemo
     with pytest.raises(ValueError, match="no array at"):
         reader.read(offset)
     del held
-    writer._bytes[offset : offset + 8] = 255
+    os.pwrite(writer.fd, b"\xff" * 8, offset)
     with pytest.raises(ValueError, match="longer than the memory"):
         reader.read(offset)
 

@@ -1,0 +1,199 @@
+"""Ways to bring arrays from one process to another, each with its two ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from asr_server.transport.shared_memory import SharedMemoryReader, SharedMemoryWriter
+from asr_server.transport.wire import Wire
+
+Array = npt.NDArray[np.uint8]
+SPAWN: Final = multiprocessing.get_context("spawn")
+WIRE: Wire[Any] = Wire(list)
+
+
+class Link(NamedTuple):
+    """What both ends are given: an address, a queue, the handle of shared memory."""
+
+    folder: str
+    queue: Queue[Any] | None
+    shared_fd: int | None
+
+
+class Sender(Protocol):
+    def send(self, arrays: Sequence[Array]) -> None: ...
+
+
+class Receiver(Protocol):
+    def receive(self) -> list[Array]:
+        """The arrays of the next message, which may be dropped at any time."""
+        ...
+
+    def dropped(self) -> None:
+        """Called when the arrays of the last message have been dropped."""
+        ...
+
+
+class PickleSender:
+    """multiprocessing's own queue."""
+
+    def __init__(self, link: Link) -> None:
+        assert link.queue is not None
+        self._queue = link.queue
+
+    def send(self, arrays: Sequence[Array]) -> None:
+        self._queue.put(list(arrays))
+
+
+class PickleReceiver:
+    def __init__(self, link: Link) -> None:
+        assert link.queue is not None
+        self._queue = link.queue
+
+    def receive(self) -> list[Array]:
+        arrays: list[Array] = self._queue.get()
+        return arrays
+
+    def dropped(self) -> None:
+        pass
+
+
+class ZmqSender:
+    """A message and its arrays in frames, copied by ZeroMQ or not."""
+
+    def __init__(self, link: Link, copy: bool) -> None:
+        self._copy = copy
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.bind(f"ipc://{link.folder}/messages")
+
+    def send(self, arrays: Sequence[Array]) -> None:
+        self._socket.send_multipart(WIRE.encode(list(arrays)), copy=self._copy)
+
+
+class ZmqReceiver:
+    def __init__(self, link: Link) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(f"ipc://{link.folder}/messages")
+
+    def receive(self) -> list[Array]:
+        frames = self._socket.recv_multipart(copy=False)
+        arrays: list[Array] = WIRE.decode([frame.buffer for frame in frames])
+        return arrays
+
+    def dropped(self) -> None:
+        pass
+
+
+class InlineSender(ZmqSender):
+    """Everything within one msgpack message."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link, copy=True)
+
+    def send(self, arrays: Sequence[Array]) -> None:
+        self._socket.send(msgspec.msgpack.encode([array.tobytes() for array in arrays]))
+
+
+class InlineReceiver(ZmqReceiver):
+    def receive(self) -> list[Array]:
+        contents = msgspec.msgpack.decode(self._socket.recv(), type=list[bytes])
+        return [np.frombuffer(content, np.uint8) for content in contents]
+
+
+class SharedSender:
+    """Arrays in shared memory, the message by ZeroMQ: what the server does."""
+
+    def __init__(self, link: Link, shared: SharedMemoryWriter) -> None:
+        self._shared = shared
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.bind(f"ipc://{link.folder}/messages")
+        self._released = self._context.socket(zmq.PULL)
+        self._released.bind(f"ipc://{link.folder}/released")
+
+    def send(self, arrays: Sequence[Array]) -> None:
+        while self._released.poll(0):
+            for offset in msgspec.msgpack.decode(self._released.recv()):
+                self._shared.release(offset)
+        self._socket.send_multipart(WIRE.encode(list(arrays), self._shared))
+
+
+class SharedReceiver:
+    def __init__(self, link: Link) -> None:
+        assert link.shared_fd is not None
+        self._shared = SharedMemoryReader(link.shared_fd)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.connect(f"ipc://{link.folder}/messages")
+        self._released = self._context.socket(zmq.PUSH)
+        self._released.connect(f"ipc://{link.folder}/released")
+
+    def receive(self) -> list[Array]:
+        arrays: list[Array] = WIRE.decode(self._socket.recv_multipart(), self._shared)
+        return arrays
+
+    def dropped(self) -> None:
+        self._released.send(msgspec.msgpack.encode(self._shared.take_released()))
+
+
+VARIANTS: Final = (
+    "pickle over a queue",
+    "msgpack inline",
+    "ZeroMQ, no copy",
+    "ZeroMQ, copied on write",
+    "shared memory (ours)",
+)
+
+
+def make_link() -> Link:
+    """For the process that starts both ends, which inherit nothing else."""
+    return Link(tempfile.mkdtemp(prefix="asr-benchmark-"), SPAWN.Queue(), None)
+
+
+def make_sender(variant: str, link: Link) -> tuple[Sender, int | None]:
+    """The sending end, and the handle of its shared memory where it has any."""
+    match VARIANTS.index(variant):
+        case 0:
+            return PickleSender(link), None
+        case 1:
+            return InlineSender(link), None
+        case 2:
+            return ZmqSender(link, copy=False), None
+        case 3:
+            return ZmqSender(link, copy=True), None
+    shared = SharedMemoryWriter()
+    return SharedSender(link, shared), shared.fd
+
+
+def make_receiver(variant: str, link: Link, sender_pid: int) -> Receiver:
+    """The receiving end. Shared memory, which a replica inherits, is opened by the sender's handle here."""
+    match VARIANTS.index(variant):
+        case 0:
+            return PickleReceiver(link)
+        case 1:
+            return InlineReceiver(link)
+        case 2 | 3:
+            return ZmqReceiver(link)
+    fd = os.open(f"/proc/{sender_pid}/fd/{link.shared_fd}", os.O_RDWR)
+    return SharedReceiver(link._replace(shared_fd=fd))
+
+
+def remove(link: Link) -> None:
+    for path in Path(link.folder).iterdir():
+        path.unlink()
+    Path(link.folder).rmdir()
