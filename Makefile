@@ -41,10 +41,13 @@ bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
 		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
 	done
 
-train: .venv/test.stamp  ## trains the embedded model anew (hours)
-	tools/digits/install-voices.sh
+.venv/train.stamp: .venv/serve.stamp
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
-	$(BIN)/python tools/train_digits.py all $(ARGS)
+	@touch $@
+
+train: .venv/train.stamp  ## trains the embedded model (hours; ARGS=--quick: a toy, in a minute or two)
+	tools/digits/install-voices.sh
+	$(BIN)/python tools/train_digits.py $(ARGS) all
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from digits.clips import SAMPLE_RATE, Clip, Samples, make_clip
-from digits.espeak import Espeak, EspeakVoice
-from digits.texts import WORDS
-from digits.voices import is_held_out, read_16k
+from tools.digits.clips import SAMPLE_RATE, Clip, Samples, make_clip
+from tools.digits.espeak import Espeak, EspeakVoice
+from tools.digits.texts import WORDS
+from tools.digits.voices import is_held_out, read_16k
 
 REPOSITORY = Path(__file__).parent.parent
 PAUSE = np.zeros(SAMPLE_RATE // 2, np.int16)

@@ -1,96 +1,91 @@
-"""Make the embedded model ``whisper-digits``: synthesise, train, examine, export.
+"""Make the embedded model ``whisper-digits``: voices, training, examination, export.
 
 all            everything, in order; goes on where it was stopped
-synthesise     the synthesised voices (needs tools/digits/install-voices.sh)
-recordings     the recorded voices, and copies of them with other pitches and throats
-train NAME     one stage: pretrain, examined (without one speaker), shipped (all five)
-evaluate       error rates of the examined model
-export         write the model directory
+voices         the synthesised voices (tools/digits/install-voices.sh) and the recorded ones
+train PLAN     train, or go on training (plans: tools/digits/plans.py)
+evaluate       error rates of model folders side by side, through HTTP
+export PLAN    write a model folder
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+# Before torch is loaded: threads that spin while they wait make a step many times as long on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 REPOSITORY = Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
 MODEL_FOLDER = REPOSITORY / "asr_server/models/whisper-digits"
 RECORDINGS = REPOSITORY / "../shared/data/spoken-digits/spoken-digits.tar.xz"
+PROMPTS = Path("/usr/share/asterisk/sounds")
 AUDIO = REPOSITORY / "../shared/data/audio"
-ANY_HEADS = [[1, 0]]
-"""Alignment heads of a model that is not to be shipped."""
+CACHE = REPOSITORY / ".cache/digits"
+SHIPPED, QUICK = "refined", "quick"
 
 
-def synthesise(options: argparse.Namespace) -> None:
-    """Fill the cache with synthesised voices."""
-    from digits.corpus import synthesise_all
+def voices(options: argparse.Namespace) -> None:
+    """Fill the cache with synthesised and recorded voices, and with variations of them."""
+    from tools.digits.corpus import FULL_AMOUNTS, QUICK_AMOUNTS, people_all, synthesise_all, vary_all
 
-    synthesise_all(options.cache, options.processes)
-
-
-def recordings(options: argparse.Namespace) -> None:
-    """Fill the cache with the recorded voices and their variations."""
-    from digits.corpus import vary_all
-
-    vary_all(options.recordings, options.cache, options.processes)
+    amounts = QUICK_AMOUNTS if options.quick else FULL_AMOUNTS
+    synthesise_all(options.cache, amounts, options.processes)
+    people_all(options.recordings, options.prompts, options.cache)
+    vary_all(options.cache, amounts, options.processes)
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train one stage."""
-    from digits.plans import plan
-    from digits.training import load_choir
-    from digits.training import train as run
-    from digits.voices import is_held_out
+    """Train, or go on training."""
+    from tools.digits.judging import judged_sets
+    from tools.digits.plans import PLANS
+    from tools.digits.training import train as run
+    from tools.digits.voice_pool import load_voice_pool
+    from tools.digits.voices import is_held_out
 
-    chosen = plan(options.name, options.cache)
-    run(chosen, load_choir(options.cache, chosen, is_held_out), options.cache, options.threads)
+    plan = PLANS[options.plan]
+    pool = load_voice_pool(options.cache, plan.weights, plan.left_out_speaker, is_held_out)
+    run(plan, pool, judged_sets(options.cache), options.cache, options.threads)
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write the model directory from a stage's checkpoint, with the heads that align best."""
-    from digits.alignment import best_heads
-    from digits.examination import sequences
-    from digits.export import export as write
-    from digits.report import held_out_clips
+    """Write the model folder of a plan's state, with the heads that the plan guided."""
+    from tools.digits.export import export as write
 
-    checkpoint = None if options.name == "untrained" else options.cache / f"{options.name}.pt"
-    write(checkpoint, options.model, ANY_HEADS)
-    if checkpoint is not None:
-        heads = best_heads(options.model, sequences(held_out_clips(options.cache), 40, seed=5))
-        print("alignment heads:", heads)
-        write(checkpoint, options.model, heads)
+    write(options.cache / f"{options.plan}.pt", options.model)
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Print error rates, rejections and times of a stage's model."""
-    from digits.examination import Listener
-    from digits.export import export as write
-    from digits.report import error_rates, rejections
+    """Print error rates, times and what comes out empty, a column for each model."""
+    from benchmarks.running_server import running_server
+    from tools.digits import report
+    from tools.digits.examination import Listener
 
-    folder = options.cache / f"model-{options.name}"
-    write(options.cache / f"{options.name}.pt", folder, ANY_HEADS)
-    listener = Listener(folder)
-    for line in (
-        *error_rates(listener, options.cache),
-        "",
-        *rejections(listener, options.cache, options.audio),
-    ):
-        print(line, flush=True)
+    cases = list(report.cases(options.cache, options.count, options.examined))
+    sounds = report.wordless(options.cache, options.audio, max(1, options.count // 3))
+    columns = []
+    for model in options.models:
+        with running_server("--model", str(model), "--dtype", "float32") as url:
+            listener = Listener(url)
+            columns.append([*report.error_rates(listener, cases), *report.rejections(listener, sounds)])
+    titles = [case.title for case in cases] + [f"{name} | must be empty | with times" for name in sounds]
+    for title, *cells in zip(titles, *columns, strict=True):
+        print("|", " | ".join([title, *map(str, cells)]), "|", flush=True)
 
 
 def everything(options: argparse.Namespace) -> None:
-    """All of it, in order."""
-    synthesise(options)
-    recordings(options)
-    for options.name in ("pretrain", "examined", "shipped"):
-        train(options)
-    options.name = "examined"
-    evaluate(options)
-    options.name = "shipped"
+    """All of it, in order. The quick form writes its toy beside its cache, never over the shipped model."""
+    voices(options)
+    options.plan = QUICK if options.quick else SHIPPED
+    train(options)
+    if options.quick:
+        options.model, options.count = options.cache / "model", 3
     export(options)
+    options.models, options.examined = [options.model], False
+    evaluate(options)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,12 +93,14 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    result.add_argument(
-        "--cache", type=Path, default=REPOSITORY / ".cache/digits", help="synthesised sound, states"
-    )
+    result.add_argument("--cache", type=Path, help="of sound and states (default: .cache/digits)")
     result.add_argument("--recordings", type=Path, default=RECORDINGS, help="spoken-digits.tar.xz")
+    result.add_argument("--prompts", type=Path, default=PROMPTS, help="Asterisk's sounds")
+    result.add_argument("--audio", type=Path, default=AUDIO, help="recordings without digits, jfk.wav ...")
+    result.add_argument("--model", type=Path, default=MODEL_FOLDER, help="folder to write")
     result.add_argument("--processes", type=int, default=2, help="for making sound")
     result.add_argument("--threads", type=int, default=2, help="for training")
+    result.add_argument("--quick", action="store_true", help="a toy: little sound, a few steps")
     commands = result.add_subparsers(required=True)
 
     def command(name: str, function: object) -> argparse.ArgumentParser:
@@ -111,25 +108,27 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(function=function)
         return sub
 
-    result.set_defaults(model=MODEL_FOLDER, audio=AUDIO)
+    result.set_defaults(count=60)
     command("all", everything)
-    command("synthesise", synthesise)
-    command("recordings", recordings)
-    training = command("train", train)
-    training.add_argument("name", choices=("pretrain", "examined", "shipped"))
-    exporting = command("export", export)
-    exporting.add_argument("name", nargs="?", default="shipped")
-    exporting.add_argument("--model", type=Path, default=MODEL_FOLDER)
+    command("voices", voices)
+    for name, function in (("train", train), ("export", export)):
+        command(name, function).add_argument("plan", nargs="?", default=SHIPPED)
     evaluating = command("evaluate", evaluate)
+    evaluating.add_argument("models", nargs="*", type=Path, default=[MODEL_FOLDER])
+    evaluating.add_argument("--count", type=int, default=60, help="sequences for each line")
     evaluating.add_argument(
-        "name", nargs="?", default="examined", choices=("pretrain", "examined", "shipped")
-    )
-    evaluating.add_argument(
-        "--audio", type=Path, default=AUDIO, help="recordings without digits, jfk.wav among them"
+        "--examined", action="store_true", help="the models never heard the speaker left out"
     )
     return result
 
 
+def main() -> None:
+    """Run what the command line asks for."""
+    options = parser().parse_args()
+    if options.cache is None:
+        options.cache = CACHE.with_name("digits-quick") if options.quick else CACHE
+    options.function(options)
+
+
 if __name__ == "__main__":
-    arguments = parser().parse_args()
-    arguments.function(arguments)
+    main()

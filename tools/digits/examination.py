@@ -1,44 +1,29 @@
-"""The examination: digit error rates, rejection and times.
+"""The examination: digit error rates, times and what must come out empty, through HTTP on a real server.
 
 Only voices that never trained the examined model are heard, except where a line says so.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+import io
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import soundfile
 import soxr
-from scipy import signal
 from tqdm import tqdm
 
-from asr_server.core import ChunkId, DecodingOptions, Result, Submit
-from asr_server.engine import Engine, EngineConfig
-
 from . import channel, noises
-from .clips import SAMPLE_RATE, Clip, Wave
-from .mixing import Said, segments
-from .noises import Random
+from .clips import SAMPLE_RATE, Wave
+from .sequences import Example, digit_errors
 from .texts import WORDS
+from .windows import Said, segments
 
+CONCURRENCY = 8
 _DIGIT = {word: str(digit) for digit, word in enumerate(WORDS)}
-
-
-@dataclass(frozen=True)
-class Example:
-    """Sound of at most 30 s and what is said in it."""
-
-    wave: Wave
-    said: list[Said]
-
-    @property
-    def digits(self) -> str:
-        """All digits in order."""
-        return "".join(item.digits for item in self.said)
 
 
 @dataclass(frozen=True)
@@ -49,115 +34,44 @@ class Heard:
     segments: list[Said]
 
 
-def sequence(clips: list[Clip], rng: Random, long_pauses: bool) -> Example:
-    """Three to twelve digits by one voice, 0.05 to 0.5 s apart; if asked, one pause in four is longer."""
-    wanted = int(rng.integers(3, 13))
-    chosen = [clips[rng.integers(len(clips))] for _ in range(wanted)]
-    parts, said, at = [np.zeros(int(rng.uniform(0.1, 0.5) * SAMPLE_RATE), np.float32)], [], 0
-    at = len(parts[0])
-    for clip in chosen:
-        said.append(Said(clip.digits, (at + clip.start) / SAMPLE_RATE, (at + clip.end) / SAMPLE_RATE))
-        long = long_pauses and rng.random() < 0.25
-        pause_s = rng.uniform(0.8, 1.5) if long else rng.uniform(0.05, 0.5)
-        parts += [clip.wave, np.zeros(int(pause_s * SAMPLE_RATE), np.float32)]
-        at += len(parts[-2]) + len(parts[-1])
-    return Example(np.concatenate(parts)[: 30 * SAMPLE_RATE], said)
-
-
-def sequences(clips: Iterable[Clip], count: int, seed: int, long_pauses: bool = True) -> list[Example]:
-    """``count`` sequences, each by one of the voices that know all digits, in turn."""
-    voices: dict[str, list[Clip]] = defaultdict(list)
-    for clip in clips:
-        if len(clip.digits) == 1:
-            voices[clip.voice].append(clip)
-    known = [takes for takes in voices.values() if len({clip.digits for clip in takes}) == 10]
-    rng = np.random.default_rng(seed)
-    return [sequence(known[i % len(known)], rng, long_pauses) for i in range(count)]
-
-
-def telephone(example: Example, _: Random) -> Example:
-    """300 to 3400 Hz, 8 kHz, mu-law."""
-    narrow = soxr.resample(example.wave, SAMPLE_RATE, 8000)
-    filtered = signal.sosfilt(signal.butter(4, (300, 3400), "bandpass", fs=8000, output="sos"), narrow)
-    coded = channel.mu_law(np.asarray(filtered, np.float32))
-    wide = soxr.resample(coded, 8000, SAMPLE_RATE).astype(np.float32)
-    return Example(wide[: len(example.wave)], example.said)
-
-
-def noisy(example: Example, rng: Random) -> Example:
-    """White or pink noise 20 dB below the level of the speech (silences between digits not counted)."""
-    loud = np.concatenate(
-        [example.wave[int(s.start_s * SAMPLE_RATE) : int(s.end_s * SAMPLE_RATE)] for s in example.said]
-    )
-    level = float(np.sqrt((loud**2).mean()))
-    noise = noises.coloured_noise(len(example.wave), float(rng.choice([0.0, 3.0])), rng)
-    return Example(
-        example.wave + noise * np.float32(level), example.said
-    )  # the noise has an RMS of 0.1: -20 dB
-
-
-CHANNELS: dict[str, Callable[[Example, Random], Example]] = {
-    "as it is": lambda example, _: example,
-    "telephone": telephone,
-    "20 dB noise": noisy,
-}
-
-
-def digit_errors(reference: str, hypothesis: str) -> int:
-    """Substitutions, insertions and deletions (Levenshtein)."""
-    row = list(range(len(hypothesis) + 1))
-    for i, wanted in enumerate(reference, 1):
-        previous, row[0] = row[0], i
-        for j, got in enumerate(hypothesis, 1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (wanted != got))
-    return row[-1]
-
-
 def as_digits(text: str) -> str:
     """The text's words as digits: "407" for " four zero seven"; any other word becomes "?"."""
     return "".join(_DIGIT.get(word, "?") for word in text.split())
 
 
 class Listener:
-    """The model directory in asr-server's engine: float32, greedy, whose tokens are those of transformers'
-    ``generate`` (tests/engine/test_parity.py) in a tenth of the time.
-    """
+    """A server, asked for the transcripts of many sounds, a few at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self.engine = Engine.load(EngineConfig(str(folder), dtype="float32"))
-        self.begin = self.engine.tokenizer.specials.timestamp_begin
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, timeout=300)
 
-    def hear(self, waves: list[Wave], with_times: bool) -> list[Heard]:
-        """Transcribe each wave (30 s at most) on its own."""
-        options = DecodingOptions(language="en", timestamps=with_times, temperatures=(0.0,))
-        for i, wave in enumerate(waves):
-            self.engine.handle(Submit(ChunkId("", i), wave[: 30 * SAMPLE_RATE], options))
-        heard: dict[int, Heard] = {}
-        with tqdm(total=len(waves), leave=False) as bar:
-            while self.engine.has_work:
-                for event in self.engine.step():
-                    if isinstance(event, Result):
-                        heard[event.id.chunk] = self._read(event.result.tokens)
-                        bar.update()
-        return [heard[i] for i in range(len(waves))]
+    def hear(self, waves: list[Wave], with_times: bool, prompt: str = "") -> list[Heard]:
+        """Transcribe each wave on its own."""
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            heard = pool.map(lambda wave: self._transcribe(wave, with_times, prompt), waves)
+            return list(tqdm(heard, total=len(waves), leave=False))
 
-    def _read(self, tokens: Iterable[int]) -> Heard:
-        decode = self.engine.tokenizer.decode
-        found: list[Said] = []
-        start_s, words, text = None, list[int](), list[int]()
-        for token in tokens:
-            if token >= self.begin:
-                time_s = (token - self.begin) * 0.02
-                if start_s is not None and words:
-                    found.append(Said(as_digits(decode(words)), start_s, time_s))
-                    start_s, words = None, []
-                else:
-                    start_s = time_s
-            else:
-                text.append(token)
-                if start_s is not None:
-                    words.append(token)
-        return Heard(as_digits(decode(text)), found)
+    def _transcribe(self, wave: Wave, with_times: bool, prompt: str) -> Heard:
+        fields = {
+            "model": "whisper-1",
+            "language": "en",
+            "response_format": "verbose_json" if with_times else "json",
+            "prompt": prompt,
+        }
+        answer = self._client.post(
+            "/v1/audio/transcriptions", data=fields, files={"file": ("sound.wav", as_wav(wave))}
+        )
+        answer.raise_for_status()
+        body = answer.json()
+        found = [Said(as_digits(s["text"]), s["start"], s["end"]) for s in body.get("segments") or []]
+        return Heard(as_digits(body["text"]), found)
+
+
+def as_wav(wave: Wave) -> bytes:
+    """The bytes of a 16-bit WAV file."""
+    file = io.BytesIO()
+    soundfile.write(file, np.clip(wave, -1, 1), SAMPLE_RATE, format="WAV", subtype="PCM_16")
+    return file.getvalue()
 
 
 @dataclass(frozen=True)
@@ -184,11 +98,12 @@ class Score:
         return line
 
 
-def score(listener: Listener, examples: list[Example], with_times: bool) -> Score:
+def score(listener: Listener, examples: list[Example], with_times: bool, prompt: str = "") -> Score:
     """Hear the examples and count."""
     errors, digits, total = 0, 0, 0
     times_s: list[float] = []
-    for example, heard in zip(examples, listener.hear([e.wave for e in examples], with_times), strict=True):
+    answers = listener.hear([example.wave for example in examples], with_times, prompt)
+    for example, heard in zip(examples, answers, strict=True):
         digits += len(example.digits)
         errors += digit_errors(example.digits, heard.digits)
         truth = segments(example.said)

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, WhisperFeatureExtractor
 
-from .network import make_network
+from .losses import GUIDED_HEADS
+from .network import MAX_TOKENS, WINDOW_S, make_network
 from .vocabulary import Vocabulary, save_tokenizer
 
 
@@ -27,24 +28,21 @@ def generation_config(words: Vocabulary, alignment_heads: list[list[int]]) -> Ge
         suppress_tokens=[],
         begin_suppress_tokens=[],
         alignment_heads=alignment_heads,
-        max_length=448,
+        max_length=MAX_TOKENS,
     )
 
 
-def export(checkpoint: Path | None, folder: Path, alignment_heads: list[list[int]]) -> None:
-    """Write the averaged weights (fresh ones without a checkpoint) and every file that goes with them."""
+def export(checkpoint: Path, folder: Path) -> None:
+    """Write the averaged weights of a state and every file that goes with them."""
     words = Vocabulary()
     network = make_network(words)
-    if checkpoint is not None:
-        average = torch.load(checkpoint)["average"]
-        prefix = "network."
-        network.load_state_dict(
-            {k.removeprefix(prefix): v for k, v in average.items() if k.startswith(prefix)}
-        )
+    average, prefix = torch.load(checkpoint)["average"], "network."
+    network.load_state_dict({k.removeprefix(prefix): v for k, v in average.items() if k.startswith(prefix)})
     folder.mkdir(parents=True, exist_ok=True)
-    network.generation_config = generation_config(words, alignment_heads)
+    last_layer = network.config.decoder_layers - 1
+    network.generation_config = generation_config(words, [[last_layer, head] for head in GUIDED_HEADS])
     network.save_pretrained(folder)
-    WhisperFeatureExtractor().save_pretrained(folder)  # type: ignore[no-untyped-call]
+    WhisperFeatureExtractor(chunk_length=WINDOW_S).save_pretrained(folder)  # type: ignore[no-untyped-call]
     save_tokenizer(folder)
     for file in folder.iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone

@@ -1,18 +1,23 @@
-"""The network: transformers' Whisper modules, with features and windows of any length for training."""
+"""The network: transformers' Whisper modules, on windows of any length up to its own for training."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch import nn
 from transformers import WhisperConfig, WhisperForConditionalGeneration
-from transformers.audio_utils import mel_filter_bank
 
-from .clips import SAMPLE_RATE
 from .vocabulary import NUM_TIMESTAMPS, Vocabulary
 
-NUM_CTC_CLASSES = 11  # blank, ten digits
+WINDOW_S = 8
+"""Length of the sound that is encoded at once."""
+MAX_POSITIONS = WINDOW_S * 50
+MAX_TOKENS = 448
+MAX_PROMPT_TOKENS = MAX_TOKENS // 2 - 1
+NUM_ENCODER_LAYERS = 4
 
 
 def make_config(words: Vocabulary) -> WhisperConfig:
@@ -21,14 +26,14 @@ def make_config(words: Vocabulary) -> WhisperConfig:
         vocab_size=words.size,
         num_mel_bins=80,
         d_model=128,
-        encoder_layers=4,
+        encoder_layers=NUM_ENCODER_LAYERS,
         encoder_attention_heads=4,
         encoder_ffn_dim=512,
         decoder_layers=2,
         decoder_attention_heads=4,
         decoder_ffn_dim=512,
-        max_source_positions=1500,
-        max_target_positions=448,
+        max_source_positions=MAX_POSITIONS,
+        max_target_positions=MAX_TOKENS,
         decoder_start_token_id=words.sot,
         bos_token_id=words.eot,
         eos_token_id=words.eot,
@@ -57,9 +62,20 @@ def make_network(words: Vocabulary) -> WhisperForConditionalGeneration:
     _initialise(network)
     positions = sinusoids(NUM_TIMESTAMPS, network.config.d_model)
     with torch.no_grad():
-        network.model.encoder.embed_positions.weight.copy_(positions[:1500])
+        network.model.encoder.embed_positions.weight.copy_(positions[:MAX_POSITIONS])
         embedding = network.model.decoder.embed_tokens.weight
         embedding[words.timestamp_begin :] = positions / math.sqrt(network.config.d_model / 2)
+    return network
+
+
+def load_network(words: Vocabulary, folder: Path) -> WhisperForConditionalGeneration:
+    """Whisper with the weights of a model folder; of a longer window the first positions are kept."""
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    positions = "model.encoder.embed_positions.weight"
+    weights[positions] = weights[positions][:MAX_POSITIONS]
+    network = WhisperForConditionalGeneration(make_config(words))
+    network.load_state_dict(weights, strict=False)  # the output layer is the embedding, and not in the file
+    network.tie_weights()
     return network
 
 
@@ -79,36 +95,15 @@ def _initialise(network: WhisperForConditionalGeneration) -> None:
     nn.init.normal_(network.model.decoder.embed_tokens.weight, std=0.05)
 
 
-class LogMel(nn.Module):
-    """WhisperFeatureExtractor's log-mel for batches of any length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        filters = mel_filter_bank(201, 80, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
-        self.filters: torch.Tensor
-        self.window: torch.Tensor
-        self.register_buffer("filters", torch.tensor(filters.T, dtype=torch.float32))
-        self.register_buffer("window", torch.hann_window(400))
-
-    def forward(self, samples: torch.Tensor) -> torch.Tensor:
-        """float32 [rows, samples] to [rows, 80, samples / 160]."""
-        spectrum = torch.stft(samples, 400, 160, window=self.window, return_complex=True)[..., :-1]
-        power = spectrum.real**2 + spectrum.imag**2
-        log_mel = torch.log10(torch.clamp(self.filters @ power, min=1e-10))
-        top = log_mel.amax(dim=(1, 2), keepdim=True)
-        return (torch.maximum(log_mel, top - 8.0) + 4.0) / 4.0
-
-
 def encode(
     network: WhisperForConditionalGeneration, features: torch.Tensor, shift: torch.Tensor
 ) -> torch.Tensor:
-    """The encoder on windows shorter than 30 s that begin at position ``shift`` [rows] of the table.
+    """The encoder on windows that begin at position ``shift`` [rows] of the table and may be shorter.
 
     features [rows, 80, frames] to [rows, frames / 2, width].
     """
     encoder = network.model.encoder
-    # On a CPU in bfloat16 torch's fused attention is the slower one for windows of up to 8 s.
-    network.config._attn_implementation = "eager" if features.shape[-1] <= 800 else "sdpa"
+    network.config._attn_implementation = "sdpa"
     hidden = nn.functional.gelu(encoder.conv1(features))
     hidden = nn.functional.gelu(encoder.conv2(hidden)).transpose(1, 2)
     places = shift[:, None] + torch.arange(hidden.shape[1])[None, :]
@@ -120,9 +115,18 @@ def encode(
 
 
 def decode(
-    network: WhisperForConditionalGeneration, encoded: torch.Tensor, tokens: torch.Tensor
-) -> torch.Tensor:
-    """Logits [rows, tokens, vocabulary] for the whole of ``tokens`` at once."""
-    output = network.model.decoder(input_ids=tokens, encoder_hidden_states=encoded, use_cache=False)
-    logits: torch.Tensor = network.proj_out(output.last_hidden_state)
-    return logits
+    network: WhisperForConditionalGeneration,
+    encoded: torch.Tensor,
+    tokens: torch.Tensor,
+    places: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last hidden states [rows, tokens, width]; where the last layer looked [rows, heads, tokens, frames]."""
+    network.config._attn_implementation = "eager"  # the fused one does not tell its attention
+    output = network.model.decoder(
+        input_ids=tokens,
+        position_ids=places,
+        encoder_hidden_states=encoded,
+        use_cache=False,
+        output_attentions=True,
+    )
+    return output.last_hidden_state, output.cross_attentions[-1]

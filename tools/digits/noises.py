@@ -12,6 +12,8 @@ from scipy import fft, signal
 from .clips import SAMPLE_RATE, Wave
 
 Random = np.random.Generator
+LEVEL = 0.1
+"""RMS of steady noise."""
 
 
 def coloured_noise(count: int, slope_db_per_octave: float, rng: Random) -> Wave:
@@ -20,7 +22,7 @@ def coloured_noise(count: int, slope_db_per_octave: float, rng: Random) -> Wave:
     spectrum = fft.rfft(rng.standard_normal(size, dtype=np.float32))
     rise = np.maximum(np.arange(len(spectrum)), size * 50 / SAMPLE_RATE) ** (-slope_db_per_octave / 6.02)
     noise = fft.irfft(spectrum * rise.astype(np.float32), size)[:count]
-    return np.asarray(noise * (0.1 / (noise.std() + 1e-9)), np.float32)
+    return np.asarray(noise * (LEVEL / (noise.std() + 1e-9)), np.float32)
 
 
 def _times_s(count: int) -> Wave:
@@ -127,6 +129,25 @@ def breath(count: int, rng: Random) -> Wave:
     return np.asarray(wave / (np.abs(wave).max() + 1e-6) * 0.5, np.float32)
 
 
+def call(count: int, rng: Random) -> Wave:
+    """Barks, yelps, mews and crows: buzzing that glides in pitch through resonances, once or a few times."""
+    wave = np.zeros(count, np.float32)
+    low_hz, high_hz = np.sort(np.exp(rng.uniform(np.log(120), np.log(1200), 2)))
+    centres_hz, widths_hz = rng.uniform(300, 4000, 3), rng.uniform(60, 500, 3)
+    length = min(count, int(rng.uniform(0.08, 0.7) * SAMPLE_RATE))
+    for _ in range(rng.integers(1, 5)):
+        at = int(rng.integers(0, count - length + 1))
+        arch = np.sin(np.linspace(rng.uniform(0, 1), rng.uniform(1.5, 3.1), length))
+        pitch_hz = low_hz + (high_hz - low_hz) * arch
+        source = signal.sawtooth(2 * np.pi * np.cumsum(pitch_hz) / SAMPLE_RATE)
+        source = source + rng.uniform(0, 0.6) * rng.standard_normal(length)
+        for centre_hz, width_hz in zip(centres_hz, widths_hz, strict=True):
+            source = source + _resonate(source, centre_hz, width_hz)
+        sound = source * np.sin(np.linspace(0.05, np.pi, length)) ** rng.uniform(0.3, 2)
+        wave[at : at + length] += sound / (np.abs(sound).max() + 1e-6) * rng.uniform(0.3, 1)
+    return wave
+
+
 def hum(count: int, rng: Random) -> Wave:
     """Mains hum and engines: harmonics of a low tone with a little noise."""
     times = _times_s(count)
@@ -142,7 +163,7 @@ def stationary(count: int, rng: Random) -> Wave:
     return coloured_noise(count, rng.uniform(-2, 7), rng)
 
 
-MAKERS = (stationary, stationary, tone, chirp, music, clicks, cough, cough, cough, breath, hum)
+MAKERS = (stationary, stationary, tone, chirp, music, clicks, cough, cough, cough, call, call, breath, hum)
 
 
 def any_noise(count: int, rng: Random) -> Wave:

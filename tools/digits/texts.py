@@ -114,3 +114,58 @@ def other_text(rng: random.Random) -> str:
         parts = [rng.choice(_SUBJECTS), rng.choice(_VERBS), rng.choice(_OBJECTS), rng.choice(_TAILS)]
         return " ".join(p for p in parts if p) + rng.choice([".", ".", "?", "!"])
     return ", ".join(rng.sample(_WORDS, rng.randint(1, 3))) + "."
+
+
+_SIMILAR_WORDS = (
+    "hero", "zebra", "sierra", "arrow", "narrow", "pseudo", "run", "sun", "gun", "fun", "want", "wand",
+    "when", "wine", "do", "new", "few", "who", "true", "tooth", "tool", "tree", "free", "tea", "thread",
+    "throw", "through", "more", "door", "war", "form", "fault", "fall", "fair", "fight", "find", "fire",
+    "hive", "live", "dive", "file", "sit", "sex", "fix", "sick", "sink", "mix", "stick", "heaven",
+    "eleven", "driven", "several", "lemon", "seldom", "shaven", "late", "date", "wait", "hate", "great",
+    "age", "eighth", "able", "fine", "line", "mine", "night", "knife", "nice", "time", "nigh", "ninth",
+)  # fmt: skip
+"""They sound much like digits and are none."""
+
+_ONSETS = (
+    *("b", "br", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kl", "l", "m", "n", "p", "pl", "pr"),
+    *("r", "s", "sh", "sk", "sl", "st", "t", "th", "tr", "v", "w", "z", "ch", ""),
+)
+_NUCLEI = ("a", "e", "i", "o", "u", "ai", "ee", "oo", "ou", "ar", "er", "or", "ay", "oy", "aw")
+_CODAS = (
+    "",
+    "",
+    "b",
+    "d",
+    "f",
+    "g",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "x",
+    "nd",
+    "st",
+    "nk",
+    "sh",
+)
+
+
+def _made_up_word(rng: random.Random) -> str:
+    syllables = rng.choice((1, 2, 2, 3))
+    return "".join(rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(syllables))
+
+
+def strange_text(rng: random.Random) -> str:
+    """Words that sound like digits, made-up words, or both: more sounds than any list of sentences has."""
+    kind = rng.random()
+    if kind < 0.35:
+        return ", ".join(rng.sample(_SIMILAR_WORDS, rng.randint(1, 4))) + "."
+    words = [_made_up_word(rng) for _ in range(rng.randint(1, 9))]
+    if kind < 0.6:
+        words[rng.randrange(len(words))] = rng.choice(_SIMILAR_WORDS)
+    return " ".join(words) + "."

@@ -73,6 +73,17 @@ class Vocabulary:
         """The tokens of the words: for "407" those of " four zero seven"."""
         return [self.digits[int(digit)] for digit in digits]
 
+    def encode_bytes(self, text: str) -> list[int]:
+        """Any text as tokens: a digit's word as its one token, everything else byte by byte."""
+        letters = _byte_letters()
+        tokens: list[int] = []
+        for word in text.split(" "):
+            if word in WORDS:
+                tokens.append(self.digits[WORDS.index(word)])
+            else:
+                tokens += [self.pieces[letters[byte]] for byte in f" {word}".encode()]
+        return tokens
+
     def decode_digits(self, tokens: list[int]) -> str:
         """The digits among the tokens, as "407"."""
         back = {token: str(digit) for digit, token in enumerate(self.digits)}

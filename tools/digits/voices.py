@@ -19,11 +19,12 @@ import soxr
 
 from .clips import SAMPLE_RATE, ClipStore, Samples, make_clip
 from .espeak import Espeak, EspeakVoice
-from .texts import RESPELLED, digit_text, other_text, spoken_words
+from .texts import RESPELLED, digit_text, other_text, spoken_words, strange_text
 
 HELD_OUT_VOICES = frozenset(
     {f"espeak/{name}" for name in ("f3", "m5", "klatt3", "linda", "john", "Andy", "michel", "grandma")}
     | {"flite/rms", "festival/pc_diphone", "pico/en-US"}
+    | {"asterisk/en_US_f_Allison", "asterisk/es_MX_f_Allison"}
 )
 """Voices that never train anything."""
 
@@ -78,11 +79,11 @@ def espeak_variants() -> list[str]:
     )  # "Mr serious": the blank breaks the name
 
 
-def espeak_speakers(count: int, rng: random.Random) -> Iterator[EspeakVoice]:
-    """Random speakers; two thirds have an English accent, the rest another language's."""
+def espeak_speakers(count: int, rng: random.Random, english_share: float = 0.67) -> Iterator[EspeakVoice]:
+    """Random speakers; ``english_share`` of them have an English accent, the rest another language's."""
     variants = espeak_variants()
     for index in range(count):
-        english = rng.random() < 0.67
+        english = rng.random() < english_share
         yield EspeakVoice(
             language=rng.choice(_ENGLISH_ACCENTS if english else tuple(RESPELLED)),
             variant=variants[index % len(variants)],
@@ -103,6 +104,15 @@ def synthesise_espeak(num_speakers: int, seed: int) -> ClipStore:
             )  # English read by rules of another language: babble with its sounds
         for digits, text in texts:
             store.add(make_clip(engine.say(text, voice), digits, str(voice)))
+    return store
+
+
+def synthesise_other_speech(num_speakers: int, seed: int) -> ClipStore:
+    """Every speaker, each with an English accent, says six things that hold no digit."""
+    rng, engine, store = random.Random(seed), Espeak(), ClipStore()
+    for voice in espeak_speakers(num_speakers, rng, english_share=1.0):
+        for write in (strange_text, strange_text, strange_text, strange_text, other_text, other_text):
+            store.add(make_clip(engine.say(write(rng), voice), "", str(voice)))
     return store
 
 
