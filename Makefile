@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 ARGS   ?=
+FILE   ?= examples/digits.wav
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format bench trial train clean
+.PHONY: help serve transcribe test check format bench trial train clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/serve.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,6 +21,9 @@ help:  ## this list
 
 serve: .venv/serve.stamp  ## the server, on the embedded model (ARGS='--port 9000 ...')
 	$(BIN)/asr-server serve $(ARGS)
+
+transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=talk.m4a ARGS='--model turbo ...')
+	@$(BIN)/asr-server transcribe $(ARGS) -- "$(FILE)"
 
 test: .venv/test.stamp  ## the test suite
 	$(BIN)/python -m pytest $(ARGS)
