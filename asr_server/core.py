@@ -58,6 +58,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     candidate_languages: tuple[str, ...] = ()  # detection is restricted to these; empty: all
     prompt_tokens: tuple[int, ...] = ()  # text tokens after <|startofprev|>
     timestamps: bool = False
+    word_timestamps: bool = False  # align the text tokens with the audio once they are known
     temperatures: tuple[float, ...] = (0.0,)  # the fallback ladder; the first that passes is kept
     compression_ratio_threshold: float = 2.4
     logprob_threshold: float = -1.0
@@ -92,6 +93,9 @@ class ChunkResult(msgspec.Struct, frozen=True):
     temperature: float  # of the ladder's step that was kept
     language: str | None  # None where the checkpoint knows only one
     finish_reason: Literal["stop", "length"]
+    # Where word times were asked for, else empty; in seconds from the start of the chunk.
+    token_times_s: tuple[float, ...] = ()  # when each text token begins, and last when the last one ends
+    token_peaks_s: tuple[float, ...] = ()  # where the audio was attended to most for each text token
 
 
 # -- The wire: commands go to a replica, events come back. -------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 
 from asr_server.core import (
     Cancel,
+    ChunkResult,
     Command,
     Credit,
     Drain,
@@ -27,6 +28,7 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
+from asr_server.engine.alignment import PendingAlignment
 from asr_server.engine.config import EngineConfig, choose_device, choose_dtype
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.loop import DecodeLoop
@@ -65,13 +67,14 @@ class Engine:
         self.encode_batch = config.encode_batch
         self.num_steps = 0
         self.draining = False
-        self._runner = Runner(model, rules, tokenizer.specials, config)
+        self._runner = Runner(model, rules, tokenizer, config)
         self._loop = DecodeLoop(self._runner, tokenizer, bool(config.lookahead))
         self._waiting: deque[Sequence] = deque()
         self._slots = SlotTable(config.num_slots)
         self._encoding: list[tuple[PendingEncode, list[Sequence]]] = []
         self._encoded: list[Sequence] = []  # their audio is in; the prompt is not
         self._detecting: list[tuple[HostCopy, list[Sequence]]] = []
+        self._aligning: list[PendingAlignment] = []  # finished, but for the times of their tokens
         self._held: list[Sequence] = []  # waiting for SetLanguage
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
@@ -125,7 +128,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything: not while all that is left waits for SetLanguage."""
         can_admit = bool(self._waiting) and self.slots_in_use < self.num_slots
-        on_device = self._encoding or self._detecting or self._loop.has_work
+        on_device = self._encoding or self._detecting or self._aligning or self._loop.has_work
         return bool(can_admit or on_device or self._encoded or self._events)
 
     def handle(self, command: Command) -> None:
@@ -236,7 +239,7 @@ class Engine:
                         self._encoded.append(sequence)
 
     @contextmanager
-    def _failing(self, run: list[Sequence]) -> Iterator[None]:
+    def _failing(self, run: list[Sequence], doing: str = "encoding") -> Iterator[None]:
         """Running out of memory within ends these chunks alone.
 
         Any other error ends the replica, which is then replaced: after CUDA's errors every later call fails.
@@ -245,7 +248,7 @@ class Engine:
             yield
         except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
             for sequence in run:
-                self._finish(sequence, Failed(sequence.id, f"encoding failed: {error}"))
+                self._finish(sequence, Failed(sequence.id, f"{doing} failed: {error}"))
 
     def _prefill(self) -> None:
         """Feeds prompts to sequences whose audio is in, but for the last token: the decode step does."""
@@ -294,8 +297,27 @@ class Engine:
     def _decode(self) -> None:
         """One token for every sequence."""
         self._compact()
+        to_align: dict[Sequence, ChunkResult] = {}
         for sequence, result in self._loop.step():
-            self._finish(sequence, Result(sequence.id, result))
+            if sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
+                to_align[sequence] = result
+            else:
+                self._finish(sequence, Result(sequence.id, result))
+        self._align(to_align)
+
+    # -- Align --------------------------------------------------------------------------------------------
+
+    def _align(self, results: dict[Sequence, ChunkResult]) -> None:
+        """Gives tokens their times. The slots are free as soon as the device has been told to."""
+        if results:
+            with self._failing(list(results), "alignment"):
+                self._aligning += self._runner.align(list(results.items()))
+                for sequence in results:
+                    self._finish(sequence)
+        idle = not self._loop.has_work
+        while self._aligning and (idle or self._aligning[0].is_ready()):
+            pending = self._aligning.pop(0)
+            self._events.append(Result(pending.sequence.id, pending.aligned_result()))
 
     # -- Emit ---------------------------------------------------------------------------------------------
 

@@ -9,17 +9,21 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from asr_server.core import Samples
+from asr_server.core import ChunkResult, Samples
+from asr_server.engine.alignment import Aligner, PendingAlignment
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.encoding import PendingEncode, make_encoder
 from asr_server.engine.graphs import context_buckets, record_graphs, row_buckets
 from asr_server.engine.rules import GenerationRules, TokenRules
 from asr_server.engine.sampling import draw, log_probabilities, penalise
+from asr_server.engine.sequence import Sequence
 from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import Whisper
 from asr_server.model.cache import Slots
-from asr_server.tokenizer import SpecialTokens
+from asr_server.tokenizer import Tokenizer
+
+ALIGN_BATCH = 4  # sequences whose tokens are given their times together: bounds the memory that it takes
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,9 @@ class StepPlan:
 
 class Runner:
     def __init__(
-        self, model: Whisper, rules: GenerationRules, specials: SpecialTokens, config: EngineConfig
+        self, model: Whisper, rules: GenerationRules, tokenizer: Tokenizer, config: EngineConfig
     ) -> None:
-        num_slots, device = config.num_slots, model.device
+        num_slots, device, specials = config.num_slots, model.device, tokenizer.specials
         self.model = model
         self.cache = model.new_cache(num_slots)
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
@@ -51,6 +55,7 @@ class Runner:
         self._logprobs = torch.zeros(num_slots, device=device)
         self._transfers = Transfers(device, config.copy_overlap)
         self._encoder = make_encoder(model, self.cache, config, self._transfers)
+        self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._score_graphs = self._advance_graphs = None
         if config.cuda_graphs:
             rows, contexts = row_buckets(num_slots), context_buckets(model.sizes.text_positions)
@@ -162,6 +167,17 @@ class Runner:
         state, tokens = self.state[:num_rows], self._tokens[:num_rows]
         state.advance(tokens, self._specials.timestamp_begin)
         return torch.stack([tokens.double(), self._logprobs[:num_rows].double(), state.no_speech.double()])
+
+    # -- Align --------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def align(self, finished: Several[tuple[Sequence, ChunkResult]]) -> list[PendingAlignment]:
+        """When the tokens of these sequences were said, or on CUDA begins to find out."""
+        pending: list[PendingAlignment] = []
+        for first in range(0, len(finished), ALIGN_BATCH):
+            batch = finished[first : first + ALIGN_BATCH]
+            pending += self._aligner.start(batch, self._block([sequence.slot for sequence, _ in batch]))
+        return pending
 
     # -- Slots --------------------------------------------------------------------------------------------
 

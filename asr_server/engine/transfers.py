@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -68,6 +71,11 @@ class HostCopy:
 
     def read(self) -> list[list[float]]:
         """The values; waits until they are there."""
+        values: list[list[float]] = self.array().tolist()
+        return values
+
+    def array(self) -> npt.NDArray[Any]:
+        """The same as an array, which shares its memory."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return self._host.tolist()
+        return self._host.numpy()

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from asr_server.checkpoint import INDEX, PICKLED, SINGLE, CheckpointError
+from asr_server.model.alignment_heads import read_alignment_heads
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import Whisper
 
@@ -19,7 +20,7 @@ def load_whisper(directory: Path, device: str | torch.device, dtype: torch.dtype
 
     Raises:
         CheckpointError: weights are missing or have other shapes than config.json says.
-        ValueError: config.json describes no Whisper model.
+        ValueError: config.json describes no Whisper model, or its alignment heads are not there.
     """
     sizes = WhisperSizes.from_directory(directory)
     model = Whisper(sizes, device=torch.device(device), dtype=dtype)
@@ -27,6 +28,7 @@ def load_whisper(directory: Path, device: str | torch.device, dtype: torch.dtype
         model.load_hugging_face(_read_weights(directory))
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"the weights in {directory} do not fit its config.json: {error}") from error
+    model.alignment_heads = read_alignment_heads(directory, sizes)
     return model.eval().requires_grad_(False)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr_server.model.alignment_heads import upper_half
 from asr_server.model.attention import attend_audio, attend_cached, attend_cached_audio, split_heads
 from asr_server.model.cache import CacheRows, DecoderCache, LayerView
 from asr_server.model.features import LogMel
@@ -32,6 +33,7 @@ class Whisper(nn.Module):
         self.sizes = sizes
         self.device = device
         self.dtype = dtype
+        self.alignment_heads = upper_half(sizes)
         with torch.device(device):
             self.log_mel = LogMel(sizes.num_mels, sizes.num_frames).to(device)
             with _default_dtype(dtype):  # never in float32 first, which would take twice the memory
@@ -187,13 +189,22 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, cache: LayerView) -> Tensor:
         """[B, T, D] to the same; writes this call's keys and values into the cache."""
+        x = self.attend_text(x, cache)
+        return self.attend_audio(x, self.audio_query(x), cache)
+
+    def attend_text(self, x: Tensor, cache: LayerView) -> Tensor:
         query, key, value = split_heads(self.qkv(self.norm(x)), 3 * self.num_heads).chunk(3, dim=2)
         keys, values = cache.append(key, value)
-        x = x + self.out(attend_cached(query, keys, values, cache.mask))
-        query = split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
+        attended: Tensor = x + self.out(attend_cached(query, keys, values, cache.mask))
+        return attended
+
+    def audio_query(self, x: Tensor) -> Tensor:
+        """[B, T, D] to [B, T, H, d]."""
+        return split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
+
+    def attend_audio(self, x: Tensor, query: Tensor, cache: LayerView) -> Tensor:
         attended = attend_cached_audio(query, cache.cross_keys, cache.cross_values, cache.cross_rows)
-        x = x + self.cross_out(attended)
-        y: Tensor = self.feed_forward(x)
+        y: Tensor = self.feed_forward(x + self.cross_out(attended))
         return y
 
     def keys_of(self, audio: Tensor) -> Tensor:
@@ -234,11 +245,24 @@ class Decoder(nn.Module):
         Returns:
             [B, T, D]; `logits` turns them into scores.
         """
-        x = F.embedding(tokens, self.embedding) * self.scale + F.embedding(positions, self.positions)
+        x = self._embed(tokens, positions)
         for i, layer in enumerate(self.layers):
             x = layer(x, rows.layer(i))
         normed: Tensor = self.norm(x)
         return normed
+
+    def audio_queries(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Iterator[Tensor]:
+        """Each layer's queries over the audio, [B, T, H, d]; a layer is computed when it is asked for."""
+        x = self._embed(tokens, positions)
+        for i, layer in enumerate(self.layers):
+            view = rows.layer(i)
+            x = layer.attend_text(x, view)  # type: ignore[operator]
+            query = layer.audio_query(x)  # type: ignore[operator]
+            yield query
+            x = layer.attend_audio(x, query, view)  # type: ignore[operator]
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding) * self.scale + F.embedding(positions, self.positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""

@@ -1,0 +1,183 @@
+"""Token times: those of openai/whisper's own alignment, of the same tokens in the same audio."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from asr_server.core import Cancel, ChunkResult, DecodingOptions, Result, Samples
+from asr_server.engine.alignment import smooth
+from asr_server.engine.dtw import first_frames
+from benchmarks.clips import make_clip
+from tests.checkpoints import english_only_directory, large_directory, pocket_directory, tiny_directory
+from tests.engine.engine_helpers import Checkpoint, results, run, submit, transcribe
+from tests.engine.openai_whisper import load_openai_whisper, token_times_s
+from tests.speech import say
+
+NEAR_S = 0.0201  # one position, and rounding
+DURATIONS_S = (30, 7, 0.3, 12)
+WORDS = DecodingOptions(language="de", timestamps=True, word_timestamps=True, max_new_tokens=30)
+PLAIN = DecodingOptions(language="de", timestamps=True, max_new_tokens=30)
+
+
+def clips(count: int = len(DURATIONS_S)) -> list[Samples]:
+    return [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S[:count])]
+
+
+def offs_s(
+    checkpoint: Checkpoint, some: Sequence[Samples], found: Sequence[ChunkResult], language: str | None
+) -> list[float]:
+    """How far each token's time lies from openai/whisper's."""
+    reference = load_openai_whisper(checkpoint.directory)
+    offs: list[float] = []
+    for clip, result in zip(some, found, strict=True):
+        expected = token_times_s(reference, checkpoint.tokenizer, clip, result.tokens, language)
+        offs += np.abs(np.array(expected) - np.array(result.token_times_s)).tolist()
+    return offs
+
+
+@pytest.mark.parametrize(
+    ("directory", "language"),
+    [(tiny_directory, "de"), (large_directory, "de"), (english_only_directory, None)],
+)
+def test_token_times_are_those_of_openai_whisper(directory: Callable[[], Path], language: str | None) -> None:
+    # Not 30 s for large: there float32's rounding decides, of attention that is nearly all on one position.
+    checkpoint, some = Checkpoint.load(directory()), clips()[directory is large_directory :]
+    options = DecodingOptions(language="de", word_timestamps=True, max_new_tokens=36)  # text and nothing else
+    found = transcribe(checkpoint.engine(), some, options)
+    assert len({result.token_times_s for result in found}) == len(some), "the audio must matter"
+    offs = offs_s(checkpoint, some, found, language)
+    assert len(offs) > 100, "or one off is more than a hundredth"
+    assert np.mean(np.array(offs) <= NEAR_S) >= 0.99
+
+
+def test_the_embedded_models_token_times_are_those_of_openai_whisper(embedded: Checkpoint) -> None:
+    some = [say(digits).samples for digits in ("1", "427", "90817263", "55", "3141592")]
+    options = DecodingOptions(language="en", timestamps=True, word_timestamps=True)
+    offs = offs_s(embedded, some, transcribe(embedded.engine(), some, options), "en")
+    assert len(offs) > 20
+    assert np.mean(np.array(offs) <= NEAR_S) >= 0.99
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_asking_for_words_changes_no_token_and_no_other_request(pocket: Checkpoint, lookahead: bool) -> None:
+    some = [make_clip(i, 1 + 2 * i) for i in range(5)]
+    plain = transcribe(pocket.engine(num_slots=3), some, PLAIN)
+    engine = pocket.engine(num_slots=3, lookahead=lookahead)
+    for i, clip in enumerate(some):
+        submit(engine, str(i), clip, WORDS if i % 2 else PLAIN)
+    mixed = results(run(engine))
+    alone = [transcribe(pocket.engine(num_slots=1), [clip], WORDS)[0] for clip in some]
+    for i, expected in enumerate(plain):
+        assert mixed[str(i)].tokens == expected.tokens
+        assert mixed[str(i)].token_times_s == (alone[i].token_times_s if i % 2 else ())
+        assert mixed[str(i)].token_peaks_s == (alone[i].token_peaks_s if i % 2 else ())
+    assert engine.slots_in_use == 0
+
+
+def test_there_is_a_time_for_each_text_token_and_one_for_the_end(pocket: Checkpoint) -> None:
+    for clip, result in zip(clips(), transcribe(pocket.engine(), clips(), WORDS), strict=True):
+        num_text = sum(map(pocket.tokenizer.is_text, result.tokens))
+        assert (len(result.token_times_s), len(result.token_peaks_s)) == (num_text + 1, num_text)
+        times_s = [0.0, *result.token_times_s, len(clip) / 16_000]
+        assert times_s == sorted(times_s)
+
+
+def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkpoint) -> None:
+    options = DecodingOptions(language="de", word_timestamps=True)
+    (result,) = transcribe(pocket.engine(num_slots=1), [make_clip(0, 3)], options)
+    assert result.finish_reason == "length", "or the test proves nothing"
+    num_text = sum(map(pocket.tokenizer.is_text, result.tokens))
+    assert len(result.token_times_s) == num_text + 1 > 440
+
+
+def test_bfloat16_moves_few_token_times(embedded: Checkpoint) -> None:
+    half = Checkpoint.load(embedded.directory, torch.bfloat16)
+    some = [say(digits).samples for digits in ("1", "427", "90817263", "55", "3141592")]
+    options = DecodingOptions(language="en", timestamps=True, word_timestamps=True)
+    exact, rounded = (transcribe(each.engine(), some, options) for each in (embedded, half))
+    assert [result.tokens for result in exact] == [result.tokens for result in rounded]
+    for a, b in zip(exact, rounded, strict=True):
+        assert np.median(np.abs(np.array(a.token_times_s) - np.array(b.token_times_s))) <= NEAR_S
+
+
+def test_a_cancelled_request_gets_no_times(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    submit(engine, "leaver", clips()[0], WORDS)
+    engine.step()
+    engine.handle(Cancel("leaver"))
+    assert not [event for event in run(engine) if isinstance(event, Result)]
+
+
+def test_a_checkpoint_without_alignment_heads_takes_the_upper_half_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "alignment_heads" not in json.loads((pocket_directory() / "generation_config.json").read_text())
+    with caplog.at_level(logging.INFO):
+        checkpoint = Checkpoint.load(pocket_directory())
+    assert checkpoint.model.alignment_heads == {1: [0, 1]}
+    assert "upper half" in caplog.text
+
+
+def test_alignment_heads_are_the_checkpoints_own(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.load(_with_heads(tmp_path / "own", [[1, 1], [0, 1]]))
+    assert checkpoint.model.alignment_heads == {0: [1], 1: [1]}
+    some = clips(2)
+    offs = offs_s(checkpoint, some, transcribe(checkpoint.engine(), some, WORDS), "de")
+    assert np.mean(np.array(offs) <= NEAR_S) >= 0.99
+
+
+def test_alignment_heads_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"alignment head \[2, 0\]"):
+        Checkpoint.load(_with_heads(tmp_path / "wrong", [[0, 1], [2, 0]]))
+
+
+def _with_heads(target: Path, heads: list[list[int]]) -> Path:
+    shutil.copytree(pocket_directory(), target)
+    config = json.loads((target / "generation_config.json").read_text())
+    (target / "generation_config.json").write_text(json.dumps(config | {"alignment_heads": heads}))
+    return target
+
+
+def test_the_path_of_dynamic_time_warping_is_the_best_there_is() -> None:
+    random = np.random.default_rng(0)
+    for num_rows, num_frames in ((1, 1), (1, 5), (4, 1), (3, 5), (5, 4)):
+        gain = random.normal(size=(num_rows, num_frames))
+        assert first_frames(gain).tolist() == _best_path(gain)
+
+
+def _best_path(gain: npt.NDArray[np.float64]) -> list[int]:
+    """By trying every path."""
+    num_rows, num_frames = gain.shape
+    best: tuple[float, list[int]] = (-np.inf, [])
+
+    def walk(row: int, frame: int, total: float, first: list[int]) -> None:
+        nonlocal best
+        total += gain[row, frame]
+        if (row, frame) == (num_rows - 1, num_frames - 1) and total > best[0]:
+            best = total, first
+        for down, right in ((0, 1), (1, 0), (1, 1)):
+            if row + down < num_rows and frame + right < num_frames:
+                walk(row + down, frame + right, total, [*first, frame + right] if down else first)
+
+    walk(0, 0, 0.0, [0])
+    return best[1]
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 50])
+def test_smoothing_takes_the_median_of_seven(length: int) -> None:
+    x = torch.from_numpy(np.random.default_rng(1).normal(size=(2, 3, length)))
+    if length <= 3:
+        expected = x  # openai/whisper leaves what is shorter than the half of it
+    else:
+        padded = np.pad(x.numpy(), ((0, 0), (0, 0), (3, 3)), mode="reflect")
+        expected = torch.from_numpy(np.median(np.lib.stride_tricks.sliding_window_view(padded, 7, -1), -1))
+    torch.testing.assert_close(smooth(x), expected)
