@@ -1,4 +1,4 @@
-"""`python -m asr_server` is `asr-server`."""
+"""Makes `python -m asr_server` the same as the command `asr-server`."""
 
 from asr_server.cli import main
 

@@ -1,4 +1,4 @@
-"""What the processes that the server starts have in common: replicas, and those that decode."""
+"""What replicas, the forkserver and decode processes have in common: environment and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""HTTP: routes, OpenAI's shapes, errors, limits, probes."""
+"""The HTTP API: routes, OpenAI's request and response shapes, errors, limits and probes.
+
+`cli.serve` starts it. Nothing here imports torch or blocks the event loop.
+"""
 
 from asr_server.api.app import create_app
 

@@ -1,4 +1,7 @@
-"""Limits how many requests are in flight, and tells the others when to try again."""
+"""Limits how many requests are in flight, and tells the others when to try again.
+
+`response.py` acquires a place for each request before it reads the request's body.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the API together."""
+"""Creates the FastAPI application: state, routes, error handlers and middleware. `server.py` serves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks for a key under /v1, where the server has any."""
+"""Requires an API key under /v1, where the server has any. A dependency of the routes."""
 
 from __future__ import annotations
 

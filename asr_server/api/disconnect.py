@@ -1,4 +1,4 @@
-"""The client at the other end, who may leave."""
+"""Cancels the work for a request when its client disconnects. Used by `response.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Errors to OpenAI's error body, here and nowhere else.
+"""Maps every exception to a status and OpenAI's error body. No other module does so.
 
-Official clients retry 408, 409, 429 and everything from 500 on: what the sender must mend is never there.
+Official clients retry 408, 409, 429 and everything from 500 on: an error that the sender must mend never has
+one of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Server-sent events: the shapes in which a transcript is streamed."""
+"""Writes a transcript as server-sent events, in OpenAI's streaming shapes. Used by `response.py`."""
 
 from __future__ import annotations
 

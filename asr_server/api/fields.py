@@ -1,4 +1,4 @@
-"""The form's text fields to what they mean: names on the wire, types, ranges, what goes with what."""
+"""Parses the form's text fields into typed models; checks which fields go together. Used by `request.py`."""
 
 from __future__ import annotations
 

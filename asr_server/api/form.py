@@ -1,6 +1,7 @@
-"""Reads multipart/form-data as it arrives, so that what is too large is refused before it is all here.
+"""Reads multipart/form-data as it arrives, so that a body over the limit is refused before all of it is here.
 
-Starlette's own parser spools through a thread for every piece above 1 MB and knows no limit on a file.
+Used by `response.py`. Starlette's own parser spools through a thread for every piece above 1 MB and knows no
+limit on a file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Probes, and the list of models."""
+"""The routes of operators: health and readiness probes, version, load, and the list of models."""
 
 from __future__ import annotations
 

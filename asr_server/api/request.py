@@ -1,4 +1,4 @@
-"""What one request wants: its fields, checked against this model, as decoding options."""
+"""Turns a request's fields into decoding options that this model can honour. Used by `response.py`."""
 
 from __future__ import annotations
 

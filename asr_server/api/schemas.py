@@ -1,4 +1,7 @@
-"""Every field that comes in and every body that goes out, as OpenAI's audio API names them."""
+"""The request fields and response bodies of the routes, as OpenAI's audio API names them.
+
+The bodies of transcripts are in `asr_server.formats`, because the command line writes them too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API process from start to stop."""
+"""Runs the API process from start to stop. Called by `cli.serve`."""
 
 from __future__ import annotations
 

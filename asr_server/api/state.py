@@ -1,4 +1,4 @@
-"""What the routes share, put together once in `create_app`."""
+"""The objects that all routes share, created once in `create_app`."""
 
 from __future__ import annotations
 

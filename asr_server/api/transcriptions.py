@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+"""The routes POST /v1/audio/transcriptions and /v1/audio/translations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The uploaded bytes: in memory while they are few, beyond that in a file that has no name."""
+"""Holds the bytes of an upload: in memory while they are few, beyond that in an unlinked file.
+
+Filled by `form.py`; handed to a `Recording` by `response.py`.
+"""
 
 from __future__ import annotations
 

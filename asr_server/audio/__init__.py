@@ -1,4 +1,7 @@
-"""The front end: any recording to chunks of 16 kHz mono, slice by slice, in threads of its own."""
+"""Decodes recordings of any format to 16 kHz mono and cuts them into chunks, in threads of its own.
+
+The transcription package uses it. It knows neither HTTP nor the engine.
+"""
 
 from asr_server.audio.limits import FORMATS, MIN_AUDIO_S, AudioLimits
 from asr_server.audio.pool import PreprocessPool, PreprocessStats

@@ -1,8 +1,9 @@
-"""The server's side of FFmpeg: a process per file, forked by a forkserver that has loaded the libraries.
+"""The server's side of the processes that decode with FFmpeg, one for each file.
 
-What a codec does to its process (a crash, a hang, a gigabyte) stays there. The forkserver starts with the
-first file that needs it, and ends with `shutdown` or when this process is gone: its socket then closes.
-Decode processes that are done wait for the next file, a few of them.
+Whatever a codec does (crash, hang, take a gigabyte of memory) happens in its own process. The forkserver
+has FFmpeg's libraries loaded and forks these processes. It starts with the first file that needs it, and
+ends with `shutdown` or when this process is gone, because its socket then closes. A few decode processes
+that are done wait for the next file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process that forks decode processes, and what those do. Run by `decode_processes`, not by people.
+"""The process that forks decode processes, and what a decode process does. Started by `decode_processes`.
 
 It loads FFmpeg's libraries once and has no threads, so that forking it is quick and safe.
 """

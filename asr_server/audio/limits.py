@@ -1,4 +1,4 @@
-"""What the front end refuses, with the words it refuses with."""
+"""The limits on one recording, and the errors that name the limit and its setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The front end's own threads: bounded, and fair because each slice queues behind those of others."""
+"""The bounded thread pool in which recordings are decoded, slice by slice.
+
+Each slice queues behind those of other recordings, so that a long file cannot hold a thread for minutes.
+"""
 
 from __future__ import annotations
 

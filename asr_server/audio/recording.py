@@ -1,4 +1,4 @@
-"""Decodes one file from bytes to pieces, slice by slice."""
+"""Decodes one recording into chunks, slice by slice. `pool.py` runs the slices in its threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any rate and layout to 16 kHz mono, block by block."""
+"""Converts blocks of any sample rate and number of channels to 16 kHz mono. Used by `stream.py`."""
 
 from __future__ import annotations
 

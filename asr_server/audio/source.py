@@ -1,4 +1,4 @@
-"""Whatever holds the bytes, as a file of the system: the decoders' libraries then read without Python."""
+"""Gives a path, a file or bytes as a file descriptor, from which decoders read without calling Python."""
 
 from __future__ import annotations
 

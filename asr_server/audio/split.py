@@ -1,4 +1,4 @@
-"""Where chunks end: at the quietest place near the end of a window, and around long silences.
+"""Cuts samples into chunks at quiet points, and skips long silences between chunks. Used by `recording.py`.
 
 Levels are the standard deviation within 20 ms, taken every 5 ms: a constant offset and slow rumble do not
 count as sound. A place to cut is judged by the mean level in decibels of the fifth of a second around it,

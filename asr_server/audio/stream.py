@@ -1,4 +1,4 @@
-"""A file as a stream of 16 kHz mono blocks, with the limits checked on the way."""
+"""Reads a file as 16 kHz mono blocks and checks the limits on the way. Used by `recording.py`."""
 
 from __future__ import annotations
 

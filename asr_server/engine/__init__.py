@@ -1,4 +1,7 @@
-"""The engine of one replica: commands in, events out, one step at a time. Knows no HTTP."""
+"""The engine of one replica: takes commands, gives events, one step at a time.
+
+`workers.engine_loop` drives it. It knows slots and chunks, not HTTP, files or text.
+"""
 
 import os
 

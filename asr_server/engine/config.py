@@ -1,4 +1,4 @@
-"""What an engine is started with, and what `auto` and 0 stand for on this machine."""
+"""The configuration of an engine, and the choices for what it leaves open on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The encoder's stage: chunks in, each layer's cross-attention keys and values in their slots."""
+"""Encodes chunks and writes each decoder layer's cross-attention keys and values into slots.
+
+Used by `runner.py`. One class for CPU, where the host waits, and one for CUDA, where it does not.
+"""
 
 from __future__ import annotations
 

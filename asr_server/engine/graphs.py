@@ -1,4 +1,7 @@
-"""CUDA graphs: a step is hundreds of kernels, and launching them takes longer than running them."""
+"""Records a computation as CUDA graphs, one for each shape, and replays the one that fits.
+
+A decode step is hundreds of kernels, and launching them one by one takes longer than running them.
+"""
 
 from __future__ import annotations
 

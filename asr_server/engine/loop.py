@@ -1,4 +1,4 @@
-"""The decode loop, plain and overlapped."""
+"""Decodes one token for every running sequence, with or without lookahead. Used by `engine.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping freed memory at hand."""
+"""Keeps freed memory in the process instead of giving it back to the kernel. Called once by `Engine.load`."""
 
 from __future__ import annotations
 

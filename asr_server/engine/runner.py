@@ -1,4 +1,7 @@
-"""The device's side of a step: encode, prefill, decode. Knows slots, not requests."""
+"""The device's side of a step: encode, prefill, decode. Knows slots, not requests.
+
+`engine.py` and `loop.py` call it. Nothing here waits for the device; `HostCopy` is what the host reads later.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From scores to tokens, each row by its own options."""
+"""Chooses tokens from scores by each row's options: temperature, top-k, top-p, min-p, penalties."""
 
 from __future__ import annotations
 

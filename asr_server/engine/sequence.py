@@ -1,4 +1,4 @@
-"""The host's side of one chunk on its way through the engine."""
+"""The host's record of one chunk in the engine: prompt, tokens so far, temperature, result."""
 
 from __future__ import annotations
 

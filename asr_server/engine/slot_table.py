@@ -1,4 +1,4 @@
-"""Who holds which slot."""
+"""Which sequence holds which slot. Used by `engine.py`."""
 
 from __future__ import annotations
 

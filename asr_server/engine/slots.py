@@ -1,4 +1,4 @@
-"""What the device knows of each slot: one row a sequence, so that a step is a few operations on columns."""
+"""The device's record of each slot, as columns over slots, so that a step is a few operations on columns."""
 
 from __future__ import annotations
 

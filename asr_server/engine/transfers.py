@@ -1,4 +1,4 @@
-"""Transfers between host and device. On CPU there is nothing to copy."""
+"""Copies between host and device that the host does not wait for. On CPU nothing is copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may come in, settled before anything is computed."""
+"""Checks a submitted chunk and its options before anything is computed. Used by `engine.py`."""
 
 from __future__ import annotations
 

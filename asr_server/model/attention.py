@@ -1,4 +1,4 @@
-"""Attention, in the form that is fastest where it runs."""
+"""Attention over audio and over cached text, in the fastest form for each device. Used by `whisper.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where decoding sequences keep their keys and values: contiguous slots, because Whisper is bounded.
+"""The keys and values of every slot, contiguous because Whisper's lengths are bounded.
 
 A slot holds one sequence: the keys and values of its audio (written once, after encoding) and of its tokens.
 Sequences being decoded lie side by side from slot 0 on, so that a decode step reads one contiguous block.

@@ -1,4 +1,4 @@
-"""The sizes of one checkpoint, from its config.json."""
+"""The sizes of a checkpoint, read from its config.json."""
 
 from __future__ import annotations
 

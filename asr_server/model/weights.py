@@ -1,4 +1,4 @@
-"""From a checkpoint's name to a model with its weights, which stay as Hugging Face publishes them."""
+"""Loads a Whisper model with the weights of a Hugging Face checkpoint. Called by `Engine.load`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whisper's special tokens, by the names a checkpoint's files give them: no id is written down here."""
+"""Whisper's special tokens, read by name from a checkpoint's files: no id is written down here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Byte-level BPE as Whisper uses it, on the `tokenizers` library."""
+"""Turns tokens into text and text into tokens (byte-level BPE), on the `tokenizers` library."""
 
 from __future__ import annotations
 

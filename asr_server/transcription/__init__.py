@@ -1,4 +1,7 @@
-"""One request from audio to text: chunks out, results back in order, tokens to text."""
+"""Takes one request from audio to text: chunks go out to replicas, results come back in file order.
+
+The API and the offline command use it. It knows no HTTP.
+"""
 
 from asr_server.transcription.language import Languages
 from asr_server.transcription.prompt import prompt_tokens

@@ -1,8 +1,8 @@
-"""What a replica heard, as segments with times: Whisper's timestamp tokens, and what they leave unread.
+"""Cuts a replica's tokens into segments with times, and finds what they leave unread.
 
-The rule is openai-whisper's (`transcribe.py`): a pair of timestamp tokens side by side closes one segment
-and opens the next; a single one at the end says that the rest of the window is read; a segment opened and
-not closed was cut off, and decoding goes on from the last closed time.
+Used by `transcriber.py`. The rule is openai-whisper's (`transcribe.py`): a pair of timestamp tokens side by
+side closes one segment and opens the next; a single one at the end says that the rest of the window is
+read; a segment opened and not closed was cut off, and decoding goes on from the last closed time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Languages: what clients write (codes, names, regional forms) to Whisper's codes and OpenAI's names."""
+"""Maps the names of languages that clients write to Whisper's codes and OpenAI's names."""
 
 from __future__ import annotations
 

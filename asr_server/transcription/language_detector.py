@@ -1,4 +1,4 @@
-"""Which language a request is in, when it does not say: found on the first chunk with speech."""
+"""Finds the language of a request that names none, on its first chunk with speech."""
 
 from __future__ import annotations
 

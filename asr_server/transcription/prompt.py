@@ -1,4 +1,4 @@
-"""What stands before the transcript: a prompt and words to listen for, as the decoder's context."""
+"""Turns a prompt and keywords into the tokens that precede the transcript."""
 
 from __future__ import annotations
 

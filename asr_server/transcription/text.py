@@ -1,4 +1,4 @@
-"""How the texts of chunks become one text."""
+"""Joins the texts of chunks into one text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One request from audio to text: chunks leave as soon as they are cut, text comes back in file order."""
+"""Takes one request from audio to text: chunks leave as soon as they are cut, text comes back in file order.
+
+It sends chunks through the dispatcher and decodes through the preprocess pool; it runs no model and no codec.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How commands and events cross between the API process and a replica: the wire and its channels."""
+"""Carries commands and events between the API process and a replica. Used by the workers package."""

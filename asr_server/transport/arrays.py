@@ -1,4 +1,4 @@
-"""Arrays and tensors to what travels, and back: where their bytes are, their type and their shape.
+"""Turns arrays and tensors into bytes with a type and a shape, and back. Used by `wire.py`.
 
 Torch is loaded only by a process that has it already or that receives a tensor.
 """

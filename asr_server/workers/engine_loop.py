@@ -1,4 +1,7 @@
-"""Runs an engine behind its server end, the same way in every executor."""
+"""Runs an engine in a replica: commands in, steps, events out, and heartbeats beside it.
+
+The same in every executor; `replica.py` and `inline.py` call it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One protocol for running replicas; its siblings are `inline` and `multiprocess`."""
+"""The protocol of executors, which start replicas; `inline` and `multiprocess` implement it."""
 
 from __future__ import annotations
 

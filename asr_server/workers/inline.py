@@ -1,4 +1,4 @@
-"""A replica in a thread of this process: for tests and for debugging, where one stack trace shows all."""
+"""Runs a replica in a thread of this process, for tests and debugging: one stack trace shows all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas as processes of this machine: the default."""
+"""Starts replicas as processes of this machine, and is the default executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decoder reads a file, by its first bytes alone: names and content types lie."""
+"""Chooses the decoder for a file by its first bytes. File names and content types are not trusted."""
 
 from __future__ import annotations
 

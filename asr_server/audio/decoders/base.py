@@ -1,4 +1,4 @@
-"""What every decoder is: an iterator of blocks at the file's own rate and layout."""
+"""The protocol of decoders: each yields blocks of samples at the file's own rate and layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Everything else through FFmpeg's libraries. Runs in a decode process, never in the server's own.
+"""Decodes through FFmpeg's libraries whatever no other decoder reads. Runs in a decode process only.
 
-Frames are gathered by FFmpeg's own queue and turned into one array per second of audio: an array per
-frame would cost as much as decoding.
+FFmpeg's own queue gathers frames into one array per second of audio, because an array for each frame would
+cost as much as decoding.
 """
 
 from __future__ import annotations

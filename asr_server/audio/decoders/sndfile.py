@@ -1,4 +1,7 @@
-"""FLAC, MP3 and AIFF through libsndfile, by file descriptor: no callback ever takes the lock."""
+"""Decodes FLAC, MP3 and AIFF through libsndfile.
+
+It reads by file descriptor: a callback into Python would need the interpreter lock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WAV by its own rules: RIFF and RF64, extensible headers, streams whose size was never filled in.
+"""Decodes WAV: RIFF and RF64, extensible headers, and streams whose size was never filled in.
 
 Sources: Multimedia Programming Interface and Data Specifications 1.0 (RIFF), EBU Tech 3306 (RF64),
 ITU-T G.711 (A-law and mu-law).
