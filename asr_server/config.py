@@ -117,7 +117,7 @@ class Settings:
     cors_origins: str = _setting("", "origins allowed by CORS, separated by commas; * for all")
     ssl_certfile: str = _setting("", "TLS certificate file")
     ssl_keyfile: str = _setting("", "TLS key file")
-    drain_s: float = _setting(30.0, "seconds that running requests get to finish at shutdown", ge=0)
+    drain_s: float = _setting(25.0, "seconds that running requests get to finish at shutdown", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")
 

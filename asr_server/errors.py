@@ -72,5 +72,22 @@ class EngineUnavailable(Exception):
         self.retry_after_s = retry_after_s
 
 
+class ShuttingDown(EngineUnavailable):
+    """The server is about to stop: another one, or the next one, can take the request."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.")
+
+
 class ChunkFailed(Exception):
-    """A replica could not decode this chunk, and neither could another one."""
+    """A replica could not decode this chunk. The message is for the log."""
+
+
+class ReplicasEnded(ChunkFailed):
+    """Every replica that was given this chunk ended before it had a result, also with nothing beside it.
+
+    The message is for the client too.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(f"A part of the audio has ended {num_replicas} engine processes one after another.")

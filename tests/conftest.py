@@ -1,14 +1,14 @@
-"""One real server for the whole session: `asr-server serve`, the embedded model, a free port."""
+"""Real servers: `asr-server serve`, the embedded model, a free port. One is shared by the whole session."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, NamedTuple
 
 import httpx
@@ -17,39 +17,52 @@ import pytest
 import asr_server.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 
 START_LIMIT_S = 100.0
+STOP_LIMIT_S = 60.0
 SIGN = "listening on "
 
 
 class Server(NamedTuple):
     url: str
     process: subprocess.Popen[str]
-    log: IO[str]  # what it has written, at the level of debug
+    log: IO[str]  # what it and its children have written to standard error
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30)
 
-    def lines(self) -> list[str]:
+    def written(self) -> str:
         """All that it has logged so far."""
-        return _written(self.log).splitlines()
+        return _written(self.log)
+
+    def lines(self) -> list[str]:
+        return self.written().splitlines()
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
+    with run_server("--log-level", "debug") as server:
+        yield server
+    assert server.process.returncode == 0, "the server did not stop in order"
+
+
+@contextmanager
+def run_server(*options: str, **environment: str) -> Iterator[Server]:
+    """A server that is ready, the leader of a process group of its own. Stopped at the end."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "asr_server", "serve", "--port", "0", "--log-level", "debug"],
+            [sys.executable, "-m", "asr_server", "serve", "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env=os.environ | environment,
+            start_new_session=True,
         )
         try:
             server = Server(_address(process, log), process, log)
-            _wait_until_ready(server, log)
+            _wait_until_ready(server)
             yield server
         finally:
             process.terminate()
-            process.communicate(timeout=60)
-    assert process.returncode in (0, -signal.SIGTERM), "the server did not stop in order"
+            process.communicate(timeout=STOP_LIMIT_S)
 
 
 def _address(process: subprocess.Popen[str], log: IO[str]) -> str:
@@ -60,12 +73,12 @@ def _address(process: subprocess.Popen[str], log: IO[str]) -> str:
     raise AssertionError(f"the server did not start:\n{_written(log)}")
 
 
-def _wait_until_ready(server: Server, log: IO[str]) -> None:
+def _wait_until_ready(server: Server) -> None:
     """Loading takes as long as it takes; /ready says when it is over."""
     deadline = time.monotonic() + START_LIMIT_S
     while server.get("/ready").status_code != 200:
-        assert server.process.poll() is None, _written(log)
-        assert time.monotonic() < deadline, _written(log)
+        assert server.process.poll() is None, server.written()
+        assert time.monotonic() < deadline, server.written()
         time.sleep(0.05)
 
 

@@ -24,7 +24,9 @@ from asr_server.errors import (
     InvalidValue,
     ModelNotFound,
     Overloaded,
+    ReplicasEnded,
     RequestError,
+    ShuttingDown,
     UploadTooLarge,
 )
 
@@ -42,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def install(app: FastAPI) -> None:
-    for error_type in (RequestError, EngineUnavailable, RequestValidationError, HTTPException):
+    for error_type in (RequestError, EngineUnavailable, ReplicasEnded, RequestValidationError, HTTPException):
         app.add_exception_handler(error_type, _handle)
     app.add_exception_handler(ClientDisconnect, _handle_gone)
 
@@ -60,11 +62,6 @@ def response_to(error: Exception) -> JSONResponse:
     return JSONResponse(body_of(error).model_dump(), _status(error), _headers(error))
 
 
-def shutting_down() -> EngineUnavailable:
-    """For requests that have not finished in the time that the server's end leaves."""
-    return EngineUnavailable("The server is shutting down.")
-
-
 def body_of(error: Exception) -> ErrorBody:
     match error:
         case Overloaded():
@@ -80,6 +77,8 @@ def body_of(error: Exception) -> ErrorBody:
                 param=None,
                 code="engine_unavailable",
             )
+        case ReplicasEnded():
+            detail = ErrorDetail(message=str(error), type="server_error", param=None, code="engine_crashed")
         case RequestValidationError():
             detail = _validation_detail(error)
         case HTTPException():
@@ -125,8 +124,13 @@ def _status(error: Exception) -> int:
 
 def _headers(error: Exception) -> dict[str, str]:
     match error:
+        case ShuttingDown():
+            # Of the connection too: a client that keeps it would come back to this server.
+            return {"Retry-After": str(error.retry_after_s), "Connection": "close"}
         case Overloaded() | EngineUnavailable():
             return {"Retry-After": str(error.retry_after_s)}
+        case ReplicasEnded():
+            return {"X-Should-Retry": "false"}  # official clients heed it: a retry would end more replicas
         case InvalidApiKey():
             return {"WWW-Authenticate": "Bearer"}
         case HTTPException():

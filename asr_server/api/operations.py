@@ -14,7 +14,7 @@ from asr_server.api.request import check_model
 from asr_server.api.schemas import Model, ModelList
 from asr_server.api.state import AppState, get_state
 from asr_server.errors import EngineUnavailable
-from asr_server.workers.supervisor import ReplicaState
+from asr_server.workers.replica_state import ReplicaState
 
 probes = APIRouter(tags=["operations"])
 models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])

@@ -14,7 +14,8 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from asr_server.api.errors import response_to, shutting_down
+from asr_server.api.errors import response_to
+from asr_server.errors import ShuttingDown
 from asr_server.telemetry import current_request_id
 
 HEADER: Final = "x-request-id"
@@ -53,10 +54,9 @@ class RequestIdMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except asyncio.CancelledError:
-            if has_started:
-                raise
-            await response_to(shutting_down())(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server's end; it closes the connection behind half a reply
+            if not has_started:
+                await response_to(ShuttingDown())(scope, receive, send_with_id)
         except Exception as error:
             logger.exception("%s failed", scope["method"])
             if has_started:

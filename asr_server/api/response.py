@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from asr_server.api.disconnect import cancel_on_disconnect
-from asr_server.api.errors import body_of, shutting_down
+from asr_server.api.errors import body_of
 from asr_server.api.events import STREAM_END, event
 from asr_server.api.form import Form, read_form
 from asr_server.api.request import TranscriptionRequest
@@ -20,7 +20,7 @@ from asr_server.api.state import AppState
 from asr_server.audio import Recording
 from asr_server.config import Settings
 from asr_server.core import Transcript
-from asr_server.errors import ChunkFailed, EngineUnavailable, RequestError
+from asr_server.errors import ChunkFailed, EngineUnavailable, RequestError, ShuttingDown
 from asr_server.formats import ResponseFormat, render
 from asr_server.transcription import Transcriber
 
@@ -111,7 +111,7 @@ async def _stream(
     except asyncio.CancelledError:
         if not stream.has_begun:
             raise
-        await stream.fail(shutting_down())
+        await stream.fail(ShuttingDown())
     except Exception as error:
         if not stream.has_begun:
             raise

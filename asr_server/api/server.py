@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
 from pathlib import Path
+from types import FrameType
+from typing import Final
 
 import uvicorn
 
 from asr_server.api.app import create_app
 from asr_server.api.realtime.client_events import MAX_MESSAGE_BYTES
-from asr_server.api.realtime.registry import RealtimeSessions
+from asr_server.api.state import AppState
 from asr_server.audio import PreprocessPool
 from asr_server.config import Settings
+from asr_server.errors import ShuttingDown
 from asr_server.telemetry import announce
 from asr_server.tokenizer import Tokenizer
 from asr_server.workers.dispatcher import Dispatcher
 
+# Exit statuses. uvicorn's own, when it cannot listen, is 3.
+STOPPED: Final = 0
+ENGINE_FAILED: Final = 1
+
+CLOSE_LIMIT_S: Final = 1  # for the last replies to be read, when the drain is over
+_POLL_S: Final = 0.05
+
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> None:
-    """Serves until told to stop (SIGINT, SIGTERM). Requests that run then have `drain_s` to finish."""
+def run(settings: Settings) -> int:
+    """Serves until told to stop (SIGINT, SIGTERM); requests in flight then have `drain_s` to finish.
+
+    Returns the exit status.
+    """
     tokenizer = Tokenizer.from_directory(Path(settings.model))
     pool = PreprocessPool(settings.preprocess_workers)
     pool.warm_up()  # its libraries load while the engine's do
-    app = create_app(settings, Dispatcher(settings), pool, tokenizer)
+    dispatcher = Dispatcher(settings)
+    app = create_app(settings, dispatcher, pool, tokenizer)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -34,7 +49,7 @@ def run(settings: Settings) -> None:
         root_path=settings.root_path,
         ssl_certfile=settings.ssl_certfile or None,
         ssl_keyfile=settings.ssl_keyfile or None,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_graceful_shutdown=CLOSE_LIMIT_S,
         log_config=None,
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         access_log=False,  # `request_log` writes one that has the request ids
@@ -43,13 +58,20 @@ def run(settings: Settings) -> None:
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # base64 of audio shrinks little, and bombs shrink a lot
     )
-    _Server(config, app.state.server.realtime).run()
+    Server(config, app.state.server).run()
+    if dispatcher.failed_to_start:
+        logger.critical("the engine could not be started: %s", dispatcher.last_failure)
+        return ENGINE_FAILED
+    return STOPPED
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, realtime: RealtimeSessions) -> None:
+class Server(uvicorn.Server):
+    """uvicorn's server, which drains before it stops listening, so that probes hear of it."""
+
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
-        self._realtime = realtime
+        self._state = state
+        self._hurry = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it listens once it does: with port 0 nobody knows before."""
@@ -59,13 +81,39 @@ class _Server(uvicorn.Server):
             scheme = "https" if self.config.is_ssl else "http"
             announce(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins the drain, a second one ends it. The process exits with a status of its
+        own: uvicorn would raise the signal anew.
+        """
+        self._hurry = self.should_exit
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; whether to stop."""
+        return await super().on_tick(counter) or self._state.dispatcher.failed_to_start
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Realtime sessions first: uvicorn closes every WebSocket at once, whatever is still being read."""
-        for server in self.servers:
-            server.close()
-        limit_s = self.config.timeout_graceful_shutdown or 1
-        started_at = time.monotonic()
-        await self._realtime.drain(limit_s)
-        spent_s = round(time.monotonic() - started_at)
-        self.config.timeout_graceful_shutdown = max(1, limit_s - spent_s)
+        await self._drain()
         await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        """Waits for the work in flight; what is not finished in time is told 503."""
+        limit_s, started_at = self._state.settings.drain_s, time.monotonic()
+        end = started_at + limit_s
+        logger.info("draining: %d requests in flight have %g s to finish", self._num_in_flight, limit_s)
+        self._state.dispatcher.drain()
+        sessions = asyncio.create_task(self._state.realtime.drain(limit_s))
+        while self._num_in_flight and time.monotonic() < end and not self._hurry:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)  # the handler of a signal cannot set an event
+        sessions.cancel()
+        drained_s = time.monotonic() - started_at
+        if self._num_in_flight:
+            logger.warning("drained for %.1f s: %d requests unfinished", drained_s, self._num_in_flight)
+            self._state.dispatcher.fail_all(ShuttingDown)
+        else:
+            logger.info("drained in %.1f s: no request is left", drained_s)
+
+    @property
+    def _num_in_flight(self) -> int:
+        """Requests and realtime sessions."""
+        return self._state.admission.num_in_flight + self._state.realtime.num_active

@@ -12,7 +12,7 @@ from asr_server.api.api_keys import ApiKeys
 from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.config import Settings
-from asr_server.errors import EngineUnavailable
+from asr_server.errors import EngineUnavailable, ShuttingDown
 from asr_server.transcription import Transcriber
 from asr_server.workers.dispatcher import Dispatcher
 
@@ -30,7 +30,9 @@ class AppState:
     started_at: int  # Unix seconds
 
     def require_engine(self) -> None:
-        """Raises EngineUnavailable while no replica can take work."""
+        """Raises EngineUnavailable while no replica can take new work."""
+        if self.dispatcher.draining:
+            raise ShuttingDown
         if self.dispatcher.given_up:
             raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
         if not self.dispatcher.ready:

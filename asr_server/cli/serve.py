@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import click
@@ -31,4 +32,4 @@ def serve(model_name: str | None, **options: Any) -> None:
         logger.info(NEXT_STEP)
     from asr_server.api.server import run
 
-    run(settings)
+    sys.exit(run(settings))

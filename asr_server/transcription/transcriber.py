@@ -24,7 +24,8 @@ from asr_server.transcription.language import ENGLISH, Languages, name_of
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.source import ChunkSource, RecordingSource, Source
 from asr_server.transcription.text import continuation
-from asr_server.workers.dispatcher import Dispatcher, RequestHandle
+from asr_server.workers.dispatcher import Dispatcher
+from asr_server.workers.request_handle import RequestHandle
 
 MAX_PARTS: Final = 8  # tries at one chunk's unread tails
 AUDIO_TOKENS_PER_S: Final = 50  # positions of Whisper's encoder

@@ -55,6 +55,10 @@ class HeartbeatSender(Protocol):
     def close(self) -> None: ...
 
 
+class EngineServerClosed(Exception):
+    """The replica's end sends nothing any more."""
+
+
 # -- Inline: two queues between a thread and the event loop. -------------------------------------------------
 
 
@@ -62,16 +66,22 @@ class InlineEngineClient:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def send(self, command: Command) -> None:
         self.commands.put(command)
 
     async def receive(self) -> Event:
-        return await self._events.get()
+        """Raises EngineServerClosed."""
+        event = await self._events.get()
+        if event is None:
+            raise EngineServerClosed
+        return event
 
-    def deliver(self, event: Event) -> None:
-        """Called from the replica's thread; what comes after the loop has closed is nobody's."""
+    def deliver(self, event: Event | None) -> None:
+        """Called from the replica's thread, with None as its last word. What comes after the loop has closed
+        is nobody's.
+        """
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
@@ -124,6 +134,7 @@ class ZmqEngineClient:
         _require_file_handles()
         self._folder = SocketFolder()
         self.address = f"ipc://{self._folder.path}/"
+        self.shared = create_shared_memory()
         self._context = zmq.Context()
         self._events = zmq.asyncio.Socket(self._context, zmq.PULL)
         self._commands = self._context.socket(zmq.PUSH)
@@ -136,7 +147,6 @@ class ZmqEngineClient:
             self.close()
             raise OSError(error.errno, str(error)) from error
         self._is_connected = False
-        self.shared = create_shared_memory()
 
     def send(self, command: Command) -> None:
         """Raises zmq.Again when the replica is not connected."""

@@ -9,9 +9,11 @@ import threading
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
 from asr_server.engine import Engine, EngineConfig
-from asr_server.transport.channels import InlineEngineClient, InlineEngineServer
+from asr_server.transport.channels import EngineServerClosed, InlineEngineClient, InlineEngineServer
 from asr_server.workers.engine_loop import run
 from asr_server.workers.executor import ReplicaGone
+
+CLOSE_LIMIT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +30,6 @@ class InlineReplica:
     def __init__(self, name: str, config: EngineConfig) -> None:
         self.name = name
         self._client = InlineEngineClient()
-        self._gone = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(config,), name=name, daemon=True)
         self._thread.start()
 
@@ -39,27 +39,24 @@ class InlineReplica:
         except Exception:
             logger.exception("%s has failed", self.name)
         finally:
-            self._loop.call_soon_threadsafe(self._gone.set)
+            self._client.deliver(None)
 
     def send(self, command: Command) -> None:
-        if self._gone.is_set():
+        if not self._thread.is_alive():
             raise ReplicaGone(self.name)
         self._client.send(command)
 
     async def receive(self) -> Event:
-        event = asyncio.ensure_future(self._client.receive())
-        gone = asyncio.ensure_future(self._gone.wait())
         try:
-            await asyncio.wait((event, gone), return_when=asyncio.FIRST_COMPLETED)
-            if event.done():
-                return event.result()
-            raise ReplicaGone(self.name)
-        finally:
-            event.cancel()
-            gone.cancel()
+            return await self._client.receive()
+        except EngineServerClosed:
+            raise ReplicaGone(f"{self.name} has ended") from None
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """A thread cannot be ended from outside: it stops once its running chunks are done."""
+        """A thread cannot be ended from outside: it stops once its running chunks are done. One that hangs
+        is left behind.
+        """
         self._client.send(Drain())
-        await self._gone.wait()
-        self._client.close()
+        await asyncio.to_thread(self._thread.join, CLOSE_LIMIT_S)
+        if self._thread.is_alive():
+            logger.error("%s does not end: its thread is left behind", self.name)

@@ -19,6 +19,8 @@ from asr_server.transport.socket_folder import remove_abandoned_folders
 from asr_server.workers.executor import ReplicaGone
 from asr_server.workers.replica import ReplicaSpec
 
+KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
+
 logger = logging.getLogger(__name__)
 
 
@@ -86,7 +88,9 @@ class ProcessReplica:
             await asyncio.wait((self._exit,), timeout=drain_s)
         if not self._exit.done():
             self._process.kill()
-        await self._exit
+            await asyncio.wait((self._exit,), timeout=KILL_LIMIT_S)
+        if not self._exit.done():
+            logger.error("%s (pid %d) does not end although it was killed", self.name, self.pid)
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._client.close()

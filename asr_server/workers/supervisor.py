@@ -1,7 +1,7 @@
-"""Keeps every replica alive: starts it, watches two signals of life, replaces it when it dies or hangs.
+"""Keeps every replica alive: launches it, watches it, replaces it when it dies, freezes or hangs.
 
-A replica is frozen when its heartbeats stop, and hung when they go on while its engine, with work to do,
-takes no step. A large batch on a small machine is neither: the limit grows with the longest step seen.
+Whatever goes wrong with one replica, in the launch as well as later, ends that replica alone: it is logged in
+one line and tried again after a pause, and given up after `MAX_FAILED_STARTS` starts in a row that failed.
 """
 
 from __future__ import annotations
@@ -9,47 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from asr_server.core import ChunkId, Credit, Event, Heartbeat
-from asr_server.workers.executor import Executor, Replica, ReplicaGone
+from asr_server.core import Credit, Event, Heartbeat
+from asr_server.workers import replica_state
+from asr_server.workers.executor import Executor, ReplicaGone
+from asr_server.workers.replica_state import ReplicaState
 
-STARTUP_LIMIT_S = 900.0
-FROZEN_AFTER_S = 5.0
-HUNG_AFTER_S = 30.0
-HUNG_AFTER_STEPS = 10.0  # times the longest step so far
 MAX_FAILED_STARTS = 3
 MAX_PAUSE_S = 30.0
-DRAIN_S = 5.0  # for a replica to leave by itself at shutdown
+DRAIN_S = 2.0  # for a replica to leave by itself at shutdown, when its work is done
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class ReplicaState:
-    """What this side knows of one live replica."""
-
-    replica: Replica
-    ready: bool = False
-    credit: int = 0
-    num_slots: int = 0
-    in_flight: set[ChunkId] = field(default_factory=set)
-    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(num_steps=0))
-    progress_at: float = field(default_factory=time.monotonic)
-    longest_step_s: float = 0.0
-
-    def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
-        """Takes note of progress. Raises ReplicaGone for one that hangs."""
-        if heartbeat.num_steps > self.heartbeat.num_steps or not self.in_flight:
-            if self.in_flight:
-                self.longest_step_s = max(self.longest_step_s, now - self.progress_at)
-            self.progress_at = now
-        self.heartbeat = heartbeat
-        stalled_s = now - self.progress_at
-        if self.ready and stalled_s > max(HUNG_AFTER_S, HUNG_AFTER_STEPS * self.longest_step_s):
-            raise ReplicaGone(f"{self.replica.name} has taken no step for {stalled_s:.0f} s: hung")
 
 
 class Supervisor:
@@ -64,17 +35,20 @@ class Supervisor:
         on_given_up: Callable[[], None],
     ) -> None:
         self.replica_states: list[ReplicaState] = []
+        self.was_ready = False  # at least one replica, at least once
+        self.last_failure = ""  # in words, for whoever asks why there is no engine
         self._executor = executor
         self._num_replicas = num_replicas
         self._on_event = on_event
         self._on_gone = on_gone
         self._on_given_up = on_given_up
         self._num_given_up = 0
+        self._draining = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def given_up(self) -> bool:
-        """No replica is left, and none will be tried again."""
+        """No replica is left, and none will be launched again."""
         return self._num_given_up == self._num_replicas
 
     def start(self) -> None:
@@ -83,6 +57,10 @@ class Supervisor:
             for index in range(self._num_replicas)
         ]
 
+    def drain(self) -> None:
+        """From now on a replica that ends is not replaced."""
+        self._draining.set()
+
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -90,47 +68,86 @@ class Supervisor:
 
     async def _supervise(self, index: int) -> None:
         failed_starts = 0
-        while failed_starts < MAX_FAILED_STARTS:
-            state = ReplicaState(await self._executor.launch(index))
-            await self._watch(state)
-            failed_starts = 0 if state.ready else failed_starts + 1
-            await asyncio.sleep(min(MAX_PAUSE_S, 2.0**failed_starts - 1.0))
-        logger.error("replica %d failed to start %d times: given up", index, failed_starts)
+        while not self._draining.is_set():
+            failed_starts = 0 if await self._has_started(index) else failed_starts + 1
+            if failed_starts == MAX_FAILED_STARTS:
+                logger.error("replica %d failed to start %d times: given up", index, failed_starts)
+                break
+            await self._pause(min(MAX_PAUSE_S, 2.0**failed_starts - 1.0))
         self._num_given_up += 1
         if self.given_up:
             self._on_given_up()
 
-    async def _watch(self, state: ReplicaState) -> None:
-        """From launch to the end of one replica."""
-        self.replica_states.append(state)
+    async def _pause(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._draining.wait()
+
+    async def _has_started(self, index: int) -> bool:
+        """Runs a replica to its end. Whatever goes wrong is logged here and goes no further."""
         try:
-            while True:
-                self._receive(state, await self._next_event(state))
-        except ReplicaGone as gone:
-            logger.error("%s", gone)
-            await state.replica.close()
+            async with asyncio.timeout(replica_state.STARTUP_LIMIT_S):
+                replica = await self._executor.launch(index)
+            return await self._run(ReplicaState(replica))
+        except Exception as error:
+            self._log(f"replica {index} failed: {type(error).__name__}: {error}")
+            return False
+
+    async def _run(self, state: ReplicaState) -> bool:
+        """From the launch of a replica to its end. Whether it ever was ready."""
+        self.replica_states.append(state)
+        drain_s = 0.0
+        try:
+            self._log(str(await self._watch(state)))
+            return state.ready
         except asyncio.CancelledError:
-            await state.replica.close(DRAIN_S)
+            drain_s = DRAIN_S if state.ready else 0.0
             raise
         finally:
             self.replica_states.remove(state)
-            self._on_gone(state)
+            try:
+                self._on_gone(state)
+            finally:
+                await state.replica.close(drain_s)
 
-    async def _next_event(self, state: ReplicaState) -> Event:
-        limit_s = FROZEN_AFTER_S if state.ready else STARTUP_LIMIT_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                return await state.replica.receive()
-        raise ReplicaGone(f"{state.replica.name} has been silent for {limit_s:.0f} s: frozen")
+    async def _watch(self, state: ReplicaState) -> ReplicaGone:
+        """Why the replica is to be replaced. Raises what is no fault of a replica."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._receive_all(state))
+                group.create_task(_tick(state))
+        except ExceptionGroup as errors:
+            error = errors.exceptions[0]
+            if isinstance(error, ReplicaGone):
+                return error
+            raise error from None
+        raise AssertionError("a watch ends with an error")
 
-    def _receive(self, state: ReplicaState, event: Event) -> None:
-        match event:
-            case Heartbeat():
-                state.on_heartbeat(event, time.monotonic())
-            case Credit():
-                state.ready = True
-                state.credit += event.count
-                state.num_slots = event.num_slots or state.num_slots
-                self._on_event(state, event)
-            case _:
-                self._on_event(state, event)
+    async def _receive_all(self, state: ReplicaState) -> None:
+        while True:
+            event = await state.replica.receive()
+            state.on_event()
+            match event:
+                case Heartbeat():
+                    state.on_heartbeat(event)
+                    continue
+                case Credit():
+                    self._on_credit(state, event)
+            self._on_event(state, event)
+
+    def _on_credit(self, state: ReplicaState, credit: Credit) -> None:
+        if not state.ready:
+            state.on_ready()
+            self.was_ready = True
+        state.credit += credit.count
+        state.num_slots = credit.num_slots or state.num_slots
+
+    def _log(self, failure: str) -> None:
+        self.last_failure = failure
+        logger.error("%s", failure)
+
+
+async def _tick(state: ReplicaState) -> None:
+    while True:
+        await asyncio.sleep(replica_state.TICK_S)
+        state.on_tick()

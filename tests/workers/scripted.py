@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 
-from asr_server.core import Cancel, Chunk, ChunkId, ChunkResult, Command, Credit, Event, Result, Submit
+from asr_server.config import Settings
+from asr_server.core import (
+    Cancel,
+    Chunk,
+    ChunkId,
+    ChunkResult,
+    Command,
+    Credit,
+    DecodingOptions,
+    Event,
+    Result,
+    Submit,
+)
+from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.executor import ReplicaGone
+from asr_server.workers.request_handle import RequestHandle
 
 
 class ScriptedReplica:
@@ -70,3 +85,36 @@ def result(chunk: int) -> ChunkResult:
 
 def chunk(index: int, duration_s: float = 30.0) -> Chunk:
     return Chunk(index, index * 480_000, np.zeros(int(duration_s * 16_000), np.float32))
+
+
+OPTIONS = DecodingOptions(language="en")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Lets the event loop run until the condition holds; the test's own limit bounds it."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+class RunningDispatcher:
+    def __init__(self, credit: int = 1, replicas: int = 1) -> None:
+        self.executor = ScriptedExecutor(credit)
+        self.dispatcher = Dispatcher(Settings(replicas=replicas, chunks_ahead=2), self.executor)
+
+    async def open(self) -> RunningDispatcher:
+        await self.dispatcher.start()
+        await until(
+            lambda: (
+                len(self.dispatcher.replica_states)
+                and all(state.ready for state in self.dispatcher.replica_states)
+            )
+        )
+        return self
+
+    @property
+    def replica(self) -> ScriptedReplica:
+        return self.executor.launched[-1]
+
+    def send(self, handle: RequestHandle, index: int, duration_s: float = 30.0) -> asyncio.Task[ChunkResult]:
+        return asyncio.create_task(handle.submit(chunk(index, duration_s), OPTIONS))

@@ -1,61 +1,27 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
-from asr_server.config import Settings
 from asr_server.core import (
     ChunkId,
-    ChunkResult,
     Credit,
     DecodingOptions,
     Failed,
     LanguageDetected,
     SetLanguage,
 )
-from asr_server.errors import ChunkFailed, EngineUnavailable
+from asr_server.errors import ChunkFailed, EngineUnavailable, ShuttingDown
 from asr_server.workers import supervisor
-from asr_server.workers.dispatcher import MAX_ATTEMPTS, Dispatcher, RequestHandle
-from tests.workers.scripted import ScriptedExecutor, ScriptedReplica, chunk, result
-
-OPTIONS = DecodingOptions(language="en")
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Lets the event loop run until the condition holds; the test's own limit bounds it."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-class RunningApp:
-    def __init__(self, credit: int = 1, replicas: int = 1) -> None:
-        self.executor = ScriptedExecutor(credit)
-        self.dispatcher = Dispatcher(Settings(replicas=replicas, chunks_ahead=2), self.executor)
-
-    async def open(self) -> "RunningApp":
-        await self.dispatcher.start()
-        await until(
-            lambda: (
-                len(self.dispatcher.replica_states)
-                and all(state.ready for state in self.dispatcher.replica_states)
-            )
-        )
-        return self
-
-    @property
-    def replica(self) -> ScriptedReplica:
-        return self.executor.launched[-1]
-
-    def send(self, handle: RequestHandle, index: int, duration_s: float = 30.0) -> asyncio.Task[ChunkResult]:
-        return asyncio.create_task(handle.submit(chunk(index, duration_s), OPTIONS))
+from asr_server.workers.dispatcher import MAX_ATTEMPTS
+from tests.workers.scripted import OPTIONS, RunningDispatcher, chunk, result, until
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[RunningApp]:
-    app = await RunningApp().open()
+async def app() -> AsyncIterator[RunningDispatcher]:
+    app = await RunningDispatcher().open()
     yield app
     await app.dispatcher.stop()
 
@@ -65,14 +31,14 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
 
 
-async def test_a_chunk_comes_back_with_its_result(app: RunningApp) -> None:
+async def test_a_chunk_comes_back_with_its_result(app: RunningDispatcher) -> None:
     task = app.send(app.dispatcher.open("a"), 4)
     await until(lambda: app.replica.submitted)
     app.replica.answer(ChunkId("a", 4))
     assert await task == result(4)
 
 
-async def test_no_more_is_sent_than_credit_allows(app: RunningApp) -> None:
+async def test_no_more_is_sent_than_credit_allows(app: RunningDispatcher) -> None:
     handle = app.dispatcher.open("a")
     tasks = [app.send(handle, index) for index in range(3)]
     await until(lambda: app.dispatcher.num_chunks == 3)
@@ -83,7 +49,7 @@ async def test_no_more_is_sent_than_credit_allows(app: RunningApp) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_request_may_not_decode_ahead_of_what_is_taken(app: RunningApp) -> None:
+async def test_a_request_may_not_decode_ahead_of_what_is_taken(app: RunningDispatcher) -> None:
     handle = app.dispatcher.open("a")
     assert await handle.wait_for_capacity() == app.dispatcher.chunks_ahead
     tasks = [app.send(handle, index) for index in range(3)]
@@ -97,14 +63,14 @@ async def test_a_request_may_not_decode_ahead_of_what_is_taken(app: RunningApp) 
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def served_in_order(app: RunningApp, count: int) -> list[ChunkId]:
+async def served_in_order(app: RunningDispatcher, count: int) -> list[ChunkId]:
     for index in range(count):
         await until(lambda: len(app.replica.submitted) > index)
         app.replica.answer(app.replica.submitted[index])
     return app.replica.submitted
 
 
-async def test_a_short_request_passes_a_long_one_that_came_before(app: RunningApp) -> None:
+async def test_a_short_request_passes_a_long_one_that_came_before(app: RunningDispatcher) -> None:
     long, short = app.dispatcher.open("long"), app.dispatcher.open("short")
     tasks = [app.send(long, index) for index in range(6)]
     await until(lambda: app.dispatcher.num_chunks == 6)
@@ -114,7 +80,7 @@ async def test_a_short_request_passes_a_long_one_that_came_before(app: RunningAp
     await asyncio.gather(*tasks)
 
 
-async def test_equal_requests_take_turns(app: RunningApp) -> None:
+async def test_equal_requests_take_turns(app: RunningDispatcher) -> None:
     first, second = app.dispatcher.open("first"), app.dispatcher.open("second")
     tasks = [app.send(handle, index) for handle in (first, second) for index in range(4)]
     order = await served_in_order(app, 8)
@@ -122,7 +88,7 @@ async def test_equal_requests_take_turns(app: RunningApp) -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_no_request_holds_more_than_half_of_the_slots(app: RunningApp) -> None:
+async def test_no_request_holds_more_than_half_of_the_slots(app: RunningDispatcher) -> None:
     app.replica.say(Credit(7, num_slots=6))
     long, short = app.dispatcher.open("long"), app.dispatcher.open("short")
     tasks = [app.send(long, index) for index in range(5)]
@@ -137,7 +103,9 @@ async def test_no_request_holds_more_than_half_of_the_slots(app: RunningApp) -> 
     await asyncio.gather(*tasks)
 
 
-async def test_a_long_request_does_not_starve_behind_an_endless_row_of_short_ones(app: RunningApp) -> None:
+async def test_a_long_request_does_not_starve_behind_a_row_of_short_ones(
+    app: RunningDispatcher,
+) -> None:
     blocker = app.send(app.dispatcher.open("blocker"), 0)
     await until(lambda: app.replica.submitted)
     long = app.send(app.dispatcher.open("long"), 0)
@@ -155,7 +123,7 @@ async def test_a_long_request_does_not_starve_behind_an_endless_row_of_short_one
     await asyncio.gather(blocker, long, *shorts, return_exceptions=True)
 
 
-async def test_cancelling_drops_what_waits_and_tells_the_replica_of_what_runs(app: RunningApp) -> None:
+async def test_cancelling_drops_what_waits_and_tells_the_replica_of_what_runs(app: RunningDispatcher) -> None:
     handle = app.dispatcher.open("a")
     tasks = [app.send(handle, index) for index in range(3)]
     await until(lambda: app.dispatcher.num_chunks == 3)
@@ -167,7 +135,7 @@ async def test_cancelling_drops_what_waits_and_tells_the_replica_of_what_runs(ap
 
 
 async def test_cancelling_frees_the_samples_at_once_though_no_replica_has_credit() -> None:
-    app = await RunningApp(credit=1).open()
+    app = await RunningDispatcher(credit=1).open()
     blocking = [app.send(app.dispatcher.open("blocking"), 0)]
     await until(lambda: app.replica.submitted)
     waiting = chunk(1)
@@ -184,7 +152,7 @@ async def test_cancelling_frees_the_samples_at_once_though_no_replica_has_credit
     await asyncio.gather(*blocking, return_exceptions=True)
 
 
-async def test_a_late_answer_to_a_cancelled_chunk_is_dropped(app: RunningApp) -> None:
+async def test_a_late_answer_to_a_cancelled_chunk_is_dropped(app: RunningDispatcher) -> None:
     handle = app.dispatcher.open("a")
     task = app.send(handle, 0)
     await until(lambda: app.replica.submitted)
@@ -197,7 +165,7 @@ async def test_a_late_answer_to_a_cancelled_chunk_is_dropped(app: RunningApp) ->
     assert task.cancelled()
 
 
-async def test_a_failed_chunk_raises_for_its_request_alone(app: RunningApp) -> None:
+async def test_a_failed_chunk_raises_for_its_request_alone(app: RunningDispatcher) -> None:
     task = app.send(app.dispatcher.open("a"), 0)
     await until(lambda: app.replica.submitted)
     app.replica.say(Failed(ChunkId("a", 0), "out of memory"))
@@ -207,7 +175,7 @@ async def test_a_failed_chunk_raises_for_its_request_alone(app: RunningApp) -> N
     assert app.dispatcher.ready
 
 
-async def test_the_language_is_asked_for_and_sent_back(app: RunningApp) -> None:
+async def test_the_language_is_asked_for_and_sent_back(app: RunningDispatcher) -> None:
     handle = app.dispatcher.open("a")
     heard: list[dict[str, float]] = []
 
@@ -224,7 +192,7 @@ async def test_the_language_is_asked_for_and_sent_back(app: RunningApp) -> None:
     assert heard == [{"en": 0.4, "de": 0.6}]
 
 
-async def test_a_dead_replica_is_replaced_and_its_chunks_are_sent_again(app: RunningApp) -> None:
+async def test_a_dead_replica_is_replaced_and_its_chunks_are_sent_again(app: RunningDispatcher) -> None:
     task = app.send(app.dispatcher.open("a"), 0)
     first = app.replica
     await until(lambda: first.submitted)
@@ -235,7 +203,7 @@ async def test_a_dead_replica_is_replaced_and_its_chunks_are_sent_again(app: Run
     assert await task == result(0)
 
 
-async def test_an_answer_of_an_earlier_attempt_is_dropped(app: RunningApp) -> None:
+async def test_an_answer_of_an_earlier_attempt_is_dropped(app: RunningDispatcher) -> None:
     task = app.send(app.dispatcher.open("a"), 0)
     first = app.replica
     await until(lambda: first.submitted)
@@ -247,18 +215,20 @@ async def test_an_answer_of_an_earlier_attempt_is_dropped(app: RunningApp) -> No
         await task
 
 
-async def test_a_chunk_that_kills_every_replica_is_given_up_and_the_server_lives(app: RunningApp) -> None:
+async def test_a_chunk_that_kills_every_replica_is_given_up(
+    app: RunningDispatcher,
+) -> None:
     task = app.send(app.dispatcher.open("a"), 0)
     for attempt in range(MAX_ATTEMPTS):
         await until(lambda: ChunkId("a", 0, 0, attempt) in app.replica.submitted)
         app.replica.die()
-    with pytest.raises(ChunkFailed, match="died"):
+    with pytest.raises(ChunkFailed, match="has ended 3 engine processes"):
         await task
     await until(lambda: app.dispatcher.ready)
 
 
 async def test_replicas_that_never_start_are_given_up_for_good() -> None:
-    app = RunningApp(credit=0)
+    app = RunningDispatcher(credit=0)
     await app.dispatcher.start()
     task = app.send(app.dispatcher.open("a"), 0)
     for start in range(supervisor.MAX_FAILED_STARTS):
@@ -274,10 +244,58 @@ async def test_replicas_that_never_start_are_given_up_for_good() -> None:
 
 
 async def test_work_is_spread_by_credit_over_replicas() -> None:
-    app = await RunningApp(credit=2, replicas=2).open()
+    app = await RunningDispatcher(credit=2, replicas=2).open()
     handle = app.dispatcher.open("a")
     tasks = [app.send(handle, index) for index in range(4)]
     await until(lambda: all(len(replica.submitted) == 2 for replica in app.executor.launched))
     await app.dispatcher.stop()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, EngineUnavailable) for outcome in outcomes)
+
+
+async def test_before_a_stop_requests_are_finished_in_the_order_in_which_they_came(
+    app: RunningDispatcher,
+) -> None:
+    app.replica.say(Credit(1, num_slots=2))
+    handles = [app.dispatcher.open(name) for name in ("first", "second", "third")]
+    tasks = [app.send(handle, index) for index in range(4) for handle in handles]
+    await until(lambda: app.dispatcher.num_chunks == 12)
+    app.dispatcher.drain()
+    order = await served_in_order(app, 12)
+    rest = [id.request_id for id in order[2:]]  # two were on their way before
+    assert rest == sorted(rest)
+    await asyncio.gather(*tasks)
+
+
+async def test_chunks_that_come_after_all_have_failed_fail_too(app: RunningDispatcher) -> None:
+    waiting = [app.send(app.dispatcher.open("a"), index) for index in range(2)]
+    await until(lambda: app.dispatcher.num_chunks == 2)
+    app.dispatcher.fail_all(ShuttingDown)
+    for task in (*waiting, app.send(app.dispatcher.open("b"), 0)):
+        with pytest.raises(ShuttingDown):
+            await task
+
+
+async def test_chunks_whose_last_replica_ends_before_a_stop_fail_at_once(app: RunningDispatcher) -> None:
+    task = app.send(app.dispatcher.open("a"), 0)
+    await until(lambda: app.replica.submitted)
+    app.dispatcher.drain()
+    app.replica.die()
+    with pytest.raises(EngineUnavailable):
+        await task
+    assert len(app.executor.launched) == 1
+
+
+async def test_a_request_that_cannot_choose_its_language_fails_alone(app: RunningDispatcher) -> None:
+    def choose(probabilities: dict[str, float]) -> str:
+        raise ZeroDivisionError
+
+    handle = app.dispatcher.open("a")
+    task = asyncio.create_task(handle.submit(chunk(0), DecodingOptions(), on_language=choose))
+    await until(lambda: app.replica.submitted)
+    app.replica.say(LanguageDetected(ChunkId("a", 0), {"en": 0.4, "de": 0.6}))
+    with pytest.raises(ZeroDivisionError):
+        await task
+    handle.cancel()
+    assert len(app.executor.launched) == 1
+    assert app.replica.cancelled == ["a"]

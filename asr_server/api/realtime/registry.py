@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -75,4 +76,6 @@ class RealtimeSessions:
         for session in self._active:
             session.end(SERVICE_RESTART, "The server is shutting down.")
         if self._active:
-            await asyncio.wait([asyncio.ensure_future(self._is_empty.wait())], timeout=limit_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._is_empty.wait()

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
 from asr_server.api.auth import require_key
-from asr_server.api.errors import body_of, shutting_down
+from asr_server.api.errors import body_of
 from asr_server.api.realtime import secrets
 from asr_server.api.realtime.client_events import SessionFields, as_invalid_value
 from asr_server.api.realtime.config import (
@@ -28,7 +28,7 @@ from asr_server.api.realtime.server_events import error_event
 from asr_server.api.realtime.session import INTERNAL_ERROR, RealtimeSession
 from asr_server.api.request import check_model
 from asr_server.api.state import AppState, get_state
-from asr_server.errors import EngineUnavailable, InvalidValue, Overloaded, RequestError
+from asr_server.errors import EngineUnavailable, InvalidValue, Overloaded, RequestError, ShuttingDown
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 PROTOCOL: Final = "realtime"
@@ -57,7 +57,7 @@ def _opening_config(socket: WebSocket, state: AppState) -> SessionConfig:
     """Raises RequestError, EngineUnavailable."""
     config = _authorized_config(socket, state)
     if state.realtime.is_draining:
-        raise shutting_down()
+        raise ShuttingDown
     state.require_engine()
     if socket.query_params.get("intent", "transcription") != "transcription":
         raise InvalidValue("This server transcribes only: 'intent' can be 'transcription'.", "intent")

@@ -1,0 +1,83 @@
+"""How a server stops while it has work: a real engine under load, signals to one process and to the group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from tests.api.sample_files import m4a, sound_file
+from tests.conftest import STOP_LIMIT_S, Server, run_server
+from tests.speech import VOICES, say
+
+MODEL = {"model": "whisper-1"}
+PATH = "/v1/audio/transcriptions"
+UNDISTURBED: list[str] = []  # the texts of the files, once known
+
+
+def files() -> list[bytes]:
+    """20 s of digits each."""
+    long = [np.concatenate([say("31415926", voice, 0.2).samples] * 4) for voice in VOICES]
+    return [m4a(long[0]), sound_file(long[1]), m4a(long[2]), sound_file(long[3], "FLAC")]
+
+
+async def texts_of(url: str, uploads: list[bytes]) -> list[str]:
+    async with httpx.AsyncClient(base_url=url, timeout=100) as client:
+        replies = await asyncio.gather(
+            *(client.post(PATH, files={"file": upload}, data=MODEL) for upload in uploads)
+        )
+    return [reply.json()["text"] if reply.status_code == 200 else reply.text for reply in replies]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + STOP_LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+
+
+def chunks(server: Server) -> int:
+    return int(server.get("/load").json()["chunks"])
+
+
+@pytest.mark.parametrize("stop", [os.kill, os.killpg], ids=["one", "group"])
+async def test_a_stop_lets_all_in_flight_finish(stop: Callable[[int, int], None]) -> None:
+    with run_server("--dtype", "float32", "--drain-s", "100") as server:
+        family = [server.process, *psutil.Process(server.process.pid).children(recursive=True)]
+        undisturbed = UNDISTURBED or await texts_of(server.url, files())
+        UNDISTURBED[:] = undisturbed
+        asking = asyncio.create_task(texts_of(server.url, files() * 2))
+        await until(lambda: chunks(server) > 8)  # all are under way
+        stop(server.process.pid, signal.SIGTERM)
+        await until(lambda: server.get("/ready").status_code == 503)
+        async with httpx.AsyncClient(base_url=server.url) as late:
+            reply = await late.post(PATH, files={"file": b""}, data=MODEL)
+        assert (reply.status_code, reply.headers["connection"]) == (503, "close")
+        assert reply.headers["retry-after"].isdecimal()
+        assert await asking == undisturbed * 2
+        assert server.process.wait(STOP_LIMIT_S) == 0
+        assert "draining: 8 requests in flight have 100 s to finish" in server.written()
+        assert "no request is left" in server.written()
+        assert "exited with status" not in server.written()
+        assert "Traceback" not in server.written()
+        assert not [member for member in family[1:] if psutil.pid_exists(member.pid)]
+
+
+async def test_a_second_signal_hurries() -> None:
+    with run_server("--drain-s", "50") as server:
+        asking = asyncio.create_task(texts_of(server.url, files() * 6))
+        await until(lambda: chunks(server) > 8)
+        server.process.terminate()
+        await until(lambda: "draining" in server.written())
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 0
+        assert "The server is shutting down." in (await asking)[-1]
+        assert "requests unfinished" in server.written()
+        assert "Traceback" not in server.written()
