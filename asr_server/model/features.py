@@ -73,7 +73,7 @@ class LogMel(nn.Module):
         samples = torch.zeros(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
         for row, chunk in zip(samples, chunks, strict=True):
             kept = min(len(chunk), frames * HOP)
-            row[:kept] = torch.from_numpy(np.ascontiguousarray(chunk[:kept], dtype=np.float32))
+            row.numpy()[:kept] = chunk[:kept]  # torch itself warns of read-only memory, such as is shared
         return samples
 
     def of_samples(self, samples: Tensor) -> Tensor:

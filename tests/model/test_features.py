@@ -53,3 +53,10 @@ def test_what_lies_beyond_the_window_is_cut_off() -> None:
     long = make_clip(6, 31)
     log_mel = LogMel(80, 3000)
     assert torch.equal(log_mel([long]), log_mel([long[: 30 * 16_000]]))
+
+
+def test_samples_may_be_read_only_as_those_in_shared_memory_are() -> None:
+    clip = CLIPS["a few seconds"].copy()
+    expected = LogMel(80, 3000)([clip])
+    clip.flags.writeable = False
+    assert torch.equal(LogMel(80, 3000)([clip]), expected)
