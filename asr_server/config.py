@@ -15,11 +15,10 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from asr_server.core import TEMPERATURE_LADDER, WINDOW_S
+from asr_server.core import TEMPERATURE_LADDER
 from asr_server.machine import available_cores
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
-EMBEDDED_MODEL_CHUNK_S = 6.0  # it was trained mostly on less, and drops digits in fuller windows
 MIB = 1 << 20
 
 
@@ -98,9 +97,8 @@ class Settings:
     )
     max_chunk_s: float = _setting(
         0.0,
-        "longest chunk cut from a recording, in seconds; 0: 6 for the embedded model, else 30",
+        "longest chunk cut, in seconds, from 3 up to the model's window; 0: what the model asks for",
         ge=0,
-        le=WINDOW_S,
     )
     chunks_ahead: int = _setting(4, "decoded chunks a request may hold that no replica has taken yet", ge=1)
 
@@ -120,13 +118,6 @@ class Settings:
     drain_s: float = _setting(25.0, "seconds that running requests get to finish at shutdown", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")
-
-    @property
-    def chunk_s(self) -> float:
-        """Length of the window in which a chunk ends, in seconds."""
-        if self.max_chunk_s > 0:
-            return self.max_chunk_s
-        return EMBEDDED_MODEL_CHUNK_S if Path(self.model) == EMBEDDED_MODEL else WINDOW_S
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 SAMPLE_RATE: Final = 16_000
-WINDOW_S: Final = 30.0
-WINDOW_SAMPLES: Final = int(WINDOW_S * SAMPLE_RATE)
+POSITIONS_PER_S: Final = 50  # of Whisper's encoder; its timestamps count in the same steps
 
 Samples = npt.NDArray[np.float32]  # [num_samples], 16 kHz mono
 

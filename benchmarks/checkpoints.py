@@ -19,6 +19,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from asr_server.core import POSITIONS_PER_S
 from asr_server.tokenizer.byte_alphabet import CHARACTER_OF_BYTE
 
 SEED = 20260101
@@ -35,6 +36,13 @@ class Shape:
     decoder_layers: int
     num_mels: int = 80
     num_languages: int = 99
+    window_s: int = 30
+    last_timestamp_s: int = 30
+    text_positions: int = 448
+
+    @property
+    def num_timestamps(self) -> int:
+        return self.last_timestamp_s * POSITIONS_PER_S + 1
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -48,6 +56,8 @@ class Shape:
             "encoder_ffn_dim": 4 * self.width,
             "decoder_ffn_dim": 4 * self.width,
             "num_mel_bins": self.num_mels,
+            "max_source_positions": self.window_s * POSITIONS_PER_S,
+            "max_target_positions": self.text_positions,
         }
 
 
@@ -83,7 +93,7 @@ def make_checkpoint(
     if complete.exists() and complete.read_text() == REVISION:
         return directory
     directory.mkdir(parents=True, exist_ok=True)
-    specials = _write_tokenizer(directory, shape.num_languages)
+    specials = _write_tokenizer(directory, shape)
     _write_model(directory, shape, specials, _lively if lively else _fluent, seed, device, dtype)
     _give_back_memory(device)
     complete.write_text(REVISION)
@@ -165,17 +175,20 @@ def _special_names(num_languages: int) -> list[str]:
     ]
 
 
-def _write_tokenizer(directory: Path, num_languages: int) -> dict[str, int]:
+def _write_tokenizer(directory: Path, shape: Shape) -> dict[str, int]:
     """tokenizer.json, vocab.json and merges.txt; returns the special tokens' ids."""
     ranks = _read_ranks()
     vocabulary = {_written(piece): rank for piece, rank in ranks.items()}
     merges = [(_written(left), _written(right)) for left, right in _merges()]
-    names = _special_names(num_languages)
+    names = _special_names(shape.num_languages)
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    times = [AddedToken(f"<|{i * 0.02:.2f}|>", special=False, normalized=False) for i in range(1501)]
+    times = [
+        AddedToken(f"<|{i / POSITIONS_PER_S:.2f}|>", special=False, normalized=False)
+        for i in range(shape.num_timestamps)
+    ]
     tokenizer.add_tokens(times)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
@@ -204,7 +217,7 @@ def _write_model(
     end = specials["<|endoftext|>"]
     ids: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     ids["decoder_start_token_id"] = specials["<|startoftranscript|>"]
-    vocabulary = specials["<|notimestamps|>"] + 1 + 1501
+    vocabulary = specials["<|notimestamps|>"] + 1 + shape.num_timestamps
     config = WhisperConfig(vocab_size=vocabulary, begin_suppress_tokens=None, **ids, **shape.parameters)
     torch.manual_seed(seed)
     with torch.device(device):
@@ -215,7 +228,9 @@ def _write_model(
     model.to(getattr(torch, dtype))
     model.generation_config = GenerationConfig(**ids, **_generation(specials, vocabulary))  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
-    extractor: Any = WhisperFeatureExtractor(feature_size=shape.num_mels)  # type: ignore[no-untyped-call]
+    extractor: Any = WhisperFeatureExtractor(  # type: ignore[no-untyped-call]
+        feature_size=shape.num_mels, chunk_length=shape.window_s
+    )
     extractor.save_pretrained(directory)
 
 

@@ -6,6 +6,7 @@ import atexit
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +27,23 @@ def _parent() -> Path:
 @cache
 def pocket_directory() -> Path:
     return make_checkpoint(_parent() / "pocket", POCKET, lively=True)
+
+
+@cache
+def short_window_directory(last_timestamp_s: int = 8) -> Path:
+    """The pocket checkpoint with a window of 8 s; its timestamps end there, or later."""
+    shape = replace(POCKET, window_s=8, last_timestamp_s=last_timestamp_s)
+    return make_checkpoint(_parent() / f"pocket-8s-{last_timestamp_s}", shape, lively=True)
+
+
+@cache
+def terse_directory(window_s: int) -> Path:
+    """The pocket checkpoint with so few text positions that it seldom reads a window to its end at once.
+
+    A seed was chosen whose first segments are short.
+    """
+    shape = replace(POCKET, window_s=window_s, last_timestamp_s=window_s, text_positions=7)
+    return make_checkpoint(_parent() / f"pocket-terse-{window_s}s", shape, lively=True, seed=2)
 
 
 @cache

@@ -20,6 +20,7 @@ from asr_server.api.request_id import HEADER, RequestIdMiddleware
 from asr_server.api.request_log import RequestLogMiddleware
 from asr_server.api.state import AppState
 from asr_server.audio import AudioLimits, PreprocessPool
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import Transcriber
@@ -27,7 +28,11 @@ from asr_server.workers.dispatcher import Dispatcher
 
 
 def create_app(
-    settings: Settings, dispatcher: Dispatcher, pool: PreprocessPool, tokenizer: Tokenizer
+    settings: Settings,
+    dispatcher: Dispatcher,
+    pool: PreprocessPool,
+    tokenizer: Tokenizer,
+    window: AudioWindow,
 ) -> FastAPI:
     """The application. It starts and stops the dispatcher and the pool with itself."""
     app = FastAPI(title="asr-server", version=__version__, root_path=settings.root_path, lifespan=_lifespan)
@@ -37,7 +42,7 @@ def create_app(
         pool,
         Transcriber(dispatcher, pool, tokenizer),
         AdmissionLimiter(settings.max_concurrent_requests),
-        AudioLimits.from_settings(settings),
+        AudioLimits.from_settings(settings, window),
         RealtimeSessions(settings.max_realtime_sessions, lambda: dispatcher.num_slots),
         ApiKeys(settings),
         started_at=int(time.time()),

@@ -16,6 +16,7 @@ from asr_server.api.app import create_app
 from asr_server.api.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.api.state import AppState
 from asr_server.audio import PreprocessPool
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.errors import ShuttingDown
 from asr_server.telemetry import announce
@@ -37,11 +38,12 @@ def run(settings: Settings) -> int:
 
     Returns the exit status.
     """
-    tokenizer = Tokenizer.from_directory(Path(settings.model))
+    directory = Path(settings.model)
+    window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
     pool = PreprocessPool(settings.preprocess_workers)
     pool.warm_up()  # its libraries load while the engine's do
-    dispatcher = Dispatcher(settings)
-    app = create_app(settings, dispatcher, pool, tokenizer)
+    dispatcher = Dispatcher(settings, window=window)
+    app = create_app(settings, dispatcher, pool, tokenizer, window)
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings, naming
-from asr_server.core import SAMPLE_RATE, WINDOW_S
+from asr_server.core import SAMPLE_RATE
 from asr_server.errors import AudioTooLong, InvalidAudio
 
 FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff"
@@ -19,24 +20,24 @@ def invalid_audio(reason: str) -> InvalidAudio:
 
 @dataclass(frozen=True)
 class AudioLimits:
-    """Bounds on one recording, each the setting of the same name."""
+    """Bounds on one recording, each the setting of the same name, and the longest chunk cut from it."""
 
     max_audio_s: float = Settings.max_audio_s
     max_decoded_bytes: int = Settings.max_decoded_bytes
     max_sample_rate: int = Settings.max_sample_rate
     max_channels: int = Settings.max_channels
     max_preprocess_s: float = Settings.max_preprocess_s
-    chunk_s: float = WINDOW_S
+    chunk_s: float = AudioWindow().duration_s
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> AudioLimits:
+    def from_settings(cls, settings: Settings, window: AudioWindow) -> AudioLimits:
         return cls(
             settings.max_audio_s,
             settings.max_decoded_bytes,
             settings.max_sample_rate,
             settings.max_channels,
             settings.max_preprocess_s,
-            settings.chunk_s,
+            window.chunk_s(settings.max_chunk_s),
         )
 
     @property

@@ -10,14 +10,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.core import SAMPLE_RATE, WINDOW_SAMPLES, Chunk, Piece, Samples, Silence
+from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
 
 HOP = SAMPLE_RATE // 200  # 5 ms
 HOPS_PER_LEVEL = 4  # 20 ms
 HOPS_PER_PAUSE = 40  # 200 ms
-REACH_HOPS = (
-    8 * SAMPLE_RATE // HOP
-)  # how far before a window's end a pause is looked for, within its second half
+REACH_HOPS = 8 * SAMPLE_RATE // HOP  # how far before the latest place a pause is looked for
 QUIET_SHARE = 0.05  # of the places within reach are taken to be pauses
 MAX_OFFSET = 1e-3
 MAX_ABOVE_DB = 15.0  # the quietest place
@@ -25,7 +23,8 @@ FLOOR_DB = -90.0  # the last bit of 16
 # Quiet speech that peaks at -50 dBFS has its vowels at -60: what stays under this is the recorder's noise.
 SILENCE_DB = -72.0
 MIN_SILENCE = 1 * SAMPLE_RATE  # shorter pauses stay within their chunk
-MIN_WINDOW = 2 * SAMPLE_RATE  # in less there is no room to choose
+MIN_MAX_CHUNK = 3 * SAMPLE_RATE  # in less there is no room to choose
+MIN_REST = 1 * SAMPLE_RATE  # left behind a cut: a chunk of less invites the model to invent words
 MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
 
 SILENCE_POWER = 10 ** (SILENCE_DB / 10)
@@ -39,11 +38,12 @@ Powers = npt.NDArray[np.float32]  # one every HOP samples, of the HOPS_PER_LEVEL
 class Splitter:
     """Takes blocks of samples, gives pieces that tile them exactly."""
 
-    def __init__(self, window_samples: int = WINDOW_SAMPLES) -> None:
+    def __init__(self, max_chunk_samples: int) -> None:
         self.num_chunks = 0  # given so far
-        self._size = max(window_samples, MIN_WINDOW)  # no chunk is longer
-        self._window = np.empty(self._size, np.float32)
-        self._num_held = 0  # samples at the start of `_window`
+        self._max_chunk = max(max_chunk_samples, MIN_MAX_CHUNK)
+        self._size = self._max_chunk + MIN_REST
+        self._buffer = np.empty(self._size, np.float32)
+        self._num_held = 0  # samples at the start of `_buffer`
         self._start = 0  # where they begin in the file
         self._num_silent = 0  # samples just before them, in a silence not yet reported
 
@@ -58,18 +58,18 @@ class Splitter:
 
     def drop(self) -> None:
         """Forgets the samples it holds, but not how many there were."""
-        self._start, self._num_held, self._window = self.num_samples, 0, np.empty(0, np.float32)
+        self._start, self._num_held, self._buffer = self.num_samples, 0, np.empty(0, np.float32)
 
     def push(self, samples: Samples) -> list[Piece]:
-        """The pieces whose ends are known now: a chunk needs more than one window of samples. Copies what
-        it is given.
+        """The pieces whose ends are known now: a chunk's is once the samples behind it are there that must be
+        left for the next one. Copies what it is given.
         """
         pieces: list[Piece] = []
         while len(samples):
             if self._num_held == self._size:
                 pieces += self._split(last=False)
             taken = samples[: self._size - self._num_held]
-            self._window[self._num_held : self._num_held + len(taken)] = taken
+            self._buffer[self._num_held : self._num_held + len(taken)] = taken
             self._num_held += len(taken)
             samples = samples[len(taken) :]
         return pieces
@@ -81,21 +81,21 @@ class Splitter:
         return pieces + self._report_silence()
 
     def _split(self, last: bool) -> list[Piece]:
-        """Takes a silence, a chunk or both from the start of the window."""
-        held = self._window[: self._num_held]
-        skip, take = _next_chunk(held, last)
+        """Takes a silence, a chunk or both from the start of the buffer."""
+        held = self._buffer[: self._num_held]
+        skip, take = _next_chunk(held, self._max_chunk, last)
         self._num_silent += skip
         self._start += skip
         pieces = [*self._report_silence(), self._chunk(held[skip : skip + take])] if take else []
         rest = held[skip + take :]
-        self._window = np.empty(self._size, np.float32)  # the old one has left with the chunk
-        self._window[: len(rest)] = rest
+        self._buffer = np.empty(self._size, np.float32)  # the old one has left with the chunk
+        self._buffer[: len(rest)] = rest
         self._num_held = len(rest)
         return pieces
 
     def _chunk(self, samples: Samples) -> Chunk:
         if len(samples) < self._size // 2:
-            samples = samples.copy()  # a short view would hold on to the memory of a whole window
+            samples = samples.copy()  # a short view would hold on to the whole buffer's memory
         chunk = Chunk(self.num_chunks, self._start, samples)
         self.num_chunks += 1
         self._start += len(samples)
@@ -106,22 +106,23 @@ class Splitter:
         return [Silence(self._start - num_samples, num_samples)] if num_samples else []
 
 
-def _next_chunk(window: Samples, last: bool) -> tuple[int, int]:
+def _next_chunk(held: Samples, max_chunk: int, last: bool) -> tuple[int, int]:
     """Samples of silence to skip, and samples of a chunk after them; either may be 0, not both.
 
-    With `last`, nothing follows the window. Otherwise a leading silence is all that is taken at once: the
-    rest is looked at again when the window is full.
+    With `last`, nothing follows what is held. Otherwise a leading silence is all that is taken at once: the
+    rest is looked at again when the buffer is full.
     """
-    levels = powers(window)
+    levels = powers(held)
     loud = np.flatnonzero(levels > SILENCE_POWER)
     if not len(loud):
-        return (len(window), 0) if last else (len(window) - MARGIN, 0)
+        return (len(held), 0) if last else (len(held) - MARGIN, 0)
     speech_start = int(loud[0]) * HOP
     if speech_start >= MIN_SILENCE:
         return speech_start - MARGIN, 0
-    if not last:
-        return 0, _trimmed(loud, quietest_cut(levels))
-    return 0, _trimmed(loud, len(window))
+    if len(held) <= max_chunk:
+        return 0, _trimmed(loud, len(held))
+    latest_cut = min(max_chunk, len(held) - MIN_REST)
+    return 0, _trimmed(loud, quietest_cut(levels[: latest_cut // HOP]))
 
 
 def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
@@ -152,7 +153,8 @@ def _sliding_mean(hop_sums: Samples) -> Samples:
 
 
 def quietest_cut(powers: Powers) -> int:
-    """The sample at which a full window is best cut: in the latest of the pauses within reach.
+    """The sample at which so much sound is best cut: in the latest of the pauses within reach, but not in its
+    first half.
 
     A place counts as a pause when the fifth of a second around it is not much louder than the quiet of this
     recording; how much that is depends on how far apart its sound and its quiet are. Within the pause the

@@ -13,12 +13,14 @@ from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE, check_directory
 from asr_server.checkpoint.foreign import explain_file
 from asr_server.checkpoint.hub import fetch
 from asr_server.checkpoint.names import check_hub_name, hub_name
+from asr_server.checkpoint.window import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 
 __all__ = [
     "INDEX",
     "PICKLED",
     "SINGLE",
+    "AudioWindow",
     "CheckpointError",
     "checkpoint_on_disk",
     "hub_name",
@@ -38,7 +40,7 @@ def resolve_checkpoint(name: str) -> Path:
     directory = checkpoint_on_disk(name)
     if directory is None:
         directory = fetch(hub_name(name))
-        check_directory(directory)
+        _check(directory)
     return directory
 
 
@@ -57,5 +59,10 @@ def checkpoint_on_disk(name: str) -> Path | None:
     if not path.is_dir():
         check_hub_name(name)
         return None
-    check_directory(path)
+    _check(path)
     return path
+
+
+def _check(directory: Path) -> None:
+    check_directory(directory)
+    AudioWindow.from_directory(directory)

@@ -40,18 +40,18 @@ def check_directory(directory: Path) -> None:
         raise CheckpointError(explanation)
     if not (directory / "config.json").exists():
         raise CheckpointError(f"{directory} has no config.json: it is no Hugging Face checkpoint")
-    config = _read_json(directory / "config.json")
+    config = read_json(directory / "config.json")
     if config.get("model_type") != "whisper":
         raise CheckpointError(f"{directory} holds a {config.get('model_type')!r} model, not a Whisper one")
     for name in _OPTIONAL:
         if (directory / name).exists():
-            _read_json(directory / name)
+            read_json(directory / name)
     _check_tokenizer(directory, config)
     for file in _weight_files(directory):
         _check_weights(directory / file)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -84,7 +84,7 @@ def _base_model(config: dict[str, Any]) -> str:
 
 def _weight_files(directory: Path) -> list[str]:
     if (directory / INDEX).exists():
-        return sorted(set(_read_json(directory / INDEX).get("weight_map", {}).values()))
+        return sorted(set(read_json(directory / INDEX).get("weight_map", {}).values()))
     for name in (SINGLE, PICKLED):
         if (directory / name).exists():
             return [name]

@@ -39,7 +39,7 @@ from asr_server.engine.runner import Runner
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.slot_table import SlotTable, grouped
 from asr_server.engine.transfers import HostCopy
-from asr_server.engine.validation import candidates, check
+from asr_server.engine.validation import candidates, check, check_timestamps
 from asr_server.machine import available_cores
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
@@ -95,6 +95,7 @@ class Engine:
         if device.type == "cpu":
             keep_freed_memory()  # from here on: what loading needed is given back
         tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
+        check_timestamps(tokenizer.specials, model.sizes)
         return cls(model, tokenizer, rules, config)
 
     # -- What others see ----------------------------------------------------------------------------------

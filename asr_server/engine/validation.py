@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from asr_server.core import DecodingOptions
+from asr_server.core import POSITIONS_PER_S, DecodingOptions
 from asr_server.engine.sequence import Sequence
 from asr_server.model import WhisperSizes
 from asr_server.tokenizer import SpecialTokens
+
+
+def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
+    """Raises ValueError where the vocabulary has no timestamp for the end of the window."""
+    last_s = (sizes.vocabulary - 1 - specials.timestamp_begin) / POSITIONS_PER_S
+    if last_s < sizes.window.duration_s:
+        raise ValueError(
+            f"the vocabulary's timestamps end at {last_s:g} s, the window at {sizes.window.duration_s:g} s"
+        )
 
 
 def check(sequence: Sequence, specials: SpecialTokens, sizes: WhisperSizes) -> None:
@@ -32,6 +41,8 @@ def check(sequence: Sequence, specials: SpecialTokens, sizes: WhisperSizes) -> N
         raise ValueError("a prompt token is not in this checkpoint's vocabulary")
     if len(sequence.samples) == 0 or not np.isfinite(sequence.samples).all():
         raise ValueError("no samples, or samples that are no numbers")
+    if len(sequence.samples) > sizes.window.num_samples:
+        raise ValueError(f"the chunk is longer than the model's window of {sizes.window.duration_s:g} s")
     sequence.set_prompt(specials, sizes.text_positions)
 
 

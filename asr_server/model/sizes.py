@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from asr_server.checkpoint import AudioWindow
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,14 @@ class WhisperSizes:
     decoder_layers: int
     decoder_heads: int
     decoder_hidden: int
-    audio_positions: int = 1500  # encoder positions, 20 ms each
+    window: AudioWindow = field(default_factory=AudioWindow)
     text_positions: int = 448
     scale_embedding: bool = False
+
+    @property
+    def audio_positions(self) -> int:
+        """Encoder positions of one window, 20 ms each."""
+        return self.window.num_positions
 
     @property
     def num_frames(self) -> int:
@@ -29,7 +36,9 @@ class WhisperSizes:
 
     @classmethod
     def from_directory(cls, directory: Path) -> WhisperSizes:
-        """Raises ValueError where config.json describes something other than a Whisper model."""
+        """Raises ValueError where config.json describes something other than a Whisper model, CheckpointError
+        where the audio window is not the one of its encoder.
+        """
         config = json.loads((directory / "config.json").read_text())
         if config.get("model_type") != "whisper":
             raise ValueError(
@@ -47,7 +56,7 @@ class WhisperSizes:
             decoder_layers=config["decoder_layers"],
             decoder_heads=config["decoder_attention_heads"],
             decoder_hidden=config["decoder_ffn_dim"],
-            audio_positions=config.get("max_source_positions", 1500),
+            window=AudioWindow.from_directory(directory),
             text_positions=config.get("max_target_positions", 448),
             scale_embedding=config.get("scale_embedding", False),
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
 from asr_server.audio.source import Source
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue
@@ -46,9 +47,10 @@ class LocalTranscriber:
         Raises:
             InvalidValue: the model does not know the language, or cannot translate.
         """
-        tokenizer = Tokenizer.from_directory(Path(settings.model))
-        self._limits = AudioLimits.from_settings(settings)
-        self._dispatcher = Dispatcher(settings)
+        directory = Path(settings.model)
+        window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
+        self._limits = AudioLimits.from_settings(settings, window)
+        self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
         self._transcriber = Transcriber(self._dispatcher, self._pool, tokenizer)
         self._options = _decoding_options(job, self._transcriber, settings)

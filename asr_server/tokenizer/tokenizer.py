@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from asr_server.core import POSITIONS_PER_S
 from asr_server.tokenizer.byte_alphabet import BYTE_OF_CHARACTER
 from asr_server.tokenizer.specials import SpecialTokens
 
@@ -30,7 +31,7 @@ class Tokenizer:
             generation: generation_config.json, empty where the checkpoint has none.
         """
         self.specials = SpecialTokens.from_files(added, generation)
-        self.time_precision_s = 0.02  # of one timestamp token
+        self.time_precision_s = 1 / POSITIONS_PER_S  # of one timestamp token
         self._text = text
         special_ids = set(added.values())
         self._bytes = {

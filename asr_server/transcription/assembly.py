@@ -69,7 +69,7 @@ def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
     """The samples of `chunk` still to be read, as its next part."""
     if part.tail_s is None:
         return None
-    first = int(part.tail_s * SAMPLE_RATE)
+    first = round(part.tail_s * SAMPLE_RATE)
     return Chunk(chunk.index, chunk.start_sample + first, chunk.samples[first:])
 
 

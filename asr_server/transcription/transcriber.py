@@ -15,7 +15,15 @@ from typing import Final
 import msgspec
 
 from asr_server.audio import PreprocessPool, Recording
-from asr_server.core import Chunk, ChunkResult, DecodingOptions, Segment, Transcript, TranscriptDelta
+from asr_server.core import (
+    POSITIONS_PER_S,
+    Chunk,
+    ChunkResult,
+    DecodingOptions,
+    Segment,
+    Transcript,
+    TranscriptDelta,
+)
 from asr_server.telemetry import unique_request_id
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly
@@ -28,7 +36,6 @@ from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.request_handle import RequestHandle
 
 MAX_PARTS: Final = 8  # tries at one chunk's unread tails
-AUDIO_TOKENS_PER_S: Final = 50  # positions of Whisper's encoder
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +186,7 @@ class TranscriptionSession:
                 entry for part in parts for entry in assembly.token_logprobs(part, self._tokenizer)
             ),
             language=language,
-            num_audio_tokens=math.ceil(parts[0].duration_s * AUDIO_TOKENS_PER_S),
+            num_audio_tokens=math.ceil(parts[0].duration_s * POSITIONS_PER_S),
             num_text_tokens=sum(part.num_read for part in parts),
             end_s=parts[0].start_s + parts[0].duration_s,
         )

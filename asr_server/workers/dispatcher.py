@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import (
     Cancel,
@@ -47,7 +48,9 @@ logger = logging.getLogger(__name__)
 class Dispatcher:
     """Owns the replicas' supervisor and the chunks in front of them."""
 
-    def __init__(self, settings: Settings, executor: Executor | None = None) -> None:
+    def __init__(
+        self, settings: Settings, executor: Executor | None = None, window: AudioWindow | None = None
+    ) -> None:
         self.chunks_ahead = settings.chunks_ahead
         self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
         self._settings = settings
@@ -61,7 +64,7 @@ class Dispatcher:
         )
         self._request_numbers = itertools.count()
         self._chunks: dict[ChunkId, PendingChunk] = {}  # waiting and in flight
-        self._queue = FairQueue()
+        self._queue = FairQueue(window or AudioWindow())
         self._isolation = Isolation()
         self._refusal: Callable[[], EngineUnavailable] | None = None  # for chunks that come now
 

@@ -12,7 +12,8 @@ import heapq
 import itertools
 from collections import defaultdict
 
-from asr_server.core import WINDOW_SAMPLES, Submit
+from asr_server.checkpoint import AudioWindow
+from asr_server.core import Submit
 from asr_server.workers.request_handle import PendingChunk, RequestHandle
 
 ENCODE_COST = 1.0  # one padded window
@@ -20,7 +21,8 @@ DECODE_COST = 1.0  # the tokens of a full window of speech
 
 
 class FairQueue:
-    def __init__(self) -> None:
+    def __init__(self, window: AudioWindow) -> None:
+        self._window = window
         self._heap: list[tuple[float, int, PendingChunk]] = []
         self._throttled: defaultdict[RequestHandle, list[PendingChunk]] = defaultdict(list)
         self._sequence = itertools.count()
@@ -29,7 +31,7 @@ class FairQueue:
 
     def finish_tag(self, request: RequestHandle, submit: Submit) -> float:
         """For a new chunk; one that is sent again keeps its own."""
-        cost = ENCODE_COST + DECODE_COST * len(submit.samples) / WINDOW_SAMPLES
+        cost = ENCODE_COST + DECODE_COST * len(submit.samples) / self._window.num_samples
         request.last_finish_tag = max(self._virtual_time, request.last_finish_tag) + cost
         return request.last_finish_tag
 

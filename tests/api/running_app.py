@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import httpx
 import uvicorn
@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from asr_server.api import create_app
 from asr_server.audio import PreprocessPool
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, Submit
 from asr_server.workers.dispatcher import Dispatcher
@@ -57,12 +58,11 @@ async def run_app(
     credit: int = 100,
     languages: tuple[str, ...] = ("en",),
 ) -> AsyncIterator[RunningApp]:
-    # Full windows, whatever suits the embedded model: nobody listens here, and tests count chunks.
-    settings = replace(settings or Settings(), max_chunk_s=30.0)
+    settings = settings or Settings()
     replica = FakeReplica(answer, credit)
     dispatcher = Dispatcher(settings, replica)
     pool = PreprocessPool(2)
-    app = create_app(settings, dispatcher, pool, make_tokenizer(languages))
+    app = create_app(settings, dispatcher, pool, make_tokenizer(languages), AudioWindow())
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -14,12 +14,15 @@ import numpy as np
 from openai import AsyncOpenAI
 
 from asr_server.audio import AudioLimits, Recording
-from asr_server.config import Settings
+from asr_server.checkpoint import AudioWindow
+from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import SAMPLE_RATE
 from tests.api.official_client import FORMATS, plain, transcribe
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
 from tests.speech import VOICES, Spoken, digits_of, errors_in, say
+
+LIMITS = AudioLimits.from_settings(Settings(), AudioWindow.from_directory(EMBEDDED_MODEL))
 
 
 def spoken(number: int) -> Spoken:
@@ -105,7 +108,7 @@ def test_no_border_falls_into_a_digit() -> None:
         spoken += [(at_s + start_s, at_s + end_s) for start_s, end_s in part.times]
         at_s += len(part.samples) / SAMPLE_RATE
     borders_s = [border / SAMPLE_RATE for border in borders(sound_of(parts))]
-    assert len(borders_s) >= 600 / Settings().chunk_s
+    assert len(borders_s) >= 600 / LIMITS.chunk_s
     assert not [b for b in borders_s for start_s, end_s in spoken if start_s + 0.02 < b < end_s - 0.02]
 
 
@@ -138,7 +141,7 @@ def ten_minutes() -> list[Spoken]:
 
 def borders(file: bytes) -> list[int]:
     """The samples at which the front end of a server with default settings cuts."""
-    recording, places, finished = Recording(file, AudioLimits.from_settings(Settings())), list[int](), False
+    recording, places, finished = Recording(file, LIMITS), list[int](), False
     while not finished:
         pieces, finished = recording.next_slice()
         places += [piece.start_sample for piece in pieces if piece.start_sample > 0]

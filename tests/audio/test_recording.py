@@ -15,6 +15,7 @@ import pytest
 
 from asr_server.audio import FORMATS as SUPPORTED
 from asr_server.audio import AudioLimits, Cancelled, Recording
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import Chunk, Silence
 from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio
@@ -239,8 +240,20 @@ def test_limits_come_from_the_settings_of_the_same_names() -> None:
         max_preprocess_s=5,
         max_chunk_s=6,
     )
-    assert AudioLimits.from_settings(settings) == AudioLimits(1, 2, 3000, 4, 5, 6)
-    assert AudioLimits.from_settings(Settings(max_chunk_s=30)) == AudioLimits()
+    assert AudioLimits.from_settings(settings, AudioWindow()) == AudioLimits(1, 2, 3000, 4, 5, 6)
+    assert AudioLimits.from_settings(Settings(), AudioWindow()) == AudioLimits()
+
+
+def test_a_chunk_is_as_long_as_the_checkpoint_asks_for_and_never_longer_than_its_window() -> None:
+    def chunk_s(window: AudioWindow, max_chunk_s: float = 0.0) -> float:
+        return AudioLimits.from_settings(Settings(max_chunk_s=max_chunk_s), window).chunk_s
+
+    assert chunk_s(AudioWindow(400)) == 8
+    assert chunk_s(AudioWindow(400), max_chunk_s=5) == 5
+    assert chunk_s(AudioWindow(400), max_chunk_s=20) == 8
+    assert chunk_s(AudioWindow(1500, max_chunk_s=6)) == 6
+    assert chunk_s(AudioWindow(1500, max_chunk_s=6), max_chunk_s=25) == 25
+    assert chunk_s(AudioWindow(400, max_chunk_s=20)) == 8
 
 
 def test_a_browser_s_recording_has_no_duration_and_is_read_whole() -> None:

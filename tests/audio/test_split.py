@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.audio.split import MARGIN, MIN_SILENCE, Splitter, decibels, powers, quietest_cut
-from asr_server.core import SAMPLE_RATE, WINDOW_SAMPLES, Chunk, Piece, Samples, Silence
+from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, decibels, powers, quietest_cut
+from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
 from tests.audio.audio_files import audio_of, tiled
 from tests.speech import Spoken, say, silence
 
+MAX_CHUNK = 30 * SAMPLE_RATE
 
-def split(samples: Samples, block: int = 20_000, window: int = WINDOW_SAMPLES) -> list[Piece]:
-    splitter = Splitter(window)
+
+def split(samples: Samples, block: int = 20_000, max_chunk: int = MAX_CHUNK) -> list[Piece]:
+    splitter = Splitter(max_chunk)
     pieces: list[Piece] = []
     for at in range(0, len(samples), block):
         pieces += splitter.push(samples[at : at + block])
@@ -53,13 +55,14 @@ def test_no_cut_falls_inside_a_word(voice: str, level: float, offset: float) -> 
     assert cuts_inside_words(pieces, talk) == 0
 
 
-@pytest.mark.parametrize("window_s", [2, 6, 15])
-def test_shorter_windows_are_cut_by_the_same_rule(window_s: int) -> None:
+@pytest.mark.parametrize("max_chunk_s", [3, 6, 8, 15])
+def test_shorter_chunks_are_cut_by_the_same_rule(max_chunk_s: int) -> None:
     talk = long_talk(count=60)
-    pieces = split(talk.samples, window=window_s * SAMPLE_RATE)
+    pieces = split(talk.samples, max_chunk=max_chunk_s * SAMPLE_RATE)
     durations_s = [chunk.duration_s for chunk in chunks(pieces)]
-    assert max(durations_s) <= window_s
-    assert min(durations_s[:-1]) >= window_s / 2
+    assert max(durations_s) <= max_chunk_s
+    assert min(durations_s[:-2]) >= max_chunk_s / 2
+    assert min(durations_s) >= 1
     assert cuts_inside_words(pieces, talk) == 0
 
 
@@ -78,20 +81,20 @@ def test_windows_are_filled_as_far_as_the_pauses_allow(seed: int) -> None:
 
 
 def test_the_later_of_two_equal_pauses_is_taken() -> None:
-    samples = noise(WINDOW_SAMPLES, 0.1)
+    samples = noise(MAX_CHUNK, 0.1)
     for pause_s in (24.0, 28.0):
         samples[int(pause_s * SAMPLE_RATE) : int((pause_s + 0.3) * SAMPLE_RATE)] = 0
     assert 28.0 <= quietest_cut(powers(samples)) / SAMPLE_RATE <= 28.3
 
 
 def test_the_very_end_of_the_window_is_looked_at() -> None:
-    samples = noise(WINDOW_SAMPLES, 0.1)
+    samples = noise(MAX_CHUNK, 0.1)
     samples[-SAMPLE_RATE // 5 :] = 0
-    assert quietest_cut(powers(samples)) > WINDOW_SAMPLES - SAMPLE_RATE // 5
+    assert quietest_cut(powers(samples)) > MAX_CHUNK - SAMPLE_RATE // 5
 
 
 def test_a_pause_between_words_is_preferred_to_a_stop_consonant() -> None:
-    samples = noise(WINDOW_SAMPLES, 0.1)
+    samples = noise(MAX_CHUNK, 0.1)
     samples[25 * SAMPLE_RATE : 25 * SAMPLE_RATE + SAMPLE_RATE // 5] *= 0.01  # 200 ms
     samples[29 * SAMPLE_RATE : 29 * SAMPLE_RATE + SAMPLE_RATE // 16] = 0  # 60 ms, and quieter
     assert 25.0 <= quietest_cut(powers(samples)) / SAMPLE_RATE <= 25.2
@@ -107,7 +110,7 @@ def test_a_constant_offset_and_slow_rumble_are_not_sound() -> None:
 
 
 def test_a_file_of_exactly_one_window_is_one_chunk() -> None:
-    assert [len(chunk.samples) for chunk in chunks(split(noise(WINDOW_SAMPLES, 0.1)))] == [WINDOW_SAMPLES]
+    assert [len(chunk.samples) for chunk in chunks(split(noise(MAX_CHUNK, 0.1)))] == [MAX_CHUNK]
 
 
 def test_sound_without_any_pause_is_cut_all_the_same() -> None:
@@ -154,15 +157,41 @@ def test_quiet_speech_is_kept_whole(peak_db: float) -> None:
         )
 
 
-def test_a_chunk_leaves_as_soon_as_more_than_a_window_is_there() -> None:
-    splitter = Splitter()
-    assert splitter.push(noise(WINDOW_SAMPLES, 0.1)) == []
+def test_a_chunk_leaves_once_enough_is_there_for_the_next_one() -> None:
+    splitter = Splitter(MAX_CHUNK)
+    assert splitter.push(noise(MAX_CHUNK + MIN_REST, 0.1)) == []
     assert len(splitter.push(noise(1, 0.1))) == 1
-    assert splitter.held_bytes <= 4 * WINDOW_SAMPLES
+    assert splitter.held_bytes <= 4 * (MAX_CHUNK + MIN_REST)
+
+
+@pytest.mark.parametrize("max_chunk_s", [3, 6, 8, 30])
+@pytest.mark.parametrize("over_s", [1 / SAMPLE_RATE, 0.01, 0.3, 0.999, 1.0])
+def test_a_cut_leaves_at_least_a_second_for_the_last_chunk(max_chunk_s: int, over_s: float) -> None:
+    """Of sound that invites a cut at the very end of what a chunk may hold."""
+    max_chunk = max_chunk_s * SAMPLE_RATE
+    samples = noise(max_chunk + round(over_s * SAMPLE_RATE), 0.1)
+    samples[max_chunk - SAMPLE_RATE // 5 : max_chunk] = 0
+    first, last = chunks(split(samples, max_chunk=max_chunk))
+    assert len(first.samples) <= max_chunk
+    assert len(last.samples) >= SAMPLE_RATE
+
+
+@given(st.integers(1, 40 * SAMPLE_RATE), st.sampled_from([3, 6, 8, 30]), st.integers(1, 700_000))
+@settings(max_examples=15, deadline=None)
+def test_no_cut_through_sound_leaves_less_than_a_second(size: int, max_chunk_s: int, block: int) -> None:
+    lengths = [len(c.samples) for c in chunks(split(noise(size, 0.1), block, max_chunk_s * SAMPLE_RATE))]
+    assert sum(lengths) == size
+    assert len(lengths) == 1 or min(lengths) >= SAMPLE_RATE
+
+
+def test_a_word_alone_after_a_long_pause_is_a_chunk_however_short() -> None:
+    word = say("3", lead_s=0.0).samples[: SAMPLE_RATE // 2]
+    pieces = split(np.concatenate([say("12").samples, silence(40), word]))
+    assert chunks(pieces)[-1].duration_s == pytest.approx(0.5 + MARGIN / SAMPLE_RATE, abs=0.05)
 
 
 def test_samples_are_copied_because_their_memory_is_used_again() -> None:
-    splitter, block, sound = Splitter(), np.empty(16_000, np.float32), noise(40 * SAMPLE_RATE, 0.1)
+    splitter, block, sound = Splitter(MAX_CHUNK), np.empty(16_000, np.float32), noise(40 * SAMPLE_RATE, 0.1)
     pieces: list[Piece] = []
     for at in range(0, len(sound), len(block)):
         block[:] = sound[at : at + len(block)]
@@ -177,7 +206,7 @@ def test_a_short_chunk_does_not_hold_on_to_a_whole_window() -> None:
 
 
 def test_a_splitter_that_is_dropped_still_knows_the_length() -> None:
-    splitter = Splitter()
+    splitter = Splitter(MAX_CHUNK)
     splitter.push(noise(1000, 0.1))
     splitter.drop()
     assert (splitter.held_bytes, splitter.num_samples) == (0, 1000)

@@ -129,6 +129,7 @@ def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint, lookahe
         (CLIPS[1], DecodingOptions(language="de", prompt_tokens=(10**6,)), "vocabulary"),
         (np.zeros(0, np.float32), PLAIN, "no samples"),
         (np.full(16_000, np.nan, np.float32), PLAIN, "no numbers"),
+        (np.zeros(30 * 16_000 + 1, np.float32), PLAIN, "window of 30 s"),
     ],
 )
 def test_a_chunk_that_cannot_be_decoded_fails_and_the_engine_goes_on(

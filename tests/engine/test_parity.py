@@ -10,7 +10,12 @@ import torch
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from benchmarks.clips import make_clip
-from tests.checkpoints import english_only_directory, large_directory, tiny_directory
+from tests.checkpoints import (
+    english_only_directory,
+    large_directory,
+    short_window_directory,
+    tiny_directory,
+)
 from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
 from tests.speech import say
 
@@ -67,6 +72,19 @@ def test_large_v3s_layout_gives_transformers_tokens_for_sixteen_clips(
     assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
     alone = [transcribe(checkpoint.engine(num_slots=1), [clip], asked)[0] for clip in some]
     assert [result.tokens for result in alone] == expected
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+@pytest.mark.parametrize("last_timestamp_s", [8, 30])
+def test_a_window_of_eight_seconds_gives_transformers_tokens(last_timestamp_s: int, timestamps: bool) -> None:
+    directory = short_window_directory(last_timestamp_s)
+    some = [make_clip(i, duration_s) for i, duration_s in enumerate((8, 1, 7.99, 0.3, 4))]
+    reference, checkpoint = Reference(directory), Checkpoint.load(directory)
+    assert reference.features(some).shape == (5, 80, 800)
+    expected = reference.transcribe(some, "de", timestamps, MAX_TOKENS)
+    assert len(set(expected)) >= 4, "the audio must matter"
+    found = transcribe(checkpoint.engine(), some, options("de", timestamps))
+    assert [result.tokens for result in found] == expected
 
 
 @pytest.mark.parametrize("timestamps", [False, True])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import (
     Cancel,
@@ -98,9 +99,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class RunningDispatcher:
-    def __init__(self, credit: int = 1, replicas: int = 1) -> None:
+    def __init__(self, credit: int = 1, replicas: int = 1, window: AudioWindow | None = None) -> None:
         self.executor = ScriptedExecutor(credit)
-        self.dispatcher = Dispatcher(Settings(replicas=replicas, chunks_ahead=2), self.executor)
+        self.dispatcher = Dispatcher(Settings(replicas=replicas, chunks_ahead=2), self.executor, window)
 
     async def open(self) -> RunningDispatcher:
         await self.dispatcher.start()

@@ -1,0 +1,57 @@
+"""How much audio a checkpoint's encoder takes at once. Read from its files by every process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from asr_server.checkpoint.error import CheckpointError
+from asr_server.checkpoint.files import read_json
+from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
+
+# How preprocessor_config.json describes the log-mel frames of every Whisper model.
+FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
+
+
+@dataclass(frozen=True)
+class AudioWindow:
+    """How much audio the checkpoint's encoder takes at once, and how much of it one chunk should fill."""
+
+    num_positions: int = 1500  # of the encoder
+    max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_positions * SAMPLE_RATE // POSITIONS_PER_S
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_positions / POSITIONS_PER_S
+
+    def chunk_s(self, max_chunk_s: float) -> float:
+        """The longest chunk to cut. 0 leaves it to the checkpoint; the window bounds it either way."""
+        return min(max_chunk_s or self.max_chunk_s or self.duration_s, self.duration_s)
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> AudioWindow:
+        """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, its
+        `max_chunk_s`: a key of this server's own, for a checkpoint that hears better in shorter chunks.
+
+        Raises:
+            CheckpointError: the two files contradict each other, or ask for other features than Whisper's.
+        """
+        config = read_json(directory / "config.json")
+        path = directory / "preprocessor_config.json"
+        preprocessor = read_json(path) if path.exists() else {}
+        window = cls(
+            int(config.get("max_source_positions", cls.num_positions)),
+            float(preprocessor.get("max_chunk_s", cls.max_chunk_s)),
+        )
+        expected = {**FEATURES, "chunk_length": window.duration_s}
+        for key, value in expected.items():
+            if preprocessor.get(key, value) != value:
+                raise CheckpointError(
+                    f"{key} in {path} is {preprocessor[key]!r}; its encoder needs {value:g}"
+                )
+        return window

@@ -1,0 +1,71 @@
+"""The audio window, as a checkpoint's own files describe it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from asr_server.checkpoint import AudioWindow, CheckpointError
+from asr_server.cli import main
+from asr_server.config import EMBEDDED_MODEL
+from tests.api.sample_files import sound_file
+from tests.checkpoints import pocket_directory, short_window_directory
+from tests.speech import say
+
+
+def write_checkpoint(directory: Path, config: dict[str, object], preprocessor: dict[str, object]) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    return directory
+
+
+def test_the_window_is_as_long_as_the_encoder_has_positions() -> None:
+    assert AudioWindow.from_directory(pocket_directory()) == AudioWindow(1500)
+    window = AudioWindow.from_directory(short_window_directory())
+    assert (window.num_positions, window.duration_s, window.num_samples) == (400, 8.0, 128_000)
+
+
+def test_a_checkpoint_that_says_nothing_has_whispers_window(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert AudioWindow.from_directory(tmp_path) == AudioWindow(1500)
+
+
+def test_a_checkpoint_may_ask_for_chunks_shorter_than_its_window(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {"max_source_positions": 1500}, {"chunk_length": 30, "max_chunk_s": 6.5})
+    window = AudioWindow.from_directory(tmp_path)
+    assert (window.duration_s, window.chunk_s(0.0)) == (30.0, 6.5)
+
+
+@pytest.mark.parametrize(
+    "preprocessor", [{"chunk_length": 30}, {"hop_length": 80}, {"n_fft": 512}, {"sampling_rate": 8000}]
+)
+def test_features_that_the_encoder_was_not_made_for_are_an_error(
+    tmp_path: Path, preprocessor: dict[str, object]
+) -> None:
+    write_checkpoint(tmp_path, {"max_source_positions": 400}, preprocessor)
+    ((key, value),) = preprocessor.items()
+    with pytest.raises(
+        CheckpointError, match=rf"{key} in .*preprocessor_config.json is {value}; its encoder needs"
+    ):
+        AudioWindow.from_directory(tmp_path)
+
+
+def test_a_copy_of_the_embedded_model_in_another_folder_hears_the_same(tmp_path: Path) -> None:
+    copy = shutil.copytree(EMBEDDED_MODEL, tmp_path / "another-name")
+    recording = tmp_path / "digits.flac"
+    recording.write_bytes(sound_file(say("9081726354" * 2, gap_s=0.5).samples, "FLAC"))
+
+    def heard(*options: str) -> list[tuple[object, ...]]:
+        arguments = ["transcribe", str(recording), "--format", "verbose_json", "--executor", "inline"]
+        result = CliRunner().invoke(main, [*arguments, *options])
+        assert result.exit_code == 0, result.output
+        segments = json.loads(result.stdout)["segments"]
+        return [tuple(each[key] for key in ("seek", "start", "end", "text", "tokens")) for each in segments]
+
+    answer = heard("--model", str(copy))
+    assert answer == heard()
+    assert answer != heard("--model", str(copy), "--max-chunk-s", "30"), "the chunks' length must matter here"
