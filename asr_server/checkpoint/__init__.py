@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from asr_server.checkpoint.error import CheckpointError
-from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE, check_directory
+from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE, base_model, check_directory
 from asr_server.checkpoint.foreign import explain_file
 from asr_server.checkpoint.hub import fetch
 from asr_server.checkpoint.names import check_hub_name, hub_name
@@ -22,7 +22,10 @@ __all__ = [
     "SINGLE",
     "AudioWindow",
     "CheckpointError",
+    "base_model",
+    "check_directory",
     "checkpoint_on_disk",
+    "fetch",
     "hub_name",
     "resolve_checkpoint",
     "revision_of",

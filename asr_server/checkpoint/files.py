@@ -24,6 +24,7 @@ _OPTIONAL = (
 _GIT_LFS = b"version https://git-lfs"
 _WIDTHS = {384: "tiny", 512: "base", 768: "small", 1024: "medium", 1280: "large-v2"}  # by d_model
 _ENGLISH_VOCABULARY, _LARGE_V3_VOCABULARY = 51864, 51866
+_TURBO_LAYERS = 4
 
 
 def check_directory(directory: Path) -> None:
@@ -66,7 +67,7 @@ def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
         return
     missing = [name for name in ("vocab.json", "merges.txt") if not (directory / name).exists()]
     if missing:
-        base = _base_model(config)
+        base = base_model(config)
         raise CheckpointError(
             f"{directory} has no tokenizer.json (nor, instead of it, {' and '.join(missing)}). Take that of "
             "the model it was trained from, perhaps: "
@@ -74,11 +75,11 @@ def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _base_model(config: dict[str, Any]) -> str:
+def base_model(config: dict[str, Any]) -> str:
     """The published model of this width and vocabulary, from which a fine-tuned one most likely comes."""
     size, vocabulary = _WIDTHS.get(config.get("d_model", 0), "large-v3"), config.get("vocab_size")
     if vocabulary == _LARGE_V3_VOCABULARY:
-        size = "large-v3"
+        size = "large-v3-turbo" if config.get("decoder_layers") == _TURBO_LAYERS else "large-v3"
     return f"openai/whisper-{size}" + (".en" if vocabulary == _ENGLISH_VOCABULARY else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def explain_file(path: Path) -> str:
     with path.open("rb") as file:
         kind = _MAGIC_BYTES.get(file.read(4))
     if kind:
-        return f"{path} is {kind}. {_use_original(path.name)}"
+        return f"{path} is {kind}. {_use_original(path.name)}. Of 16-bit ggml: `{_conversion(path)}`"
     if (path.parent / "config.json").exists():
         return f"{path} is a file: name the directory it is in, --model {path.parent}"
     return f"{path} is a file, and a checkpoint is a directory with config.json and model.safetensors in it"
@@ -45,12 +46,17 @@ def explain_listing(name: str, files: Collection[str]) -> str | None:
 
 def _explain_openai(path: Path) -> str:
     published = published_name(path.stem)
-    use = f"use --model {published}" if published == path.stem else "convert it"
+    use = f"use --model {published}" if published == path.stem else f"run `{_conversion(path)}`"
     return f"{path} is a checkpoint of the openai-whisper package: {use}"
 
 
+def _conversion(path: Path) -> str:
+    """The command that makes a directory beside the file."""
+    return f"asr-server convert {shlex.quote(str(path))} {shlex.quote(str(path.with_suffix('')))}"
+
+
 def _use_original(name: str) -> str:
-    """Nothing converts these back: they are made from a Hugging Face checkpoint, which is what serves."""
+    """They are made from a checkpoint in Hugging Face's layout, which is what serves."""
     published = published_name(name)
     if published:
         return f"Use the checkpoint that it was made from: --model {published}"

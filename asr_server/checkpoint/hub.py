@@ -18,7 +18,7 @@ class _Unreachable(Exception):
     """The hub did not answer; the message says why in a few words."""
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, with_weights: bool = True) -> Path:
     """The directory in the cache of the hub's model `name`, downloaded if need be.
 
     Raises:
@@ -33,8 +33,9 @@ def fetch(name: str) -> Path:
     explanation = explain_listing(name, files)
     if explanation:
         raise CheckpointError(explanation)
+    patterns = [*_TEXTS, *_weights(files)] if with_weights else _TEXTS
     try:
-        return Path(snapshot_download(name, allow_patterns=[*_TEXTS, *_weights(files)]))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the network, the disk: the library has many types for them
         raise CheckpointError(
             f"{name} could not be fetched whole ({_in_a_line(error)}); what has arrived is kept: try again"

@@ -1,10 +1,11 @@
-"""The command `asr-server`: `serve` and `transcribe`, a module each."""
+"""The command `asr-server`: `serve`, `transcribe` and `convert`, a module each."""
 
 from __future__ import annotations
 
 import click
 
 from asr_server import __version__
+from asr_server.cli.convert import convert
 from asr_server.cli.serve import serve
 from asr_server.cli.transcribe import transcribe
 
@@ -17,3 +18,4 @@ def main() -> None:
 
 main.add_command(serve)
 main.add_command(transcribe)
+main.add_command(convert)
