@@ -147,9 +147,17 @@ class LanguageDetected(msgspec.Struct, frozen=True, tag=True):
     probabilities: dict[str, float]
 
 
+class ChunkTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Where a chunk's time in its slot went."""
+
+    encode_s: float
+    decode_s: float  # language detection and fallbacks included
+
+
 class Result(msgspec.Struct, frozen=True, tag=True):
     id: ChunkId
     result: ChunkResult
+    times: ChunkTimes | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -159,11 +167,22 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+STEP_TIME_BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """A histogram of the engine's steps since its start."""
+
+    counts: tuple[int, ...] = ()  # within each bound and not the one before; the last: above them all
+    sum_s: float = 0.0
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     num_steps: int  # of the engine since its start: a beat without progress is a hang
     slots_in_use: int = 0
     num_decode_steps: int = 0
     num_decoded_tokens: int = 0  # divided by the steps: the mean decode batch
+    step_times: StepTimes = StepTimes()
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):

@@ -53,7 +53,7 @@ def say(
 class FakeReplica:
     """Executor and replica in one. While `holding`, what has been submitted waits for `release`."""
 
-    name = "replica"
+    name = "replica 0"
 
     def __init__(self, answer: Say, credit: int = 100) -> None:
         self.submits: list[Submit] = []

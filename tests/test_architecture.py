@@ -20,6 +20,7 @@ SHARED = {
     "telemetry",
     "checkpoint",
     "machine",
+    "metrics",
     "key_file",
 }
 MAY_IMPORT = {
@@ -36,6 +37,7 @@ MAY_IMPORT = {
     "formats": set(),
     "key_file": set(),
     "machine": set(),
+    "metrics": set(),
     "model": set(),
     "offline": {"audio", "formats", "transcription", "workers"},
     "preflight": set(),

@@ -1,16 +1,28 @@
-"""`/metrics` for Prometheus: the counts that the server keeps anyway, read when they are asked for."""
+"""`/metrics` for Prometheus: what `asr_server.metrics` counts, and what is read off the server when asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from asr_server import metrics as counted
 from asr_server.api.state import AppState, get_state
+from asr_server.checkpoint import revision_of
+from asr_server.core import STEP_TIME_BOUNDS_S, StepTimes
+from asr_server.workers.replica_state import ReplicaState
 
 router = APIRouter(tags=["operations"])
 
@@ -20,7 +32,8 @@ router = APIRouter(tags=["operations"])
 async def metrics(request: Request) -> Response:
     registry = CollectorRegistry()
     registry.register(_StateCollector(get_state(request)))
-    return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    text = generate_latest(counted.REGISTRY) + generate_latest(registry)
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class _StateCollector(Collector):
@@ -31,7 +44,15 @@ class _StateCollector(Collector):
         yield from self._requests()
         yield from self._realtime()
         yield from self._preprocessing()
+        yield self._model()
         yield from self._replicas()
+
+    def _model(self) -> Metric:
+        """The device and the precision are known once the first replica is ready."""
+        settings, engine = self._state.settings, self._state.dispatcher.engine
+        served = {"model": settings.model_names[0], "revision": revision_of(Path(settings.model))}
+        chosen = {"device": engine.device, "dtype": engine.dtype} if engine else {}
+        return InfoMetricFamily("asr_model", "What is served.", value=served | chosen)
 
     def _requests(self) -> Iterator[Metric]:
         limiter = self._state.admission
@@ -56,35 +77,47 @@ class _StateCollector(Collector):
         yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
         yield _counter("asr_preprocess_slices", "Slices decoded.", stats.slices)
         yield _counter("asr_preprocess_cancelled", "Slices whose client had left.", stats.cancelled)
-        yield _counter("asr_preprocess_wait_seconds", "Time slices have waited for a thread.", stats.wait_s)
-        yield _counter("asr_preprocess_seconds", "Time threads have worked.", stats.decode_s)
-        yield _counter("asr_audio_decoded_seconds", "Audio decoded.", stats.audio_s)
         yield _counter("asr_chunk_bytes", "Samples handed on in chunks.", stats.chunk_bytes)
 
     def _replicas(self) -> Iterator[Metric]:
         """As of each replica's last heartbeat; the counters begin anew with a replaced replica."""
-        columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
-            GaugeMetricFamily("asr_replica_ready", "1 once it takes work.", labels=["replica"]),
-            GaugeMetricFamily("asr_slots", "Chunks it can decode at once.", labels=["replica"]),
-            GaugeMetricFamily("asr_slots_in_use", "Chunks it is decoding.", labels=["replica"]),
-            CounterMetricFamily("asr_engine_steps", "Steps of the engine.", labels=["replica"]),
-            CounterMetricFamily("asr_decode_steps", "Steps that decoded.", labels=["replica"]),
-            CounterMetricFamily(
-                "asr_decoded_tokens", "Tokens; by the decode steps: the mean batch.", labels=["replica"]
-            ),
-        )
-        for replica in self._state.dispatcher.replica_states:
-            beat = replica.heartbeat
-            values = (
-                replica.ready,
-                replica.num_slots,
-                beat.slots_in_use,
-                beat.num_steps,
-                beat.num_decode_steps,
-            )
-            for column, value in zip(columns, (*values, beat.num_decoded_tokens), strict=True):
-                column.add_metric([replica.replica.name], float(value))
-        yield from columns
+        states = {state.replica.name: state for state in self._state.dispatcher.replica_states}
+        yield _gauge("asr_ready", "1 while a replica takes work.", float(self._state.dispatcher.ready))
+        ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=["replica"])
+        for name in (f"replica {index}" for index in range(self._state.settings.replicas)):
+            ready.add_metric([name], float(name in states and states[name].ready))
+        yield ready
+        yield from _of_replicas(states)
+
+
+def _of_replicas(states: Mapping[str, ReplicaState]) -> Iterator[Metric]:
+    columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
+        GaugeMetricFamily("asr_slots", "Chunks it can decode at once.", labels=["replica"]),
+        GaugeMetricFamily("asr_slots_in_use", "Chunks it is decoding.", labels=["replica"]),
+        CounterMetricFamily("asr_engine_steps", "Steps of the engine, idle ones too.", labels=["replica"]),
+        CounterMetricFamily("asr_decode_steps", "Steps that decoded.", labels=["replica"]),
+        CounterMetricFamily(
+            "asr_decoded_tokens", "Tokens; by the decode steps: the mean batch.", labels=["replica"]
+        ),
+    )
+    step_seconds = HistogramMetricFamily(
+        "asr_engine_step_seconds", "Steps of the engine that had work.", labels=["replica"]
+    )
+    for name, state in states.items():
+        beat = state.heartbeat
+        values = (state.num_slots, beat.slots_in_use, beat.num_steps, beat.num_decode_steps)
+        for column, value in zip(columns, (*values, beat.num_decoded_tokens), strict=True):
+            column.add_metric([name], float(value))
+        if beat.step_times.counts:
+            step_seconds.add_metric([name], _buckets(beat.step_times), beat.step_times.sum_s)
+    yield from columns
+    yield step_seconds
+
+
+def _buckets(times: StepTimes) -> list[tuple[str, float]]:
+    """Prometheus counts in each bucket what is in the smaller ones too."""
+    bounds = [*map(str, STEP_TIME_BOUNDS_S), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(times.counts)), strict=True))
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

@@ -1,4 +1,4 @@
-"""Logs each request with its outcome."""
+"""Logs and counts each request with its outcome."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from asr_server import metrics
 
 QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 UNKNOWN_ROUTE: Final = "other"
@@ -41,12 +43,14 @@ class RequestLogMiddleware:
 
 
 def _report(scope: Scope, status: int, duration_s: float) -> None:
-    route = route_of(scope)
+    route = _route_of(scope)
+    metrics.requests.labels(route, str(status)).inc()
+    metrics.request_seconds.labels(route).observe(duration_s)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
     path = route if route != UNKNOWN_ROUTE else scope.get("raw_path", b"").decode("ascii", "replace")[:200]
     logger.log(level, "%s %s: %d in %.3f s", scope["method"], path, status, duration_s)
 
 
-def route_of(scope: Scope) -> str:
+def _route_of(scope: Scope) -> str:
     """The pattern of the path, as often as there are routes: paths themselves are up to the client."""
     return getattr(scope.get("route"), "path", UNKNOWN_ROUTE)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from asr_server import errors
+from asr_server import errors, metrics
 from asr_server.audio.limits import AudioLimits, invalid_audio
 from asr_server.child_process import child_environment
 from asr_server.core import Samples
@@ -166,6 +166,8 @@ class RemoteStream:
                 self.duration_s = msgspec.msgpack.decode(content.data, type=Opened).duration_s
                 kind, content = self._receive_answer()
         except ConnectionError as error:
+            if not self._closed.is_set():
+                metrics.decode_process_deaths.inc()
             raise invalid_audio("The file could not be decoded.") from error
         if kind == SAMPLES:
             return content.view(np.float32)

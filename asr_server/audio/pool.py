@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 from weakref import WeakSet
 
+from asr_server import metrics
 from asr_server.audio.decode_processes import decode_processes
 from asr_server.audio.recording import DecodeSlice, Recording
 from asr_server.core import Chunk
@@ -31,11 +32,8 @@ class PreprocessStats:
 
     queued: int = 0  # now
     busy: int = 0  # now
-    slices: int = 0
+    slices: int = 0  # decoded
     cancelled: int = 0
-    wait_s: float = 0.0  # in the queue, over all slices
-    decode_s: float = 0.0  # in a thread, over all slices
-    audio_s: float = 0.0  # decoded
     chunk_bytes: int = 0  # handed on
 
 
@@ -76,7 +74,7 @@ class PreprocessPool:
             recording.close()
             raise
         self.stats.slices += 1
-        self.stats.audio_s += recording.duration_s - before_s
+        metrics.audio_received_seconds.inc(recording.duration_s - before_s)
         self.stats.chunk_bytes += sum(
             piece.samples.nbytes for piece in decoded.pieces if isinstance(piece, Chunk)
         )
@@ -96,9 +94,11 @@ class PreprocessPool:
 
         def work() -> None:
             started_at = time.monotonic()
-            self._count(queued=-1, busy=1, wait_s=started_at - queued_at)
+            self._count(queued=-1, busy=1)
+            metrics.preprocess_wait_seconds.observe(started_at - queued_at)
             outcome = _outcome(function, args)
-            self._count(busy=-1, decode_s=time.monotonic() - started_at)
+            self._count(busy=-1)
+            metrics.preprocess_seconds.observe(time.monotonic() - started_at)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(self._settle, result, outcome)
 

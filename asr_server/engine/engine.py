@@ -38,6 +38,7 @@ from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.slot_table import SlotTable, grouped
+from asr_server.engine.step_times import StepTimer
 from asr_server.engine.transfers import HostCopy
 from asr_server.engine.validation import candidates, check, check_timestamps
 from asr_server.machine import available_cores
@@ -67,6 +68,7 @@ class Engine:
         self.encode_batch = config.encode_batch
         self.num_steps = 0
         self.draining = False
+        self.step_timer = StepTimer()
         self._runner = Runner(model, rules, tokenizer, config)
         self._loop = DecodeLoop(self._runner, tokenizer, bool(config.lookahead))
         self._waiting: deque[Sequence] = deque()
@@ -147,9 +149,12 @@ class Engine:
     def step(self) -> list[Event]:
         """Moves everything on by one token; what came of it since the last step."""
         self.num_steps += 1
+        started_at, has_work = time.monotonic(), self.has_work
         self._encode(self._admit())
         self._prefill()
         self._decode()
+        if has_work:
+            self.step_timer.add(time.monotonic() - started_at)
         return self._emit()
 
     def close(self) -> None:
@@ -195,6 +200,7 @@ class Engine:
         admitted = [self._waiting.popleft() for _ in range(count)]
         for sequence in admitted:
             self._slots.place(sequence)
+            sequence.admitted_at = time.monotonic()
             self._events.append(Credit(1))
         return admitted
 
@@ -234,6 +240,7 @@ class Engine:
             with self._failing(run):
                 pending.join()
                 for sequence in run:
+                    sequence.encoded_at = time.monotonic()
                     if sequence.finished:  # cancelled meanwhile
                         self._finish(sequence)
                     else:
@@ -303,7 +310,7 @@ class Engine:
             if sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
                 to_align[sequence] = result
             else:
-                self._finish(sequence, Result(sequence.id, result))
+                self._finish(sequence, Result(sequence.id, result, sequence.times()))
         self._align(to_align)
 
     # -- Align --------------------------------------------------------------------------------------------
@@ -318,7 +325,9 @@ class Engine:
         idle = not self._loop.has_work
         while self._aligning and (idle or self._aligning[0].is_ready()):
             pending = self._aligning.pop(0)
-            self._events.append(Result(pending.sequence.id, pending.aligned_result()))
+            self._events.append(
+                Result(pending.sequence.id, pending.aligned_result(), pending.sequence.times())
+            )
 
     # -- Emit ---------------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples, Submit
+from asr_server.core import ChunkId, ChunkResult, ChunkTimes, DecodingOptions, Samples, Submit
 from asr_server.tokenizer import SpecialTokens, Tokenizer
 
 
@@ -29,6 +30,8 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     sum_logprob: float = 0.0  # end-of-text included
     no_speech_prob: float = 0.0
+    admitted_at: float = 0.0  # to its slot
+    encoded_at: float = 0.0
     finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
 
     @classmethod
@@ -90,6 +93,10 @@ class Sequence:
             language=self.language if len(tokenizer.specials.languages) > 1 else None,
             finish_reason=reason,
         )
+
+    def times(self) -> ChunkTimes:
+        """Once it is finished: now."""
+        return ChunkTimes(self.encoded_at - self.admitted_at, time.monotonic() - self.encoded_at)
 
     def next_temperature(self, result: ChunkResult) -> bool:
         """Steps up the ladder and starts over, where the result asks for it and there is a step."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 
+from asr_server import metrics
 from asr_server.audio import PreprocessPool, Recording
 from asr_server.core import (
     POSITIONS_PER_S,
@@ -107,6 +109,7 @@ class TranscriptionSession:
         self._pending_parts: asyncio.Queue[asyncio.Task[list[DecodedPart]] | None] = asyncio.Queue()
         self._running: set[asyncio.Task[None] | asyncio.Task[list[DecodedPart]]] = set()
         self._deltas: list[TranscriptDelta] = []
+        self._started_at = time.monotonic()
         self._text = ""
         self._num_segments = 0
 
@@ -122,7 +125,10 @@ class TranscriptionSession:
         while task := await self._pending_parts.get():
             delta = self._delta(await task)
             self._deltas.append(delta)
+            if delta.text and self._text == delta.text:
+                metrics.first_text_seconds.observe(time.monotonic() - self._started_at)
             yield delta
+        metrics.audio_transcribed_seconds.inc(self._source.duration_s)
 
     # -- Chunks out --
 

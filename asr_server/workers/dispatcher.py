@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from asr_server import metrics
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import (
@@ -203,7 +204,7 @@ class Dispatcher:
             case LanguageDetected() if chunk := self._chunks.get(event.id):
                 self._choose_language(state, chunk, event)
             case Result() if chunk := self._finish(state, event.id):
-                chunk.resolve(event.result)
+                chunk.resolve(event.result, event.times)
             case Failed() if chunk := self._finish(state, event.id):
                 chunk.fail(ChunkFailed(event.message))
         self._dispatch()
@@ -257,6 +258,7 @@ class Dispatcher:
             )
             chunk.fail(ReplicasEnded(MAX_ATTEMPTS))
             return
+        metrics.chunks_retried.inc()
         next_id = msgspec.structs.replace(id, attempt=id.attempt + 1)
         chunk.submit = msgspec.structs.replace(chunk.submit, id=next_id)
         self._wait(chunk)

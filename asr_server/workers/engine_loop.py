@@ -83,7 +83,11 @@ class HeartbeatThread(threading.Thread):
         if engine is None:
             return Heartbeat(num_steps=0)
         return Heartbeat(
-            engine.num_steps, engine.slots_in_use, engine.num_decode_steps, engine.num_decoded_tokens
+            engine.num_steps,
+            engine.slots_in_use,
+            engine.num_decode_steps,
+            engine.num_decoded_tokens,
+            engine.step_timer.times,
         )
 
     def stop(self) -> None:

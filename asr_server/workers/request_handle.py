@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions, Submit
+from asr_server import metrics
+from asr_server.core import Chunk, ChunkId, ChunkResult, ChunkTimes, DecodingOptions, Submit
+from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
 
 if TYPE_CHECKING:
     from asr_server.workers.dispatcher import Dispatcher
@@ -66,10 +69,28 @@ class PendingChunk:
     finish_tag: float
     future: asyncio.Future[ChunkResult]
 
-    def resolve(self, result: ChunkResult) -> None:
+    queued_at: float = field(default_factory=time.monotonic)
+
+    def resolve(self, result: ChunkResult, times: ChunkTimes | None) -> None:
         if not self.future.done():
             self.future.set_result(result)
+            if times is not None:
+                metrics.observe_chunk(time.monotonic() - self.queued_at, times)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+            metrics.chunks_failed.labels(_reason(error)).inc()
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case ReplicasEnded():
+            return "replicas_ended"
+        case ShuttingDown():
+            return "shutting_down"
+        case EngineUnavailable():
+            return "no_engine"
+        case ChunkFailed():
+            return "engine_error"
+    return "request_error"

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from asr_server import metrics
 from asr_server.core import Credit, Event, Heartbeat
 from asr_server.workers import replica_state
 from asr_server.workers.executor import Executor, ReplicaGone
@@ -74,6 +75,8 @@ class Supervisor:
                 logger.error("replica %d failed to start %d times: given up", index, failed_starts)
                 break
             await self._pause(min(MAX_PAUSE_S, 2.0**failed_starts - 1.0))
+            if not self._draining.is_set():
+                metrics.replica_restarts.inc()
         self._num_given_up += 1
         if self.given_up:
             self._on_given_up()

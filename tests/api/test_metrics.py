@@ -1,28 +1,91 @@
+"""What `/metrics` tells. The counts are of the process, so that tests look at what changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from asr_server import __version__
+from asr_server.api.metrics import _buckets
 from asr_server.audio import Recording
-from tests.api.running_app import THREE_CHUNKS, RunningApp
+from asr_server.config import Settings
+from asr_server.core import Event
+from asr_server.engine.step_times import StepTimer
+from asr_server.workers.executor import ReplicaGone
+from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
+from tests.conftest import Server
+from tests.fake_replica import FakeReplica
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.wav"
+
+Figures = dict[str, float]
 
 
-async def read(app: RunningApp) -> dict[str, float]:
-    reply = await app.client.get("/metrics")
+def figures_of(reply: httpx.Response) -> Figures:
+    """By name and labels: `asr_requests_total{route="/health",status="200"}`."""
     assert reply.headers["content-type"].startswith("text/plain")
-    return {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(reply.text)
-        for sample in family.samples
-    }
+    figures = {}
+    for family in text_string_to_metric_families(reply.text):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            figures[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return figures
+
+
+async def read(app: RunningApp) -> Figures:
+    return figures_of(await app.client.get("/metrics"))
+
+
+def growth(before: Figures, after: Figures, name: str) -> float:
+    return after.get(name, 0.0) - before.get(name, 0.0)
 
 
 async def test_what_was_decoded_is_counted_once_it_is_done(app: RunningApp) -> None:
     before = await read(app)
     await app.post(THREE_CHUNKS)
     after = await read(app)
-    assert after["asr_audio_decoded_seconds_total"] - before["asr_audio_decoded_seconds_total"] == 75
+    for name in ("asr_audio_received_seconds_total", "asr_audio_transcribed_seconds_total"):
+        assert growth(before, after, name) == 75
     assert after["asr_chunk_bytes_total"] == 75 * 16_000 * 4
-    assert after["asr_preprocess_slices_total"] >= 2  # the first chunk leaves alone
-    assert after["asr_preprocess_seconds_total"] > 0
+    slices = after["asr_preprocess_slices_total"]
+    assert slices >= 2  # the first chunk leaves alone
+    for name in ("asr_preprocess_seconds", "asr_preprocess_wait_seconds"):
+        assert growth(before, after, f"{name}_count") >= slices
+        assert growth(before, after, f'{name}_bucket{{le="+Inf"}}') >= slices
     assert after["asr_preprocess_workers"] == app.pool.num_workers
+
+
+async def test_requests_are_counted_by_route_and_status_and_timed(app: RunningApp) -> None:
+    before = await read(app)
+    await app.post()
+    await app.post(b"no audio")
+    await app.client.get("/nowhere/at/all")
+    await app.client.get("/v1/models/whisper-1")
+    after = await read(app)
+    route = "/v1/audio/transcriptions"
+    for labels in (
+        f'route="{route}",status="200"',
+        f'route="{route}",status="400"',
+        'route="other",status="404"',
+        'route="/v1/models/{name:path}",status="200"',
+    ):
+        assert growth(before, after, f"asr_requests_total{{{labels}}}") == 1, labels
+    assert growth(before, after, f'asr_request_seconds_count{{route="{route}"}}') == 2
+    assert growth(before, after, "asr_time_to_first_text_seconds_count") == 1
+    assert not any("nowhere" in name for name in after)
+
+
+async def test_a_client_cannot_add_series_by_asking_for_paths_that_are_not_there(app: RunningApp) -> None:
+    await app.client.get("/a")
+    before = await read(app)
+    for i in range(20):
+        await app.client.get(f"/nowhere/{i}")
+    assert set(await read(app)) == set(before)
 
 
 async def test_an_idle_server_holds_nothing(app: RunningApp) -> None:
@@ -39,6 +102,84 @@ async def test_samples_that_wait_for_the_rest_of_their_chunk_are_counted(app: Ru
     assert (await read(app))["asr_preprocess_held_bytes"] == 0
 
 
-async def test_each_replica_has_its_own_line(app: RunningApp) -> None:
-    text = (await app.client.get("/metrics")).text
-    assert 'asr_replica_ready{replica="replica"} 1.0' in text
+async def test_readiness_is_0_and_not_absent_while_no_replica_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gone() -> Event:
+        raise ReplicaGone("killed by a test")
+
+    async def starts_for_ever(index: int) -> FakeReplica:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with run_app(Settings(replicas=1)) as app:
+        before = await read(app)
+        assert (before["asr_ready"], before['asr_replica_ready{replica="replica 0"}']) == (1, 1)
+        monkeypatch.setattr(app.replica, "launch", starts_for_ever)
+        monkeypatch.setattr(app.replica, "receive", gone)
+        await until(lambda: not app.dispatcher.replica_states)
+        while not growth(before, after := await read(app), "asr_replica_restarts_total"):
+            await asyncio.sleep(0.01)
+        assert (after["asr_ready"], after['asr_replica_ready{replica="replica 0"}']) == (0, 0)
+        assert growth(before, after, "asr_replica_restarts_total") == 1
+
+
+async def test_chunks_that_fail_are_counted_by_reason() -> None:
+    async with run_app(answer=lambda submit: ValueError("no")) as app:
+        before = await read(app)
+        await app.post()
+        after = await read(app)
+        assert growth(before, after, 'asr_chunks_failed_total{reason="engine_error"}') == 1
+        assert {'asr_chunks_failed_total{reason="no_engine"}', "asr_chunks_retried_total"} <= set(after)
+
+
+def test_the_times_of_a_chunk_and_of_the_engines_steps_are_told(server: Server) -> None:
+    def read() -> Figures:
+        return figures_of(server.get("/metrics"))
+
+    before = read()
+    with DIGITS.open("rb") as file:
+        httpx.post(
+            f"{server.url}/v1/audio/transcriptions",
+            files={"file": file},
+            data={"model": "whisper-1"},
+            timeout=60,
+        )
+    after = read()
+    num_chunks = growth(before, after, "asr_chunks_transcribed_total")
+    assert num_chunks >= 1
+    for phase in ("queue", "encode", "decode"):
+        assert growth(before, after, f"asr_chunk_{phase}_seconds_count") == num_chunks
+    for phase in ("encode", "decode"):
+        assert growth(before, after, f"asr_chunk_{phase}_seconds_sum") > 0
+    steps = 'asr_engine_step_seconds_{}{{replica="replica 0"}}'
+    deadline = time.monotonic() + 20
+    while growth(before, after := read(), steps.format("count")) < 2:  # with the next heartbeat
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert growth(before, after, steps.format("sum")) > 0
+
+
+def test_what_runs_is_told_beside_the_processs_own_figures(server: Server) -> None:
+    text = server.get("/metrics").text
+    (build,) = [line for line in text.splitlines() if line.startswith("asr_build_info{")]
+    assert f'version="{__version__}"' in build
+    (model,) = [line for line in text.splitlines() if line.startswith("asr_model_info{")]
+    for label in ('model="whisper-digits"', 'device="cpu"', 'dtype="', 'revision=""'):
+        assert label in model
+    figures = figures_of(server.get("/metrics"))
+    assert figures["process_resident_memory_bytes"] > 1 << 20
+    assert figures["process_open_fds"] > 0
+    assert {"asr_decode_process_deaths_total", "asr_replica_restarts_total"} <= set(figures)
+
+
+def test_the_buckets_of_step_times_add_up() -> None:
+    timer = StepTimer()
+    for step_s in (0.0005, 0.001, 0.3, 60.0):
+        timer.add(step_s)
+    buckets = dict(_buckets(timer.times))
+    assert (buckets["0.001"], buckets["0.2"], buckets["0.5"], buckets["5.0"], buckets["+Inf"]) == (
+        2,
+        2,
+        3,
+        3,
+        4,
+    )

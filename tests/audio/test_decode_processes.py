@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from asr_server import metrics
 from asr_server.audio import AudioLimits, Recording
 from asr_server.audio.decode_processes import MAX_IDLE, RemoteStream, decode_processes
 from asr_server.errors import InvalidAudio
@@ -103,8 +104,11 @@ def test_a_process_that_crashes_costs_its_own_file_only(path: Path) -> None:
     other.next_slice()
     (crashed,) = {process.pid for process in decoding()} - before
     os.kill(crashed, signal.SIGSEGV)
+    deaths = "asr_decode_process_deaths_total"
+    deaths_before = metrics.REGISTRY.get_sample_value(deaths) or 0
     with pytest.raises(InvalidAudio, match="could not be decoded"):
         list(slices(other))
+    assert metrics.REGISTRY.get_sample_value(deaths) == deaths_before + 1
     assert list(slices(one))
     assert pieces_of(path)[1].duration_s == pytest.approx(65, abs=0.05)
 

@@ -66,8 +66,6 @@ async def test_many_files_at_once_are_each_read_whole(
     assert lengths == {round(recordings[0].duration_s * 16_000)}
     await until(lambda: pool.stats.busy == 0)
     assert pool.stats.queued == 0
-    assert pool.stats.audio_s == pytest.approx(12 * recordings[0].duration_s)
-    assert pool.stats.decode_s > 0
     assert pool.stats.chunk_bytes > 0
     assert pool.held_bytes == 0
 
