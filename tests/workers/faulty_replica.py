@@ -1,0 +1,65 @@
+"""A replica that fails on purpose, run in place of `asr_server.workers.replica`. FAULT says how.
+
+`die`: it ends at once when it is sent a chunk that begins with `POISON`. `stall FILE`: while there is such a
+file, a start removes it and then never ends, although heartbeats go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from asr_server.config import Settings
+from asr_server.core import Command, Samples, Submit
+from asr_server.workers import replica
+from asr_server.workers.multiprocess import MultiprocessExecutor
+
+if TYPE_CHECKING:
+    from asr_server.engine import Engine
+
+POISON: Final = 0.987654321
+
+
+class FaultyExecutor(MultiprocessExecutor):
+    module = "tests.workers.faulty_replica"
+
+
+def poisoned(samples: Samples) -> Samples:
+    samples = samples.copy()
+    samples[0] = POISON
+    return samples
+
+
+def main() -> None:
+    create_engine = replica._create_engine
+    fault, _, argument = os.environ["FAULT"].partition(" ")
+
+    def create_faulty_engine(settings: Settings) -> Engine:
+        if fault == "stall" and Path(argument).exists():
+            Path(argument).unlink()
+            time.sleep(1000)
+        engine = create_engine(settings)
+        if fault == "die":
+            die_of_poison(engine)
+        return engine
+
+    replica._create_engine = create_faulty_engine
+    replica.main()
+
+
+def die_of_poison(engine: Engine) -> None:
+    handle = engine.handle
+
+    def handle_or_die(command: Command) -> None:
+        if isinstance(command, Submit) and abs(command.samples[0] - POISON) < 1e-6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        handle(command)
+
+    engine.handle = handle_or_die  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()
