@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-PREFIX: Final = "asr-server-sockets-"
+PREFIX: Final = "asr-ipc-"
 
 
 class SocketFolder:

@@ -51,6 +51,6 @@ def test_ones_own_folders_stay_until_they_are_removed() -> None:
 def test_a_link_to_elsewhere_is_left_alone(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (tmp_path / "asr-server-sockets-x").symlink_to(elsewhere)
+    (tmp_path / "asr-ipc-x").symlink_to(elsewhere)
     remove_abandoned_folders()
     assert elsewhere.is_dir()

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -147,7 +148,10 @@ async def test_stopping_ends_every_process() -> None:
     assert not any(process.is_running() for process in processes)
 
 
-async def test_replicas_go_away_when_their_parent_is_killed() -> None:
+async def test_replicas_go_away_when_their_parent_is_killed_and_the_next_start_clears_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = (sys.executable, "-m", "asr_server", "serve", "--port", "0")
     server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert server.stdout is not None
@@ -161,6 +165,10 @@ async def test_replicas_go_away_when_their_parent_is_killed() -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     assert not alive
+    assert list(tmp_path.glob("asr-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    MultiprocessExecutor(Settings())
+    assert not list(tmp_path.glob("asr-*"))
 
 
 async def test_a_checkpoint_that_is_none_is_given_up(tmp_path: Path) -> None:
