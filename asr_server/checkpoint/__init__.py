@@ -9,10 +9,11 @@ import os
 from pathlib import Path
 
 from asr_server.checkpoint.error import CheckpointError
-from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE, base_model, check_directory
+from asr_server.checkpoint.files import base_model, check_directory
 from asr_server.checkpoint.foreign import explain_file
 from asr_server.checkpoint.hub import fetch
 from asr_server.checkpoint.names import check_hub_name, hub_name
+from asr_server.checkpoint.weights import INDEX, PICKLED, SINGLE
 from asr_server.checkpoint.window import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 

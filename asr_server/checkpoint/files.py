@@ -9,10 +9,7 @@ from typing import Any
 
 from asr_server.checkpoint.error import CheckpointError
 from asr_server.checkpoint.foreign import explain_listing
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLED = "pytorch_model.bin"
+from asr_server.checkpoint.weights import INDEX, check_weights
 
 _OPTIONAL = (
     "tokenizer.json",
@@ -20,8 +17,8 @@ _OPTIONAL = (
     "added_tokens.json",
     "generation_config.json",
     "preprocessor_config.json",
+    INDEX,
 )
-_GIT_LFS = b"version https://git-lfs"
 _WIDTHS = {384: "tiny", 512: "base", 768: "small", 1024: "medium", 1280: "large-v2"}  # by d_model
 _ENGLISH_VOCABULARY, _LARGE_V3_VOCABULARY = 51864, 51866
 _TURBO_LAYERS = 4
@@ -48,8 +45,7 @@ def check_directory(directory: Path) -> None:
         if (directory / name).exists():
             read_json(directory / name)
     _check_tokenizer(directory, config)
-    for file in _weight_files(directory):
-        _check_weights(directory / file)
+    check_weights(directory, config)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -66,53 +62,21 @@ def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
     if (directory / "tokenizer.json").exists():
         return
     missing = [name for name in ("vocab.json", "merges.txt") if not (directory / name).exists()]
-    if missing:
-        base = base_model(config)
-        raise CheckpointError(
-            f"{directory} has no tokenizer.json (nor, instead of it, {' and '.join(missing)}). Take that of "
-            "the model it was trained from, perhaps: "
-            f"hf download {base} tokenizer.json --local-dir {directory}"
-        )
+    if not missing:
+        return
+    base = base_model(config)
+    command = f", perhaps: hf download {base} tokenizer.json --local-dir {directory}" if base else ""
+    raise CheckpointError(
+        f"{directory} has no tokenizer.json (nor, instead of it, {' and '.join(missing)}). "
+        f"Take that of the model it was trained from{command}"
+    )
 
 
-def base_model(config: dict[str, Any]) -> str:
+def base_model(config: dict[str, Any]) -> str | None:
     """The published model of this width and vocabulary, from which a fine-tuned one most likely comes."""
-    size, vocabulary = _WIDTHS.get(config.get("d_model", 0), "large-v3"), config.get("vocab_size")
+    size, vocabulary = _WIDTHS.get(config.get("d_model", 0)), config.get("vocab_size")
+    if size is None:
+        return None
     if vocabulary == _LARGE_V3_VOCABULARY:
         size = "large-v3-turbo" if config.get("decoder_layers") == _TURBO_LAYERS else "large-v3"
     return f"openai/whisper-{size}" + (".en" if vocabulary == _ENGLISH_VOCABULARY else "")
-
-
-def _weight_files(directory: Path) -> list[str]:
-    if (directory / INDEX).exists():
-        return sorted(set(read_json(directory / INDEX).get("weight_map", {}).values()))
-    for name in (SINGLE, PICKLED):
-        if (directory / name).exists():
-            return [name]
-    raise CheckpointError(f"{directory} has no weights: neither {SINGLE}, {INDEX} nor {PICKLED}")
-
-
-def _check_weights(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(_GIT_LFS))
-            if head == _GIT_LFS:
-                raise CheckpointError(f"{path} is only a pointer to the weights: run `git lfs pull` there")
-            if path.suffix == ".safetensors" and path.stat().st_size < _promised_bytes(path):
-                raise CheckpointError(f"{path} is cut short: fetch it again")
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _promised_bytes(path: Path) -> int:
-    """The size of a safetensors file by its header: eight bytes of length, a JSON object, the tensors."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            return length
-        try:
-            tensors = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{path} is no safetensors file: fetch it again") from error
-    return 8 + length + max(ends, default=0)

@@ -22,7 +22,9 @@ def explain_file(path: Path) -> str:
     with path.open("rb") as file:
         kind = _MAGIC_BYTES.get(file.read(4))
     if kind:
-        return f"{path} is {kind}. {_use_original(path.name)}. Of 16-bit ggml: `{_conversion(path)}`"
+        return (
+            f"{path} is {kind}. {_use_original(path.name)}; or, unless it is quantized, `{_conversion(path)}`"
+        )
     if (path.parent / "config.json").exists():
         return f"{path} is a file: name the directory it is in, --model {path.parent}"
     return f"{path} is a file, and a checkpoint is a directory with config.json and model.safetensors in it"

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from asr_server.checkpoint.error import CheckpointError
-from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE
 from asr_server.checkpoint.foreign import explain_listing
+from asr_server.checkpoint.weights import INDEX, PICKLED, SINGLE
 
 ANSWER_LIMIT_S = 10.0
 _TEXTS = ["*.json", "*.txt"]

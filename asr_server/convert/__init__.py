@@ -42,7 +42,10 @@ def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
         raise CheckpointError(f"{target} is there already: name a new directory")
     model = _read(source)
     config = configuration(model.sizes)
-    texts = _text_files(tokenizer or base_model(config))
+    tokenizer = tokenizer or base_model(config)
+    if tokenizer is None:
+        raise CheckpointError(f"{source} has the size of no published model: say --tokenizer")
+    texts = _text_files(tokenizer)
     target.mkdir(parents=True, exist_ok=True)
     for file in texts:
         shutil.copy(file, target / file.name)

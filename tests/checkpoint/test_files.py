@@ -59,6 +59,28 @@ def test_a_missing_tokenizer_is_named_with_the_command_that_gets_it(
     assert f"hf download {base} tokenizer.json --local-dir {directory}" in message
 
 
+def test_a_missing_tokenizer_of_a_model_of_unknown_size_is_named_too(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    (directory / "vocab.json").unlink()
+    assert refusal(directory).endswith("Take that of the model it was trained from")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"d_model": 256}, "encoder.conv1.weight is [128, 80, 3], not [256, 80, 3]"),
+        ({"decoder_layers": 9}, "decoder.layers.8.fc1.weight is missing, not [512, 128]"),
+        ({"vocab_size": 51865}, "decoder.embed_tokens.weight is [1901, 128], not [51865, 128]"),
+        ({"encoder_layers": None}, "config.json has a size that is no number"),
+    ],
+)
+def test_weights_of_other_sizes_are_told_before_anything_starts(
+    directory: Path, changes: dict[str, object], reason: str
+) -> None:
+    change_config(directory, **changes)
+    assert reason in refusal(directory)
+
+
 def test_missing_weights_are_named(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     assert "has no weights: neither model.safetensors" in refusal(directory)
