@@ -197,6 +197,12 @@ Event = Credit | LanguageDetected | Result | Failed | Heartbeat | Released
 # -- What a request becomes. -------------------------------------------------------------------------------
 
 
+class Word(msgspec.Struct, frozen=True):
+    text: str  # as the model wrote it: with the space before it, and punctuation
+    start_s: float
+    end_s: float
+
+
 class Segment(msgspec.Struct, frozen=True):
     """A stretch of text with its times in the file, as OpenAI's verbose_json has it."""
 
@@ -210,6 +216,7 @@ class Segment(msgspec.Struct, frozen=True):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: tuple[Word, ...] = ()  # where word times were asked for
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -239,3 +246,7 @@ class Transcript(msgspec.Struct, frozen=True):
     num_audio_tokens: int
     num_text_tokens: int
     task: Task = "transcribe"
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        return tuple(word for segment in self.segments for word in segment.words)

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from asr_server.api.schemas import ARRAY_FIELDS, NOT_SERVED, AudioFields, TranscriptionFields
+from asr_server.api.schemas import ARRAY_FIELDS, LAYOUT_FIELDS, NOT_SERVED, AudioFields, TranscriptionFields
 from asr_server.errors import InvalidValue
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
@@ -83,11 +83,11 @@ def _check_combinations(fields: TranscriptionFields) -> None:
             "'timestamp_granularities[]' goes with response_format verbose_json only.",
             "timestamp_granularities[]",
         )
-    if "word" in fields.timestamp_granularities:
-        raise InvalidValue(
-            "'timestamp_granularities[]' can be 'segment' only: this server has no word times yet.",
-            "timestamp_granularities[]",
-        )
+    for name in LAYOUT_FIELDS:
+        if getattr(fields, name) and fields.response_format not in ("srt", "vtt"):
+            raise InvalidValue(f"'{name}' goes with response_format srt or vtt only.", name)
+    if fields.max_line_count and not fields.max_line_width:
+        raise InvalidValue("'max_line_count' goes with 'max_line_width' only.", "max_line_count")
     if fields.include and fields.response_format != "json":
         raise InvalidValue("'include[]' goes with response_format json only.", "include[]")
     if fields.language and fields.languages:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from asr_server.api.events import EventWriter
 from asr_server.api.fields import parse_fields
-from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
+from asr_server.api.schemas import LAYOUT_FIELDS, AudioFields, TranscriptionFields, TranslationFields
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue, ModelNotFound
-from asr_server.formats import ResponseFormat
+from asr_server.formats import DEFAULTS, RenderOptions, ResponseFormat, SubtitleLayout
 from asr_server.transcription import Transcriber, prompt_tokens
 from asr_server.transcription.language import ENGLISH
 
@@ -20,12 +20,12 @@ class TranscriptionRequest:
     options: DecodingOptions
     response_format: ResponseFormat
     stream: bool
-    with_logprobs: bool
+    render_options: RenderOptions
     with_usage: bool
     with_running_usage: bool
 
     def event_writer(self) -> EventWriter:
-        return EventWriter(self.with_logprobs, self.with_usage, self.with_running_usage)
+        return EventWriter(self.render_options.with_logprobs, self.with_usage, self.with_running_usage)
 
 
 def parse_transcription_request(
@@ -41,14 +41,16 @@ def parse_transcription_request(
         language, candidates = candidates[0], ()
     # With timestamps whatever the format, as openai-whisper decodes: they tell when a tail was left unread.
     keywords = [*fields.keywords, *fields.hotwords.split(",")]
+    render_options = _render_options(fields)
     options = DecodingOptions(
         language=language,
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
         timestamps=True,
+        word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_sampling(fields, settings),  # type: ignore[arg-type]
     )
-    return _request(fields, options, with_logprobs="logprobs" in fields.include)
+    return _request(fields, options, render_options)
 
 
 def parse_translation_request(
@@ -92,14 +94,24 @@ def _sampling(fields: AudioFields, settings: Settings) -> dict[str, object]:
     }
 
 
+def _render_options(fields: TranscriptionFields) -> RenderOptions:
+    granularities = fields.timestamp_granularities or ["segment"]
+    return RenderOptions(
+        with_logprobs="logprobs" in fields.include,
+        with_segments="segment" in granularities,
+        with_words="word" in granularities,
+        layout=SubtitleLayout(**{name: getattr(fields, name) for name in LAYOUT_FIELDS}),
+    )
+
+
 def _request(
-    fields: AudioFields, options: DecodingOptions, with_logprobs: bool = False
+    fields: AudioFields, options: DecodingOptions, render_options: RenderOptions = DEFAULTS
 ) -> TranscriptionRequest:
     return TranscriptionRequest(
         options,
         fields.response_format,
         fields.stream,
-        with_logprobs,
+        render_options,
         fields.stream_include_usage,
         fields.stream_continuous_usage_stats,
     )

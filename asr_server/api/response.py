@@ -21,7 +21,7 @@ from asr_server.audio import Recording
 from asr_server.config import Settings
 from asr_server.core import Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, RequestError, ShuttingDown
-from asr_server.formats import ResponseFormat, render
+from asr_server.formats import RenderOptions, ResponseFormat, render
 from asr_server.transcription import Transcriber
 
 RequestParser = Callable[[list[tuple[str, str]], Transcriber, Settings], TranscriptionRequest]
@@ -73,14 +73,14 @@ async def _whole(
         async for _ in session:
             pass
         transcript = session.transcript()
-    return _body_response(transcript, request.response_format, request.with_logprobs)
+    return _body_response(transcript, request.response_format, request.render_options)
 
 
 def _body_response(
-    transcript: Transcript, response_format: ResponseFormat, with_logprobs: bool = False
+    transcript: Transcript, response_format: ResponseFormat, options: RenderOptions
 ) -> Response:
     """The whole reply to a request that does not stream."""
-    body = render(transcript, response_format, with_logprobs)
+    body = render(transcript, response_format, options)
     media_type = _MEDIA_TYPES[response_format]
     charset = "" if media_type == "application/json" else "; charset=utf-8"
     return Response(body.encode(), headers={"content-type": media_type + charset})

@@ -17,6 +17,7 @@ from asr_server.formats.bodies import Logprob, TokensUsage
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
 ARRAY_FIELDS: Final = frozenset({"include", "keywords", "languages", "timestamp_granularities"})
+LAYOUT_FIELDS: Final = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
 SPEAKERS: Final = "this server does not tell speakers apart"
 NOT_SERVED: Final = {"known_speaker_names": SPEAKERS, "known_speaker_references": SPEAKERS}
 
@@ -72,6 +73,11 @@ class TranscriptionFields(AudioFields):
     hotwords: str = ""
     timestamp_granularities: list[Literal["word", "segment"]] = []
     include: list[Literal["logprobs"]] = []
+    # The layout of srt and vtt, as whisper's command names it
+    max_line_width: int | None = Field(None, ge=1, lt=2**31)
+    max_line_count: int | None = Field(None, ge=1, lt=2**31)
+    max_words_per_line: int | None = Field(None, ge=1, lt=2**31)
+    highlight_words: bool = False
     chunking_strategy: Annotated[Chunking | None, BeforeValidator(_chunking_from_wire)] = None
 
 

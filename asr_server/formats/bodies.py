@@ -38,6 +38,12 @@ class VerboseSegment(BaseModel):
     no_speech_prob: float
 
 
+class VerboseWord(BaseModel):
+    word: str
+    start: float
+    end: float
+
+
 class Json(BaseModel):
     text: str
     logprobs: list[Logprob] | None = None
@@ -49,5 +55,6 @@ class VerboseJson(BaseModel):
     language: str
     duration: float
     text: str
-    segments: list[VerboseSegment]
+    segments: list[VerboseSegment] | None = None
+    words: list[VerboseWord] | None = None
     usage: DurationUsage

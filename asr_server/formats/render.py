@@ -4,29 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel
 
-from asr_server.core import Segment, TokenLogprob, Transcript
-from asr_server.formats.bodies import DurationUsage, Json, Logprob, VerboseJson, VerboseSegment
+from asr_server.core import Segment, TokenLogprob, Transcript, Word
+from asr_server.formats.bodies import (
+    DurationUsage,
+    Json,
+    Logprob,
+    VerboseJson,
+    VerboseSegment,
+    VerboseWord,
+)
+from asr_server.formats.cues import PLAIN_LAYOUT, SubtitleLayout
 from asr_server.formats.subtitles import srt, vtt
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
 
 
-def render(transcript: Transcript, response_format: ResponseFormat, with_logprobs: bool = False) -> str:
+@dataclass(frozen=True)
+class RenderOptions:
+    """What goes into a transcript's text beyond its format."""
+
+    with_logprobs: bool = False
+    with_segments: bool = True
+    with_words: bool = False
+    layout: SubtitleLayout = PLAIN_LAYOUT
+
+
+DEFAULTS = RenderOptions()
+
+
+def render(transcript: Transcript, response_format: ResponseFormat, options: RenderOptions = DEFAULTS) -> str:
     match response_format:
         case "json":
-            return _dump(json_body(transcript, with_logprobs))
+            return _dump(json_body(transcript, options.with_logprobs))
         case "verbose_json":
-            return _dump(verbose_body(transcript))
+            return _dump(verbose_body(transcript, options))
         case "text":
             return transcript.text
         case "srt":
-            return srt(transcript.segments)
+            return srt(transcript.segments, options.layout)
         case "vtt":
-            return vtt(transcript.segments)
+            return vtt(transcript.segments, options.layout)
 
 
 def _dump(body: BaseModel) -> str:
@@ -42,13 +64,14 @@ def json_body(transcript: Transcript, with_logprobs: bool = False) -> Json:
     )
 
 
-def verbose_body(transcript: Transcript) -> VerboseJson:
+def verbose_body(transcript: Transcript, options: RenderOptions = DEFAULTS) -> VerboseJson:
     return VerboseJson(
         task=transcript.task,
         language=transcript.language,
         duration=_seconds(transcript.duration_s),
         text=transcript.text,
-        segments=[_segment(segment) for segment in transcript.segments],
+        segments=[_segment(segment) for segment in transcript.segments] if options.with_segments else None,
+        words=[_word(word) for word in transcript.words] if options.with_words else None,
         usage=_duration_usage(transcript),
     )
 
@@ -66,6 +89,10 @@ def _segment(segment: Segment) -> VerboseSegment:
         compression_ratio=segment.compression_ratio,
         no_speech_prob=segment.no_speech_prob,
     )
+
+
+def _word(word: Word) -> VerboseWord:
+    return VerboseWord(word=word.text.strip(), start=_seconds(word.start_s), end=_seconds(word.end_s))
 
 
 def _seconds(time_s: float) -> float:

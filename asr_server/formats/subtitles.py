@@ -1,33 +1,39 @@
-"""A transcript's segments as SubRip and WebVTT files."""
+"""A transcript as SubRip and WebVTT files."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from asr_server.core import Segment
+from asr_server.formats.cues import PLAIN_LAYOUT, Cue, SubtitleLayout, cues
 
 
-def srt(segments: Sequence[Segment]) -> str:
+def srt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> str:
     """SubRip: numbered from 1, commas before the milliseconds, a blank line behind each. Empty for none."""
     return "".join(
-        f"{number}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{_line(s.text)}\n\n"
-        for number, s in enumerate(segments, start=1)
+        f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_text(cue, str)}\n\n"
+        for number, cue in enumerate(cues(segments, layout), start=1)
     )
 
 
-def vtt(segments: Sequence[Segment]) -> str:
+def vtt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> str:
     """WebVTT; its text is markup, so that `&`, `<` and `>` are escaped."""
-    cues = (
-        f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{html.escape(_line(s.text), quote=False)}\n\n"
-        for s in segments
+    blocks = (
+        f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n{_text(cue, _escape)}\n\n"
+        for cue in cues(segments, layout)
     )
-    return "WEBVTT\n\n" + "".join(cues)
+    return "WEBVTT\n\n" + "".join(blocks)
 
 
-def _line(text: str) -> str:
-    """A blank line or an arrow within the text would end the cue."""
-    return " ".join(text.split()).replace("-->", "->")
+def _text(cue: Cue, escape: Callable[[str], str]) -> str:
+    """An arrow within the text would end the cue."""
+    pieces = (f"<u>{escape(p.text)}</u>" if p.underlined else escape(p.text) for p in cue.pieces)
+    return "".join(pieces).replace("-->", "->")
+
+
+def _escape(text: str) -> str:
+    return html.escape(text.replace("-->", "->"), quote=False)
 
 
 def _clock(time_s: float, point: str) -> str:

@@ -8,13 +8,17 @@ read; a segment opened and not closed was cut off, and decoding goes on from the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Final
 
 import msgspec
 
-from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob
+from asr_server.audio.pauses import find_pauses
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob, Word
 from asr_server.tokenizer import Tokenizer
+from asr_server.transcription.language import ENGLISH, UNSPACED
+from asr_server.transcription.word_groups import group_words
+from asr_server.transcription.word_times import AlignedWord, aligned_word, leave_out_pauses, words_within
 
 MIN_TAIL_S: Final = 0.2  # a shorter unread tail holds no word
 FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
@@ -26,6 +30,7 @@ class Span(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     tokens: tuple[int, ...]  # timestamps included
+    words: tuple[Word, ...] = ()  # where word times were asked for
 
 
 class DecodedPart(msgspec.Struct, frozen=True):
@@ -62,7 +67,37 @@ def decode_part(
     may_go_on = options.timestamps and options.max_new_tokens is None and not is_last
     num_read, tail_s = parser.tail(result) if may_go_on else (len(result.tokens), None)
     spans = tuple(parser.spans(result.tokens[:num_read]))
+    if result.token_times_s:
+        spans = _with_words(spans, result, chunk, tokenizer, spaced=is_spaced(options, result))
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s)
+
+
+def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:
+    """Whether the text is in a language that puts spaces between words."""
+    language = ENGLISH if options.task == "translate" else result.language or options.language
+    return language not in UNSPACED
+
+
+def _with_words(
+    spans: Sequence[Span], result: ChunkResult, chunk: Chunk, tokenizer: Tokenizer, spaced: bool
+) -> tuple[Span, ...]:
+    """The spans with their words. What was read of the text is aligned with the audio up to what was not."""
+    by_span: list[list[AlignedWord]] = []
+    num_text = 0  # text tokens of the spans so far
+    for span in spans:
+        tokens = [token for token in span.tokens if tokenizer.is_text(token)]
+        groups = group_words(tokens, tokenizer, spaced)
+        by_span.append([aligned_word(g.text, result, num_text + g.first, num_text + g.end) for g in groups])
+        num_text += len(tokens)
+    peaks_s = result.token_peaks_s
+    end_s = peaks_s[num_text] if num_text < len(peaks_s) else chunk.duration_s
+    settled = iter(leave_out_pauses(list(chain(*by_span)), find_pauses(chunk.samples), end_s))
+    return tuple(
+        msgspec.structs.replace(
+            span, words=tuple(words_within(list(islice(settled, len(words))), span.start_s, span.end_s))
+        )
+        for span, words in zip(spans, by_span, strict=True)
+    )
 
 
 def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
@@ -147,6 +182,9 @@ def _segment(part: DecodedPart, span: Span, text: str, segment_id: int) -> Segme
         avg_logprob=result.avg_logprob,
         compression_ratio=result.compression_ratio,
         no_speech_prob=result.no_speech_prob,
+        words=tuple(
+            Word(word.text, part.start_s + word.start_s, part.start_s + word.end_s) for word in span.words
+        ),
     )
 
 

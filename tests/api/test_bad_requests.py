@@ -56,7 +56,7 @@ async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
         ({"response_format": "diarized_json"}, "response_format"),
         ({"extra_body": {"colour": "red"}}, "colour"),
         (
-            VERBOSE | {"timestamp_granularities": ["word"]},
+            {"response_format": "json", "timestamp_granularities": ["word"]},
             "timestamp_granularities[]",
         ),
         ({"response_format": "text", "include": ["logprobs"]}, "include[]"),

@@ -114,9 +114,14 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
             "timestamp_granularities[]",
         ),
         (
-            [("timestamp_granularities[]", "word"), ("response_format", "verbose_json")],
+            [("timestamp_granularities[]", "word"), ("response_format", "json")],
             "timestamp_granularities[]",
         ),
+        ([("max_line_width", "0"), ("response_format", "srt")], "max_line_width"),
+        ([("max_line_width", "20"), ("response_format", "json")], "max_line_width"),
+        ([("max_words_per_line", "3")], "max_words_per_line"),
+        ([("highlight_words", "true"), ("response_format", "text")], "highlight_words"),
+        ([("max_line_count", "2"), ("response_format", "vtt")], "max_line_count"),
         ([("stream", "true"), ("response_format", "srt")], "stream"),
         ([("stream", "true"), ("response_format", "vtt")], "stream"),
         ([("stream", "true"), ("response_format", "verbose_json")], "stream"),
@@ -153,11 +158,6 @@ def test_nothing_that_is_sent_brings_anything_but_fields_or_a_refusal(pairs: lis
 def test_a_missing_model_is_named() -> None:
     assert refusal(("temperature", "0")).param == "model"
     assert refusal(("model", " ")).param == "model"
-
-
-def test_word_times_are_refused_with_what_there_is_instead() -> None:
-    error = refusal(MODEL, ("response_format", "verbose_json"), ("timestamp_granularities[]", "word"))
-    assert "segment" in error.message
 
 
 def test_a_refusal_repeats_no_more_than_a_line_of_what_was_sent() -> None:

@@ -10,7 +10,7 @@ import pytest
 from asr_server.api.response import _body_response
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, Submit
-from asr_server.formats import ResponseFormat
+from asr_server.formats import DEFAULTS, ResponseFormat
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of
 from tests.fake_replica import say, wav
@@ -317,4 +317,4 @@ async def test_many_requests_at_once_each_get_their_own_answer() -> None:
     ],
 )
 def test_every_format_says_what_it_is(response_format: ResponseFormat, media_type: str) -> None:
-    assert _body_response(ONE, response_format).headers["content-type"] == media_type
+    assert _body_response(ONE, response_format, DEFAULTS).headers["content-type"] == media_type

@@ -1,6 +1,7 @@
 import json
 
 from asr_server import formats
+from asr_server.formats import RenderOptions
 from asr_server.formats.subtitles import srt
 from tests.formats.samples import ONE, SILENT, segment, transcript
 
@@ -24,7 +25,7 @@ def test_json_has_text_and_usage_and_nothing_else() -> None:
 
 
 def test_json_has_logprobs_when_asked_for() -> None:
-    body = json.loads(formats.render(ONE, "json", with_logprobs=True))
+    body = json.loads(formats.render(ONE, "json", RenderOptions(with_logprobs=True)))
     assert body["logprobs"] == [{"token": " one", "logprob": -0.5, "bytes": [32, 111, 110, 101]}]
 
 
