@@ -81,7 +81,7 @@ class Aligner:
         """Aligns the sequences in these slots, or on CUDA begins to."""
         texts = [self._text(sequence) for sequence, _ in finished]
         sums = [
-            torch.zeros(2, text.num_rows, positions_of(sequence.samples), device=self._model.device)
+            torch.zeros(2, text.num_rows, self._num_positions(sequence.samples), device=self._model.device)
             for text, (sequence, _) in zip(texts, finished, strict=True)
         ]
         for layer, queries in self._queries(slots, texts):
@@ -103,6 +103,10 @@ class Aligner:
         text = [token for token in sequence.tokens if self._tokenizer.is_text(token)]
         tokens = [*prompt, *text, specials.end_of_text][: self._model.sizes.text_positions]
         return _Text(tokens, len(prompt) - 1, len(text))
+
+    def _num_positions(self, samples: Samples) -> int:
+        """Positions of the encoder's output that the samples reach."""
+        return min(max(1, len(samples) // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
 
     def _queries(self, slots: Slots, texts: Several[_Text]) -> Iterator[tuple[int, Tensor]]:
         """Each alignment layer's queries over the audio, [B, T, H, d]; behind a text's end they are noise."""
@@ -144,11 +148,6 @@ class _Text(NamedTuple):
     def num_rows(self) -> int:
         """Positions that predict a text token, and the one that predicts the end."""
         return min(self.num_text + 1, len(self.tokens) - self.first_row)
-
-
-def positions_of(samples: Samples) -> int:
-    """Positions of the encoder's output that the samples reach."""
-    return max(1, len(samples) // SAMPLES_PER_POSITION)
 
 
 def normalise(attention: Tensor) -> Tensor:
