@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from asr_server.core import TEMPERATURE_LADDER
-from asr_server.machine import available_cores
+from asr_server.machine import available_cores, num_gpus
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
 MIB = 1 << 20
@@ -54,7 +54,10 @@ class Settings:
     executor: Literal["multiprocess", "inline"] = _setting(
         "multiprocess", "how replicas run: processes of their own, or inside this one (debugging)"
     )
-    replicas: int = _setting(1, "engine replicas, each with the whole model", ge=1)
+    replicas: int = _setting(
+        0, "engine replicas, each with the whole model; 0: one for each GPU, or one on the CPU", ge=0
+    )
+    replicas_per_device: int = _setting(1, "replicas for each device, where --replicas is 0", ge=1)
     cpu_threads: int = _setting(
         0, "torch threads a replica on CPU; 0: one a core, shared between replicas", ge=0
     )
@@ -66,6 +69,7 @@ class Settings:
         0, "encode batches under way at once; 0: one a core, up to 4, on CPU, 1 on CUDA", ge=0, le=4
     )
     copy_overlap: bool = _setting(False, "CUDA: copies to and from the device on streams of their own")
+    cuda_graphs: bool = _setting(True, "CUDA: steps are recorded once and replayed")
     max_fallbacks: int = _setting(
         len(TEMPERATURE_LADDER) - 1,
         "times an implausible chunk is decoded again, each time at a higher temperature",
@@ -118,6 +122,12 @@ class Settings:
     drain_s: float = _setting(25.0, "seconds that running requests get to finish at shutdown", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")
+
+    @property
+    def num_replicas(self) -> int:
+        """Engine replicas in all."""
+        num_devices = max(1, num_gpus()) if self.device != "cpu" else 1
+        return self.replicas or num_devices * self.replicas_per_device
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""What this machine, or the part of it that this process was given, has: cores."""
+"""What this process was given of the machine: cores and GPUs. Nothing here imports torch."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,23 @@ def available_cores() -> int:
 def cpu_quota() -> float:
     """CPUs' worth of time that the control groups of this process allow; infinity: no limit."""
     return min(_quotas(_OWN_CGROUPS, _CGROUPS), default=float("inf"))
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this process, each as `CUDA_VISIBLE_DEVICES` names it; none where there is no driver."""
+    count = num_gpus()
+    listed = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return listed[:count] if listed else [str(index) for index in range(count)]
+
+
+def num_gpus() -> int:
+    """As the NVIDIA driver counts them, which takes milliseconds; torch would take seconds."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
 
 
 def _cores_in_affinity_mask() -> int:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from asr_server.checkpoint import CheckpointError, checkpoint_on_disk, resolve_checkpoint
 from asr_server.config import Settings, allowed_values, naming
 from asr_server.key_file import read_keys
+from asr_server.machine import num_gpus
 
 Check = Callable[[Settings], Iterator[str]]
 
@@ -72,15 +73,14 @@ def gpu(settings: Settings) -> Iterator[str]:
 
 
 def _why_no_cuda() -> str:
-    """Empty where CUDA may well work. Asks the driver, which takes milliseconds; torch would take seconds."""
+    """Empty where CUDA may well work."""
     if Path("/dev/kfd").exists():
         return ""  # an AMD GPU, which torch calls cuda too
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "this machine has no NVIDIA driver"
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+    if not num_gpus():
         return "the NVIDIA driver has no GPU for this process"
     return ""
 

@@ -10,6 +10,7 @@ import pytest
 from asr_server import config, machine
 from asr_server.config import Settings
 from asr_server.engine import EngineConfig
+from asr_server.workers.multiprocess import MultiprocessExecutor
 
 
 @pytest.fixture
@@ -64,3 +65,38 @@ def test_threads_follow_from_the_quota(cgroups: Path) -> None:
     assert config.default_preprocess_workers() == 2
     (cgroups / "cpu.max").write_text("100000 100000\n")
     assert config.default_preprocess_workers() == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "count", "gpus"),
+    [(None, 0, []), (None, 2, ["0", "1"]), ("3,5", 2, ["3", "5"]), ("GPU-a, GPU-b", 2, ["GPU-a", "GPU-b"])],
+)
+def test_gpus_are_named_as_the_environment_names_them(
+    listed: str | None, count: int, gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "num_gpus", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert machine.visible_gpus() == gpus
+
+
+def test_there_is_a_replica_for_each_gpu_unless_a_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "num_gpus", lambda: 4)
+    assert Settings().num_replicas == 4
+    assert Settings(replicas_per_device=2).num_replicas == 8
+    assert Settings(replicas=3).num_replicas == 3
+    assert Settings(device="cpu").num_replicas == 1
+    monkeypatch.setattr(config, "num_gpus", lambda: 0)
+    assert Settings().num_replicas == 1
+
+
+def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asr_server.workers.multiprocess.visible_gpus", lambda: ["2", "7"])
+    executor = MultiprocessExecutor(Settings(replicas=5))
+    devices = [executor._device_of(index)["CUDA_VISIBLE_DEVICES"] for index in range(5)]
+    assert devices == ["2", "7", "2", "7", "2"]
+    assert [executor._num_on_device(index) for index in range(5)] == [3, 2, 3, 2, 3]
+    on_cpu = MultiprocessExecutor(Settings(replicas=2, device="cpu"))
+    assert on_cpu._device_of(1) == {}
+    assert on_cpu._num_on_device(1) == 2

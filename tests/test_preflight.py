@@ -27,8 +27,8 @@ def problems(**values: object) -> list[str]:
         ("encode_batch", "-4", "a whole number of at least 0"),
         ("port", "70000", "a whole number from 0 to 65535"),
         ("port", "http", "a whole number from 0 to 65535"),
-        ("replicas", "-1", "a whole number of at least 1"),
-        ("replicas", "1.5", "a whole number of at least 1"),
+        ("replicas", "-1", "a whole number of at least 0"),
+        ("replicas", "1.5", "a whole number of at least 0"),
         ("compute_workers", "5", "a whole number from 0 to 4"),
         ("preprocess_workers", "0", "a whole number of at least 1"),
         ("max_fallbacks", "6", "a whole number from 0 to 5"),
@@ -78,8 +78,8 @@ def test_the_model_becomes_its_directory_and_keeps_its_name(monkeypatch: pytest.
 
 def test_a_model_that_is_not_there_is_one_line_beside_the_others(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
-    assert problems(model=missing, replicas="0") == [
-        "--replicas (ASR_SERVER_REPLICAS) is '0': must be a whole number of at least 1",
+    assert problems(model=missing, replicas="-1") == [
+        "--replicas (ASR_SERVER_REPLICAS) is '-1': must be a whole number of at least 0",
         f"--model (ASR_SERVER_MODEL) is {missing!r}: there is no directory {missing}",
     ]
 
@@ -88,7 +88,7 @@ def test_a_model_on_the_hub_is_not_asked_for_while_something_else_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("asr_server.preflight.resolve_checkpoint", lambda name: pytest.fail("asked the hub"))
-    assert len(problems(model="openai/whisper-tiny", replicas="0")) == 1
+    assert len(problems(model="openai/whisper-tiny", replicas="-1")) == 1
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])

@@ -36,11 +36,16 @@ class EngineConfig:
     copy_overlap: bool = False  # CUDA: copies on streams of their own
     lookahead: bool | None = None  # whether a step starts before the results of the previous one are read
     cuda_graphs: bool = True
+    num_on_device: int = 1  # engines that share the device's memory
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> EngineConfig:
-        """The configuration of one replica, which gets its share of the machine's cores."""
-        threads = settings.cpu_threads or max(1, available_cores() // settings.replicas)
+    def from_settings(cls, settings: Settings, num_on_device: int = 1) -> EngineConfig:
+        """The configuration of one replica, which gets its share of the machine's cores and memory.
+
+        Args:
+            num_on_device: replicas that share this one's device.
+        """
+        threads = settings.cpu_threads or max(1, available_cores() // settings.num_replicas)
         return cls(
             model=settings.model,
             device=settings.device,
@@ -50,6 +55,8 @@ class EngineConfig:
             cpu_threads=threads,
             compute_workers=settings.compute_workers,
             copy_overlap=settings.copy_overlap,
+            cuda_graphs=settings.cuda_graphs,
+            num_on_device=num_on_device,
         )
 
     def resolved(self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> EngineConfig:
@@ -62,7 +69,7 @@ class EngineConfig:
             self,
             device=device.type,
             dtype=str(dtype).removeprefix("torch."),
-            num_slots=self.num_slots or choose_num_slots(sizes, device, dtype),
+            num_slots=self.num_slots or choose_num_slots(sizes, device, dtype, self.num_on_device),
             # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache.
             encode_batch=self.encode_batch or (workers if on_cpu else _ENCODE_BATCH_ON_CUDA),
             compute_workers=workers,
@@ -89,9 +96,11 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if _cpu_flags() & _BFLOAT16_FLAGS else torch.float32
 
 
-def choose_num_slots(sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> int:
+def choose_num_slots(
+    sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, num_on_device: int = 1
+) -> int:
     """As many slots as a share of the free memory holds, up to the number that still speeds up a step."""
-    share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device)
+    share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device) / num_on_device
     return max(1, min(MAX_SLOTS[device.type], int(share) // DecoderCache.bytes_per_slot(sizes, dtype)))
 
 

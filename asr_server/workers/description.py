@@ -23,11 +23,11 @@ def describe(settings: Settings, engine: EngineInfo) -> str:
         f"dtype {chosen(engine.dtype, 'dtype', engine.reasons['dtype'])}",
         f"slots {chosen(engine.num_slots, 'max_slots', engine.reasons['num_slots'])}",
         f"threads {chosen(engine.num_threads, 'cpu_threads', _why_threads(settings))}",
-        f"replicas {settings.replicas}",
+        f"replicas {settings.num_replicas}",
     )
     return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}"
 
 
 def _why_threads(settings: Settings) -> str:
-    cores, replicas = available_cores(), settings.replicas
+    cores, replicas = available_cores(), settings.num_replicas
     return f"{cores} cores" if replicas == 1 else f"{cores} cores for {replicas} replicas"

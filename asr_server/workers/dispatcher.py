@@ -58,7 +58,7 @@ class Dispatcher:
         self.draining = False
         self._supervisor = Supervisor(
             executor or create_executor(settings),
-            settings.replicas,
+            settings.num_replicas,
             self._on_event,
             self._on_gone,
             lambda: self.fail_all(_no_engine),

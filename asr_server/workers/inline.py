@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class InlineExecutor:
     def __init__(self, settings: Settings) -> None:
-        self._config = EngineConfig.from_settings(settings)
+        self._config = EngineConfig.from_settings(settings, num_on_device=settings.num_replicas)
 
     async def launch(self, index: int) -> InlineReplica:
         return InlineReplica(f"replica {index}", self._config)

@@ -14,6 +14,7 @@ import zmq
 from asr_server.child_process import child_environment
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
+from asr_server.machine import visible_gpus
 from asr_server.transport.channels import ZmqEngineClient
 from asr_server.transport.socket_folder import remove_abandoned_folders
 from asr_server.workers.executor import ReplicaGone
@@ -28,7 +29,8 @@ class MultiprocessExecutor:
     module = "asr_server.workers.replica"
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = replace(settings, api_key="")
+        self._settings = replace(settings, api_key="", replicas=settings.num_replicas)
+        self._gpus = visible_gpus() if settings.device != "cpu" else []
         remove_abandoned_folders()
 
     async def launch(self, index: int) -> ProcessReplica:
@@ -41,15 +43,25 @@ class MultiprocessExecutor:
                 "-m",
                 self.module,
                 stdin=PIPE,
-                env=child_environment(),
+                env=child_environment() | self._device_of(index),
                 pass_fds=() if shared_fd is None else (shared_fd,),
             )
         except BaseException:
             client.close()
             raise
         assert process.stdin is not None
-        process.stdin.write(ReplicaSpec(index, client.address, self._settings, shared_fd).to_line())
+        spec = ReplicaSpec(index, client.address, self._settings, self._num_on_device(index), shared_fd)
+        process.stdin.write(spec.to_line())
         return ProcessReplica(f"replica {index}", process, client)
+
+    def _device_of(self, index: int) -> dict[str, str]:
+        """The environment in which a replica sees its own GPU alone: the GPUs are dealt out in turn."""
+        return {"CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]} if self._gpus else {}
+
+    def _num_on_device(self, index: int) -> int:
+        """Replicas that share the device of this one."""
+        num_devices = max(1, len(self._gpus))
+        return len(range(index % num_devices, self._settings.replicas, num_devices))
 
 
 class ProcessReplica:

@@ -27,6 +27,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     index: int
     address: str
     settings: Settings
+    num_on_device: int = 1  # replicas that share this one's device
     shared_fd: int | None = None  # the handle of the memory that both processes share, inherited
 
     def to_line(self) -> bytes:
@@ -43,13 +44,13 @@ def main() -> None:
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    run(ZmqEngineServer(spec.address, spec.shared_fd), lambda: _create_engine(spec.settings))
+    run(ZmqEngineServer(spec.address, spec.shared_fd), lambda: _create_engine(spec))
 
 
-def _create_engine(settings: Settings) -> Engine:
+def _create_engine(spec: ReplicaSpec) -> Engine:
     from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
 
-    return Engine.load(EngineConfig.from_settings(settings))
+    return Engine.load(EngineConfig.from_settings(spec.settings, spec.num_on_device))
 
 
 def _end_with_parent() -> None:

@@ -61,7 +61,7 @@ def test_several_wrong_settings_are_told_at_once_wherever_they_come_from() -> No
 
 
 def test_a_wrong_setting_is_told_within_a_second_and_without_torch() -> None:
-    refusal = Refusal("--replicas", "0")
+    refusal = Refusal("--replicas", "-1")
     assert refusal.cpu_s < LIMIT_S
     assert "pydantic" in refusal.modules
     assert "torch" not in refusal.modules

@@ -49,6 +49,13 @@ def test_replicas_share_the_cores() -> None:
     assert EngineConfig.from_settings(Settings(replicas=1000, cpu_threads=3)).cpu_threads == 3
 
 
+def test_replicas_on_one_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = 2 * 2 * (448 + 1500) * 128 * 4
+    monkeypatch.setattr(config, "free_bytes", lambda device: 4 * 30 * slot)
+    shared = EngineConfig.from_settings(Settings(), num_on_device=3).resolved(sizes(), CPU, torch.float32)
+    assert shared.num_slots == 10
+
+
 def test_the_device_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from asr_server.config import Settings
 from asr_server.core import Command, Samples, Submit
 from asr_server.workers import replica
 from asr_server.workers.multiprocess import MultiprocessExecutor
@@ -37,11 +36,11 @@ def main() -> None:
     create_engine = replica._create_engine
     fault, _, argument = os.environ["FAULT"].partition(" ")
 
-    def create_faulty_engine(settings: Settings) -> Engine:
+    def create_faulty_engine(spec: replica.ReplicaSpec) -> Engine:
         if fault == "stall" and Path(argument).exists():
             Path(argument).unlink()
             time.sleep(1000)
-        engine = create_engine(settings)
+        engine = create_engine(spec)
         if fault == "die":
             die_of_poison(engine)
         return engine
