@@ -119,6 +119,18 @@ class Settings:
     cors_origins: str = _setting("", "origins allowed by CORS, separated by commas; * for all")
     ssl_certfile: str = _setting("", "TLS certificate file")
     ssl_keyfile: str = _setting("", "TLS key file")
+    max_connections: int = _setting(
+        1000, "connections open at once; beyond them uploads are told 429, and more are closed", ge=1
+    )
+    max_header_bytes: int = _setting(64 * 1024, "largest headers of one request, in bytes", ge=1024)
+    header_timeout_s: float = _setting(10.0, "seconds a client may take to send a request's headers", gt=0)
+    min_client_bytes_per_s: float = _setting(
+        1000.0, "slowest that a client may send a body or read a reply, in bytes a second", gt=0
+    )
+    client_grace_s: float = _setting(
+        20.0, "seconds that a client may stall, or be slower than that, before it is disconnected", gt=0
+    )
+    keep_alive_s: int = _setting(75, "seconds a connection may stay open between two requests", ge=1)
     drain_s: float = _setting(25.0, "seconds that running requests get to finish at shutdown", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")

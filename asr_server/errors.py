@@ -44,6 +44,16 @@ class UploadTooLarge(RequestError):
     param = "file"
 
 
+class HeadersTooLarge(RequestError):
+    code = "headers_too_large"
+
+
+class TooSlow(RequestError):
+    """The client takes too long to send its request."""
+
+    code = "request_timeout"
+
+
 class InvalidApiKey(RequestError):
     code = "invalid_api_key"
 
@@ -54,11 +64,11 @@ class ModelNotFound(RequestError):
 
 
 class Overloaded(RequestError):
-    """As many requests are in flight as the server takes."""
+    """As many requests are in flight, or connections open, as the server takes."""
 
     code = "server_overloaded"
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
+    def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -66,7 +76,7 @@ class Overloaded(RequestError):
 class EngineUnavailable(Exception):
     """Nothing the sender did: no replica can take work now (starting, draining or down)."""
 
-    def __init__(self, message: str, retry_after_s: int = 5) -> None:
+    def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s

@@ -1,13 +1,15 @@
-"""What this process was given of the machine: cores and GPUs. Nothing here imports torch."""
+"""What this process was given of the machine: cores, GPUs and open files. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+MAX_OPEN_FILES: Final = 65_536
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 
@@ -41,6 +43,14 @@ def num_gpus() -> int:
         return 0
     count = ctypes.c_int()
     return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
+def raise_open_files_limit() -> None:
+    """To as many as the system lets this process have: the usual 1024 are for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _cores_in_affinity_mask() -> int:

@@ -5,45 +5,73 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NoReturn
 
+from asr_server.api.errors import MAX_RETRY_AFTER_S
 from asr_server.config import naming
 from asr_server.errors import Overloaded
 
-MAX_RETRY_AFTER_S: Final = 120  # official clients honour no more
 _WEIGHT: Final = 0.1  # of the newest request in the mean time that a request takes
 
 
 class AdmissionLimiter:
+    """A request holds a place from when it has arrived whole until its transcript is complete.
+
+    Sending and reading are left out: clients that upload or read slowly cost a connection, not a place.
+    """
+
     def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_in_flight = 0
         self.num_rejected = 0
         self._max_requests = max_requests
-        self._mean_request_s = 1.0
         self._clock = clock
+        self._started_at: list[float] = []
+        self._num_finished = 0
+        self._mean_request_s = 1.0
+        self._next_turn_at = 0.0
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._started_at)
+
+    def check(self) -> None:
+        """Raises Overloaded when there is no place now: said before the upload, it saves the client that."""
+        if self.num_in_flight >= self._max_requests:
+            self._reject()
 
     @contextmanager
     def acquire(self) -> Iterator[None]:
         """Raises Overloaded."""
-        if self.num_in_flight >= self._max_requests:
-            self.num_rejected += 1
-            raise Overloaded(
-                f"{self._max_requests} requests are in flight already: {naming('max_concurrent_requests')}.",
-                self.retry_after_s,
-            )
-        self.num_in_flight += 1
+        self.check()
         started_at = self._clock()
+        self._started_at.append(started_at)
         try:
             yield
         finally:
-            self.num_in_flight -= 1
-            self._mean_request_s += _WEIGHT * (self._clock() - started_at - self._mean_request_s)
+            self._started_at.remove(started_at)
+            self._count(self._clock() - started_at)
 
-    @property
-    def retry_after_s(self) -> int:
-        """Half of the mean time that a request takes: by then half of those in flight have ended."""
-        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_request_s / 2)))
+    def _count(self, request_s: float) -> None:
+        self._num_finished += 1
+        weight = max(_WEIGHT, 1 / self._num_finished)
+        self._mean_request_s += weight * (request_s - self._mean_request_s)
+
+    def _reject(self) -> NoReturn:
+        self.num_rejected += 1
+        raise Overloaded(
+            f"{self._max_requests} requests are in flight already: {naming('max_concurrent_requests')}.",
+            self._next_turn_s(),
+        )
+
+    def _next_turn_s(self) -> float:
+        """Each who is turned away gets a turn of its own, at the rate at which places become free.
+
+        Told the same time, all would come back together, and most would be turned away again.
+        """
+        now = self._clock()
+        mean_age_s = now - sum(self._started_at) / len(self._started_at)
+        interval_s = max(self._mean_request_s, mean_age_s) / self._max_requests
+        self._next_turn_at = min(max(now, self._next_turn_at) + interval_s, now + MAX_RETRY_AFTER_S)
+        return self._next_turn_at - now

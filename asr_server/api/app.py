@@ -19,6 +19,7 @@ from asr_server.api.realtime.route import router as realtime_router
 from asr_server.api.request_id import HEADER, RequestIdMiddleware
 from asr_server.api.request_log import RequestLogMiddleware
 from asr_server.api.state import AppState
+from asr_server.api.unread_body import UnreadBodyMiddleware
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
@@ -54,6 +55,7 @@ def create_app(
     app.include_router(transcriptions.router)
     app.include_router(realtime_router)
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(UnreadBodyMiddleware)
     _allow_origins(app, settings)
     app.add_middleware(RequestLogMiddleware)
     return app

@@ -7,6 +7,8 @@ one of these.
 from __future__ import annotations
 
 import logging
+import math
+import random
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
@@ -20,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from asr_server.api.schemas import ErrorBody, ErrorDetail
 from asr_server.errors import (
     EngineUnavailable,
+    HeadersTooLarge,
     InvalidApiKey,
     InvalidValue,
     ModelNotFound,
@@ -27,17 +30,22 @@ from asr_server.errors import (
     ReplicasEnded,
     RequestError,
     ShuttingDown,
+    TooSlow,
     UploadTooLarge,
 )
 
 INVALID_REQUEST: Final = "invalid_request_error"
+MAX_RETRY_AFTER_S: Final = 120  # official clients honour no more
+MIN_RETRY_AFTER_MS: Final = 50
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; for the log, nobody reads the reply
 
 _STATUS: Final[Mapping[type[RequestError], int]] = {
     InvalidApiKey: 401,
     ModelNotFound: 404,
+    TooSlow: 408,
     UploadTooLarge: 413,
     Overloaded: 429,
+    HeadersTooLarge: 431,
 }
 
 logger = logging.getLogger(__name__)
@@ -126,9 +134,9 @@ def _headers(error: Exception) -> dict[str, str]:
     match error:
         case ShuttingDown():
             # Of the connection too: a client that keeps it would come back to this server.
-            return {"Retry-After": str(error.retry_after_s), "Connection": "close"}
+            return _retry_after(error.retry_after_s) | {"Connection": "close"}
         case Overloaded() | EngineUnavailable():
-            return {"Retry-After": str(error.retry_after_s)}
+            return _retry_after(error.retry_after_s)
         case ReplicasEnded():
             return {"X-Should-Retry": "false"}  # official clients heed it: a retry would end more replicas
         case InvalidApiKey():
@@ -136,3 +144,14 @@ def _headers(error: Exception) -> dict[str, str]:
         case HTTPException():
             return dict(error.headers or {})
     return {}
+
+
+def _retry_after(wait_s: float) -> dict[str, str]:
+    """Spread, so that those who were told the same do not come back together. OpenAI's clients prefer the
+    header in milliseconds.
+    """
+    spread_s = wait_s * random.uniform(1.0, 1.25)
+    return {
+        "Retry-After": str(min(MAX_RETRY_AFTER_S, max(1, math.ceil(spread_s)))),
+        "retry-after-ms": str(min(1000 * MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_MS, round(1000 * spread_s)))),
+    }

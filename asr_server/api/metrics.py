@@ -56,7 +56,7 @@ class _StateCollector(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         limiter = self._state.admission
-        yield _gauge("asr_requests_in_flight", "Requests read, queued or transcribed.", limiter.num_in_flight)
+        yield _gauge("asr_requests_in_flight", "Requests queued or transcribed.", limiter.num_in_flight)
         yield _counter("asr_requests_rejected", "Requests told 429.", limiter.num_rejected)
         yield _gauge("asr_chunks", "Chunks waiting and in flight.", self._state.dispatcher.num_chunks)
 

@@ -27,7 +27,11 @@ logger = logging.getLogger(__name__)
 def request_id_of(headers: Headers) -> str:
     """The client's own where it is sane, else a new one."""
     given = headers.get(HEADER, "")
-    return given if _SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+    return given if _SANE.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
 
 
 class RequestIdMiddleware:

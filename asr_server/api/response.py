@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from asr_server.api.connection_limits import OVER_LIMIT
 from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.errors import body_of
 from asr_server.api.events import STREAM_END, event
@@ -18,11 +20,11 @@ from asr_server.api.form import Form, read_form
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.state import AppState
 from asr_server.audio import Recording
-from asr_server.config import Settings
+from asr_server.config import Settings, naming
 from asr_server.core import Transcript
-from asr_server.errors import ChunkFailed, EngineUnavailable, RequestError, ShuttingDown
+from asr_server.errors import ChunkFailed, EngineUnavailable, Overloaded, RequestError, ShuttingDown
 from asr_server.formats import RenderOptions, ResponseFormat, render
-from asr_server.transcription import Transcriber
+from asr_server.transcription import Transcriber, TranscriptionSession
 
 RequestParser = Callable[[list[tuple[str, str]], Transcriber, Settings], TranscriptionRequest]
 
@@ -33,6 +35,8 @@ _MEDIA_TYPES: Final = {
     "srt": "application/x-subrip",
     "vtt": "text/vtt",
 }
+
+RETRY_CONNECTION_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -51,29 +55,46 @@ class TranscriptionResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
         state.require_engine()
-        form = Form(state.settings.max_upload_bytes)
-        try:
-            with state.admission.acquire():
-                await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
-                request = self._parse_request(form.fields, state.transcriber, state.settings)
-                recording = Recording(await form.upload.source(), state.audio_limits)
-                if request.stream:
-                    await _stream(state.transcriber, recording, request, receive, send)
-                else:
-                    response = await _whole(state.transcriber, recording, request, receive)
-                    await response(scope, receive, send)
-        finally:
-            form.close()
+        _require_connection(scope)
+        state.admission.check()
+        with closing(Form(state.settings.max_upload_bytes)) as form:
+            await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
+            request = self._parse_request(form.fields, state.transcriber, state.settings)
+            if request.stream:
+                await _stream(state, form, request, receive, send)
+            else:
+                response = await _whole(state, form, request, receive)
+                await response(scope, receive, send)
 
 
-async def _whole(
-    transcriber: Transcriber, recording: Recording, request: TranscriptionRequest, receive: Receive
-) -> Response:
-    async with cancel_on_disconnect(receive), transcriber.transcribe(recording, request.options) as session:
+def _require_connection(scope: Scope) -> None:
+    """Raises Overloaded on a connection that is kept for requests without a body."""
+    if scope.get("state", {}).get(OVER_LIMIT):
+        raise Overloaded(
+            f"Too many connections are open: {naming('max_connections')}.", retry_after_s=RETRY_CONNECTION_S
+        )
+
+
+async def _whole(state: AppState, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
+    async with _transcribing(state, form, request, receive) as session:
         async for _ in session:
             pass
         transcript = session.transcript()
     return _body_response(transcript, request.response_format, request.render_options)
+
+
+@asynccontextmanager
+async def _transcribing(
+    state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
+) -> AsyncIterator[TranscriptionSession]:
+    """Holds a place among the requests in flight and the upload, both only while the block runs."""
+    with closing(form), state.admission.acquire():
+        recording = Recording(await form.upload.source(), state.audio_limits)
+        async with (
+            cancel_on_disconnect(receive),
+            state.transcriber.transcribe(recording, request.options) as session,
+        ):
+            yield session
 
 
 def _body_response(
@@ -87,64 +108,76 @@ def _body_response(
 
 
 async def _stream(
-    transcriber: Transcriber,
-    recording: Recording,
-    request: TranscriptionRequest,
-    receive: Receive,
-    send: Send,
+    state: AppState, form: Form, request: TranscriptionRequest, receive: Receive, send: Send
 ) -> None:
     stream = _EventStream(send)
     try:
-        async with (
-            cancel_on_disconnect(receive),
-            transcriber.transcribe(recording, request.options) as session,
-        ):
+        async with _transcribing(state, form, request, receive) as session:
             writer = request.event_writer()
             async for delta in session:
-                await stream.write(writer.delta(delta))
-            await stream.write(writer.done(session.transcript()))
-        await stream.write(STREAM_END)
+                stream.write(writer.delta(delta))
+            stream.write(writer.done(session.transcript()))
+        stream.write(STREAM_END)
     except ClientDisconnect:
         if stream.has_begun:
+            stream.cancel()
             return  # nobody is left to tell
         raise
     except asyncio.CancelledError:
         if not stream.has_begun:
             raise
-        await stream.fail(ShuttingDown())
+        stream.fail(ShuttingDown())
     except Exception as error:
         if not stream.has_begun:
             raise
-        await stream.fail(error)
+        stream.fail(error)
     await stream.end()
 
 
 class _EventStream:
-    """Begins with the first write, so that an error before it can still have a status of its own."""
+    """Begins with the first write, so that an error before it can still have a status of its own.
+
+    A task sends what has been written, so that a client that reads slowly does not hold up the transcription.
+    What it has not read yet is kept, at most the transcript.
+    """
 
     def __init__(self, send: Send) -> None:
-        self.has_begun = False
         self._send = send
+        self._written: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._sending: asyncio.Task[None] | None = None
 
-    async def write(self, events: bytes) -> None:
-        if not self.has_begun:
-            await self._begin()
+    @property
+    def has_begun(self) -> bool:
+        return self._sending is not None
+
+    def write(self, events: bytes) -> None:
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
         if events:
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            self._written.put_nowait(events)
 
-    async def _begin(self) -> None:
+    async def _send_all(self) -> None:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # nginx would hold the events back
         ]
-        self.has_begun = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        while events := await self._written.get():
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         expected = isinstance(error, RequestError | EngineUnavailable | ChunkFailed)
         logger.warning("a stream has failed: %r", error, exc_info=None if expected else error)
-        await self.write(event(body_of(error), exclude_none=False))
+        self.write(event(body_of(error), exclude_none=False))
 
     async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        """Waits until all has been sent. Cancelled, it sends no more."""
+        self._written.put_nowait(None)
+        assert self._sending is not None
+        await self._sending
+
+    def cancel(self) -> None:
+        assert self._sending is not None
+        self._sending.cancel()

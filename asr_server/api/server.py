@@ -13,12 +13,14 @@ from typing import Final
 import uvicorn
 
 from asr_server.api.app import create_app
+from asr_server.api.connection_limits import bounded_http_protocol
 from asr_server.api.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.api.state import AppState
 from asr_server.audio import PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.errors import ShuttingDown
+from asr_server.machine import raise_open_files_limit
 from asr_server.telemetry import announce
 from asr_server.tokenizer import Tokenizer
 from asr_server.workers.dispatcher import Dispatcher
@@ -38,6 +40,7 @@ def run(settings: Settings) -> int:
 
     Returns the exit status.
     """
+    raise_open_files_limit()
     directory = Path(settings.model)
     window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
     pool = PreprocessPool(settings.preprocess_workers)
@@ -46,6 +49,8 @@ def run(settings: Settings) -> int:
     app = create_app(settings, dispatcher, pool, tokenizer, window)
     config = uvicorn.Config(
         app,
+        http=bounded_http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
+        timeout_keep_alive=settings.keep_alive_s,
         host=settings.host,
         port=settings.port,
         root_path=settings.root_path,

@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from asr_server.api import create_app
+from asr_server.api.connection_limits import bounded_http_protocol
 from asr_server.audio import PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
@@ -68,7 +69,8 @@ async def run_app(
             app,
             port=0,
             ws="websockets-sansio",
-            http="httptools",
+            http=bounded_http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
+            timeout_keep_alive=settings.keep_alive_s,
             log_config=None,
             timeout_graceful_shutdown=1,
         )

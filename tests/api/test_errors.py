@@ -32,9 +32,19 @@ def test_each_error_has_its_status_and_body(
     assert b"secret" not in response.body
 
 
-def test_who_may_come_back_is_told_when() -> None:
-    assert response_to(errors.Overloaded("x", 7)).headers["retry-after"] == "7"
-    assert response_to(errors.EngineUnavailable("x", 9)).headers["retry-after"] == "9"
+@pytest.mark.parametrize("error", [errors.Overloaded("x", 8), errors.EngineUnavailable("x", 8)])
+def test_who_may_come_back_is_told_when_and_not_all_the_same(error: Exception) -> None:
+    headers = [response_to(error).headers for _ in range(100)]
+    assert {header["retry-after"] for header in headers} <= {"8", "9", "10"}
+    waits_ms = {int(header["retry-after-ms"]) for header in headers}
+    assert len(waits_ms) > 50
+    assert 8000 <= min(waits_ms) <= max(waits_ms) <= 10_000
+
+
+def test_retry_after_stays_within_what_official_clients_honour() -> None:
+    headers = [response_to(errors.Overloaded("x", wait_s)).headers for wait_s in (0.0, 120.0, 1e6)]
+    assert [header["retry-after"] for header in headers] == ["1", "120", "120"]
+    assert [header["retry-after-ms"] for header in headers] == ["50", "120000", "120000"]
 
 
 def test_who_has_no_key_is_told_how_to_show_one() -> None:

@@ -219,9 +219,9 @@ async def test_a_client_that_leaves_during_its_upload_leaves_nothing_behind(app:
         f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
         "Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode()
     )
-    await until(lambda: app.app.state.server.admission.num_in_flight == 1)
+    await until(lambda: app.server.server_state.tasks)
     writer.close()
-    await until(lambda: app.app.state.server.admission.num_in_flight == 0)
+    await until(lambda: not app.server.server_state.tasks)
     assert await app.still_works()
 
 
@@ -233,7 +233,7 @@ async def test_a_request_that_the_servers_end_cuts_off_is_told_to_come_back() ->
         app.server.should_exit = True
         reply = await asking
         assert (reply.status_code, error_of(reply)["type"]) == (503, "service_unavailable_error")
-        assert reply.headers["retry-after"] == "5"
+        assert 5 <= int(reply.headers["retry-after"]) <= 7
 
 
 async def test_a_stream_that_the_servers_end_cuts_off_says_so() -> None:

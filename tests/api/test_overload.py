@@ -1,0 +1,63 @@
+"""More requests than places: who is turned away comes back when there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import openai
+from openai import AsyncOpenAI
+
+from asr_server.config import Settings
+from asr_server.core import ChunkId
+from tests.api.official_client import transcribe
+from tests.api.raw_client import RawClient
+from tests.api.running_app import SECOND, RunningApp, run_app, until
+
+FOUR_PLACES = replace(Settings(), max_concurrent_requests=4)
+
+
+@asynccontextmanager
+async def each_request_takes(app: RunningApp, request_s: float) -> AsyncIterator[None]:
+    app.replica.holding = True
+
+    async def release() -> None:
+        started_at: dict[ChunkId, float] = {}
+        while True:
+            now = time.monotonic()
+            for submit in app.replica.held:
+                if now - started_at.setdefault(submit.id, now) >= request_s:
+                    app.replica.release(submit)
+            await asyncio.sleep(0.01)
+
+    releasing = asyncio.create_task(release())
+    yield
+    releasing.cancel()
+
+
+async def test_official_clients_get_through_a_burst_of_30_on_4_places() -> None:
+    async with (
+        run_app(FOUR_PLACES) as app,
+        AsyncOpenAI(base_url=f"http://{app.host}:{app.port}/v1", api_key="none", max_retries=2) as client,
+        each_request_takes(app, 0.5),
+    ):
+        outcomes = await asyncio.gather(
+            *(transcribe(client, SECOND) for _ in range(30)), return_exceptions=True
+        )
+        failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        assert all(isinstance(outcome, openai.RateLimitError) for outcome in failed)
+        assert len(failed) < 15
+
+
+async def test_uploads_that_have_not_arrived_yet_take_no_place() -> None:
+    async with run_app(FOUR_PLACES) as app:
+        clients = [await RawClient.connect(app.host, app.port) for _ in range(8)]
+        for client in clients:
+            client.begin_upload()
+        await until(lambda: len(app.server.server_state.tasks) == 8)
+        assert await app.still_works()
+        for client in clients:
+            await client.close()
