@@ -1,4 +1,4 @@
-"""Bounds on what one connection may cost: headers, waiting and stalling.
+"""Bounds what one connection may cost: headers, waiting and stalling. Given to uvicorn by `server`.
 
 uvicorn limits neither the size of a request's headers nor the time that a client takes. In its protocol's
 subclass here every connection looks at itself once a second. Time is counted in these ticks and not by the
@@ -72,6 +72,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_unsent = 0  # bytes of replies in the transport's buffer at the last tick
         self._refusal: RequestError | None = None
         self._next_tick: asyncio.TimerHandle | None = None
+        self._is_websocket = False
 
     @property
     def is_idle(self) -> bool:
@@ -95,7 +96,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self) -> None:
-        if self._next_tick is not None:  # another protocol has the connection from here on
+        """Another protocol has the connection from here on."""
+        self._is_websocket = True
+        if self._next_tick is not None:
             self._next_tick.cancel()
         super().handle_websocket_upgrade()
 
@@ -122,7 +125,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         room = self._settings.max_header_bytes - self._num_header_bytes
         super().data_received(data[:room])
         if self._phase is not _Phase.HEADERS:
-            if len(data) > room and not self.transport.is_closing():
+            if len(data) > room and not self.transport.is_closing() and not self._is_websocket:
                 super().data_received(data[room:])
             return
         self._num_header_bytes += len(data)

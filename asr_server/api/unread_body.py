@@ -1,4 +1,4 @@
-"""Replies that are sent before the request's body has been read whole: 401, 413, 429 and the like."""
+"""Bounds what is read after a reply that was sent before the body had come whole: a 401, 413 or 429."""
 
 from __future__ import annotations
 
