@@ -25,6 +25,7 @@ class AdmissionLimiter:
 
     def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_rejected = 0
+        self.num_open = 0
         self._max_requests = max_requests
         self._clock = clock
         self._started_at: list[float] = []
@@ -36,15 +37,23 @@ class AdmissionLimiter:
     def num_in_flight(self) -> int:
         return len(self._started_at)
 
-    def check(self) -> None:
-        """Raises Overloaded when there is no place now: said before the upload, it saves the client that."""
-        if self.num_in_flight >= self._max_requests:
-            self._reject()
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Counts a request from its headers to the end of its reply.
+
+        Raises Overloaded when there is no place now: said before the upload, it saves the client that.
+        """
+        self._check()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
 
     @contextmanager
     def acquire(self) -> Iterator[None]:
         """Raises Overloaded."""
-        self.check()
+        self._check()
         started_at = self._clock()
         self._started_at.append(started_at)
         try:
@@ -52,6 +61,10 @@ class AdmissionLimiter:
         finally:
             self._started_at.remove(started_at)
             self._count(self._clock() - started_at)
+
+    def _check(self) -> None:
+        if self.num_in_flight >= self._max_requests:
+            self._reject()
 
     def _count(self, request_s: float) -> None:
         self._num_finished += 1

@@ -56,8 +56,7 @@ class TranscriptionResponse(Response):
         state = self._state
         state.require_engine()
         _require_connection(scope)
-        state.admission.check()
-        with closing(Form(state.settings.max_upload_bytes)) as form:
+        with state.admission.enter(), closing(Form(state.settings.max_upload_bytes)) as form:
             await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
             request = self._parse_request(form.fields, state.transcriber, state.settings)
             if request.stream:

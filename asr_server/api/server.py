@@ -122,5 +122,5 @@ class Server(uvicorn.Server):
 
     @property
     def _num_in_flight(self) -> int:
-        """Requests and realtime sessions."""
-        return self._state.admission.num_in_flight + self._state.realtime.num_active
+        """Requests, also those still being received or replied to, and realtime sessions."""
+        return self._state.admission.num_open + self._state.realtime.num_active

@@ -23,8 +23,8 @@ def test_who_comes_when_it_is_full_is_told_when_to_come_back() -> None:
 
 
 def turned_away(limiter: AdmissionLimiter) -> float:
-    with pytest.raises(Overloaded) as caught:
-        limiter.check()
+    with pytest.raises(Overloaded) as caught, limiter.enter():
+        pass
     return caught.value.retry_after_s
 
 
