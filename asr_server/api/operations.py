@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
@@ -60,11 +59,15 @@ async def load(request: Request) -> dict[str, Any]:
 
 def _replica(replica_state: ReplicaState) -> dict[str, Any]:
     """As of the last heartbeat, at most a second or so ago."""
+    heartbeat = replica_state.heartbeat
     return {
         "name": replica_state.replica.name,
         "ready": replica_state.ready,
         "chunks_in_flight": len(replica_state.in_flight),
-        **msgspec.structs.asdict(replica_state.heartbeat),
+        "num_steps": heartbeat.num_steps,
+        "slots_in_use": heartbeat.slots_in_use,
+        "num_decode_steps": heartbeat.num_decode_steps,
+        "num_decoded_tokens": heartbeat.num_decoded_tokens,
     }
 
 

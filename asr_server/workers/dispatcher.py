@@ -41,7 +41,7 @@ from asr_server.workers.replica_state import ReplicaState
 from asr_server.workers.request_handle import OnLanguage, PendingChunk, RequestHandle
 from asr_server.workers.supervisor import Supervisor
 
-MAX_ATTEMPTS = 3  # the first beside others, the later ones alone
+MAX_ATTEMPTS = 4  # the first beside others, the later ones alone
 
 logger = logging.getLogger(__name__)
 

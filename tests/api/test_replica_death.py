@@ -100,9 +100,10 @@ async def test_ten_random_kills_under_32_requests_change_no_text(two_replicas: S
 def kill_at_random(server: Server, rng: random.Random) -> None:
     """A kill is -9 or STOP to one replica, or TERM to all of them as a group."""
     for _ in range(NUM_KILLS):
-        time.sleep(rng.uniform(0.5, 3.0))
-        while not (replicas := ready_replicas(server)):
+        while not ready_replicas(server):
             time.sleep(0.1)
+        time.sleep(rng.uniform(0.5, 5.0))
+        replicas = ready_replicas(server)
         how = rng.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM))
         for replica in replicas if how == signal.SIGTERM else [rng.choice(replicas)]:
             replica.send_signal(how)
