@@ -43,7 +43,9 @@ class Settings:
 
     # The model and where it runs
     model: str = _setting(
-        str(EMBEDDED_MODEL), "Whisper checkpoint: a directory or a Hugging Face hub name", min_length=1
+        str(EMBEDDED_MODEL),
+        "Whisper checkpoint: a directory, a Hugging Face hub name or a short name such as turbo",
+        min_length=1,
     )
     served_model_name: str = _setting("", "name clients ask for; empty: the model's own name")
     model_alias: str = _setting("whisper-1", "further names the model answers to, separated by commas")

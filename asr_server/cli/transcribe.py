@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +13,7 @@ import click
 
 from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
 from asr_server.cli.sections import SectionedCommand
-from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings
+from asr_server.config import EMBEDDED_MODEL, FIELDS
 from asr_server.preflight import FOR_A_MODEL
 from asr_server.telemetry import configure_logging
 
@@ -25,7 +27,7 @@ MODEL_SETTINGS: Final = ("model", "device", "dtype")
 TUNING_SETTINGS: Final = (
     *("executor", "replicas", "cpu_threads", "max_slots", "encode_batch", "compute_workers", "copy_overlap"),
     *("max_fallbacks", "preprocess_workers", "max_chunk_s", "chunks_ahead", "max_audio_s"),
-    *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level"),
+    *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level", "log_format"),
 )
 OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
 
@@ -106,28 +108,33 @@ def transcribe(
     job["existing"] = "skip" if skip_existing else "overwrite" if overwrite else "refuse"
     job["prompt"] = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     job["arguments"] = inputs
-    sys.exit(_run(settings_from(options, FOR_A_MODEL), job))
+    try:
+        sys.exit(_run(options, job))
+    except KeyboardInterrupt:  # while there was nothing yet to stop in order: a model being fetched, say
+        click.echo("stopped: interrupted", err=True)
+        sys.exit(INTERRUPTED)
 
 
 _JOB_OPTIONS: Final = ("formats", "output_dir", "language", "task", "temperature", "recursive", "quiet")
 
 
-def _run(settings: Settings, job: dict[str, Any]) -> int:
+def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
     """The exit status."""
-    configure_logging("error" if settings.log_level == "info" else settings.log_level)
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if job["quiet"]:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    settings = settings_from(options, FOR_A_MODEL)
+    if settings.log_level == "info":
+        settings = replace(settings, log_level="error")  # what a server's log tells is no news here
+    configure_logging(settings.log_level, settings.log_format)
     if settings.model == str(EMBEDDED_MODEL) and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
-    try:
-        from asr_server.errors import InvalidValue
-        from asr_server.offline import OutputError, TranscribeJob, transcribe_files
+    from asr_server.errors import InvalidValue
+    from asr_server.offline import OutputError, TranscribeJob, transcribe_files
 
-        try:
-            return transcribe_files(settings, TranscribeJob(**job))
-        except (InvalidValue, OutputError) as error:
-            click.echo(f"Error: {error}", err=True)
-            return WRONG_USAGE
-    except KeyboardInterrupt:  # before there was anything to stop in order
-        click.echo("stopped: interrupted", err=True)
-        return INTERRUPTED
+    try:
+        return transcribe_files(settings, TranscribeJob(**job))
+    except (InvalidValue, OutputError) as error:
+        click.echo(f"Error: {error}", err=True)
+        return WRONG_USAGE

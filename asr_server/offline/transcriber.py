@@ -53,7 +53,7 @@ class LocalTranscriber:
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
         self._transcriber = Transcriber(self._dispatcher, self._pool, tokenizer)
-        self._options = _decoding_options(job, self._transcriber, settings)
+        self.options = _decoding_options(job, self._transcriber, settings)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[LocalTranscriber]:
@@ -66,7 +66,7 @@ class LocalTranscriber:
 
     async def transcribe(self, source: Source, on_progress: OnProgress) -> FileResult:
         recording = Recording(source, self._limits)
-        async with self._transcriber.transcribe(recording, self._options) as session:
+        async with self._transcriber.transcribe(recording, self.options) as session:
             async for delta in session:
                 on_progress(delta.end_s, recording.expected_duration_s)
             return FileResult(session.transcript(), recording.truncated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,16 @@ def test_standard_input_and_one_file_give_the_text_alone(tmp_path: Path) -> None
     assert done.returncode == 0
     assert heard(done.stdout.decode())
     assert said(done) == []
+
+
+def test_on_a_terminal_a_bar_knows_how_long_the_recording_is(tmp_path: Path) -> None:
+    recording = record(tmp_path / "a.mp3", DIGITS * 3)
+    done = transcribe(
+        recording, FORCE_COLOR="1", COLUMNS="120"
+    )  # as rich takes standard error for a terminal
+    assert done.returncode == 0
+    length_s = round(soundfile.info(recording).duration)
+    assert re.search(rf"0:00:\d\d of 0:00:{length_s:02}", done.stderr.decode())
 
 
 def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(tmp_path: Path) -> None:
