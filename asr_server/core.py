@@ -142,6 +142,12 @@ class Credit(msgspec.Struct, frozen=True, tag=True):
     engine: EngineInfo | None = None  # with the first one
 
 
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot be started, and not with another try either: the model or the device is at fault."""
+
+    reason: str
+
+
 class LanguageDetected(msgspec.Struct, frozen=True, tag=True):
     id: ChunkId
     probabilities: dict[str, float]
@@ -191,7 +197,7 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     offsets: tuple[int, ...]
 
 
-Event = Credit | LanguageDetected | Result | Failed | Heartbeat | Released
+Event = Credit | StartFailed | LanguageDetected | Result | Failed | Heartbeat | Released
 
 
 # -- What a request becomes. -------------------------------------------------------------------------------

@@ -100,7 +100,8 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self._state.dispatcher.failed_to_start
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._drain()
+        if not self._state.dispatcher.failed_to_start:
+            await self._drain()
         await super().shutdown(sockets)
 
     async def _drain(self) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from asr_server.cli.options import settings_from, settings_options
+from asr_server.checkpoint import CheckpointError
+from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.preflight import FOR_A_SERVER
 from asr_server.telemetry import configure_logging
@@ -32,4 +33,9 @@ def serve(model_name: str | None, **options: Any) -> None:
         logger.info(NEXT_STEP)
     from asr_server.api.server import run
 
-    sys.exit(run(settings))
+    try:
+        status = run(settings)
+    except CheckpointError as error:
+        click.echo(f"Error: {error}", err=True)
+        status = WRONG_USAGE
+    sys.exit(status)

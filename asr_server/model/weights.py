@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,11 +24,14 @@ def load_whisper(directory: Path, device: str | torch.device, dtype: torch.dtype
         CheckpointError: weights are missing or have other shapes than config.json says.
         ValueError: config.json describes no Whisper model, or its alignment heads are not there.
     """
-    sizes = WhisperSizes.from_directory(directory)
+    try:
+        sizes = WhisperSizes.from_directory(directory)
+    except KeyError as error:
+        raise CheckpointError(f"{directory}/config.json has no {error}") from error
     model = Whisper(sizes, device=torch.device(device), dtype=dtype)
     try:
         model.load_hugging_face(_read_weights(directory))
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
         raise CheckpointError(f"the weights in {directory} do not fit its config.json: {error}") from error
     model.alignment_heads = read_alignment_heads(directory, sizes)
     return model.eval().requires_grad_(False)

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from asr_server.core import Drain, Event, Failed, Heartbeat, Result
+from asr_server.checkpoint import CheckpointError
+from asr_server.config import Settings
+from asr_server.core import Drain, Event, Failed, Heartbeat, Result, StartFailed
 from asr_server.telemetry import working_for
 from asr_server.transport.channels import EngineServer, HeartbeatSender
 
@@ -19,8 +21,28 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 IDLE_WAIT_S = 0.5
+END_LIMIT_S = 30.0
+MAX_REASON_CHARS = 400  # torch lists every weight that does not fit
 
 logger = logging.getLogger(__name__)
+
+
+class CannotStart(Exception):
+    """What is wrong with the model or the device, in one line."""
+
+
+def load_engine(settings: Settings, num_on_device: int) -> Engine:
+    """The engine of one of `num_on_device` replicas that share a device.
+
+    Raises CannotStart for what another try would not mend.
+    """
+    from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
+
+    try:
+        return Engine.load(EngineConfig.from_settings(settings, num_on_device))
+    except (CheckpointError, ValueError, OSError) as error:
+        logger.debug("the engine cannot be started", exc_info=error)
+        raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error
 
 
 def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
@@ -30,6 +52,9 @@ def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
     try:
         heartbeat.engine = create_engine()
         serve(heartbeat.engine, server)
+    except CannotStart as error:
+        server.send(StartFailed(str(error)))
+        server.receive(wait_s=END_LIMIT_S)  # whoever gets this ends the replica
     finally:
         if heartbeat.engine is not None:
             heartbeat.engine.close()

@@ -12,6 +12,10 @@ class ReplicaGone(Exception):
     """The replica has ended, wanted or not."""
 
 
+class StartImpossible(ReplicaGone):
+    """It will not start however often it is tried."""
+
+
 class Replica(Protocol):
     """The API side's hold on one running replica."""
 

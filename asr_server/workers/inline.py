@@ -8,9 +8,8 @@ import threading
 
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
-from asr_server.engine import Engine, EngineConfig
 from asr_server.transport.channels import EngineServerClosed, InlineEngineClient, InlineEngineServer
-from asr_server.workers.engine_loop import run
+from asr_server.workers.engine_loop import load_engine, run
 from asr_server.workers.executor import ReplicaGone
 
 CLOSE_LIMIT_S = 10.0
@@ -20,22 +19,25 @@ logger = logging.getLogger(__name__)
 
 class InlineExecutor:
     def __init__(self, settings: Settings) -> None:
-        self._config = EngineConfig.from_settings(settings, num_on_device=settings.num_replicas)
+        self._settings = settings
 
     async def launch(self, index: int) -> InlineReplica:
-        return InlineReplica(f"replica {index}", self._config)
+        return InlineReplica(f"replica {index}", self._settings)
 
 
 class InlineReplica:
-    def __init__(self, name: str, config: EngineConfig) -> None:
+    def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self._client = InlineEngineClient()
-        self._thread = threading.Thread(target=self._run, args=(config,), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(settings,), name=name, daemon=True)
         self._thread.start()
 
-    def _run(self, config: EngineConfig) -> None:
+    def _run(self, settings: Settings) -> None:
         try:
-            run(InlineEngineServer(self._client), lambda: Engine.load(config))
+            run(
+                InlineEngineServer(self._client),
+                lambda: load_engine(settings, num_on_device=settings.num_replicas),
+            )
         except Exception:
             logger.exception("%s has failed", self.name)
         finally:

@@ -17,7 +17,7 @@ from asr_server.child_process import leave_stopping_to_the_parent
 from asr_server.config import Settings
 from asr_server.telemetry import configure_logging
 from asr_server.transport.channels import ZmqEngineServer
-from asr_server.workers.engine_loop import run
+from asr_server.workers.engine_loop import load_engine, run
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine
@@ -48,9 +48,7 @@ def main() -> None:
 
 
 def _create_engine(spec: ReplicaSpec) -> Engine:
-    from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
-
-    return Engine.load(EngineConfig.from_settings(spec.settings, spec.num_on_device))
+    return load_engine(spec.settings, spec.num_on_device)
 
 
 def _end_with_parent() -> None:

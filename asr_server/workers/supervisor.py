@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable
 
 from asr_server import metrics
-from asr_server.core import Credit, Event, Heartbeat
+from asr_server.core import Credit, Event, Heartbeat, StartFailed
 from asr_server.workers import replica_state
-from asr_server.workers.executor import Executor, ReplicaGone
+from asr_server.workers.executor import Executor, ReplicaGone, StartImpossible
 from asr_server.workers.replica_state import ReplicaState
 
 MAX_FAILED_STARTS = 3
@@ -70,7 +70,11 @@ class Supervisor:
     async def _supervise(self, index: int) -> None:
         failed_starts = 0
         while not self._draining.is_set():
-            failed_starts = 0 if await self._has_started(index) else failed_starts + 1
+            try:
+                failed_starts = 0 if await self._has_started(index) else failed_starts + 1
+            except StartImpossible as error:
+                self._note(error)
+                break
             if failed_starts == MAX_FAILED_STARTS:
                 logger.error("replica %d failed to start %d times: given up", index, failed_starts)
                 break
@@ -92,6 +96,8 @@ class Supervisor:
             async with asyncio.timeout(replica_state.STARTUP_LIMIT_S):
                 replica = await self._executor.launch(index)
             return await self._run(ReplicaState(replica))
+        except StartImpossible:
+            raise
         except Exception as error:
             self._log(f"replica {index} failed: {type(error).__name__}: {error}")
             return False
@@ -101,7 +107,10 @@ class Supervisor:
         self.replica_states.append(state)
         drain_s = 0.0
         try:
-            self._log(str(await self._watch(state)))
+            gone = await self._watch(state)
+            if isinstance(gone, StartImpossible):
+                raise gone
+            self._log(str(gone))
             return state.ready
         except asyncio.CancelledError:
             drain_s = DRAIN_S if state.ready else 0.0
@@ -134,6 +143,8 @@ class Supervisor:
                 case Heartbeat():
                     state.on_heartbeat(event)
                     continue
+                case StartFailed():
+                    raise StartImpossible(event.reason)
                 case Credit():
                     self._on_credit(state, event)
             self._on_event(state, event)
@@ -144,6 +155,12 @@ class Supervisor:
             self.was_ready = True
         state.credit += credit.count
         state.num_slots = credit.num_slots or state.num_slots
+
+    def _note(self, impossible: StartImpossible) -> None:
+        """Without a line of its own where the whole server ends for it, which says why."""
+        if self.was_ready:
+            self._log(str(impossible))
+        self.last_failure = str(impossible)
 
     def _log(self, failure: str) -> None:
         self.last_failure = failure

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from asr_server.config import EMBEDDED_MODEL
 
 LIMIT_S = 1.0  # of processor time: how long it takes on a machine with nothing else to do
 
@@ -73,3 +78,24 @@ def test_what_this_machine_lacks_is_told_before_torch_is_loaded() -> None:
     assert refusal.status == 2
     assert "torch" not in refusal.modules
     assert refusal.cpu_s < LIMIT_S
+
+
+def test_weights_that_do_not_fit_end_the_server_with_one_line_and_a_status(tmp_path: Path) -> None:
+    """Only loading the model shows it. All that the server writes is JSON, as it was told."""
+    shutil.copytree(EMBEDDED_MODEL, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"decoder_ffn_dim": 64}))
+    process = subprocess.run(
+        [sys.executable, "-m", "asr_server", "serve", str(tmp_path), "--port", "0", "--log-format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (1, "")
+    lines = [json.loads(line) for line in process.stderr.splitlines()]
+    assert lines[0]["message"].startswith("listening on http://127.0.0.1:")
+    (failure,) = [line for line in lines if line["level"] not in ("info", "debug")]
+    assert failure["level"] == "critical"
+    assert f"the weights in {tmp_path} do not fit its config.json" in failure["message"]
+    assert not any("exception" in line for line in lines)
