@@ -34,10 +34,10 @@ from rich.progress import Progress
 
 from asr_server.core import ChunkId, DecodingOptions, Result, Samples, Submit
 from asr_server.engine import Engine, EngineConfig
-from asr_server.engine.config import choose_device
+from asr_server.engine.config import choose_device, choose_dtype
 from benchmarks.checkpoints import SHAPES, fixed_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.engine_report import Case, Setup, figures, plot, show, show_profile
+from benchmarks.engine_report import AllFloors, Case, Setup, figures, plot, show, show_profile
 from benchmarks.floors import measure_floors
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.reporting import Budget, command, grid, machine, write_json
@@ -89,6 +89,7 @@ class Bench:
                 options.threads,
                 setup.compute_workers,
                 setup.copy_overlap,
+                cuda_graphs=options.cuda_graphs,
             )
         )
         self._encoding = Stopwatch(self.engine._runner, "encode")
@@ -133,7 +134,9 @@ def plan(options: argparse.Namespace) -> list[Case]:
     return [Case(Setup(*point[:4]), *point[4:]) for point in points]
 
 
-def measure(cases: list[Case], options: argparse.Namespace, budget: Budget, progress: Progress) -> None:
+def measure(
+    cases: list[Case], floors: AllFloors, options: argparse.Namespace, budget: Budget, progress: Progress
+) -> None:
     """On CPU all engines take turns, so that a noisy machine disturbs them alike. On a GPU, whose memory one
     engine's slots may fill, one comes after another."""
     setups = list(dict.fromkeys(case.setup for case in cases))
@@ -157,6 +160,8 @@ def measure(cases: list[Case], options: argparse.Namespace, budget: Budget, prog
                     last = own[-1]
                     profiled = partial(run_once, benches[last.setup].engine, clips_of(last), last.tokens)
                     show_profile(profiled, progress.console)
+            # After each engine: whatever ends the run early, what was measured is there.
+            write_json(options.json, figures([case for case in cases if case.wall_s], floors))
 
 
 @contextmanager
@@ -165,9 +170,8 @@ def benches_of(setups: Sequence[Setup], options: argparse.Namespace) -> Iterator
     try:
         yield benches
     finally:
-        for bench in benches.values():
-            bench.engine.close()
-        benches.clear()
+        while benches:  # no variable may hold the last one: on a GPU its slots would starve the next
+            benches.popitem()[1].engine.close()
         gc.collect()  # an engine and its stopwatch hold each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -177,14 +181,12 @@ def main() -> None:
     options = arguments()
     console = Console(stderr=True, width=160)
     console.print(command(), machine())
-    cases = plan(options)
+    cases, device = plan(options), choose_device(options.device)
+    dtypes = dict.fromkeys(choose_dtype(name, device) for name in options.dtype)
+    floors = {dtype: measure_floors(dtype, device) for dtype in dtypes}
     with Progress(console=console) as progress:
-        measure(cases, options, Budget(options.budget_s, console), progress)
+        measure(cases, floors, options, Budget(options.budget_s, console), progress)
     measured = [case for case in cases if case.wall_s]
-    floors = {
-        dtype: measure_floors(dtype, choose_device(options.device))
-        for dtype in dict.fromkeys(case.dtype for case in measured)
-    }
     show(measured, floors, console)
     write_json(options.json, figures(measured, floors))
     if options.plot:
@@ -205,6 +207,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", nargs="+", type=int, default=[60], help="tokens of every clip")
     parser.add_argument("--compute-workers", nargs="+", type=int, default=[0], help="0: by device")
     parser.add_argument("--copy-overlap", nargs="+", choices=("off", "on"), default=["off"])
+    parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--slots", type=int, default=0)

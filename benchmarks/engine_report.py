@@ -119,17 +119,18 @@ def _show_stages(case: Case, floors: Floors, console: Console) -> None:
 
 
 def show_profile(run: Callable[[], object], console: Console) -> None:
-    """Where torch spends the time of one round."""
+    """Where torch spends the time of one round: by operation on CPU, by kernel on a GPU."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    on_gpu = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         run()
-    rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    total = sum(row.self_cpu_time_total for row in rows)
-    table = Table("operation", "share", "ms", "calls")
-    for row in rows[:12]:
-        share = row.self_cpu_time_total / total
-        table.add_row(row.key, f"{share:.1%}", f"{row.self_cpu_time_total / 1e3:.0f}", str(row.count))
+    column = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    times_us = {row.key: (getattr(row, column), row.count) for row in profiler.key_averages()}
+    total_us = sum(time_us for time_us, _ in times_us.values()) or 1.0
+    table = Table("kernel" if on_gpu else "operation", "share", "ms", "calls")
+    for name, (time_us, count) in sorted(times_us.items(), key=lambda item: -item[1][0])[:20]:
+        table.add_row(name[:90], f"{time_us / total_us:.1%}", f"{time_us / 1e3:.1f}", str(count))
     console.print(table)
 
 
