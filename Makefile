@@ -25,7 +25,8 @@ serve: .venv/serve.stamp  ## the server, on the embedded model (ARGS='--port 900
 transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=talk.m4a ARGS='--model turbo ...')
 	@$(BIN)/asr-server transcribe $(ARGS) -- "$(FILE)"
 
-test: .venv/test.stamp  ## the test suite
+test: .venv/test.stamp  ## the test suite; fetches Chromium for the page's tests where it can
+	@tests/install-browser.sh
 	$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/test.stamp  ## formatting, lint, types

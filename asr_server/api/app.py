@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from asr_server import __version__
-from asr_server.api import errors, metrics, operations, transcriptions
+from asr_server.api import errors, metrics, operations, pages, transcriptions
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.api_keys import ApiKeys
 from asr_server.api.realtime.registry import RealtimeSessions
@@ -44,7 +44,7 @@ def create_app(
         Transcriber(dispatcher, pool, tokenizer),
         AdmissionLimiter(settings.max_concurrent_requests),
         AudioLimits.from_settings(settings, window),
-        RealtimeSessions(settings.max_realtime_sessions, lambda: dispatcher.num_slots),
+        RealtimeSessions(settings.max_realtime_sessions, dispatcher),
         ApiKeys(settings),
         started_at=int(time.time()),
     )
@@ -54,6 +54,7 @@ def create_app(
     app.include_router(metrics.router)
     app.include_router(transcriptions.router)
     app.include_router(realtime_router)
+    pages.install(app)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(UnreadBodyMiddleware)
     _allow_origins(app, settings)

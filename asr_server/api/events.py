@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from asr_server.api.schemas import TextDelta, TextDone
 from asr_server.core import Transcript, TranscriptDelta
-from asr_server.formats import logprobs_body
+from asr_server.formats import RenderOptions, logprobs_body, verbose_body
 from asr_server.formats.bodies import TokensUsage
 
 STREAM_END: Final = b"data: [DONE]\n\n"
@@ -17,10 +17,18 @@ STREAM_END: Final = b"data: [DONE]\n\n"
 class EventWriter:
     """Turns transcript deltas into events. The deltas joined are the text of the last event."""
 
-    def __init__(self, with_logprobs: bool, with_usage: bool, with_running_usage: bool) -> None:
+    def __init__(
+        self,
+        with_logprobs: bool,
+        with_usage: bool,
+        with_running_usage: bool,
+        verbose: RenderOptions | None = None,
+    ) -> None:
+        """`verbose`: the last event carries what verbose_json has too."""
         self._with_logprobs = with_logprobs
         self._with_usage = with_usage
         self._with_running_usage = with_running_usage
+        self._verbose = verbose
         self._num_audio_tokens = 0
         self._num_text_tokens = 0
 
@@ -39,13 +47,16 @@ class EventWriter:
         )
 
     def done(self, transcript: Transcript) -> bytes:
-        return event(
-            TextDone(
-                text=transcript.text,
-                logprobs=logprobs_body(transcript.logprobs) if self._with_logprobs else None,
-                usage=self._usage() if self._with_usage else None,
-            )
+        body = TextDone(
+            text=transcript.text,
+            logprobs=logprobs_body(transcript.logprobs) if self._with_logprobs else None,
+            usage=self._usage() if self._with_usage else None,
         )
+        if self._verbose:
+            verbose = verbose_body(transcript, self._verbose)
+            body.language, body.duration = verbose.language, verbose.duration
+            body.segments, body.words = verbose.segments, verbose.words
+        return event(body)
 
     def _usage(self) -> TokensUsage:
         """Strict clients refuse a usage by duration in a stream."""

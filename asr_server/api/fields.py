@@ -78,7 +78,10 @@ def _check_stream(fields: AudioFields) -> None:
 
 
 def _check_combinations(fields: TranscriptionFields) -> None:
-    if fields.timestamp_granularities and fields.response_format != "verbose_json":
+    with_times = fields.response_format == "verbose_json" or (
+        fields.stream and fields.stream_include_segments
+    )
+    if fields.timestamp_granularities and not with_times:
         raise InvalidValue(
             "'timestamp_granularities[]' goes with response_format verbose_json only.",
             "timestamp_granularities[]",

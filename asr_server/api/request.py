@@ -23,9 +23,13 @@ class TranscriptionRequest:
     render_options: RenderOptions
     with_usage: bool
     with_running_usage: bool
+    with_segments: bool
 
     def event_writer(self) -> EventWriter:
-        return EventWriter(self.render_options.with_logprobs, self.with_usage, self.with_running_usage)
+        verbose = self.render_options if self.with_segments else None
+        return EventWriter(
+            self.render_options.with_logprobs, self.with_usage, self.with_running_usage, verbose
+        )
 
 
 def parse_transcription_request(
@@ -114,4 +118,5 @@ def _request(
         render_options,
         fields.stream_include_usage,
         fields.stream_continuous_usage_stats,
+        fields.stream_include_segments,
     )

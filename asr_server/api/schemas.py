@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from asr_server.formats import ResponseFormat
-from asr_server.formats.bodies import Logprob, TokensUsage
+from asr_server.formats.bodies import Logprob, TokensUsage, VerboseSegment, VerboseWord
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
@@ -65,6 +65,9 @@ class AudioFields(BaseModel):
     stream_include_usage: bool = True
     stream_continuous_usage_stats: bool = False
 
+    # Ours: the last event of a stream carries what verbose_json has too
+    stream_include_segments: bool = False
+
 
 class TranscriptionFields(AudioFields):
     language: str = ""
@@ -100,6 +103,10 @@ class TextDone(BaseModel):
     text: str
     logprobs: list[Logprob] | None = None
     usage: TokensUsage | None = None
+    language: str | None = None  # this and what follows: with `stream_include_segments`
+    duration: float | None = None
+    segments: list[VerboseSegment] | None = None
+    words: list[VerboseWord] | None = None
 
 
 class ErrorDetail(BaseModel):

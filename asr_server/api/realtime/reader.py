@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from asr_server.api.errors import body_of
 from asr_server.api.realtime import server_events as out
-from asr_server.api.realtime.registry import InterimLimiter
+from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.api.realtime.turn import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
 from asr_server.audio.split import Splitter
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TranscriptDelta
@@ -50,7 +50,7 @@ class TurnReader:
         report: Callable[[Event], None],
         spawn: Spawn,
         backlog: Backlog,
-        interims: InterimLimiter,
+        sessions: RealtimeSessions,
     ) -> None:
         self.item_id = item_id
         self._transcriber = transcriber
@@ -60,7 +60,7 @@ class TurnReader:
         self._report = report
         self._spawn = spawn
         self._backlog = backlog
-        self._interims = interims
+        self._sessions = sessions
         self._chunks: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
         self._num_chunks = 0
         self._running: set[asyncio.Task[Any]] = set()
@@ -79,13 +79,12 @@ class TurnReader:
             self._add(self._read(chunk))
 
     def read_interim(self) -> None:
-        """Reads the growing chunk as it is, unless other turns' interim readings keep the engine busy."""
+        """Reads the growing chunk as it is, unless the engine has better to do."""
         chunks = self._growing()
-        if self._interim or len(chunks) != 1 or not self._interims.acquire():
+        if self._interim or len(chunks) != 1 or not self._sessions.may_read_interim:
             self._report(InterimRead(self.item_id))
             return
         self._interim = self._spawn(self._read_interim(chunks[0], self._num_chunks))
-        self._interim.add_done_callback(lambda _: self._interims.release())
 
     def read_ahead(self) -> None:
         self._cancel_interim()

@@ -4,45 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from asr_server.config import naming
 from asr_server.errors import Overloaded
+from asr_server.workers.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
     from asr_server.api.realtime.session import RealtimeSession
 
 RETRY_AFTER_S: Final = 5
-INTERIM_SHARE: Final = 8
+INTERIM_SHARE: Final = 8  # of the slots, or fewer, are at work when an interim reading may begin
 SERVICE_RESTART: Final = 1012  # the official client connects again
 
 
-class InterimLimiter:
-    """Interim readings take an eighth of the slots at most, over all sessions: final text comes first."""
-
-    def __init__(self, num_slots: Callable[[], int]) -> None:
-        self._num_slots = num_slots
-        self._num_running = 0
-
-    def acquire(self) -> bool:
-        if self._num_running >= max(1, self._num_slots() // INTERIM_SHARE):
-            return False
-        self._num_running += 1
-        return True
-
-    def release(self) -> None:
-        self._num_running -= 1
-
-
 class RealtimeSessions:
-    def __init__(self, max_sessions: int, num_slots: Callable[[], int]) -> None:
+    def __init__(self, max_sessions: int, dispatcher: Dispatcher) -> None:
         self.is_draining = False
         self.num_started = 0
         self.num_rejected = 0
         self.num_turns = 0  # completed or failed
-        self.interims = InterimLimiter(num_slots)
+        self._dispatcher = dispatcher
         self._max_sessions = max_sessions
         self._active: set[RealtimeSession] = set()
         self._is_empty = asyncio.Event()
@@ -50,6 +34,11 @@ class RealtimeSessions:
     @property
     def num_active(self) -> int:
         return len(self._active)
+
+    @property
+    def may_read_interim(self) -> bool:
+        """Final text comes first: interim readings are left out while the engine has more to do."""
+        return self._dispatcher.num_chunks < max(1, self._dispatcher.num_slots // INTERIM_SHARE)
 
     @contextmanager
     def enter(self, session: RealtimeSession) -> Iterator[None]:

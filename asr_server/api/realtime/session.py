@@ -253,7 +253,7 @@ class RealtimeSession:
             report=self._inbox.put_nowait,
             spawn=self._group.create_task,
             backlog=self._backlog,
-            interims=self._app.realtime.interims,
+            sessions=self._app.realtime,
         )
 
     # -- Out --

@@ -1,0 +1,114 @@
+// The server's API. Paths are relative, so that the page works behind any prefix.
+
+const KEY = "asr-server-key";
+const BUSY = new Set([429, 503]);
+const MAX_TRIES = 5;
+
+export const apiKey = () => sessionStorage.getItem(KEY) || "";
+export const setApiKey = (key) => sessionStorage.setItem(KEY, key);
+
+export class ApiError extends Error {
+  constructor(message, status = 0, retryAfter = 0) {
+    super(message);
+    this.status = status;
+    this.retryAfter = retryAfter;
+  }
+}
+
+const headers = () => (apiKey() ? { Authorization: `Bearer ${apiKey()}` } : {});
+
+/** The models served; throws ApiError with status 401 when a key is needed. */
+export async function models() {
+  const reply = await request("v1/models", { headers: headers() });
+  return (await reply.json()).data;
+}
+
+export async function request(path, options = {}) {
+  let reply;
+  try {
+    reply = await fetch(path, { cache: "no-store", ...options });
+  } catch {
+    throw new ApiError("The server cannot be reached. Is it still running?");
+  }
+  if (!reply.ok) throw new ApiError(messageOf(await reply.text(), reply.status), reply.status);
+  return reply;
+}
+
+function messageOf(body, status) {
+  try {
+    return JSON.parse(body).error.message;
+  } catch {
+    return `The server answered with status ${status}.`;
+  }
+}
+
+/**
+ * Transcribes one file. Calls `on.upload(share)`, `on.delta(text)` and `on.wait(seconds)` on the way; resolves to
+ * the last event, with segments and times. A busy server is asked again when it says so.
+ */
+export async function transcribe(file, model, language, on, signal) {
+  for (let tries = 1; ; tries++) {
+    try {
+      return await send(file, model, language, on, signal);
+    } catch (error) {
+      if (!BUSY.has(error.status) || tries === MAX_TRIES) throw error;
+      on.wait(error.retryAfter || 2);
+      await new Promise((resolve) => setTimeout(resolve, (error.retryAfter || 2) * 1000));
+    }
+  }
+}
+
+function send(file, model, language, on, signal) {
+  const form = new FormData();
+  form.append("file", file, file.name || "audio");
+  form.append("model", model);
+  form.append("stream", "true");
+  form.append("stream_include_segments", "true");
+  for (const granularity of ["segment", "word"]) form.append("timestamp_granularities[]", granularity);
+  if (language) form.append("language", language);
+  return new Promise((resolve, reject) => {
+    const call = new XMLHttpRequest(); // fetch tells nothing of an upload's progress
+    const events = new EventReader();
+    let done = null;
+    const read = () => {
+      for (const event of events.read(call.responseText)) {
+        if (event.error) reject(new ApiError(event.error.message));
+        else if (event.type === "transcript.text.delta") on.delta(event.delta);
+        else if (event.type === "transcript.text.done") done = event;
+      }
+    };
+    call.open("POST", "v1/audio/transcriptions");
+    for (const [name, value] of Object.entries(headers())) call.setRequestHeader(name, value);
+    call.upload.onprogress = (event) => event.lengthComputable && on.upload(event.loaded / event.total);
+    call.upload.onload = () => on.upload(1);
+    call.onprogress = () => call.status === 200 && read();
+    call.onload = () => {
+      if (call.status !== 200) return reject(errorOf(call));
+      read();
+      if (done) resolve(done);
+      else reject(new ApiError("The answer ended early: the server may have stopped."));
+    };
+    call.onerror = () => reject(new ApiError("The connection broke. Is the server still running?"));
+    call.onabort = () => reject(new ApiError("Cancelled."));
+    signal.addEventListener("abort", () => call.abort());
+    call.send(form);
+  });
+}
+
+function errorOf(call) {
+  const retryAfter = Number(call.getResponseHeader("retry-after")) || 0;
+  return new ApiError(messageOf(call.responseText, call.status), call.status, retryAfter);
+}
+
+/** Reads the events of a text that grows. */
+class EventReader {
+  #position = 0;
+
+  *read(text) {
+    for (let end; (end = text.indexOf("\n\n", this.#position)) >= 0; ) {
+      const data = text.slice(this.#position, end).replace(/^data: /, "");
+      this.#position = end + 2;
+      if (data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
+}

@@ -1,0 +1,47 @@
+// Small helpers for the document.
+
+export const $ = (id) => document.getElementById(id);
+
+/** An element with properties, `dataset`, `aria-*` attributes and children. */
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in element && name !== "role") element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function show(element, text) {
+  element.hidden = !text;
+  element.textContent = text || "";
+}
+
+/** `1:05` or `1:02:05`. */
+export function clock(seconds) {
+  const whole = Math.max(0, Math.floor(seconds || 0));
+  const pad = (value) => String(value).padStart(2, "0");
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+  return hours ? `${hours}:${pad(minutes)}:${pad(whole % 60)}` : `${minutes}:${pad(whole % 60)}`;
+}
+
+export function color(name) {
+  const probe = h("span");
+  probe.style.color = `var(--${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+/** A canvas at the screen's resolution. */
+export function context2d(canvas) {
+  const ratio = window.devicePixelRatio || 1;
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  canvas.width = Math.max(1, Math.round(width * ratio));
+  canvas.height = Math.max(1, Math.round(height * ratio));
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  return { context, width, height };
+}

@@ -1,0 +1,139 @@
+// Speaks into `/v1/realtime`: sends the microphone's samples and gives the text while one speaks.
+
+import { apiKey } from "./api.js";
+
+const RATE = 24000;
+
+const FAILURES = {
+  NotAllowedError: "The microphone was not allowed. Allow it for this page in the browser's settings.",
+  NotFoundError: "No microphone was found.",
+  NotReadableError: "The microphone is in use by another program.",
+};
+
+export class Microphone {
+  /** `on.text(turns)`, `on.level(samples)`, `on.end(turns, error)`. */
+  constructor(on) {
+    this.on = on;
+    this.turns = new Map(); // by item id: {start, end, text, final}
+    this.blocks = [];
+  }
+
+  async start() {
+    if (!navigator.mediaDevices) throw new Error("Browsers give the microphone to pages by https or localhost only.");
+    try {
+      this.stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
+    } catch (error) {
+      throw new Error(FAILURES[error.name] || error.message);
+    }
+    await this.#connect();
+    await this.#listen();
+  }
+
+  #connect() {
+    const url = new URL("v1/realtime?intent=transcription", location.href);
+    url.protocol = url.protocol.replace("http", "ws");
+    url.hash = "";
+    const key = apiKey();
+    this.socket = new WebSocket(url, ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])]);
+    this.socket.onclose = (event) => this.#end(event.reason || "The connection broke.");
+    return new Promise((resolve, reject) => {
+      this.socket.onerror = () => reject(new Error("The server cannot be reached."));
+      this.socket.onmessage = ({ data }) => {
+        const event = JSON.parse(data);
+        if (event.type === "session.created") resolve();
+        else if (event.type === "error") reject(new Error(event.error.message));
+        this.#onEvent(event);
+      };
+    });
+  }
+
+  async #listen() {
+    this.context = new AudioContext({ sampleRate: RATE });
+    let source;
+    try {
+      source = this.context.createMediaStreamSource(this.stream);
+    } catch { // a browser that does not resample: the worklet does
+      this.context = new AudioContext();
+      source = this.context.createMediaStreamSource(this.stream);
+    }
+    await this.context.audioWorklet.addModule(new URL("pcm-worklet.js", import.meta.url));
+    const writer = new AudioWorkletNode(this.context, "pcm-writer", { numberOfOutputs: 0 });
+    writer.port.onmessage = ({ data }) => this.#send(data);
+    source.connect(writer);
+  }
+
+  #send(block) {
+    this.blocks.push(block);
+    this.on.level(block);
+    if (this.socket.readyState !== WebSocket.OPEN) return;
+    const audio = btoa(String.fromCharCode(...new Uint8Array(block.buffer)));
+    this.socket.send(JSON.stringify({ type: "input_audio_buffer.append", audio }));
+  }
+
+  #onEvent({ type, item_id: id, ...event }) {
+    const turn = this.turns.get(id);
+    if (type === "input_audio_buffer.speech_started") {
+      this.turns.set(id, { start: event.audio_start_ms / 1000, end: null, text: "", final: false });
+    } else if (type === "input_audio_buffer.speech_stopped") turn.end = event.audio_end_ms / 1000;
+    else if (type === "input_audio_buffer.committed" && !turn) {
+      this.turns.set(id, { start: this.duration, end: null, text: "", final: false });
+    } else if (type.endsWith("transcription.delta")) turn.text += event.delta;
+    else if (type.endsWith("transcription.completed")) Object.assign(turn, { text: event.transcript, final: true });
+    else if (type.endsWith("transcription.failed")) Object.assign(turn, { failed: event.error.message, final: true });
+    else return;
+    this.on.text([...this.turns.values()]);
+    if (this.isStopping && [...this.turns.values()].every((t) => t.final)) this.#end();
+  }
+
+  get duration() {
+    return this.blocks.reduce((sum, block) => sum + block.length, 0) / RATE;
+  }
+
+  /** What is being said is committed; ends when its text is there. */
+  stop() {
+    this.isStopping = true;
+    this.#release();
+    const isOpen = [...this.turns.values()].some((turn) => turn.end === null && !turn.final);
+    if (isOpen) this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
+    if ([...this.turns.values()].every((turn) => turn.final)) this.#end();
+  }
+
+  #release() {
+    for (const track of this.stream?.getTracks() || []) track.stop();
+    this.context?.close();
+    this.context = null;
+  }
+
+  #end(error) {
+    if (this.hasEnded) return;
+    this.hasEnded = true;
+    this.#release();
+    this.socket.close(1000);
+    this.on.end([...this.turns.values()], error);
+  }
+
+  /** What was said, as a file. */
+  recording(name) {
+    return new File([wavHeader(this.blocks.reduce((sum, b) => sum + b.byteLength, 0)), ...this.blocks], name, {
+      type: "audio/wav",
+    });
+  }
+}
+
+function wavHeader(numBytes) {
+  const view = new DataView(new ArrayBuffer(44));
+  const text = (at, letters) => [...letters].forEach((c, i) => view.setUint8(at + i, c.charCodeAt(0)));
+  text(0, "RIFF");
+  view.setUint32(4, 36 + numBytes, true);
+  text(8, "WAVEfmt ");
+  view.setUint32(16, 16, true);
+  view.setUint16(20, 1, true); // PCM
+  view.setUint16(22, 1, true); // mono
+  view.setUint32(24, RATE, true);
+  view.setUint32(28, RATE * 2, true);
+  view.setUint16(32, 2, true);
+  view.setUint16(34, 16, true);
+  text(36, "data");
+  view.setUint32(40, numBytes, true);
+  return view.buffer;
+}

@@ -1,0 +1,83 @@
+// The server, live: `/metrics` once a second while this view is seen.
+
+import { request } from "./api.js";
+import { $, h } from "./dom.js";
+
+const EVERY_MS = 1000;
+const HISTORY = 60;
+
+let timer = null;
+let before = null;
+const history = {};
+
+export function startWatching() {
+  if (timer === null) tick();
+}
+
+export function stopWatching() {
+  clearTimeout(timer);
+  timer = before = null;
+}
+
+async function tick() {
+  timer = setTimeout(tick, EVERY_MS);
+  if (document.hidden) return;
+  try {
+    const [metrics, ready] = await Promise.all([request("metrics"), fetch("ready", { cache: "no-store" })]);
+    showMetrics(parse(await metrics.text()));
+    showHealth(ready.ok, ready.ok ? "Ready: an engine takes work." : (await ready.json()).error.message);
+  } catch (error) {
+    showHealth(false, error.message);
+  }
+}
+
+function showHealth(isGood, text) {
+  $("health").className = `health ${isGood ? "is-good" : "is-bad"}`;
+  if ($("health").textContent !== text) $("health").textContent = text;
+}
+
+/** Prometheus's text format: name to a list of [labels, value]. */
+export function parse(text) {
+  const found = new Map();
+  for (const [, name, labels, value] of text.matchAll(/^(\w+)(?:\{(.*)\})? (\S+)$/gm)) {
+    const pairs = Object.fromEntries([...(labels || "").matchAll(/(\w+)="([^"]*)"/g)].map(([, k, v]) => [k, v]));
+    found.set(name, [...(found.get(name) || []), [pairs, Number(value)]]);
+  }
+  return found;
+}
+
+function showMetrics(metrics) {
+  const sum = (name) => (metrics.get(name) || []).reduce((total, [, value]) => total + value, 0);
+  const now = performance.now() / 1000;
+  const audio = sum("asr_audio_decoded_seconds_total");
+  const rate = before ? Math.max(0, audio - before.audio) / (now - before.now) : 0;
+  before = { audio, now };
+  plot("throughput", rate, rate < 10 ? rate.toFixed(1) : Math.round(rate));
+  plot("requests", sum("asr_requests_in_flight"));
+  plot("chunks", sum("asr_chunks"));
+  plot("sessions", sum("asr_realtime_sessions"));
+  $("rejected").textContent = `${sum("asr_requests_rejected_total")} turned away so far`;
+  $("preprocess").textContent = `${sum("asr_preprocess_busy")} of ${sum("asr_preprocess_workers")} decoding threads`;
+  $("turns").textContent = `${sum("asr_realtime_turns_total")} turns so far`;
+  showReplicas(metrics);
+}
+
+function plot(name, value, text = value) {
+  const values = (history[name] = [...(history[name] || []), value].slice(-HISTORY));
+  $(name).textContent = text;
+  const most = Math.max(...values, 1);
+  const points = values.map((v, i) => `${(120 * (i + HISTORY - values.length)) / (HISTORY - 1)} ${30 - (28 * v) / most}`);
+  $(`${name}-spark`).firstElementChild.setAttribute("d", `M${points.join("L")}`);
+}
+
+function showReplicas(metrics) {
+  const of = (name, replica) => (metrics.get(name) || []).find(([labels]) => labels.replica === replica)?.[1] || 0;
+  const names = (metrics.get("asr_replica_ready") || []).map(([labels]) => labels.replica);
+  const rows = names.map((name) => {
+    const [slots, used] = [of("asr_slots", name), of("asr_slots_in_use", name)];
+    const state = of("asr_replica_ready", name) ? `${used} of ${slots} slots in use` : "starting";
+    const cells = Array.from({ length: Math.min(slots, 256) }, (_, i) => h("i", { className: i < used ? "is-used" : "" }));
+    return h("li", {}, h("strong", {}, name), h("span", { className: "muted" }, ` ${state}`), h("div", { className: "slots", "aria-hidden": "true" }, ...cells));
+  });
+  $("replicas").replaceChildren(...rows);
+}

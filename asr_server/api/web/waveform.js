@@ -1,0 +1,50 @@
+// The picture of a recording: its loudness, with the segments as bands and the silence between them pale.
+
+import { color, context2d } from "./dom.js";
+
+const MAX_DECODED_BYTES = 64 * 1024 * 1024; // a browser holds a file decoded in memory
+const NUM_PEAKS = 1200;
+
+/** Peaks from 0 to 1 and the duration; null for what this browser cannot decode. */
+export async function analyse(file) {
+  if (file.size > MAX_DECODED_BYTES) return null;
+  try {
+    const context = new OfflineAudioContext(1, 1, 16000);
+    const audio = await context.decodeAudioData(await file.arrayBuffer());
+    return { duration: audio.duration, peaks: peaksOf(audio.getChannelData(0)) };
+  } catch {
+    return null;
+  }
+}
+
+function peaksOf(samples) {
+  const size = Math.max(1, Math.ceil(samples.length / NUM_PEAKS));
+  const peaks = [];
+  for (let first = 0; first < samples.length; first += size) {
+    let peak = 0;
+    for (let i = first; i < Math.min(first + size, samples.length); i++) peak = Math.max(peak, Math.abs(samples[i]));
+    peaks.push(peak);
+  }
+  const loudest = Math.max(...peaks, 1e-4);
+  return peaks.map((peak) => Math.sqrt(peak / loudest));
+}
+
+const BAR = 3; // pixels, with its gap of 1
+
+export function draw(canvas, { peaks, duration, segments, position }) {
+  const { context, width, height } = context2d(canvas);
+  const x = (time) => (duration ? (time / duration) * width : 0);
+  context.fillStyle = color("tint");
+  for (const segment of segments) {
+    context.beginPath();
+    context.roundRect(x(segment.start) + 1, 0, Math.max(2, x(segment.end) - x(segment.start) - 2), height, 6);
+    context.fill();
+  }
+  const [played, ahead] = [color("accent"), color("wave")];
+  for (let at = 0; at + BAR <= width; at += BAR) {
+    const peak = peaks ? peaks[Math.floor((at / width) * peaks.length)] : 0.08;
+    const bar = Math.max(2, peak * height * 0.9);
+    context.fillStyle = x(position) > at ? played : ahead;
+    context.fillRect(at, (height - bar) / 2, BAR - 1, bar);
+  }
+}

@@ -1,0 +1,252 @@
+"""The page in headless Chromium, on a real server with the embedded model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, FilePayload, Locator, Page, Route, expect, sync_playwright
+
+from asr_server.core import SAMPLE_RATE
+from tests.api.sample_files import sound_file
+from tests.conftest import Server
+from tests.speech import Spoken, say
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here: tests/install-browser.sh fetches it"
+)
+
+LIMIT_MS = 60_000
+SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Its microphone plays a file, again and again."""
+    speech = tmp_path_factory.mktemp("microphone") / "speech.wav"
+    soundfile.write(speech, say("271", gap_s=[0.2, 0.2, 1.5]).samples, SAMPLE_RATE)
+    arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    arguments.append(f"--use-file-for-fake-audio-capture={speech}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: Server) -> Iterator[OpenPage]:
+    """Opens the page in a context of its own; an error in its scripts fails the test."""
+    errors: list[str] = []
+    contexts = []
+
+    def open_it(path: str = "/", mock: Callable[[Page], None] | None = None, **options: Any) -> Page:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(LIMIT_MS)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        if mock:
+            mock(page)
+        page.goto(server.url + path)
+        return page
+
+    expect.set_options(timeout=LIMIT_MS)
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def payload(name: str, spoken: Spoken = SPOKEN) -> FilePayload:
+    return {"name": name, "mimeType": "audio/wav", "buffer": sound_file(spoken.samples)}
+
+
+def choose(page: Page, *files: FilePayload) -> None:
+    page.set_input_files("#files", list(files))
+
+
+def card(page: Page, name: str) -> Locator:
+    return page.locator("#cards .card", has=page.get_by_role("heading", name=name, exact=True))
+
+
+def test_a_file_becomes_text_with_language_times_and_speed(open_page: OpenPage) -> None:
+    page = open_page()
+    expect(page.locator("#model")).to_contain_text("whisper-digits. It hears spoken English digits only")
+    choose(page, payload("call.wav"))
+    done = card(page, "call.wav")
+    expect(done.locator(".transcript")).to_have_text(SPOKEN.text)
+    for fact in ("0:05", "English", "× real time"):
+        expect(done.locator(".facts")).to_contain_text(fact)
+    expect(page.locator("#announce")).to_have_text("call.wav is transcribed.")
+
+
+def test_several_files_wait_their_turn_and_a_bad_one_says_why(open_page: OpenPage) -> None:
+    page = open_page()
+    names = [f"{number}.wav" for number in range(4)]
+    choose(
+        page,
+        *(payload(name) for name in names),
+        {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"},
+    )
+    for name in names:
+        expect(card(page, name).locator(".transcript")).to_have_text(SPOKEN.text)
+    bad = card(page, "letter.mp3")
+    expect(bad.get_by_role("alert")).to_contain_text("not audio")
+    bad.get_by_role("button", name="Try again").click()
+    expect(bad.get_by_role("alert")).to_contain_text("not audio")
+    bad.get_by_role("button", name="Remove letter.mp3").click()
+    expect(page.locator("#cards > li")).to_have_count(4)
+
+
+@pytest.mark.parametrize(
+    ("format", "beginning"),
+    [("txt", "three one four"), ("srt", "1\n00:00:00,"), ("vtt", "WEBVTT\n\n00:00:00."), ("json", "{")],
+)
+def test_the_transcript_is_downloaded_in_each_format(
+    open_page: OpenPage, format: str, beginning: str
+) -> None:
+    page = open_page(accept_downloads=True)
+    choose(page, payload("call.wav"))
+    with page.expect_download() as download:
+        page.get_by_role("button", name=f"Download call.wav as {format}").click()
+    assert download.value.suggested_filename == f"call.{format}"
+    text = Path(download.value.path()).read_text()
+    assert text.startswith(beginning)
+    if format == "json":
+        assert json.loads(text)["segments"][0]["start"] == pytest.approx(SPOKEN.times[0][0], abs=0.2)
+
+
+def test_words_light_up_while_it_plays_and_a_click_on_one_goes_there(open_page: OpenPage) -> None:
+    page = open_page()
+    choose(page, payload("call.wav"))
+    done = card(page, "call.wav")
+    position = done.get_by_role("slider", name="Position in call.wav")
+    done.locator(".word", has_text="five").click()
+    expect(done.locator(".word.is-lit")).to_have_text("five")
+    assert float(position.get_attribute("aria-valuenow") or 0) == pytest.approx(SPOKEN.times[4][0], abs=0.4)
+    position.press("Home")
+    done.get_by_role("button", name="Play call.wav").click()
+    expect(done.locator(".word.is-lit")).to_have_text("three")
+    expect(done.locator(".word.is-lit")).to_have_text("nine")
+
+
+def test_the_microphone_is_heard_while_one_speaks(open_page: OpenPage) -> None:
+    page = open_page(permissions=["microphone"])
+    page.get_by_role("button", name="Speak").click()
+    expect(page.locator("#live-text")).to_contain_text("two seven one")
+    page.get_by_role("button", name="Stop").click()
+    done = card(page, "Recording 1")
+    expect(done.locator(".transcript")).to_contain_text("two seven one")
+    expect(done.get_by_role("slider", name="Position in Recording 1")).to_be_visible()
+    expect(page.get_by_role("button", name="Speak")).to_be_visible()
+
+
+def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:
+    page = open_page()
+    page.locator("#files").focus()
+    with page.expect_file_chooser() as chooser:
+        page.keyboard.press("Enter")
+    chooser.value.set_files([payload("call.wav")])
+    done = card(page, "call.wav")
+    words = done.locator(".transcript[tabindex='0']")
+    words.wait_for()
+    reached = set()
+    for _ in range(15):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.getAttribute('aria-label')"))
+    assert {"Play call.wav", "Position in call.wav", "Download call.wav as srt", "Remove call.wav"} <= reached
+    words.focus()
+    for word in ("three", "one"):
+        page.keyboard.press("ArrowRight")
+        expect(done.locator(".word.is-lit")).to_have_text(word)
+    done.get_by_role("slider").focus()
+    page.keyboard.press("End")
+    expect(done.locator(".clock")).to_contain_text("0:05 / 0:05")
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(open_page: OpenPage) -> None:
+    page = open_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    choose(page, payload("a name without spaces-that-is-long-as-recorders-write-them-2026-08-14.wav"))
+    page.locator(".word").first.wait_for()
+    for view in ("transcribe", "server"):
+        page.locator(f"nav a[data-view={view}]").click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_second_view_shows_the_server_live(open_page: OpenPage) -> None:
+    page = open_page("/#server")
+    expect(page.locator("#health")).to_have_text("Ready: an engine takes work.")
+    expect(page.locator("#replicas")).to_contain_text("slots in use")
+    expect(page.locator("#sessions")).to_have_text("0")
+    expect(page.locator("#throughput")).not_to_have_text("–")
+
+
+def test_a_server_with_a_key_asks_for_it(open_page: OpenPage) -> None:
+    def locked(page: Page) -> None:
+        page.route("**/v1/models", unless_key)
+
+    def unless_key(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer s3cret":
+            route.continue_()
+        else:
+            error = {
+                "message": "Incorrect API key.",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": None,
+            }
+            route.fulfill(status=401, json={"error": error})
+
+    page = open_page(mock=locked)
+    page.get_by_label("This server asks for an API key.").fill("wrong")
+    page.get_by_role("button", name="Use this key").click()
+    expect(page.locator("#key-error")).to_have_text("The server does not take this key.")
+    page.get_by_label("This server asks for an API key.").fill("s3cret")
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_contain_text("whisper-digits")
+    expect(page.locator("#key-form")).to_be_hidden()
+
+
+def test_a_busy_server_is_asked_again_when_it_says(open_page: OpenPage) -> None:
+    answers = iter([429])
+
+    def busy(page: Page) -> None:
+        page.route("**/v1/audio/transcriptions", at_first)
+
+    def at_first(route: Route) -> None:
+        if next(answers, None):
+            error = {
+                "message": "Full.",
+                "type": "rate_limit_error",
+                "param": None,
+                "code": "server_overloaded",
+            }
+            route.fulfill(status=429, json={"error": error}, headers={"retry-after": "1"})
+        else:
+            route.continue_()
+
+    page = open_page(mock=busy)
+    choose(page, payload("call.wav"))
+    expect(card(page, "call.wav").locator(".facts")).to_contain_text("asking again in 1 s")
+    expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_fault(open_page: OpenPage, scheme: str) -> None:
+    page = open_page(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
+    choose(page, payload("call.wav"), {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"})
+    page.locator(".word").first.wait_for()
+    card(page, "letter.mp3").get_by_role("alert").wait_for()
+    for view in ("transcribe", "server"):
+        page.locator(f"nav a[data-view={view}]").click()
+        if view == "server":
+            expect(page.locator("#replicas")).to_contain_text("slots in use")
+        found = Axe().run(page).response["violations"]
+        assert [(fault["id"], fault["impact"], fault["nodes"][0]["html"]) for fault in found] == []
