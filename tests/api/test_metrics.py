@@ -110,7 +110,7 @@ async def test_readiness_is_0_and_not_absent_while_no_replica_lives(monkeypatch:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with run_app(Settings(replicas=1)) as app:
+    async with run_app(Settings()) as app:
         before = await read(app)
         assert (before["asr_ready"], before['asr_replica_ready{replica="replica 0"}']) == (1, 1)
         monkeypatch.setattr(app.replica, "launch", starts_for_ever)

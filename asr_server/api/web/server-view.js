@@ -49,7 +49,7 @@ export function parse(text) {
 function showMetrics(metrics) {
   const sum = (name) => (metrics.get(name) || []).reduce((total, [, value]) => total + value, 0);
   const now = performance.now() / 1000;
-  const audio = sum("asr_audio_decoded_seconds_total");
+  const audio = sum("asr_audio_transcribed_seconds_total");
   const rate = before ? Math.max(0, audio - before.audio) / (now - before.now) : 0;
   before = { audio, now };
   plot("throughput", rate, rate < 10 ? rate.toFixed(1) : Math.round(rate));
