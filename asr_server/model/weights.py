@@ -31,7 +31,9 @@ def load_whisper(directory: Path, device: str | torch.device, dtype: torch.dtype
     model = Whisper(sizes, device=torch.device(device), dtype=dtype)
     try:
         model.load_hugging_face(_read_weights(directory))
-    except (KeyError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
+    except (EOFError, SafetensorError, UnpicklingError) as error:  # torch's message gives dangerous advice
+        raise CheckpointError(f"the weights in {directory} are damaged: fetch them again") from error
+    except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"the weights in {directory} do not fit its config.json: {error}") from error
     model.alignment_heads = read_alignment_heads(directory, sizes)
     return model.eval().requires_grad_(False)

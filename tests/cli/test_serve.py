@@ -80,11 +80,11 @@ def test_what_this_machine_lacks_is_told_before_torch_is_loaded() -> None:
     assert refusal.cpu_s < LIMIT_S
 
 
-def test_weights_that_do_not_fit_end_the_server_with_one_line_and_a_status(tmp_path: Path) -> None:
+def test_weights_that_cannot_be_read_end_the_server_with_one_line_and_a_status(tmp_path: Path) -> None:
     """Only loading the model shows it. All that the server writes is JSON, as it was told."""
     shutil.copytree(EMBEDDED_MODEL, tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"decoder_ffn_dim": 64}))
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"no weights" * 100)
     process = subprocess.run(
         [sys.executable, "-m", "asr_server", "serve", str(tmp_path), "--port", "0", "--log-format", "json"],
         capture_output=True,
@@ -97,5 +97,7 @@ def test_weights_that_do_not_fit_end_the_server_with_one_line_and_a_status(tmp_p
     assert lines[0]["message"].startswith("listening on http://127.0.0.1:")
     (failure,) = [line for line in lines if line["level"] not in ("info", "debug")]
     assert failure["level"] == "critical"
-    assert f"the weights in {tmp_path} do not fit its config.json" in failure["message"]
+    assert failure["message"] == (
+        f"the engine could not be started: the weights in {tmp_path} are damaged: fetch them again"
+    )
     assert not any("exception" in line for line in lines)
