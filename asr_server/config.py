@@ -87,6 +87,9 @@ class Settings:
         ge=1,
     )
     max_upload_bytes: int = _setting(25 * MIB, "largest upload, in bytes", ge=1)
+    max_upload_memory_bytes: int = _setting(
+        256 * MIB, "bytes of all uploads held in memory; beyond them uploads go to the temporary folder", ge=0
+    )
     max_audio_s: float = _setting(12 * 3600.0, "longest recording once decoded, in seconds", gt=0)
     max_decoded_bytes: int = _setting(1 << 36, "most bytes of samples, before resampling", ge=1)
     max_sample_rate: int = _setting(384_000, "highest sample rate taken, in Hz", ge=1000)

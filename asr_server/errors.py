@@ -73,13 +73,33 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
-class EngineUnavailable(Exception):
-    """Nothing the sender did: no replica can take work now (starting, draining or down)."""
+class ServiceUnavailable(Exception):
+    """Nothing the sender did, and worth another try later."""
+
+    code: str
 
     def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(ServiceUnavailable):
+    """No replica can take work now (starting, draining or down)."""
+
+    code = "engine_unavailable"
+
+
+class StorageUnavailable(ServiceUnavailable):
+    """The temporary folder is full or gone."""
+
+    code = "storage_unavailable"
+
+
+class DecodingUnavailable(ServiceUnavailable):
+    """The system has ended the process that decoded the file, or could not start one."""
+
+    code = "decoding_unavailable"
 
 
 class ShuttingDown(EngineUnavailable):

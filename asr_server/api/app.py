@@ -20,6 +20,7 @@ from asr_server.api.request_id import HEADER, RequestIdMiddleware
 from asr_server.api.request_log import RequestLogMiddleware
 from asr_server.api.state import AppState
 from asr_server.api.unread_body import UnreadBodyMiddleware
+from asr_server.api.upload import UploadMemory
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
@@ -43,6 +44,7 @@ def create_app(
         pool,
         Transcriber(dispatcher, pool, tokenizer),
         AdmissionLimiter(settings.max_concurrent_requests),
+        UploadMemory(settings.max_upload_memory_bytes),
         AudioLimits.from_settings(settings, window),
         RealtimeSessions(settings.max_realtime_sessions, dispatcher),
         ApiKeys(settings),

@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, Response
 
 from asr_server.api.schemas import ErrorBody, ErrorDetail
 from asr_server.errors import (
-    EngineUnavailable,
     HeadersTooLarge,
     InvalidApiKey,
     InvalidValue,
@@ -29,6 +28,7 @@ from asr_server.errors import (
     Overloaded,
     ReplicasEnded,
     RequestError,
+    ServiceUnavailable,
     ShuttingDown,
     TooSlow,
     UploadTooLarge,
@@ -52,7 +52,13 @@ logger = logging.getLogger(__name__)
 
 
 def install(app: FastAPI) -> None:
-    for error_type in (RequestError, EngineUnavailable, ReplicasEnded, RequestValidationError, HTTPException):
+    for error_type in (
+        RequestError,
+        ServiceUnavailable,
+        ReplicasEnded,
+        RequestValidationError,
+        HTTPException,
+    ):
         app.add_exception_handler(error_type, _handle)
     app.add_exception_handler(ClientDisconnect, _handle_gone)
 
@@ -78,12 +84,12 @@ def body_of(error: Exception) -> ErrorBody:
             detail = ErrorDetail(
                 message=error.message, type=INVALID_REQUEST, param=error.param, code=error.code
             )
-        case EngineUnavailable():
+        case ServiceUnavailable():
             detail = ErrorDetail(
                 message=error.message,
                 type="service_unavailable_error",
                 param=None,
-                code="engine_unavailable",
+                code=error.code,
             )
         case ReplicasEnded():
             detail = ErrorDetail(message=str(error), type="server_error", param=None, code="engine_crashed")
@@ -121,7 +127,7 @@ def _status(error: Exception) -> int:
     match error:
         case RequestError():
             return _STATUS.get(type(error), 400)
-        case EngineUnavailable():
+        case ServiceUnavailable():
             return 503
         case RequestValidationError():
             return 400
@@ -135,7 +141,7 @@ def _headers(error: Exception) -> dict[str, str]:
         case ShuttingDown():
             # Of the connection too: a client that keeps it would come back to this server.
             return _retry_after(error.retry_after_s) | {"Connection": "close"}
-        case Overloaded() | EngineUnavailable():
+        case Overloaded() | ServiceUnavailable():
             return _retry_after(error.retry_after_s)
         case ReplicasEnded():
             return {"X-Should-Retry": "false"}  # official clients heed it: a retry would end more replicas

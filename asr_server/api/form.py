@@ -13,7 +13,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
-from asr_server.api.upload import Upload, too_large
+from asr_server.api.upload import Upload, UploadMemory, too_large
 from asr_server.config import MIB
 from asr_server.errors import InvalidAudio, InvalidValue
 
@@ -28,8 +28,8 @@ MAX_OVERHEAD_BYTES: Final = 2 * MIB  # of the body beyond the file: fields, boun
 class Form:
     """What was sent: the file, and the text fields in their order."""
 
-    def __init__(self, max_upload_bytes: int) -> None:
-        self.upload = Upload(max_upload_bytes)
+    def __init__(self, max_upload_bytes: int, memory: UploadMemory) -> None:
+        self.upload = Upload(max_upload_bytes, memory)
         self.fields: list[tuple[str, str]] = []
         self.has_file = False
 

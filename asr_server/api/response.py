@@ -22,7 +22,7 @@ from asr_server.api.state import AppState
 from asr_server.audio import Recording
 from asr_server.config import Settings, naming
 from asr_server.core import Transcript
-from asr_server.errors import ChunkFailed, EngineUnavailable, Overloaded, RequestError, ShuttingDown
+from asr_server.errors import ChunkFailed, Overloaded, RequestError, ServiceUnavailable, ShuttingDown
 from asr_server.formats import RenderOptions, ResponseFormat, render
 from asr_server.transcription import Transcriber, TranscriptionSession
 
@@ -56,7 +56,10 @@ class TranscriptionResponse(Response):
         state = self._state
         state.require_engine()
         _require_connection(scope)
-        with state.admission.enter(), closing(Form(state.settings.max_upload_bytes)) as form:
+        with (
+            state.admission.enter(),
+            closing(Form(state.settings.max_upload_bytes, state.upload_memory)) as form,
+        ):
             await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
             request = self._parse_request(form.fields, state.transcriber, state.settings)
             if request.stream:
@@ -167,7 +170,7 @@ class _EventStream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def fail(self, error: Exception) -> None:
-        expected = isinstance(error, RequestError | EngineUnavailable | ChunkFailed)
+        expected = isinstance(error, RequestError | ServiceUnavailable | ChunkFailed)
         logger.warning("a stream has failed: %r", error, exc_info=None if expected else error)
         self.write(event(body_of(error), exclude_none=False))
 

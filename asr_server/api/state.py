@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.api_keys import ApiKeys
 from asr_server.api.realtime.registry import RealtimeSessions
+from asr_server.api.upload import UploadMemory
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable, ShuttingDown
@@ -24,6 +25,7 @@ class AppState:
     pool: PreprocessPool
     transcriber: Transcriber
     admission: AdmissionLimiter
+    upload_memory: UploadMemory
     audio_limits: AudioLimits
     realtime: RealtimeSessions
     api_keys: ApiKeys

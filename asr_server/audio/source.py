@@ -55,14 +55,15 @@ def _reopened(fd: int) -> io.FileIO:
 
 
 def _filled(blocks: Iterable[bytes | bytearray | memoryview]) -> io.FileIO:
+    with memory_file() as file:
+        for block in blocks:
+            file.write(block)
+        file.flush()
+        return _reopened(file.fileno())
+
+
+def memory_file() -> BinaryIO:
     """A nameless file, in memory where the system has such."""
     if hasattr(os, "memfd_create"):
-        file = io.FileIO(os.memfd_create("asr-upload", os.MFD_CLOEXEC), "r+")
-    else:
-        with tempfile.TemporaryFile() as temporary:
-            file = io.FileIO(os.dup(temporary.fileno()), "r+")
-    for block in blocks:
-        view = memoryview(block)
-        while view:
-            view = view[file.write(view) :]
-    return file
+        return os.fdopen(os.memfd_create("asr-upload", os.MFD_CLOEXEC), "w+b")
+    return tempfile.TemporaryFile()
