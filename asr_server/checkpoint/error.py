@@ -1,4 +1,4 @@
-"""The one error of this package, in a module of its own so that all the others can raise it."""
+"""Holds the one error of this package, in a module of its own so that all the others can raise it."""
 
 from __future__ import annotations
 

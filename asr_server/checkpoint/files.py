@@ -1,4 +1,7 @@
-"""Whether a directory holds all the files of a Hugging Face Whisper checkpoint, and holds them whole."""
+"""Checks that a directory holds all the files of a Hugging Face Whisper checkpoint.
+
+Called before anything starts, for directories of the user and of the hub's cache. Loads no weights.
+"""
 
 from __future__ import annotations
 

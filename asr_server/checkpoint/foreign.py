@@ -1,4 +1,7 @@
-"""Whisper models in the formats of other programs: recognised, so that an error can say what to use."""
+"""Recognises Whisper models in the formats of other programs, so that the refusal can say what to use.
+
+Used by `files.py` and `hub.py`. Looks at names and the first bytes only.
+"""
 
 from __future__ import annotations
 

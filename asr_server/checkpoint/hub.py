@@ -1,4 +1,7 @@
-"""Fetches checkpoints from the Hugging Face hub, each file once; without a network the cache serves."""
+"""Fetches checkpoints from the Hugging Face hub, each file once; without a network the cache serves.
+
+Used by `resolve_checkpoint` and by `asr-server convert`. Blocks for as long as the download takes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short names of the published Whisper models, and what they are called on the Hugging Face hub."""
+"""Maps the short names of the published Whisper models to their names on the Hugging Face hub, and back."""
 
 from __future__ import annotations
 

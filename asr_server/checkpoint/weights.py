@@ -1,4 +1,7 @@
-"""Whether a checkpoint's weights are there whole and fit its config.json, by the files' headers alone."""
+"""Checks that a checkpoint's weights are there whole and fit its config.json, by the files' headers alone.
+
+Used by `files.py`, so that a wrong size is told in a line rather than by an engine that cannot start.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`asr-server convert`."""
+"""Defines the command `asr-server convert`. The work is done in `asr_server.convert`."""
 
 from __future__ import annotations
 

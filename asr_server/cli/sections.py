@@ -1,4 +1,4 @@
-"""Help in sections, so that what a person needs comes before what only tuning needs."""
+"""Lists a command's options in sections, so that what a person needs comes before what only tuning needs."""
 
 from __future__ import annotations
 

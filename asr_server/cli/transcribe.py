@@ -1,4 +1,4 @@
-"""`asr-server transcribe`."""
+"""Defines the command `asr-server transcribe`. The work is done in `asr_server.offline`."""
 
 from __future__ import annotations
 

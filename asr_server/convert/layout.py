@@ -1,4 +1,4 @@
-"""openai-whisper's names and sizes as Hugging Face writes them."""
+"""Writes openai-whisper's names and sizes as Hugging Face does. Used by `convert` alone."""
 
 from __future__ import annotations
 

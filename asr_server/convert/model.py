@@ -1,4 +1,4 @@
-"""What the readers of this package give: a model in openai-whisper's own terms."""
+"""Holds what the readers `openai.py` and `ggml.py` give: a model in openai-whisper's own terms."""
 
 from __future__ import annotations
 

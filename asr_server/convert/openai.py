@@ -1,4 +1,4 @@
-"""Reads the `.pt` files of openai-whisper."""
+"""Reads the `.pt` files of openai-whisper. Used by `convert`; runs no code that may be in the file."""
 
 from __future__ import annotations
 

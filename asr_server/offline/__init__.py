@@ -1,4 +1,7 @@
-"""`asr-server transcribe`: inputs, a transcriber for one file at a time, outputs. No HTTP, no torch."""
+"""Transcribes recordings without a server, for `asr-server transcribe`.
+
+Inputs go through a transcriber, one recording at a time, to outputs. Knows no HTTP and imports no torch.
+"""
 
 from asr_server.offline.job import TranscribeJob
 from asr_server.offline.outputs import OutputError

@@ -1,4 +1,7 @@
-"""Many recordings through one transcriber at once; what goes wrong with one does not stop the others."""
+"""Runs many recordings through one transcriber at once and carries the results to the outputs.
+
+Used by `run.py`. What goes wrong with one recording does not stop the others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as files in a folder, each there whole or not at all."""
+"""Writes results as files in a folder, each whole or not at all. Used by `run.py`, one of two `Outputs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""From the arguments of the command line to the recordings that they name."""
+"""Turns the arguments of the command line into the recordings that they name. Used by `run.py`.
+
+Checks that each can be opened; whether it is audio, only decoding tells.
+"""
 
 from __future__ import annotations
 

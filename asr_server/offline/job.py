@@ -1,4 +1,4 @@
-"""What one call of `asr-server transcribe` was asked to do."""
+"""Holds what one call of `asr-server transcribe` was asked to do. Made by `cli/transcribe.py`."""
 
 from __future__ import annotations
 

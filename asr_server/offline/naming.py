@@ -1,4 +1,7 @@
-"""Names for results, such that no two inputs write to the same file and none is written over."""
+"""Chooses the paths of results, such that no two inputs share one and no input is written over.
+
+Used by `folder.py`. Only compares names: whether a result exists already is not its business.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where transcripts go; the siblings are `folder` and `standard_output`."""
+"""Says what `batch.py` expects of a place for results: `folder.py` and `standard_output.py` are two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Progress bars on a terminal; lines where there is none; nothing when asked to be quiet."""
+"""Shows progress bars on a terminal, lines where there is none, and nothing when asked to be quiet.
+
+Used by `batch.py`. Writes to standard error only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of `asr-server transcribe`: checks, inputs, transcriber, outputs, summary."""
+"""Takes a call of `asr-server transcribe` from its checks to its exit status, for `cli/transcribe.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results on standard output, in the order of the inputs."""
+"""Writes results to standard output in the order of the inputs. Used by `run.py`, one of two `Outputs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What became of the inputs, told at the end on standard error."""
+"""Counts what became of the inputs, and tells it at the end on standard error.
+
+Filled by `run.py` and `batch.py`.
+"""
 
 from __future__ import annotations
 

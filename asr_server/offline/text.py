@@ -1,4 +1,4 @@
-"""Transcripts as bytes, and names as lines."""
+"""Renders transcripts as bytes, and file names as lines that a terminal can show. Used by the outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""From a recording to its transcript: the seam behind which another kind of transcriber can stand too."""
+"""Takes one recording to its transcript.
+
+`batch.py` knows the protocol alone, so that another kind of transcriber, such as one that asks a server
+elsewhere, can take the place of the local one.
+"""
 
 from __future__ import annotations
 
