@@ -5,6 +5,7 @@
     python -m benchmarks.engine --compute-workers 1 2 --copy-overlap off on
     python -m benchmarks.engine --shape large-v3-turbo --device cuda --tokens 100 60 150 \\
         --in-flight 128 1 8 32 512 --clip-s 30 10 5 --one-at-a-time
+    python -m benchmarks.engine --short-audio exact fast --clip-s 5 --in-flight 16
     python -m benchmarks.engine --profile     where the time goes
     python -m benchmarks.engine --quick
 
@@ -90,6 +91,7 @@ class Bench:
                 setup.compute_workers,
                 setup.copy_overlap,
                 cuda_graphs=options.cuda_graphs,
+                short_audio=setup.short_audio,
             )
         )
         self._encoding = Stopwatch(self.engine._runner, "encode")
@@ -126,12 +128,13 @@ def plan(options: argparse.Namespace) -> list[Case]:
         options.dtype,
         options.compute_workers,
         [each == "on" for each in options.copy_overlap],
+        options.short_audio,
         options.tokens,
         options.clip_s,
         options.in_flight,
     ]
     points = grid(axes, options.one_at_a_time, num_full=1)
-    return [Case(Setup(*point[:4]), *point[4:]) for point in points]
+    return [Case(Setup(*point[:5]), *point[5:]) for point in points]
 
 
 def measure(
@@ -208,6 +211,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compute-workers", nargs="+", type=int, default=[0], help="0: by device")
     parser.add_argument("--copy-overlap", nargs="+", choices=("off", "on"), default=["off"])
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--short-audio", nargs="+", choices=("exact", "fast"), default=["exact"])
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--slots", type=int, default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from asr_server.core import SAMPLE_RATE
 from asr_server.engine import Engine
 from asr_server.model import WhisperSizes
 from benchmarks.floors import Floors
@@ -26,10 +27,13 @@ class Setup:
     dtype: str
     compute_workers: int
     copy_overlap: bool
+    short_audio: str = "exact"
 
     def __str__(self) -> str:
         workers = f", {self.compute_workers} workers" if self.compute_workers else ""
-        return f"{self.shape} {self.dtype}{workers}{', copy overlap' if self.copy_overlap else ''}"
+        overlap = ", copy overlap" if self.copy_overlap else ""
+        short = ", short audio fast" if self.short_audio == "fast" else ""
+        return f"{self.shape} {self.dtype}{workers}{overlap}{short}"
 
 
 @dataclass
@@ -54,7 +58,10 @@ class Case:
         return f"{self.setup}, {self.in_flight} x {self.clip_s:g} s, {self.tokens} tokens"
 
     def describe(self, engine: Engine) -> None:
-        self.dtype, self.sizes, self.num_slots = engine.model.dtype, engine.model.sizes, engine.num_slots
+        self.dtype, self.num_slots = engine.model.dtype, engine.num_slots
+        window = engine.model.sizes.window.for_short_audio(self.setup.short_audio)
+        encoded = replace(window, num_positions=window.positions_for(round(self.clip_s * SAMPLE_RATE)))
+        self.sizes = replace(engine.model.sizes, window=encoded)
 
     @property
     def rtfx(self) -> list[float]:

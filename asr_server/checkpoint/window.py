@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,8 @@ from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
 
 # How preprocessor_config.json describes the log-mel frames of every Whisper model.
 FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
+# Few, because a GPU records the encoder anew for each.
+SHORT_AUDIO_S: Final = (5, 10, 15, 20)
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class AudioWindow:
 
     num_positions: int = 1500  # of the encoder
     max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
+    short_lengths: tuple[int, ...] = ()  # fewer positions to which the encoder may be limited, rising
 
     @property
     def num_samples(self) -> int:
@@ -32,6 +35,18 @@ class AudioWindow:
     def chunk_s(self, max_chunk_s: float) -> float:
         """The longest chunk to cut. 0 leaves it to the checkpoint; the window bounds it either way."""
         return min(max_chunk_s or self.max_chunk_s or self.duration_s, self.duration_s)
+
+    def for_short_audio(self, mode: str) -> AudioWindow:
+        """The same window; `fast`: chunks that do not fill it are encoded in fewer positions."""
+        if mode != "fast":
+            return self
+        lengths = [seconds * POSITIONS_PER_S for seconds in SHORT_AUDIO_S]
+        return replace(self, short_lengths=tuple(each for each in lengths if each < self.num_positions))
+
+    def positions_for(self, num_samples: int) -> int:
+        """Of the encoder, in which a chunk of so many samples is encoded."""
+        least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE)
+        return next((length for length in self.short_lengths if length >= least), self.num_positions)
 
     @classmethod
     def from_directory(cls, directory: Path) -> AudioWindow:

@@ -21,7 +21,7 @@ SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weigh
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What one engine works with. Apart from the model and its precision, nothing here changes a token.
+    """What one engine works with. Only the model, its precision and `short_audio` change what it hears.
 
     0, "auto" and None leave the choice to `resolved`, which knows the model and the device.
     """
@@ -37,6 +37,7 @@ class EngineConfig:
     lookahead: bool | None = None  # whether a step starts before the results of the previous one are read
     cuda_graphs: bool = True
     num_on_device: int = 1  # engines that share the device's memory
+    short_audio: str = "exact"  # fast: what a chunk does not reach is not encoded
 
     @classmethod
     def from_settings(cls, settings: Settings, num_on_device: int = 1) -> EngineConfig:
@@ -57,6 +58,7 @@ class EngineConfig:
             copy_overlap=settings.copy_overlap,
             cuda_graphs=settings.cuda_graphs,
             num_on_device=num_on_device,
+            short_audio=settings.short_audio,
         )
 
     def resolved(self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> EngineConfig:

@@ -19,6 +19,8 @@ from asr_server.engine.graphs import record_graphs
 from asr_server.engine.transfers import Transfers
 from asr_server.model import DecoderCache, Whisper
 
+FRAMES_PER_POSITION = 2  # the encoder's second convolution halves their number
+
 
 class PendingEncode:
     """Chunks on their way into slots; on CPU they have arrived."""
@@ -59,6 +61,7 @@ class CpuEncoder:
         self, model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
     ) -> None:
         self._model, self._cache = model, cache
+        self._window = model.sizes.window.for_short_audio(config.short_audio)
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
@@ -83,7 +86,8 @@ class CpuEncoder:
     def _encode(self, slot: int, chunk: Samples, num_threads: int | None = None) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # of this thread
-        audio = self._model.encoder(self._model.log_mel([chunk]))
+        num_frames = FRAMES_PER_POSITION * self._window.positions_for(len(chunk))
+        audio = self._model.encoder(self._model.log_mel([chunk], num_frames))
         self._cache.write_audio(slice(slot, slot + 1), self._model.decoder.cross_keys_values(audio))
 
 
@@ -94,6 +98,7 @@ class CudaEncoder:
         self, model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
     ) -> None:
         self._model, self._cache, self._transfers = model, cache, transfers
+        self._window = model.sizes.window.for_short_audio(config.short_audio)
         workers = [_CudaWorker(model, config) for _ in range(config.compute_workers)]
         self._workers = itertools.cycle(workers)
 
@@ -102,10 +107,8 @@ class CudaEncoder:
         worker = next(self._workers)
         worker.stream.wait_stream(torch.cuda.current_stream())  # a slot may just be moving out of there
         with torch.cuda.stream(worker.stream):
-            samples = self._transfers.to_device(self._model.log_mel.gather(chunks))
-            audio = worker.encode(self._model.log_mel.of_samples(samples))
-            index = self._transfers.to_device(torch.tensor(slots))
-            self._cache.write_audio(index, self._model.decoder.cross_keys_values(audio))
+            for num_positions, alike in self._by_length(slots, chunks).items():
+                self._encode(worker, num_positions, *zip(*alike, strict=True))
             encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
             encoded.record()
             return PendingEncode(encoded)
@@ -113,26 +116,49 @@ class CudaEncoder:
     def close(self) -> None:
         torch.cuda.synchronize()
 
+    def _by_length(
+        self, slots: Several[int], chunks: Several[Samples]
+    ) -> dict[int, list[tuple[int, Samples]]]:
+        """Slots and chunks by the number of positions that they are encoded in; usually all have the same."""
+        groups: dict[int, list[tuple[int, Samples]]] = {}
+        for slot, chunk in zip(slots, chunks, strict=True):
+            groups.setdefault(self._window.positions_for(len(chunk)), []).append((slot, chunk))
+        return groups
+
+    def _encode(
+        self, worker: _CudaWorker, num_positions: int, slots: Several[int], chunks: Several[Samples]
+    ) -> None:
+        samples = self._transfers.to_device(self._model.log_mel.gather(chunks))
+        audio = worker.encode(self._model.log_mel.of_samples(samples, FRAMES_PER_POSITION * num_positions))
+        index = self._transfers.to_device(torch.tensor(slots))
+        self._cache.write_audio(index, self._model.decoder.cross_keys_values(audio))
+
 
 class _CudaWorker:
-    """A stream, and the encoder as graphs that replay on it: one for each size of batch."""
+    """A stream, and the encoder as graphs that replay on it: one for each size of batch and length."""
 
     def __init__(self, model: Whisper, config: EngineConfig) -> None:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._encoder = model.encoder
         shape = (config.encode_batch, model.sizes.num_mels, model.sizes.num_frames)
         self._mel = torch.zeros(shape, device=model.device)
-        batches = [(rows,) for rows in range(1, config.encode_batch + 1)]  # each size costs 0.5 ms a chunk
+        window = model.sizes.window.for_short_audio(config.short_audio)
+        lengths = [FRAMES_PER_POSITION * each for each in (*window.short_lengths, window.num_positions)]
+        rows = range(1, config.encode_batch + 1)  # each size costs 0.5 ms a chunk
         self._graphs = (
-            record_graphs(lambda rows: self._encoder(self._mel[:rows]), batches, model.device)
+            record_graphs(self._compute, list(itertools.product(rows, lengths)), model.device)
             if config.cuda_graphs
             else None
         )
+
+    def _compute(self, num_rows: int, num_frames: int) -> Tensor:
+        audio: Tensor = self._encoder(self._mel[:num_rows, :, :num_frames])
+        return audio
 
     def encode(self, mel: Tensor) -> Tensor:
         """[B, num_mels, num_frames] to [B, F, D]; overwritten by the next call."""
         if self._graphs is None or len(mel) > len(self._mel):
             audio: Tensor = self._encoder(mel)
             return audio
-        self._mel[: len(mel)] = mel
-        return self._graphs.replay(len(mel))[: len(mel)]
+        self._mel[: len(mel), :, : mel.shape[-1]] = mel
+        return self._graphs.replay(len(mel), mel.shape[-1])[: len(mel)]

@@ -46,7 +46,7 @@ class Runner:
     ) -> None:
         num_slots, device, specials = config.num_slots, model.device, tokenizer.specials
         self.model = model
-        self.cache = model.new_cache(num_slots)
+        self.cache = model.new_cache(num_slots, short_audio=config.short_audio == "fast")
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
         self._specials = specials

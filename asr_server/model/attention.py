@@ -60,7 +60,9 @@ def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
     return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
 
 
-def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+def attend_cached_audio(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor | None
+) -> Tensor:
     """A few queries over all cached audio positions.
 
     Args:
@@ -68,13 +70,18 @@ def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tenso
         keys: [B, H, d, F].
         values: [B, H, F, d].
         rows: 0, 1, 2 ... up to B H F at least.
+        mask: [B, 1, 1, F], added to the scores; None: every sequence has all positions.
     Returns:
         [B, T, D].
     """
     if query.shape[1] > 1 or query.is_cuda or not _WEIGHTED_ROWS:
         scores = query.transpose(1, 2) @ keys  # [B, H, T, F]
+        if mask is not None:
+            scores = scores + mask
         return (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
     scores = sum_weighted_rows(query[:, 0].flatten(0, 1), keys.flatten(0, 2), rows)  # [B H, F]
+    if mask is not None:
+        scores = (scores.view(len(query), -1, scores.shape[-1]) + mask[:, 0]).flatten(0, 1)
     context = sum_weighted_rows(scores.softmax(-1), values.flatten(0, 2), rows)  # [B H, d]
     return context.view(len(query), 1, -1)
 

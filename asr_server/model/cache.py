@@ -25,7 +25,15 @@ class DecoderCache:
     products of a decode step read their matrix row by row.
     """
 
-    def __init__(self, sizes: WhisperSizes, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        sizes: WhisperSizes,
+        num_slots: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        short_audio: bool = False,
+    ) -> None:
+        """`short_audio`: the audio of a sequence may have fewer positions than the window."""
         heads, depth = sizes.decoder_heads, sizes.width // sizes.decoder_heads
         text = (sizes.decoder_layers, num_slots, heads, sizes.text_positions, depth)
         audio_keys = (sizes.decoder_layers, num_slots, heads, depth, sizes.audio_positions)
@@ -35,6 +43,12 @@ class DecoderCache:
         self.values = torch.zeros(text, device=device, dtype=dtype)
         self.cross_keys = torch.zeros(audio_keys, device=device, dtype=dtype)
         self.cross_values = torch.zeros(audio_values, device=device, dtype=dtype)
+        # Minus infinity at positions that a slot's audio does not have.
+        self.cross_mask = (
+            torch.zeros(num_slots, 1, 1, sizes.audio_positions, device=device, dtype=dtype)
+            if short_audio
+            else None
+        )
         self.cross_rows = torch.arange(
             num_slots * heads * sizes.audio_positions, device=device, dtype=torch.int32
         )
@@ -46,15 +60,21 @@ class DecoderCache:
 
     def write_audio(self, slots: Slots, keys_values: list[tuple[Tensor, Tensor]]) -> None:
         """Puts each layer's keys [B, D, F] and values [B, F, D] into B slots."""
-        heads = self.cross_keys.shape[2]
+        heads, length = self.cross_keys.shape[2], keys_values[0][0].shape[-1]
         for layer, (keys, values) in enumerate(keys_values):
-            self.cross_keys[layer, slots] = keys.view(len(keys), heads, -1, keys.shape[-1])
-            self.cross_values[layer, slots] = split_heads(values, heads).transpose(1, 2)
+            self.cross_keys[layer, slots, ..., :length] = keys.view(len(keys), heads, -1, length)
+            self.cross_values[layer, slots, :, :length] = split_heads(values, heads).transpose(1, 2)
+        if self.cross_mask is not None:
+            positions = torch.arange(self.cross_mask.shape[-1], device=self.cross_mask.device)
+            mask = torch.zeros_like(positions, dtype=self.cross_mask.dtype)
+            self.cross_mask[slots] = mask.masked_fill_(positions >= length, float("-inf"))
 
     def move(self, source: int, target: int) -> None:
         """Copies one slot's sequence into another slot."""
         for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
             tensor[:, target] = tensor[:, source]
+        if self.cross_mask is not None:
+            self.cross_mask[target] = self.cross_mask[source]
 
     def rows(self, slots: Slots, positions: Tensor, context: int) -> CacheRows:
         """Slots whose sequences stand at `positions` [B, T].
@@ -88,6 +108,7 @@ class CacheRows:
             cache.cross_keys[index, self._slots],
             cache.cross_values[index, self._slots],
             cache.cross_rows,
+            None if cache.cross_mask is None else cache.cross_mask[self._slots],
             self._slots,
             self._index,
             self._positions,
@@ -104,6 +125,7 @@ class LayerView(NamedTuple):
     cross_keys: Tensor  # [B, H, d, F]
     cross_values: Tensor  # [B, H, F, d]
     cross_rows: Tensor
+    cross_mask: Tensor | None  # [B, 1, 1, F]
     slots: Slots
     slot_ids: Tensor  # [B, 1], the same slots
     positions: Tensor  # [B, T]

@@ -60,9 +60,9 @@ class LogMel(nn.Module):
         self.register_buffer("filters", torch.from_numpy(mel_filters(num_mels)), persistent=False)
         self.register_buffer("window", torch.hann_window(FFT_SIZE), persistent=False)
 
-    def forward(self, chunks: Sequence[Samples]) -> Tensor:
+    def forward(self, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
         """Float32 whatever the model's precision. What lies beyond the window is cut off."""
-        return self.of_samples(self.gather(chunks).to(self.window.device, non_blocking=True))
+        return self.of_samples(self.gather(chunks).to(self.window.device, non_blocking=True), num_frames)
 
     def gather(self, chunks: Sequence[Samples]) -> Tensor:
         """[B, num_samples] on the host, as long as the longest of them asks for; pinned for a GPU."""
@@ -76,14 +76,16 @@ class LogMel(nn.Module):
             row.numpy()[:kept] = chunk[:kept]  # torch itself warns of read-only memory, such as is shared
         return samples
 
-    def of_samples(self, samples: Tensor) -> Tensor:
-        """What `gather` gives, on the device, to [B, num_mels, num_frames]."""
+    def of_samples(self, samples: Tensor, num_frames: int | None = None) -> Tensor:
+        """What `gather` gives, on the device, to [B, num_mels, num_frames]; not given, the whole window's."""
+        num_frames = num_frames or self.num_frames
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]
         power = torch.view_as_real(spectrum).square().sum(-1)  # [B, FFT_SIZE // 2 + 1, frames]
         mel = (self.filters @ power).clamp_(min=1e-10).log10_()
         floor = mel.amax(dim=(1, 2), keepdim=True) - 8.0
         silence = mel.new_full((len(mel), 1, 1), -10.0)
-        whole = torch.empty(len(mel), len(self.filters), self.num_frames, device=mel.device)
-        whole[..., : mel.shape[-1]] = torch.maximum(mel, floor)
-        whole[..., mel.shape[-1] :] = torch.maximum(silence, floor)
+        whole = torch.empty(len(mel), len(self.filters), num_frames, device=mel.device)
+        computed = min(mel.shape[-1], num_frames)
+        whole[..., :computed] = torch.maximum(mel[..., :computed], floor)
+        whole[..., computed:] = torch.maximum(silence, floor)
         return whole.add_(4.0).div_(4.0)

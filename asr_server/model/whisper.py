@@ -40,8 +40,8 @@ class Whisper(nn.Module):
                 self.encoder = Encoder(sizes)
                 self.decoder = Decoder(sizes)
 
-    def new_cache(self, num_slots: int) -> DecoderCache:
-        return DecoderCache(self.sizes, num_slots, self.device, self.dtype)
+    def new_cache(self, num_slots: int, short_audio: bool = False) -> DecoderCache:
+        return DecoderCache(self.sizes, num_slots, self.device, self.dtype, short_audio)
 
     def load_hugging_face(self, weights: Weights) -> None:
         """Takes every weight from `weights`, named as Hugging Face names them without `model.`.
@@ -139,9 +139,10 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(sizes.width)
 
     def forward(self, mel: Tensor) -> Tensor:
-        """[B, num_mels, 2 F] to [B, F, D]."""
+        """[B, num_mels, 2 F] to [B, F, D]; F is the window's number of positions, or less."""
         x = mel.to(self.positions.dtype).transpose(1, 2)
-        x = self.conv2(self.conv1(x)) + self.positions
+        x = self.conv2(self.conv1(x))
+        x = x + self.positions[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)
         normed: Tensor = self.norm(x)
@@ -203,7 +204,9 @@ class DecoderLayer(nn.Module):
         return split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
 
     def attend_audio(self, x: Tensor, query: Tensor, cache: LayerView) -> Tensor:
-        attended = attend_cached_audio(query, cache.cross_keys, cache.cross_values, cache.cross_rows)
+        attended = attend_cached_audio(
+            query, cache.cross_keys, cache.cross_values, cache.cross_rows, cache.cross_mask
+        )
         y: Tensor = self.feed_forward(x + self.cross_out(attended))
         return y
 

@@ -65,7 +65,7 @@ class Dispatcher:
         )
         self._request_numbers = itertools.count()
         self._chunks: dict[ChunkId, PendingChunk] = {}  # waiting and in flight
-        self._queue = FairQueue(window or AudioWindow())
+        self._queue = FairQueue((window or AudioWindow()).for_short_audio(settings.short_audio))
         self._isolation = Isolation()
         self._refusal: Callable[[], EngineUnavailable] | None = None  # for chunks that come now
 

@@ -16,7 +16,7 @@ from asr_server.checkpoint import AudioWindow
 from asr_server.core import Submit
 from asr_server.workers.request_handle import PendingChunk, RequestHandle
 
-ENCODE_COST = 1.0  # one padded window
+ENCODE_COST = 1.0  # of a whole window, which most chunks are padded to
 DECODE_COST = 1.0  # the tokens of a full window of speech
 
 
@@ -31,7 +31,9 @@ class FairQueue:
 
     def finish_tag(self, request: RequestHandle, submit: Submit) -> float:
         """For a new chunk; one that is sent again keeps its own."""
-        cost = ENCODE_COST + DECODE_COST * len(submit.samples) / self._window.num_samples
+        window, num_samples = self._window, len(submit.samples)
+        cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
+        cost += DECODE_COST * num_samples / window.num_samples
         request.last_finish_tag = max(self._virtual_time, request.last_finish_tag) + cost
         return request.last_finish_tag
 

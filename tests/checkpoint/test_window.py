@@ -40,6 +40,14 @@ def test_a_checkpoint_may_ask_for_chunks_shorter_than_its_window(tmp_path: Path)
     assert (window.duration_s, window.chunk_s(0.0)) == (30.0, 6.5)
 
 
+def test_short_audio_is_rounded_up_to_a_few_lengths() -> None:
+    fast = AudioWindow().for_short_audio("fast")
+    seconds = (0.1, 5, 5.001, 9.5, 14, 15.5, 20.001, 30)
+    assert [fast.positions_for(round(s * 16_000)) / 50 for s in seconds] == [5, 5, 10, 10, 15, 20, 30, 30]
+    assert {AudioWindow().for_short_audio("exact").positions_for(n) for n in (1, 480_000)} == {1500}
+    assert [AudioWindow(400).for_short_audio("fast").positions_for(n) for n in (1, 80_001)] == [250, 400]
+
+
 @pytest.mark.parametrize(
     "preprocessor", [{"chunk_length": 30}, {"hop_length": 80}, {"n_fft": 512}, {"sampling_rate": 8000}]
 )
