@@ -1,21 +1,28 @@
 # docker build -t asr-server .
-# docker run --gpus all -p 8000:8000 asr-server --model openai/whisper-large-v3-turbo
+# docker run --gpus all -p 8000:8000 -v asr-models:/models asr-server openai/whisper-large-v3-turbo
 # Without a model name it serves the embedded one. PIP_EXTRA_INDEX_URL may name PyTorch's CPU index: a far
-# smaller image for machines without a GPU.
+# smaller image for machines without a GPU. docs/operations.md has the flags for a read-only container.
 FROM python:3.11-slim AS build
 ARG PIP_EXTRA_INDEX_URL=
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+RUN python -m venv /opt/asr-server
+# The dependencies are a layer of their own, which a change of the server's code leaves as it is.
+COPY pyproject.toml constraints.txt ./
+RUN /opt/asr-server/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+ && /opt/asr-server/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
+COPY README.md LICENSE ./
 COPY asr_server asr_server
-RUN python -m venv /opt/asr-server \
- && /opt/asr-server/bin/pip install --no-cache-dir --constraint constraints.txt .
+RUN /opt/asr-server/bin/pip install --no-cache-dir --no-deps --target /opt/server .
 
 FROM python:3.11-slim
 COPY --from=build /opt/asr-server /opt/asr-server
-RUN useradd --create-home asr
-USER asr
-ENV PATH=/opt/asr-server/bin:$PATH ASR_SERVER_HOST=0.0.0.0 PYTHONUNBUFFERED=1
+COPY --from=build /opt/server /opt/server
+# Models from the hub are kept in /models: give it a volume, so that they are fetched once.
+RUN install --directory --owner 10001 --group 10001 /models
+VOLUME /models
+ENV PATH=/opt/server/bin:/opt/asr-server/bin:$PATH PYTHONPATH=/opt/server PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HF_HOME=/models HOME=/tmp ASR_SERVER_HOST=0.0.0.0
+USER 10001:10001
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=2)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD ["asr-server", "health"]
 ENTRYPOINT ["asr-server", "serve"]

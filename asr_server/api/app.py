@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
 from asr_server.api import errors, metrics, operations, pages, transcriptions
@@ -37,7 +38,13 @@ def create_app(
     window: AudioWindow,
 ) -> FastAPI:
     """The application. It starts and stops the dispatcher and the pool with itself."""
-    app = FastAPI(title="asr-server", version=__version__, root_path=settings.root_path, lifespan=_lifespan)
+    app = FastAPIOffline(  # its page at /docs loads nothing from other hosts
+        title="asr-server",
+        version=__version__,
+        lifespan=_lifespan,
+        redoc_url=None,
+        swagger_ui_parameters={"validatorUrl": None},
+    )
     app.state.server = AppState(
         settings,
         dispatcher,

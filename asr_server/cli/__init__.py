@@ -1,4 +1,4 @@
-"""The command `asr-server`: `serve`, `transcribe` and `convert`, a module each."""
+"""The command `asr-server`: `serve`, `transcribe`, `convert` and `health`, a module each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from asr_server import __version__
 from asr_server.cli.convert import convert
+from asr_server.cli.health import health
 from asr_server.cli.serve import serve
 from asr_server.cli.transcribe import transcribe
 
@@ -19,3 +20,4 @@ def main() -> None:
 main.add_command(serve)
 main.add_command(transcribe)
 main.add_command(convert)
+main.add_command(health)

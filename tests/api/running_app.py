@@ -68,6 +68,7 @@ async def run_app(
         uvicorn.Config(
             app,
             port=0,
+            root_path=settings.root_path,
             ws="websockets-sansio",
             http=bounded_http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
             timeout_keep_alive=settings.keep_alive_s,

@@ -1,4 +1,5 @@
 import logging
+import re
 
 import httpx
 import pytest
@@ -145,3 +146,17 @@ async def test_the_description_of_the_api_names_the_form(app: RunningApp) -> Non
     ]
     assert {"file", "model", "language", "response_format"} <= set(form["properties"])
     assert form["required"] == ["file", "model"]
+
+
+async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
+    async with run_app(Settings(root_path="/asr")) as app:
+        page = (await app.client.get("/docs")).text
+        assert "SwaggerUIBundle" in page
+        assert "://" not in page
+        assets = re.findall(r'(?:src|href)="([^"]+)"', page)
+        assert len(assets) == 3
+        for asset in assets:
+            assert asset.startswith("/asr/")
+            reply = await app.client.get(asset.removeprefix("/asr"))
+            assert reply.status_code == 200
+            assert len(reply.content) > 1000
