@@ -7,6 +7,7 @@ Hugging Face's, and transformers, CTranslate2 and this project all load the dire
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import math
 import warnings
@@ -23,7 +24,7 @@ from asr_server.core import POSITIONS_PER_S
 from asr_server.tokenizer.byte_alphabet import CHARACTER_OF_BYTE
 
 SEED = 20260101
-REVISION = "2"  # of what is written: one made by an earlier revision is made anew
+REVISION = "3"  # of what is written: one made by an earlier revision is made anew
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def _write_model(
         for name, parameter in model.named_parameters():
             parameter.mul_(scale_of(name, shape.width))
     model.to(getattr(torch, dtype))
-    model.generation_config = GenerationConfig(**ids, **_generation(specials, vocabulary))  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(**ids, **_generation(specials, vocabulary, shape))  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
     extractor: Any = WhisperFeatureExtractor(  # type: ignore[no-untyped-call]
         feature_size=shape.num_mels, chunk_length=shape.window_s
@@ -260,7 +261,18 @@ def _fluent(name: str, width: int) -> float:
     return 1.0
 
 
-def _generation(specials: dict[str, int], vocabulary: int) -> dict[str, Any]:
+def _alignment_heads(shape: Shape) -> list[tuple[int, int]]:
+    """[layer, head] of the published model of this shape; none for other shapes."""
+    import whisper
+
+    names = [name for name, published in SHAPES.items() if published == shape]
+    if not names:
+        return []
+    mask = gzip.decompress(base64.b85decode(whisper._ALIGNMENT_HEADS[names[0]]))
+    return [divmod(i, shape.heads) for i, follows_speech in enumerate(mask) if follows_speech]
+
+
+def _generation(specials: dict[str, int], vocabulary: int, shape: Shape) -> dict[str, Any]:
     """What the published multilingual checkpoints say, with the ids of this vocabulary."""
     from whisper.tokenizer import get_tokenizer
 
@@ -269,7 +281,9 @@ def _generation(specials: dict[str, int], vocabulary: int) -> dict[str, Any]:
     with warnings.catch_warnings():  # it leaves its vocabulary file to the garbage collector
         warnings.simplefilter("ignore", ResourceWarning)
         non_speech = get_tokenizer(True).non_speech_tokens
+    heads = _alignment_heads(shape)
     return {
+        **({"alignment_heads": heads} if heads else {}),
         "max_length": 448,
         "is_multilingual": True,
         "lang_to_id": languages,
