@@ -56,6 +56,9 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     language: str | None = None  # ISO code as in the checkpoint's <|xx|> tokens
     candidate_languages: tuple[str, ...] = ()  # detection is restricted to these; empty: all
     prompt_tokens: tuple[int, ...] = ()  # text tokens after <|startofprev|>
+    condition_on_previous_text: bool = (
+        False  # one chunk after another, each with the text so far as its prompt
+    )
     timestamps: bool = False
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
     temperatures: tuple[float, ...] = (0.0,)  # the fallback ladder; the first that passes is kept

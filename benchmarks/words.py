@@ -51,7 +51,9 @@ def seconds_for(engine: Engine, clips: Sequence[Samples], tokens: int, with_word
 def measure(options: argparse.Namespace, console: Console) -> list[tuple[Seconds, Seconds]]:
     """Without and with words, for each round."""
     directory = fixed_checkpoint(options.shape, options.checkpoints, choose_device(options.device).type)
-    engine = Engine.load(EngineConfig(str(directory), options.device, options.dtype))
+    engine = Engine.load(
+        EngineConfig(str(directory), options.device, options.dtype, cpu_threads=options.threads)
+    )
     clips = [make_clip(i, options.clip_s) for i in range(options.in_flight)]
 
     def both() -> tuple[Seconds, Seconds]:
@@ -98,6 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--clip-s", type=float, default=30.0)
     parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=0, help="0: one a core")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"

@@ -94,6 +94,7 @@ def _sampling(fields: AudioFields, settings: Settings) -> dict[str, object]:
         "frequency_penalty": fields.frequency_penalty,
         "presence_penalty": fields.presence_penalty,
         "seed": fields.seed,
+        "condition_on_previous_text": fields.condition_on_previous_text,
         "max_new_tokens": fields.max_completion_tokens,
     }
 

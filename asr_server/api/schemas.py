@@ -53,6 +53,8 @@ class AudioFields(BaseModel):
     temperature: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
     stream: bool = False
 
+    condition_on_previous_text: bool = False
+
     # As vLLM has them
     seed: int = Field(0, ge=-(2**63), lt=2**63)
     top_p: float = Field(1.0, gt=0, le=1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,6 +16,9 @@ from asr_server.cli.sections import SectionedCommand
 from asr_server.config import EMBEDDED_MODEL, FIELDS
 from asr_server.preflight import FOR_A_MODEL
 from asr_server.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from asr_server.formats import SubtitleLayout
 
 INTERRUPTED: Final = 130
 FORMATS: Final = ("text", "json", "verbose_json", "srt", "vtt")
@@ -29,6 +32,7 @@ TUNING_SETTINGS: Final = (
     *("max_fallbacks", "preprocess_workers", "max_chunk_s", "chunks_ahead", "max_audio_s"),
     *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level", "log_format"),
 )
+_POSITIVE: Final = click.IntRange(min=1)
 OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
 
 
@@ -79,6 +83,16 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     default=0.0,
     help="of sampling; 0: the likeliest words, higher only where these make no sense  [default: 0]",
 )
+@click.option("--word-timestamps", is_flag=True, help="when each word is said, in verbose_json")
+@click.option("--max-line-width", type=_POSITIVE, help="of srt and vtt, in characters")
+@click.option("--max-line-count", type=_POSITIVE, help="lines of a subtitle; with --max-line-width")
+@click.option("--max-words-per-line", type=_POSITIVE, help="of srt and vtt")
+@click.option("--highlight-words", is_flag=True, help="underline each word while it is said, in srt and vtt")
+@click.option(
+    "--condition-on-previous-text",
+    is_flag=True,
+    help="the text so far as the prompt of each chunk, which takes one after another",
+)
 @click.option("-r", "--recursive", is_flag=True, help="folders with all folders within them")
 @click.option("--skip-existing", is_flag=True, help="leave out inputs whose results are there: to go on")
 @click.option("--overwrite", is_flag=True, help="replace results that are there")
@@ -101,6 +115,7 @@ def transcribe(
     Exit status: 0, all transcribed; 1, some not, as said at the end; 2, wrongly called; 130, interrupted.
     """
     job = {name: options.pop(name) for name in _JOB_OPTIONS}
+    job["layout"] = _layout(options)
     if skip_existing and overwrite:
         raise click.UsageError("--skip-existing and --overwrite exclude each other.")
     if job["output_dir"] is None and (skip_existing or overwrite or len(job["formats"]) > 1):
@@ -115,7 +130,20 @@ def transcribe(
         sys.exit(INTERRUPTED)
 
 
-_JOB_OPTIONS: Final = ("formats", "output_dir", "language", "task", "temperature", "recursive", "quiet")
+_JOB_OPTIONS: Final = (
+    *("formats", "output_dir", "language", "task", "temperature", "recursive", "quiet"),
+    *("word_timestamps", "condition_on_previous_text"),
+)
+
+
+def _layout(options: dict[str, Any]) -> SubtitleLayout:
+    """Takes the layout's options out of all."""
+    from asr_server.formats import SubtitleLayout
+
+    layout = SubtitleLayout(**{field.name: options.pop(field.name) for field in fields(SubtitleLayout)})
+    if layout.max_line_count and not layout.max_line_width:
+        raise click.UsageError("--max-line-count needs --max-line-width.")
+    return layout
 
 
 def _run(options: dict[str, Any], job: dict[str, Any]) -> int:

@@ -1,6 +1,6 @@
 """Transcripts in OpenAI's response formats, for the HTTP API and for the command line."""
 
-from asr_server.formats.cues import SubtitleLayout
+from asr_server.formats.cues import PLAIN_LAYOUT, SubtitleLayout
 from asr_server.formats.render import (
     DEFAULTS,
     RenderOptions,
@@ -13,6 +13,7 @@ from asr_server.formats.render import (
 
 __all__ = [
     "DEFAULTS",
+    "PLAIN_LAYOUT",
     "RenderOptions",
     "ResponseFormat",
     "SubtitleLayout",

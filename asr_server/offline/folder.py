@@ -60,7 +60,7 @@ class FolderOutputs:
         written = []
         for response_format, path in zip(self._job.formats, paths, strict=True):
             if self._job.existing == "overwrite" or not os.path.exists(path):
-                _write_whole(path, rendered(transcript, response_format))
+                _write_whole(path, rendered(transcript, response_format, self._job.render_options))
                 written.append(str(path))
         return ", ".join(written)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from asr_server.core import Task
-from asr_server.formats import ResponseFormat
+from asr_server.formats import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
 
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
 
@@ -24,6 +24,13 @@ class TranscribeJob:
     task: Task = "transcribe"
     prompt: str = ""
     temperature: float = 0.0  # 0: from 0 up, as far as it takes
+    word_timestamps: bool = False
+    condition_on_previous_text: bool = False
+    layout: SubtitleLayout = PLAIN_LAYOUT
+
+    @property
+    def render_options(self) -> RenderOptions:
+        return RenderOptions(with_words=self.word_timestamps, layout=self.layout)
 
     @property
     def has_several_inputs(self) -> bool:

@@ -23,6 +23,7 @@ class StandardOutput:
     """
 
     def __init__(self, inputs: Sequence[Input], job: TranscribeJob) -> None:
+        self._render_options = job.render_options
         self._inputs = inputs
         self._format = job.formats[0]
         self._labelled = job.has_several_inputs
@@ -63,7 +64,7 @@ class StandardOutput:
             self._printed.notify_all()
 
     def _content(self, name: str, transcript: Transcript) -> bytes:
-        content = rendered(transcript, self._format)
+        content = rendered(transcript, self._format, self._render_options)
         if not self._labelled:
             return content
         if self._format in ("json", "verbose_json"):

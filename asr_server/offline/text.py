@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from asr_server.core import Transcript
-from asr_server.formats import ResponseFormat, render
+from asr_server.formats import DEFAULTS, RenderOptions, ResponseFormat, render
 
 
-def rendered(transcript: Transcript, response_format: ResponseFormat) -> bytes:
+def rendered(
+    transcript: Transcript, response_format: ResponseFormat, options: RenderOptions = DEFAULTS
+) -> bytes:
     """UTF-8 whatever the locale says, ending in one line break."""
-    return (render(transcript, response_format).rstrip("\n") + "\n").encode()
+    return (render(transcript, response_format, options).rstrip("\n") + "\n").encode()
 
 
 def printable(name: str) -> str:

@@ -83,6 +83,8 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
         task=job.task,
         language=transcriber.languages.code(job.language) if job.language else None,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
+        word_timestamps=job.word_timestamps or job.layout.needs_words,
+        condition_on_previous_text=job.condition_on_previous_text,
         timestamps=True,  # whatever the format: they tell when a tail was left unread
         temperatures=(job.temperature,) if job.temperature else settings.temperatures,
     )

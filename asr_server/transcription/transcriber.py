@@ -32,6 +32,7 @@ from asr_server.transcription import assembly
 from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.language import ENGLISH, Languages, name_of
 from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.previous_text import PreviousText
 from asr_server.transcription.source import ChunkSource, RecordingSource, Source
 from asr_server.transcription.text import continuation
 from asr_server.workers.dispatcher import Dispatcher
@@ -106,6 +107,9 @@ class TranscriptionSession:
         self._language = LanguageDetector(
             options.language or transcriber.languages.only, options.candidate_languages
         )
+        self._previous_text = (
+            PreviousText(options.prompt_tokens) if options.condition_on_previous_text else None
+        )
         self._pending_parts: asyncio.Queue[asyncio.Task[list[DecodedPart]] | None] = asyncio.Queue()
         self._running: set[asyncio.Task[None] | asyncio.Task[list[DecodedPart]]] = set()
         self._deltas: list[TranscriptDelta] = []
@@ -141,15 +145,20 @@ class TranscriptionSession:
             for piece in decoded.pieces:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.
-                    self._send(group, piece, await self._language.next_language())
+                    task = self._send(group, piece, await self._language.next_language())
+                    if self._previous_text is not None:
+                        await task  # its text is part of the next one's prompt
             finished = decoded.finished
         self._pending_parts.put_nowait(None)
 
-    def _send(self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None) -> None:
+    def _send(
+        self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None
+    ) -> asyncio.Task[list[DecodedPart]]:
         task = group.create_task(self._transcribe_chunk(chunk, language))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         self._pending_parts.put_nowait(task)
+        return task
 
     async def _transcribe_chunk(self, chunk: Chunk, language: str | None) -> list[DecodedPart]:
         """One chunk to its end: a tail that was left unread goes out again as the next part."""
@@ -159,12 +168,16 @@ class TranscriptionSession:
         for part in range(MAX_PARTS):
             if tail is None:
                 break
+            if self._previous_text is not None:
+                options = msgspec.structs.replace(options, prompt_tokens=self._previous_text.tokens)
             result = await self._handle.submit(tail, options, part, self._language.on_probabilities)
             options = self._next_options(options, result)
             if _stopped_nowhere(result, options) and part == 0:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
             parts.append(assembly.decode_part(tail, result, options, self._tokenizer, part == MAX_PARTS - 1))
+            if self._previous_text is not None:
+                self._previous_text.add(parts[-1])
             tail = assembly.unread_tail(tail, parts[-1])
         if language is None:
             self._language.on_decoded(options.language if any(r.spans for r in parts) else None)

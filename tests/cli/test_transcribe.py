@@ -223,3 +223,24 @@ def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None
 
 def test_the_formats_are_those_of_the_api() -> None:
     assert set(FORMATS) == set(get_args(ResponseFormat))
+
+
+def test_words_are_timed_and_subtitles_laid_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    recording = record(tmp_path / "a.wav")
+    done = transcribe(
+        recording,
+        *("--word-timestamps", "--max-words-per-line", "1", "--condition-on-previous-text"),
+        *("--format", "verbose_json,srt", "--output-dir", tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    body = json.loads((tmp_path / "a.verbose.json").read_text())
+    assert [word["word"] for word in body["words"]] == body["text"].split()
+    assert heard(body["text"])
+    assert body["words"][0]["start"] == pytest.approx(0.5, abs=0.1)
+    assert (tmp_path / "a.srt").read_text().count(" --> ") == len(body["words"])
+
+
+def test_a_number_of_lines_needs_a_width() -> None:
+    refused = CliRunner().invoke(main, ["transcribe", "a.wav", "--max-line-count", "2"])
+    assert refused.exit_code == 2
+    assert "--max-line-width" in refused.output

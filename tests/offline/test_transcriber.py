@@ -9,6 +9,7 @@ import pytest
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue
+from asr_server.formats import SubtitleLayout
 from asr_server.offline.job import TranscribeJob
 from asr_server.offline.transcriber import LocalTranscriber
 from tests.checkpoints import english_only_directory, pocket_directory
@@ -32,6 +33,12 @@ def test_languages_and_tasks_are_those_of_the_model() -> None:
     assert (given.language, given.task) == ("de", "translate")
     with pytest.raises(InvalidValue, match=r"'klingon' is not known to this model. Known: .*de \(german\)"):
         options(language="klingon")
+
+
+def test_words_are_timed_where_a_result_needs_them() -> None:
+    assert options(word_timestamps=True).word_timestamps
+    assert options(layout=SubtitleLayout(max_words_per_line=3)).word_timestamps
+    assert options(condition_on_previous_text=True).condition_on_previous_text
 
 
 def test_a_prompt_becomes_tokens() -> None:

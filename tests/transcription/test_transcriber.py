@@ -2,6 +2,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -239,3 +240,34 @@ async def test_a_truncated_recording_is_named_in_the_log(
         _, transcript = await app.transcribe(wav(noise(4))[: 2 * 32_000])
     assert transcript.text == "zero"
     assert "ends early" in caplog.text
+
+
+async def test_conditioned_on_previous_text_each_chunk_knows_what_was_said_before(app: RunningApp) -> None:
+    options = DecodingOptions(language="en", prompt_tokens=words("99"), condition_on_previous_text=True)
+    _, transcript = await app.transcribe(THREE_CHUNKS, options)
+    assert transcript.text == "zero one two"
+    prompts = [submit.options.prompt_tokens for submit in app.replica.submits]
+    assert prompts == [words("99"), words("990"), words("9901")]
+
+
+async def test_without_it_each_chunk_has_the_requests_prompt(app: RunningApp) -> None:
+    await app.transcribe(THREE_CHUNKS, DecodingOptions(language="en", prompt_tokens=words("99")))
+    assert {submit.options.prompt_tokens for submit in app.replica.submits} == {words("99")}
+
+
+async def test_a_text_found_at_a_high_temperature_is_no_prompt(app: RunningApp) -> None:
+    def unsure_of_the_second(submit: Submit) -> ChunkResult:
+        temperature = 0.6 if submit.id.chunk == 1 else 0.4
+        return msgspec.structs.replace(number_of_the_chunk(submit), temperature=temperature)
+
+    app.answer = unsure_of_the_second
+    await app.transcribe(THREE_CHUNKS, DecodingOptions(language="en", condition_on_previous_text=True))
+    assert [submit.options.prompt_tokens for submit in app.replica.submits] == [(), words("0"), ()]
+
+
+async def test_a_failure_ends_a_conditioned_request_too(app: RunningApp) -> None:
+    app.answer = lambda submit: (
+        RuntimeError("broken") if submit.id.chunk == 1 else number_of_the_chunk(submit)
+    )
+    with pytest.raises(ChunkFailed):
+        await app.transcribe(THREE_CHUNKS, DecodingOptions(language="en", condition_on_previous_text=True))
