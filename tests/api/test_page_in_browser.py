@@ -183,6 +183,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(open_page: OpenPage)
 def test_the_second_view_shows_the_server_live(open_page: OpenPage) -> None:
     page = open_page("/#server")
     expect(page.locator("#health")).to_have_text("Ready: an engine takes work.")
+    assert page.evaluate("window.scrollY") == 0
     expect(page.locator("#replicas")).to_contain_text("slots in use")
     expect(page.locator("#sessions")).to_have_text("0")
     expect(page.locator("#throughput")).not_to_have_text("–")

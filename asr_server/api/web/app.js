@@ -176,7 +176,7 @@ function answerOf(turns, duration) {
 
 function route() {
   const view = location.hash === "#server" ? "server" : "transcribe";
-  for (const section of ["transcribe", "server"]) $(section).hidden = section !== view;
+  for (const section of ["transcribe", "server"]) $(`${section}-view`).hidden = section !== view;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

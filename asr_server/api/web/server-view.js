@@ -5,9 +5,10 @@ import { $, h } from "./dom.js";
 
 const EVERY_MS = 1000;
 const HISTORY = 60;
+const RATE_OVER = 10; // looks
 
 let timer = null;
-let before = null;
+const audio = []; // [seconds transcribed, when], the last few
 const history = {};
 
 export function startWatching() {
@@ -16,7 +17,8 @@ export function startWatching() {
 
 export function stopWatching() {
   clearTimeout(timer);
-  timer = before = null;
+  timer = null;
+  audio.length = 0;
 }
 
 async function tick() {
@@ -48,10 +50,10 @@ export function parse(text) {
 
 function showMetrics(metrics) {
   const sum = (name) => (metrics.get(name) || []).reduce((total, [, value]) => total + value, 0);
-  const now = performance.now() / 1000;
-  const audio = sum("asr_audio_transcribed_seconds_total");
-  const rate = before ? Math.max(0, audio - before.audio) / (now - before.now) : 0;
-  before = { audio, now };
+  audio.push([sum("asr_audio_transcribed_seconds_total"), performance.now() / 1000]);
+  if (audio.length > RATE_OVER) audio.shift();
+  const [[first, since], [last, now]] = [audio[0], audio[audio.length - 1]];
+  const rate = now > since ? Math.max(0, last - first) / (now - since) : 0;
   plot("throughput", rate, rate < 10 ? rate.toFixed(1) : Math.round(rate));
   plot("requests", sum("asr_requests_in_flight"));
   plot("chunks", sum("asr_chunks"));

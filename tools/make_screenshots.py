@@ -1,0 +1,104 @@
+"""The pictures of the page in docs/images, taken of a running server in Chromium.
+
+    python tools/make_screenshots.py http://127.0.0.1:8000
+
+Needs the test dependencies, a chromium (tests/install-browser.sh) and the embedded model on the server.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import soundfile
+from PIL import Image
+from playwright.sync_api import Browser, FilePayload, Page, ViewportSize, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.api.sample_files import sound_file
+from tests.speech import Spoken, say
+
+FOLDER = Path(__file__).parents[1] / "docs" / "images"
+DESK: ViewportSize = {"width": 1000, "height": 760}
+PHONE: ViewportSize = {"width": 390, "height": 720}
+
+
+def save(page: Page, name: str, **options: Any) -> None:
+    """As a small file: 128 colours are enough for it."""
+    picture = Image.open(io.BytesIO(page.screenshot(**options))).convert("RGB")
+    picture.quantize(128, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
+
+
+def wav(name: str, spoken: Spoken) -> FilePayload:
+    return {"name": name, "mimeType": "audio/wav", "buffer": sound_file(spoken.samples)}
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        speech = Path(folder) / "speech.wav"
+        soundfile.write(speech, say("3141592", gap_s=[0.2, 0.2, 0.9, 0.2, 0.2, 0.2, 0.9]).samples, 16_000)
+        arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        arguments.append(f"--use-file-for-fake-audio-capture={speech}")
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        yield browser
+        browser.close()
+
+
+def transcribe_files(browser: Browser, url: str, name: str, **options: Any) -> None:
+    page = browser.new_page(viewport=DESK, **options)
+    page.goto(url)
+    long = say("31415926535897932384", gap_s=[0.2, 0.2, 0.9] * 6 + [0.2, 0.5])
+    bad: FilePayload = {"name": "letter.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7"}
+    page.set_input_files("#files", [bad, wav("number.wav", say("271828", "m5", 0.3)), wav("order.wav", long)])
+    page.locator("#cards .card:not(.is-working)").nth(2).wait_for()
+    page.locator(".card .word").nth(7).click()
+    page.mouse.move(0, 0)
+    save(page, name, full_page=True)
+
+
+def show_server(browser: Browser, url: str) -> None:
+    """The server view, with some work to show."""
+    worker = browser.new_page()
+    worker.goto(url)
+    spoken = say("3141592653" * 6, gap_s=0.3)
+    worker.set_input_files("#files", [wav(f"{number}.wav", spoken) for number in range(8)])
+    page = browser.new_page(viewport={"width": 1000, "height": 560}, color_scheme="dark")
+    page.goto(f"{url}/#server")
+    page.wait_for_timeout(15_000)
+    save(page, "page-server")
+    worker.locator("#cards .card:not(.is-working)").nth(7).wait_for(timeout=180_000)
+
+
+def speak(browser: Browser, url: str) -> None:
+    context = browser.new_context(
+        viewport=PHONE, device_scale_factor=1.5, is_mobile=True, has_touch=True, permissions=["microphone"]
+    )
+    page = context.new_page()
+    page.goto(url)
+    page.get_by_role("button", name="Speak").click()
+    page.wait_for_timeout(7500)
+    save(page, "page-phone-live")
+    page.get_by_role("button", name="Stop").click()
+    page.locator(".card .word").first.wait_for()
+    page.locator(".card .word").nth(3).click()
+    save(page, "page-phone")
+
+
+def main(url: str) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    with chromium() as browser:
+        transcribe_files(browser, url, "page-files")
+        transcribe_files(browser, url, "page-files-dark", color_scheme="dark")
+        speak(browser, url)
+        show_server(browser, url)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].rstrip("/"))
