@@ -34,7 +34,14 @@ def ready_replicas(server: Server) -> list[psutil.Process]:
     replicas = server.get("/load").json()["replicas"]
     titles = tuple(f"asr-server {replica['name']}" for replica in replicas if replica["ready"])
     children = psutil.Process(server.process.pid).children()
-    return [child for child in children if " ".join(child.cmdline()).startswith(titles)]
+    return [child for child in children if title_of(child).startswith(titles)]
+
+
+def title_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has just been killed
+        return ""
 
 
 def file_number(number: int, num_sequences: int = 1) -> bytes:
@@ -100,10 +107,9 @@ async def test_ten_random_kills_under_32_requests_change_no_text(two_replicas: S
 def kill_at_random(server: Server, rng: random.Random) -> None:
     """A kill is -9 or STOP to one replica, or TERM to all of them as a group."""
     for _ in range(NUM_KILLS):
-        while not ready_replicas(server):
-            time.sleep(0.1)
         time.sleep(rng.uniform(0.5, 5.0))
-        replicas = ready_replicas(server)
+        while not (replicas := ready_replicas(server)):
+            time.sleep(rng.uniform(0.5, 5.0))
         how = rng.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM))
         for replica in replicas if how == signal.SIGTERM else [rng.choice(replicas)]:
             replica.send_signal(how)
