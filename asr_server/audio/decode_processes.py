@@ -9,13 +9,16 @@ that are done wait for the next file.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +30,16 @@ from asr_server import errors, metrics
 from asr_server.audio.limits import AudioLimits, invalid_audio
 from asr_server.child_process import child_environment
 from asr_server.core import Samples
-from asr_server.errors import RequestError
+from asr_server.errors import DecodingUnavailable, RequestError
+
+logger = logging.getLogger(__name__)
 
 HEADER: Final = struct.Struct("<BI")  # kind, bytes that follow
 SAMPLES, END, REFUSED, OPENED = 0, 1, 2, 3
 NEXT: Final = b"n"  # asks for a block
+STATUS: Final = struct.Struct("<i")  # as waitpid gives it
+STATUS_WAIT_MS: Final = 2000
+SIGNALS_OF_THE_SYSTEM: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP})
 MAX_IDLE = 4
 SEND_BUFFER_BYTES = 1 << 20  # a whole block, so that its sender need not wait while it is being read
 POLL_MS = 20  # how soon a closed recording is noticed while its decode process works
@@ -54,6 +62,31 @@ class Refused(msgspec.Struct):
     message: str
 
 
+@dataclass
+class DecodeProcess:
+    """The server's side of one decode process."""
+
+    connection: socket.socket
+    status_fd: int  # the read end of a pipe, into which the forkserver writes how the process ended
+
+    def close(self) -> None:
+        self.connection.close()
+        os.close(self.status_fd)
+
+    def ended_by_the_file(self) -> bool:
+        """Why the process has ended: a codec's crash, abort or endless loop is the fault of the file.
+
+        No fault of the file are SIGKILL (the system was out of memory, say), waiting that used no
+        processor (SIGALRM), and a process that could not be forked or whose forkserver is gone too.
+        """
+        poll = select.poll()
+        poll.register(self.status_fd, select.POLLIN)
+        if not poll.poll(STATUS_WAIT_MS) or not (packed := os.read(self.status_fd, STATUS.size)):
+            return False
+        (status,) = STATUS.unpack(packed)
+        return not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in SIGNALS_OF_THE_SYSTEM
+
+
 class DecodeProcesses:
     """Owns the forkserver. Thread-safe."""
 
@@ -61,56 +94,81 @@ class DecodeProcesses:
         self._lock = threading.Lock()
         self._forkserver: subprocess.Popen[bytes] | None = None
         self._to_forkserver: socket.socket | None = None
-        self._idle: list[socket.socket] = []
+        self._idle: list[DecodeProcess] = []
 
     def start(self) -> None:
         """Returns at once; the forkserver then takes half a second to load its libraries."""
         with self._lock:
             self._start()
 
-    def take(self, message: bytes, fd: int) -> socket.socket:
-        """A connection to a process that nobody else uses and that has been given this file."""
+    def take(self, message: bytes, fd: int) -> DecodeProcess:
+        """A process that nobody else uses and that has been given this file.
+
+        Raises:
+            OSError: the system has no handles, memory or processes left for one.
+        """
         with self._lock:
             while self._idle:
-                connection = self._idle.pop()
+                process = self._idle.pop()
                 try:
-                    socket.send_fds(connection, [message], [fd])
-                    return connection
+                    socket.send_fds(process.connection, [message], [fd])
+                    return process
                 except OSError:  # it died while idle
-                    connection.close()
-            ours, theirs = socket.socketpair()
-            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            with theirs:
-                self._adopt(theirs)
-        socket.send_fds(ours, [message], [fd])
-        return ours
+                    process.close()
+            process = self._new_process()
+        try:
+            socket.send_fds(process.connection, [message], [fd])
+        except OSError:
+            process.close()
+            raise
+        return process
 
-    def give_back(self, connection: socket.socket) -> None:
+    def give_back(self, process: DecodeProcess) -> None:
         """Only one whose last file is done: it will say nothing more."""
         with self._lock:
             if len(self._idle) < MAX_IDLE and self._forkserver is not None:
-                self._idle.append(connection)
+                self._idle.append(process)
                 return
-        connection.close()
+        process.close()
 
     def shutdown(self) -> None:
         """Processes that are at work end with their recordings."""
         with self._lock:
             self._stop()
 
-    def _adopt(self, theirs: socket.socket) -> None:
-        """Has a process forked behind this end of a connection."""
+    def _new_process(self) -> DecodeProcess:
+        ours, theirs = socket.socketpair()
+        try:
+            status, their_status = os.pipe()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        process = DecodeProcess(ours, status)
+        try:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            self._adopt([theirs.fileno(), their_status])
+        except OSError:
+            process.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(their_status)
+        return process
+
+    def _adopt(self, fds: list[int]) -> None:
+        """Has a process forked behind these ends of its connection and of the pipe for its exit status."""
         self._start()
         try:
-            self._send(theirs)
+            self._send(fds)
         except OSError:  # the forkserver died: once more, with a new one
             self._stop()
             self._start()
-            self._send(theirs)
+            self._send(fds)
 
-    def _send(self, theirs: socket.socket) -> None:
+    def _send(self, fds: list[int]) -> None:
         assert self._to_forkserver is not None
-        socket.send_fds(self._to_forkserver, [b"f"], [theirs.fileno()])
+        socket.send_fds(self._to_forkserver, [b"f"], fds)
 
     def _start(self) -> None:
         if self._forkserver is not None:
@@ -127,8 +185,8 @@ class DecodeProcesses:
             )
 
     def _stop(self) -> None:
-        for connection in self._idle:
-            connection.close()
+        for process in self._idle:
+            process.close()
         self._idle.clear()
         if self._to_forkserver is not None:
             self._to_forkserver.close()
@@ -145,30 +203,53 @@ atexit.register(decode_processes.shutdown)
 class RemoteStream:
     """A file decoded, mixed and resampled in a decode process; see `stream.Stream`.
 
-    The process works only while a thread waits for it, so that the number of threads bounds how many do.
+    The process works only while a thread waits for it, so that the number of threads bounds how many do. One
+    that the system has ended is replaced once; what had been read already is decoded anew and left out.
     """
 
     def __init__(self, fd: int, limits: AudioLimits, closed: threading.Event) -> None:
+        """Raises DecodingUnavailable."""
         self.truncated = False
         self.duration_s: float | None = None
-        self._closed = closed
+        self._fd, self._limits, self._closed = fd, limits, closed
         self._ended = False
         self._content = np.empty(0, np.uint8)
-        self._connection = decode_processes.take(msgspec.msgpack.encode(limits), fd)
+        self._num_read = self._num_to_skip = 0
+        self._was_replaced = False
+        self._process: DecodeProcess | None = self._take()
 
     def read(self) -> Samples | None:
+        """Raises DecodingUnavailable, RequestError."""
         if self._ended:
             return None
         try:
-            self._connection.sendall(NEXT)
-            kind, content = self._receive_answer()
-            if kind == OPENED:
-                self.duration_s = msgspec.msgpack.decode(content.data, type=Opened).duration_s
-                kind, content = self._receive_answer()
+            samples = self._read_block()
         except ConnectionError as error:
-            if not self._closed.is_set():
-                metrics.decode_process_deaths.inc()
-            raise invalid_audio("The file could not be decoded.") from error
+            self._replace(error)
+            return np.empty(0, np.float32)
+        if samples is None:
+            return None
+        num_skipped = min(len(samples), self._num_to_skip)
+        self._num_to_skip -= num_skipped
+        self._num_read += len(samples) - num_skipped
+        return samples[num_skipped:]
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self._ended:
+            decode_processes.give_back(process)
+        else:
+            process.close()  # the process notices after its block, and ends
+
+    def _read_block(self) -> Samples | None:
+        assert self._process is not None
+        self._process.connection.sendall(NEXT)
+        kind, content = self._receive_answer()
+        if kind == OPENED:
+            self.duration_s = msgspec.msgpack.decode(content.data, type=Opened).duration_s
+            kind, content = self._receive_answer()
         if kind == SAMPLES:
             return content.view(np.float32)
         self._ended = True
@@ -177,11 +258,29 @@ class RemoteStream:
         self.truncated = msgspec.msgpack.decode(content.data, type=Finished).truncated
         return None
 
-    def close(self) -> None:
-        if self._ended:
-            decode_processes.give_back(self._connection)
-        else:
-            self._connection.close()  # the process notices after its block, and ends
+    def _replace(self, error: ConnectionError) -> None:
+        """Raises InvalidAudio where the file is at fault, DecodingUnavailable the second time."""
+        assert self._process is not None
+        if self._closed.is_set():
+            raise invalid_audio("The file was closed.") from error
+        metrics.decode_process_deaths.inc()
+        if self._process.ended_by_the_file():
+            raise invalid_audio("The file could not be decoded.") from error
+        self.close()
+        if self._was_replaced:
+            logger.error("a decode process was ended by the system for the second time with one file")
+            raise DecodingUnavailable("The process that decoded the file was ended by the system.") from error
+        logger.warning("a decode process was ended by the system: the file is decoded once more")
+        self._was_replaced = True
+        self._num_to_skip = self._num_read
+        self._process = self._take()
+
+    def _take(self) -> DecodeProcess:
+        try:
+            return decode_processes.take(msgspec.msgpack.encode(self._limits), self._fd)
+        except OSError as error:
+            logger.error("no decode process can be started: %s", error)
+            raise DecodingUnavailable("No process that decodes the file can be started.") from error
 
     def _receive_answer(self) -> tuple[int, npt.NDArray[np.uint8]]:
         kind, size = HEADER.unpack(self._receive(HEADER.size).data)
@@ -191,16 +290,18 @@ class RemoteStream:
         """Exactly `size` bytes, giving up when the recording is closed. Uses its memory again."""
         if size > len(self._content):
             self._content = np.empty(size, np.uint8)
+        assert self._process is not None
+        connection = self._process.connection
         content = self._content[:size]
         view = content.data
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
+        poll.register(connection, select.POLLIN)
         while view:
             if not poll.poll(POLL_MS):
                 if self._closed.is_set():
                     raise ConnectionAbortedError
                 continue
-            received = self._connection.recv_into(view)
+            received = connection.recv_into(view)
             if not received:
                 raise ConnectionResetError("the decode process is gone")
             view = view[received:]

@@ -5,11 +5,13 @@ It loads FFmpeg's libraries once and has no threads, so that forking it is quick
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import socket
 import sys
+import time
 
 import av.logging
 import msgspec
@@ -21,6 +23,7 @@ from asr_server.audio.decode_processes import (
     OPENED,
     REFUSED,
     SAMPLES,
+    STATUS,
     Finished,
     Opened,
     Refused,
@@ -33,30 +36,60 @@ from asr_server.child_process import leave_stopping_to_the_parent
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import RequestError
 
+FORK_FAILED = -1
 MAX_MESSAGE = 1 << 12
 ANSWER_BYTES = 8 * SAMPLE_RATE * 4  # some 5 ms of work
-# Work on one block takes milliseconds: what takes this long never ends, and the system ends the process.
-BLOCK_CPU_S = 3.0
-BLOCK_WALL_S = 30.0
+# Work on one block takes milliseconds.
+BLOCK_CPU_S = 3.0  # what takes so much processor time never ends: that is the file's fault
+BLOCK_WALL_S = 30.0  # what only waits so long got no processor: that is the machine's
 MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
 
 
 def main(socket_fd: int) -> None:
     """Forks a decode process for each connection that arrives, until the server closes its end."""
     leave_stopping_to_the_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    status_fds: dict[int, int] = {}  # by process: where the server reads how it ended
+    signal.signal(signal.SIGCHLD, lambda *_: _report_ended(status_fds))
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     av.logging.set_level(None)  # what is wrong with a file is told to its sender, not to the log
     with socket.socket(fileno=socket_fd) as server:
         while True:
-            message, fds, _, _ = socket.recv_fds(server, 1, 1)
+            message, fds, _, _ = socket.recv_fds(server, 1, 2)
             if not message:
                 return
-            if os.fork() == 0:
+            connection_fd, status_fd = fds
+            if _fork(status_fds, status_fd) == 0:
                 server.close()
-                _run_decode_process(fds[0])
-            os.close(fds[0])
+                _run_decode_process(connection_fd)
+            os.close(connection_fd)
+
+
+def _fork(status_fds: dict[int, int], status_fd: int) -> int:
+    """As os.fork, or FORK_FAILED: the server then sees its connection closed, and no status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until it is known whose status it would be
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(status_fd)
+        pid = FORK_FAILED
+    if pid == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in (status_fd, *status_fds.values()):
+            os.close(fd)
+    elif pid != FORK_FAILED:
+        status_fds[pid] = status_fd
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return pid
+
+
+def _report_ended(status_fds: dict[int, int]) -> None:
+    while status_fds:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with contextlib.suppress(BrokenPipeError), open(status_fds.pop(pid), "wb", buffering=0) as pipe:
+            pipe.write(STATUS.pack(status))
 
 
 def _run_decode_process(connection_fd: int) -> None:
@@ -89,6 +122,7 @@ def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
         OSError: the server has closed the connection.
     """
     stream: DecodedStream | None = None
+    started_at_s = time.process_time()
     try:
         while _asked(connection):
             _set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
@@ -96,6 +130,7 @@ def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
                 stream = _open(fd, limits)
                 _answer(connection, OPENED, msgspec.msgpack.encode(Opened(stream.duration_s)))
             answer = _gathered(stream)
+            limits.check_work(time.process_time() - started_at_s)
             _set_alarms(0, 0)
             if not answer:
                 return _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))

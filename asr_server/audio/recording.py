@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from asr_server.audio.decode_processes import RemoteStream
@@ -14,11 +16,14 @@ from asr_server.audio.source import Source, open_source
 from asr_server.audio.split import Splitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
 from asr_server.core import SAMPLE_RATE, Piece
-from asr_server.errors import AudioTooShort
+from asr_server.errors import AudioTooShort, DecodingUnavailable
 
 MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
 # Handing a thread over costs up to half a millisecond, as much as a chunk of 16 kHz mono WAV.
 FILLED_SLICE_S = 0.01
+
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeSlice(NamedTuple):
@@ -96,17 +101,18 @@ class Recording:
 
     def _decode_slice(self, max_pieces: int) -> DecodeSlice:
         pieces: list[Piece] = []
-        start = time.monotonic()
-        worked_s = 0.0
+        started_at, started_work_at_s = time.monotonic(), time.thread_time()
+        spent_s = worked_s = 0.0
         if not self._splitter.num_chunks:
             max_pieces = 1
         while not self._finished and len(pieces) < max_pieces:
-            if worked_s > (FILLED_SLICE_S if pieces else MAX_SLICE_S):
+            if spent_s > (FILLED_SLICE_S if pieces else MAX_SLICE_S):
                 break
             if self._closed.is_set():
                 raise Cancelled
             pieces += self._step()
-            worked_s = time.monotonic() - start
+            spent_s = time.monotonic() - started_at
+            worked_s = time.thread_time() - started_work_at_s  # a busy machine makes no file more work
             self._limits.check_work(self.work_s + worked_s)
         self.work_s += worked_s
         return DecodeSlice(pieces, self._finished)
@@ -130,11 +136,20 @@ class Recording:
     def _open(self) -> Stream:
         if self._source is None:
             raise Cancelled
-        self._file = open_source(self._source)
+        self._file = self._open_file(self._source)
         decoder = open_native(self._file.fileno())
         if decoder is None:
             return self._open_remote()
         return FallbackStream(DecodedStream(decoder, self._limits), self._open_remote)
+
+    def _open_file(self, source: Source) -> io.FileIO:
+        try:
+            return open_source(source)
+        except OSError as error:
+            if isinstance(source, Path):
+                raise
+            logger.error("an upload cannot be opened: %s", error)
+            raise DecodingUnavailable("The server has no handles left for the file.") from error
 
     def _open_remote(self) -> Stream:
         assert self._file is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -10,15 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import psutil
 import pytest
 
 from asr_server import metrics
 from asr_server.audio import AudioLimits, Recording
 from asr_server.audio.decode_processes import MAX_IDLE, RemoteStream, decode_processes
-from asr_server.errors import InvalidAudio
-from tests.audio.audio_files import make, pieces_of, slices, voice
+from asr_server.core import Chunk
+from asr_server.errors import DecodingUnavailable, InvalidAudio
+from tests.audio.audio_files import audio_of, make, pieces_of, slices, voice
 
 ENOUGH_S = 10.0
 
@@ -83,7 +87,8 @@ def test_a_process_works_only_while_a_thread_waits_for_it(path: Path) -> None:
     worked_s = sum(process.cpu_times()[:2])
     stream = recording._stream
     assert isinstance(stream, RemoteStream)
-    assert not select.select([stream._connection], [], [], 0.2)[0]  # nothing was made ahead
+    assert stream._process
+    assert not select.select([stream._process.connection], [], [], 0.2)[0]  # nothing was made ahead
     assert sum(process.cpu_times()[:2]) == worked_s
     recording.close()
 
@@ -130,6 +135,60 @@ def test_no_key_is_in_the_environment_of_those_who_decode(
     assert len(family()) == 2
     for process in family():
         assert "s3cret" not in process.environ().values()
+
+
+def begun(path: Path) -> tuple[Recording, list[Chunk], psutil.Process]:
+    """A recording whose first chunk is there, and the process that decodes it."""
+    recording = Recording(path, AudioLimits())
+    pieces = [piece for piece in recording.next_slice().pieces if isinstance(piece, Chunk)]
+    (process,) = decoding()
+    return recording, pieces, process
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGALRM])
+def test_a_process_that_the_system_ended_is_replaced_and_nothing_is_lost_or_doubled(
+    path: Path, number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = audio_of(pieces_of(path)[0])
+    decode_processes.shutdown()
+    recording, pieces, process = begun(path)
+    process.send_signal(number)
+    assert np.array_equal(audio_of([*pieces, *slices(recording)]), expected)
+    assert "decoded once more" in caplog.text
+
+
+def test_a_file_whose_process_the_system_ends_twice_is_no_fault_of_its_sender(path: Path) -> None:
+    recording, _, process = begun(path)
+    process.kill()
+    until(lambda: not alive(process))
+    while not (replaced := [other for other in decoding() if other != process and alive(other)]):
+        recording.next_slice()
+    replaced[0].kill()
+    with pytest.raises(DecodingUnavailable):
+        list(slices(recording))
+    assert pieces_of(path)[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF])
+def test_a_codec_that_crashes_or_never_ends_is_the_file_s_fault(path: Path, number: signal.Signals) -> None:
+    recording, _, process = begun(path)
+    process.send_signal(number)
+    with pytest.raises(InvalidAudio, match="could not be decoded"):
+        list(slices(recording))
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_handles() -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pipe", no_handles)
+        with pytest.raises(DecodingUnavailable):
+            pieces_of(path)
+    assert "Too many open files" in caplog.text
+    assert pieces_of(path)[0]
 
 
 def test_idle_processes_that_died_are_replaced(path: Path) -> None:

@@ -6,6 +6,7 @@ import gc
 import io
 import tempfile
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import pytest
 
 from asr_server.audio import FORMATS as SUPPORTED
 from asr_server.audio import AudioLimits, Cancelled, Recording
+from asr_server.audio.split import Splitter
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
-from asr_server.core import Chunk, Silence
+from asr_server.core import Chunk, Piece, Samples, Silence
 from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio
 from tests.audio.audio_files import (
     FORMATS,
@@ -224,6 +226,20 @@ def test_each_limit_is_named_with_its_setting(
         pieces_of(path, **{limit: value})
     assert all(word in caught.value.message for word in words)
     assert len(pieces_of(path)[0]) == 1
+
+
+def test_a_busy_machine_makes_no_file_too_much_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    push = Splitter.push
+
+    def push_late(self: Splitter, samples: Samples) -> list[Piece]:
+        time.sleep(0.2)
+        return push(self, samples)
+
+    monkeypatch.setattr(Splitter, "push", push_late)
+    path = make(tmp_path, "a.wav", voice(24_000, 1, 65.0), 24_000)
+    started_at = time.monotonic()
+    assert pieces_of(path, max_preprocess_s=0.5)[1].duration_s == pytest.approx(65, abs=0.05)
+    assert time.monotonic() - started_at > 0.5
 
 
 def test_a_rate_of_one_hertz_is_refused(tmp_path: Path) -> None:
