@@ -160,3 +160,10 @@ async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
             reply = await app.client.get(asset.removeprefix("/asr"))
             assert reply.status_code == 200
             assert len(reply.content) > 1000
+
+
+async def test_the_temperature_ladder_ends_where_the_setting_says() -> None:
+    async with run_app(Settings(max_fallbacks=1)) as app:
+        await app.post()
+        await app.post(temperature="0.5")
+    assert [submit.options.temperatures for submit in app.replica.submits] == [(0.0, 0.2), (0.5,)]
