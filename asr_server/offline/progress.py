@@ -47,7 +47,9 @@ class ProgressBars:
         """Shows `done_s` seconds transcribed of `total_s`; None: the file does not say how long it is."""
         known = total_s is not None and total_s > 0
         done = f"{_clock(done_s)} of {_clock(total_s)}" if known and total_s else _clock(done_s)
-        self._progress.update(bar, completed=done_s, total=total_s if known else None, done=done)
+        self._progress.update(
+            bar, completed=done_s, total=total_s if known else None, done=done, refresh=True
+        )
 
     def finish(self, bar: TaskID) -> None:
         self._progress.remove_task(bar)
