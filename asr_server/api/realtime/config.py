@@ -17,7 +17,7 @@ from asr_server.api.realtime.client_events import (
 )
 from asr_server.api.request import check_model
 from asr_server.config import Settings
-from asr_server.core import TEMPERATURE_LADDER, DecodingOptions
+from asr_server.core import DecodingOptions
 from asr_server.transcription import Transcriber, prompt_tokens
 
 
@@ -97,8 +97,14 @@ def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
     }
 
 
-def decoding_options(config: TranscriptionConfig, transcriber: Transcriber) -> DecodingOptions:
-    """Raises InvalidValue for a language that the model does not know."""
+def decoding_options(
+    config: TranscriptionConfig, transcriber: Transcriber, temperatures: tuple[float, ...]
+) -> DecodingOptions:
+    """Raises InvalidValue for a language that the model does not know.
+
+    Args:
+        temperatures: the ladder, as far as the settings allow.
+    """
     codes = transcriber.languages
     at = "session.audio.input.transcription"
     candidates = tuple(codes.code(language, f"{at}.languages") for language in config.languages)
@@ -110,7 +116,7 @@ def decoding_options(config: TranscriptionConfig, transcriber: Transcriber) -> D
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
         timestamps=True,
-        temperatures=TEMPERATURE_LADDER,
+        temperatures=temperatures,
     )
 
 

@@ -117,7 +117,8 @@ async def create_client_secret(request: Request) -> Response:
     wanted = await _secret_request(request)
     default = SessionConfig(TranscriptionConfig(state.settings.model_names[0]))
     config = update_config(default, wanted.session, state.settings)
-    decoding_options(config.transcription, state.transcriber)  # raises for a language that is not known
+    # Raises for a language that is not known.
+    decoding_options(config.transcription, state.transcriber, state.settings.temperatures)
     expires_at = int(time.time()) + wanted.expires_after.seconds
     body: dict[str, Any] = {
         "value": secrets.make_secret(state.api_keys.current, config, expires_at),

@@ -72,7 +72,7 @@ class RealtimeSession:
         self.id = f"sess_{uuid.uuid4().hex}"
         self._socket, self._app = socket, app
         self._config = config
-        self._options = decoding_options(config.transcription, app.transcriber)
+        self._options = decoding_options(config.transcription, app.transcriber, app.settings.temperatures)
         self._expires_at = int(time.time() + app.settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
         self._state = State(
@@ -191,7 +191,9 @@ class RealtimeSession:
         """All of it or, with an error event, nothing."""
         try:
             config = update_config(self._config, fields, self._app.settings)
-            options = decoding_options(config.transcription, self._app.transcriber)
+            options = decoding_options(
+                config.transcription, self._app.transcriber, self._app.settings.temperatures
+            )
         except RequestError as error:
             await self._send_error(error, event_id)
             return False
