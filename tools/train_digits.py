@@ -3,7 +3,7 @@
 all            everything, in order; goes on where it was stopped
 voices         the synthesised voices (tools/digits/install-voices.sh) and the recorded ones
 train PLAN     train, or go on training (plans: tools/digits/plans.py)
-evaluate       error rates of model folders side by side, through HTTP
+evaluate       error rates of a model folder, through HTTP
 export PLAN    write a model folder
 """
 
@@ -59,21 +59,16 @@ def export(options: argparse.Namespace) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Print error rates, times and what comes out empty, a column for each model."""
+    """Print error rates, times and what comes out empty, line by line."""
     from benchmarks.running_server import running_server
     from tools.digits import report
     from tools.digits.examination import Listener
 
-    cases = list(report.cases(options.cache, options.count, options.examined))
+    cases = report.cases(options.cache, options.count, options.examined)
     sounds = report.wordless(options.cache, options.audio, max(1, options.count // 3))
-    columns = []
-    for model in options.models:
-        with running_server("--model", str(model), "--dtype", "float32") as url:
-            listener = Listener(url)
-            columns.append([*report.error_rates(listener, cases), *report.rejections(listener, sounds)])
-    titles = [case.title for case in cases] + [f"{name} | must be empty | with times" for name in sounds]
-    for title, *cells in zip(titles, *columns, strict=True):
-        print("|", " | ".join([title, *map(str, cells)]), "|", flush=True)
+    with running_server("--model", str(options.model), "--dtype", "float32") as url:
+        for line in report.lines(Listener(url), cases, sounds):
+            print(line, flush=True)
 
 
 def everything(options: argparse.Namespace) -> None:
@@ -84,7 +79,7 @@ def everything(options: argparse.Namespace) -> None:
     if options.quick:
         options.model, options.count = options.cache / "model", 3
     export(options)
-    options.models, options.examined = [options.model], False
+    options.examined = False
     evaluate(options)
 
 
@@ -97,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--recordings", type=Path, default=RECORDINGS, help="spoken-digits.tar.xz")
     result.add_argument("--prompts", type=Path, default=PROMPTS, help="Asterisk's sounds")
     result.add_argument("--audio", type=Path, default=AUDIO, help="recordings without digits, jfk.wav ...")
-    result.add_argument("--model", type=Path, default=MODEL_FOLDER, help="folder to write")
+    result.add_argument("--model", type=Path, default=MODEL_FOLDER, help="folder to write or to examine")
     result.add_argument("--processes", type=int, default=2, help="for making sound")
     result.add_argument("--threads", type=int, default=2, help="for training")
     result.add_argument("--quick", action="store_true", help="a toy: little sound, a few steps")
@@ -114,11 +109,8 @@ def parser() -> argparse.ArgumentParser:
     for name, function in (("train", train), ("export", export)):
         command(name, function).add_argument("plan", nargs="?", default=SHIPPED)
     evaluating = command("evaluate", evaluate)
-    evaluating.add_argument("models", nargs="*", type=Path, default=[MODEL_FOLDER])
     evaluating.add_argument("--count", type=int, default=60, help="sequences for each line")
-    evaluating.add_argument(
-        "--examined", action="store_true", help="the models never heard the speaker left out"
-    )
+    evaluating.add_argument("--examined", action="store_true", help="it never heard the speaker left out")
     return result
 
 

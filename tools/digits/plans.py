@@ -104,7 +104,7 @@ QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
 
 REFINED = Plan(
     "refined",
-    1300,
+    1650,
     4e-4,
     FROM_SHIPPED,
     {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH},

@@ -1,8 +1,8 @@
-"""What ``train_digits.py evaluate`` prints: the tables of the model card, a column for each model."""
+"""What ``train_digits.py evaluate`` prints: the tables of the model card."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from .clips import SAMPLE_RATE, Clip, ClipStore, Wave
 from .conditions import CONDITIONS
-from .examination import Listener, Score, noise_waves, read_mono, rejected, score
+from .examination import Listener, noise_waves, read_mono, rejected, score
 from .judging import held_out_clips
 from .sequences import Example, sequences
 from .speakers import LEFT_OUT_SPEAKER, SPEAKERS
@@ -121,12 +121,15 @@ def wordless(cache: Path, audio: Path, count: int) -> dict[str, list[Wave]]:
     return {name: waves for name, waves in sounds.items() if waves}
 
 
-def error_rates(listener: Listener, asked: list[Case]) -> list[Score]:
-    """The digit error rates of one model."""
-    return [score(listener, case.examples, case.with_times, case.prompt) for case in asked]
-
-
-def rejections(listener: Listener, sounds: dict[str, list[Wave]]) -> list[str]:
-    """How many of each kind one model leaves empty."""
-    counts = [rejected(listener, waves, with_times=True) for waves in sounds.values()]
-    return [f"{empty} of {total}" for empty, total in counts]
+def lines(listener: Listener, asked: Iterable[Case], sounds: dict[str, list[Wave]]) -> Iterator[str]:
+    """Every line of the tables, as soon as it is known."""
+    yield "| heard | condition | asked for | digit errors |"
+    yield "| --- | --- | --- | --- |"
+    for case in asked:
+        yield f"| {case.title} | {score(listener, case.examples, case.with_times, case.prompt)} |"
+    yield ""
+    yield "| what must come out empty | empty |"
+    yield "| --- | --- |"
+    for name, waves in sounds.items():
+        empty, total = rejected(listener, waves, with_times=True)
+        yield f"| {name} | {empty} of {total} |"
