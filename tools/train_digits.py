@@ -54,8 +54,9 @@ def train(options: argparse.Namespace) -> None:
 def export(options: argparse.Namespace) -> None:
     """Write the model folder of a plan's state, with the heads that the plan guided."""
     from tools.digits.export import export as write
+    from tools.digits.plans import PLANS
 
-    write(options.cache / f"{options.plan}.pt", options.model)
+    write(PLANS[options.plan], options.cache, options.model)
 
 
 def evaluate(options: argparse.Namespace) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, WhisperFeatureExtractor
+from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from .losses import GUIDED_HEADS
-from .network import MAX_TOKENS, WINDOW_S, make_network
+from .network import MAX_TOKENS, WINDOW_S, load_network, make_network
+from .plans import Plan
+from .training import kept_start
 from .vocabulary import Vocabulary, save_tokenizer
 
 
@@ -32,17 +34,31 @@ def generation_config(words: Vocabulary, alignment_heads: list[list[int]]) -> Ge
     )
 
 
-def export(checkpoint: Path, folder: Path) -> None:
-    """Write the averaged weights of a state and every file that goes with them."""
-    words = Vocabulary()
-    network = make_network(words)
-    average, prefix = torch.load(checkpoint)["average"], "network."
-    network.load_state_dict({k.removeprefix(prefix): v for k, v in average.items() if k.startswith(prefix)})
-    folder.mkdir(parents=True, exist_ok=True)
+MAX_CHUNK_S = 6
+"""Chunks that asr-server shall cut: shorter than the window, for fuller ones lose digits."""
+
+
+def exported_network(plan: Plan, folder: Path) -> WhisperForConditionalGeneration:
+    """The averaged weights of a run, mixed with those it began with where the plan says so."""
+    words, prefix = Vocabulary(), "network."
+    state = torch.load(folder / f"{plan.name}.pt")["average"]
+    trained = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    network = load_network(words, kept_start(plan, folder)) if plan.start_from else make_network(words)
+    share = plan.share_of_start if plan.start_from else 0.0
+    began = network.state_dict()
+    network.load_state_dict({name: torch.lerp(value, began[name], share) for name, value in trained.items()})
+    return network
+
+
+def export(plan: Plan, folder: Path, model_folder: Path) -> None:
+    """Write the model folder of a run that lies in ``folder``."""
+    words, network = Vocabulary(), exported_network(plan, folder)
     last_layer = network.config.decoder_layers - 1
     network.generation_config = generation_config(words, [[last_layer, head] for head in GUIDED_HEADS])
-    network.save_pretrained(folder)
-    WhisperFeatureExtractor(chunk_length=WINDOW_S).save_pretrained(folder)  # type: ignore[no-untyped-call]
-    save_tokenizer(folder)
-    for file in folder.iterdir():
+    model_folder.mkdir(parents=True, exist_ok=True)
+    network.save_pretrained(model_folder)
+    extractor = WhisperFeatureExtractor(chunk_length=WINDOW_S, max_chunk_s=MAX_CHUNK_S)  # type: ignore[no-untyped-call]
+    extractor.save_pretrained(model_folder)
+    save_tokenizer(model_folder)
+    for file in model_folder.iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone

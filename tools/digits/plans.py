@@ -51,6 +51,8 @@ class Plan:
     weights: dict[str, float]
     left_out_speaker: str | None = LEFT_OUT_SPEAKER
     start_from: Path | None = None
+    share_of_start: float = 0.0
+    """What is exported is a mean of the weights, with this share of those that the run began with."""
     seed: int = 1
     judge_every: int = 500
     hearing_weight: float = 1.0
@@ -110,6 +112,7 @@ REFINED = Plan(
     {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH},
     left_out_speaker=None,
     start_from=MODEL_FOLDER,
+    share_of_start=0.5,
     judge_every=150,
     hearing_weight=0.4,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -150,6 +151,14 @@ class Run:
         return rates
 
 
+def kept_start(plan: Plan, folder: Path) -> Path:
+    """The model folder that the run begins with, copied at once: export may write over the original."""
+    kept = folder / f"{plan.name}-start"
+    if plan.start_from and not kept.exists():
+        shutil.copytree(plan.start_from, kept)
+    return kept
+
+
 def train(
     plan: Plan,
     pool: VoicePool,
@@ -162,7 +171,7 @@ def train(
     torch.set_num_threads(num_threads)
     torch.manual_seed(plan.seed)
     words = Vocabulary()
-    network = load_network(words, plan.start_from) if plan.start_from else make_network(words)
+    network = load_network(words, kept_start(plan, folder)) if plan.start_from else make_network(words)
     run = Run(plan, folder, Learner(network, words))
     run.resume()
     run.learner.train()
