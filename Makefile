@@ -50,7 +50,7 @@ bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
 	@touch $@
 
-train: .venv/train.stamp  ## trains the embedded model (hours; ARGS=--quick: a toy, in a minute or two)
+train: .venv/train.stamp  ## trains the embedded model on, into .cache/digits/model (hours; ARGS=--quick: a toy)
 	tools/digits/install-voices.sh
 	$(BIN)/python tools/train_digits.py $(ARGS) all
 

@@ -25,7 +25,7 @@ RECORDINGS = REPOSITORY / "../shared/data/spoken-digits/spoken-digits.tar.xz"
 PROMPTS = Path("/usr/share/asterisk/sounds")
 AUDIO = REPOSITORY / "../shared/data/audio"
 CACHE = REPOSITORY / ".cache/digits"
-SHIPPED, QUICK = "refined", "quick"
+REFINED, QUICK = "refined", "quick"
 
 
 def voices(options: argparse.Namespace) -> None:
@@ -56,7 +56,7 @@ def export(options: argparse.Namespace) -> None:
     from tools.digits.export import export as write
     from tools.digits.plans import PLANS
 
-    write(PLANS[options.plan], options.cache, options.model)
+    write(PLANS[options.plan], options.cache, options.model or options.cache / "model")
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -67,18 +67,18 @@ def evaluate(options: argparse.Namespace) -> None:
 
     cases = report.cases(options.cache, options.count, options.examined)
     sounds = report.wordless(options.cache, options.audio, max(1, options.count // 3))
-    with running_server("--model", str(options.model), "--dtype", "float32") as url:
+    with running_server("--model", str(options.model or MODEL_FOLDER), "--dtype", "float32") as url:
         for line in report.lines(Listener(url), cases, sounds):
             print(line, flush=True)
 
 
 def everything(options: argparse.Namespace) -> None:
-    """All of it, in order. The quick form writes its toy beside its cache, never over the shipped model."""
+    """All of it, in order. The result lies in the cache: to ship it is a decision of its own."""
     voices(options)
-    options.plan = QUICK if options.quick else SHIPPED
+    options.plan = QUICK if options.quick else REFINED
     train(options)
-    if options.quick:
-        options.model, options.count = options.cache / "model", 3
+    options.model = options.model or options.cache / "model"
+    options.count = 3 if options.quick else options.count
     export(options)
     options.examined = False
     evaluate(options)
@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--recordings", type=Path, default=RECORDINGS, help="spoken-digits.tar.xz")
     result.add_argument("--prompts", type=Path, default=PROMPTS, help="Asterisk's sounds")
     result.add_argument("--audio", type=Path, default=AUDIO, help="recordings without digits, jfk.wav ...")
-    result.add_argument("--model", type=Path, default=MODEL_FOLDER, help="folder to write or to examine")
+    result.add_argument("--model", type=Path, help="folder to write (CACHE/model) or examine (the shipped)")
     result.add_argument("--processes", type=int, default=2, help="for making sound")
     result.add_argument("--threads", type=int, default=2, help="for training")
     result.add_argument("--quick", action="store_true", help="a toy: little sound, a few steps")
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     command("all", everything)
     command("voices", voices)
     for name, function in (("train", train), ("export", export)):
-        command(name, function).add_argument("plan", nargs="?", default=SHIPPED)
+        command(name, function).add_argument("plan", nargs="?", default=REFINED)
     evaluating = command("evaluate", evaluate)
     evaluating.add_argument("--count", type=int, default=60, help="sequences for each line")
     evaluating.add_argument("--examined", action="store_true", help="it never heard the speaker left out")

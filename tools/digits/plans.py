@@ -100,7 +100,7 @@ FROM_SHIPPED = (
 """Weights that hear already learn the shorter window, prompts, uneven levels and more noise."""
 
 EXAMINED = Plan("examined", 7000, 1.5e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
-"""From nothing, without the speaker left out."""
+"""From nothing, without the speaker left out: not run to its end yet."""
 QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
 """A toy: the whole road in a minute."""
 
