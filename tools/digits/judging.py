@@ -49,9 +49,9 @@ def judged_sets(cache: Path) -> list[JudgedSet]:
     return [*sets, judged_set("left-out", held_out_clips(cache), seed=22)]
 
 
-def held_out_clips(cache: Path) -> list[Clip]:
+def held_out_clips(cache: Path, files: str = "*.npz") -> list[Clip]:
     """Clips of the synthesised voices that never train anything."""
-    paths = sorted((cache / "synthesised").glob("*.npz"))
+    paths = sorted((cache / "synthesised").glob(files))
     return [clip for path in paths for clip in ClipStore.load(path).clips if is_held_out(clip.voice)]
 
 

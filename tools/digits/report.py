@@ -110,7 +110,8 @@ def wordless(cache: Path, audio: Path, count: int) -> dict[str, list[Wave]]:
     sounds["silence"] = [np.zeros(SAMPLE_RATE * seconds, np.float32) for seconds in (1, 5, 30)]
     speech = [clip for clip in held_out_clips(cache) if not clip.digits and _is_english(clip)]
     sounds["other speech, voices left out"] = [clip.wave for clip in speech[: 5 * count]]
-    sounds["words like digits and made-up words, voices left out"] = [c.wave for c in speech[-5 * count :]]
+    strange = held_out_clips(cache, "other-speech-*.npz")
+    sounds["words like digits, made-up words and others"] = [clip.wave for clip in strange[: 5 * count]]
     minute = [clip.wave for clip in speech[:: max(1, len(speech) // 80)]]
     sounds["other speech for a minute"] = [np.concatenate(minute)[: 60 * SAMPLE_RATE]]
     spanish = [clip.wave for clip in _allison(cache) if "es_MX" in clip.voice]

@@ -23,7 +23,8 @@ class WindowListener:
 
     def __init__(self, folder: Path) -> None:
         self.words, self.log_mel = Vocabulary(), LogMel()
-        self.network = load_network(self.words, folder).eval()
+        self.network = load_network(self.words, folder)
+        self.network.train(False)
 
     def hear(self, waves: list[Wave], with_times: bool, prompt: str = "") -> list[Heard]:
         """What is written for each wave."""
@@ -53,7 +54,8 @@ class WindowListener:
             step = self.network.proj_out(output.last_hidden_state[:, -1:]).argmax(dim=-1)
             ended |= step[:, 0] == self.words.eot
             columns.append(step[:, 0].masked_fill(ended, self.words.eot))
-        return torch.stack(columns, dim=1).tolist()  # type: ignore[no-any-return]
+        rows: list[list[int]] = torch.stack(columns, dim=1).tolist()
+        return rows
 
     def _read(self, tokens: list[int]) -> Heard:
         segments: list[Said] = []
