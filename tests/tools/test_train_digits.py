@@ -1,0 +1,29 @@
+"""The whole road of the embedded model's training, as the toy that `make train ARGS=--quick` makes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.trial
+@pytest.mark.skipif(
+    not (shutil.which("espeak-ng") and shutil.which("flite") and importlib.util.find_spec("pyworld")),
+    reason="needs tools/digits/install-voices.sh and the extra [train]",
+)
+def test_the_quick_form_goes_from_voices_to_an_examined_model(tmp_path: Path) -> None:
+    command = [sys.executable, "tools/train_digits.py", "--cache", str(tmp_path), "--quick", "all"]
+    output = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True, timeout=1200)
+    assert "| silence | 3 of 3 |" in output.stdout
+    assert len((tmp_path / "quick-curve.csv").read_text().splitlines()) == 3
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    extractor = json.loads((tmp_path / "model" / "preprocessor_config.json").read_text())
+    assert config["max_source_positions"] == 50 * extractor["chunk_length"] == 400
