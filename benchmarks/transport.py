@@ -28,8 +28,8 @@ from benchmarks.reporting import command, machine, quantile, spread, write_json
 from benchmarks.transport_variants import (
     SPAWN,
     VARIANTS,
-    Link,
-    make_link,
+    Endpoint,
+    make_endpoint,
     make_receiver,
     make_sender,
     remove,
@@ -61,10 +61,10 @@ class Outcome(NamedTuple):
     sender_cpu_s: float
 
 
-def run_sender(variant: str, work: Work, link: Link, control: Connection) -> None:
+def run_sender(variant: str, work: Work, endpoint: Endpoint, control: Connection) -> None:
     num_arrays = work.num_distinct or work.num_messages * work.num_arrays
     held = [np.full(work.array_bytes, number % 251, np.uint8) for number in range(num_arrays)]
-    sender, shared_fd = make_sender(variant, link)
+    sender, shared_fd = make_sender(variant, endpoint)
     control.send(shared_fd)
     control.recv()
     started, cpu = time.perf_counter(), time.thread_time()
@@ -77,8 +77,8 @@ def run_sender(variant: str, work: Work, link: Link, control: Connection) -> Non
     control.recv()  # until the receiver has everything: frames that are not copied are read from here
 
 
-def run_receiver(variant: str, work: Work, link: Link, sender_pid: int, control: Connection) -> None:
-    receiver = make_receiver(variant, link, sender_pid)
+def run_receiver(variant: str, work: Work, endpoint: Endpoint, sender_pid: int, control: Connection) -> None:
+    receiver = make_receiver(variant, endpoint, sender_pid)
     control.send("ready")
     for _ in range(work.num_messages):
         arrays = receiver.receive()
@@ -121,12 +121,12 @@ def _pss(pid: int) -> int:
 
 def run_case(variant: str, work: Work, watch_memory: bool) -> tuple[Outcome, int]:
     """One case in two fresh processes; the bytes are 0 where memory is not watched."""
-    link = make_link()
+    endpoint = make_endpoint()
     (ours, theirs), (our_other, their_other) = SPAWN.Pipe(), SPAWN.Pipe()
-    sender = SPAWN.Process(target=run_sender, args=(variant, work, link, theirs))
+    sender = SPAWN.Process(target=run_sender, args=(variant, work, endpoint, theirs))
     sender.start()
-    link = link._replace(shared_fd=ours.recv())
-    receiver = SPAWN.Process(target=run_receiver, args=(variant, work, link, sender.pid, their_other))
+    endpoint = endpoint._replace(shared_fd=ours.recv())
+    receiver = SPAWN.Process(target=run_receiver, args=(variant, work, endpoint, sender.pid, their_other))
     receiver.start()
     our_other.recv()
     assert sender.pid is not None
@@ -139,7 +139,7 @@ def run_case(variant: str, work: Work, watch_memory: bool) -> tuple[Outcome, int
     for control, process in ((ours, sender), (our_other, receiver)):
         control.send("end")
         process.join()
-    remove(link)
+    remove(endpoint)
     return Outcome(ended - started, cpu_s), extra_bytes
 
 

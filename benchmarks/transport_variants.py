@@ -23,7 +23,7 @@ SPAWN: Final = multiprocessing.get_context("spawn")
 WIRE: Wire[Any] = Wire(list)
 
 
-class Link(NamedTuple):
+class Endpoint(NamedTuple):
     """What both ends are given: an address, a queue, the handle of shared memory."""
 
     folder: str
@@ -48,18 +48,18 @@ class Receiver(Protocol):
 class PickleSender:
     """multiprocessing's own queue."""
 
-    def __init__(self, link: Link) -> None:
-        assert link.queue is not None
-        self._queue = link.queue
+    def __init__(self, endpoint: Endpoint) -> None:
+        assert endpoint.queue is not None
+        self._queue = endpoint.queue
 
     def send(self, arrays: Sequence[Array]) -> None:
         self._queue.put(list(arrays))
 
 
 class PickleReceiver:
-    def __init__(self, link: Link) -> None:
-        assert link.queue is not None
-        self._queue = link.queue
+    def __init__(self, endpoint: Endpoint) -> None:
+        assert endpoint.queue is not None
+        self._queue = endpoint.queue
 
     def receive(self) -> list[Array]:
         arrays: list[Array] = self._queue.get()
@@ -72,23 +72,23 @@ class PickleReceiver:
 class ZmqSender:
     """A message and its arrays in frames, copied by ZeroMQ or not."""
 
-    def __init__(self, link: Link, copy: bool) -> None:
+    def __init__(self, endpoint: Endpoint, copy: bool) -> None:
         self._copy = copy
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.bind(f"ipc://{link.folder}/messages")
+        self._socket.bind(f"ipc://{endpoint.folder}/messages")
 
     def send(self, arrays: Sequence[Array]) -> None:
         self._socket.send_multipart(WIRE.encode(list(arrays)), copy=self._copy)
 
 
 class ZmqReceiver:
-    def __init__(self, link: Link) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(f"ipc://{link.folder}/messages")
+        self._socket.connect(f"ipc://{endpoint.folder}/messages")
 
     def receive(self) -> list[Array]:
         frames = self._socket.recv_multipart(copy=False)
@@ -102,8 +102,8 @@ class ZmqReceiver:
 class InlineSender(ZmqSender):
     """Everything within one msgpack message."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link, copy=True)
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint, copy=True)
 
     def send(self, arrays: Sequence[Array]) -> None:
         self._socket.send(msgspec.msgpack.encode([array.tobytes() for array in arrays]))
@@ -118,13 +118,13 @@ class InlineReceiver(ZmqReceiver):
 class SharedSender:
     """Arrays in shared memory, the message by ZeroMQ: what the server does."""
 
-    def __init__(self, link: Link, shared: SharedMemoryWriter) -> None:
+    def __init__(self, endpoint: Endpoint, shared: SharedMemoryWriter) -> None:
         self._shared = shared
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
-        self._socket.bind(f"ipc://{link.folder}/messages")
+        self._socket.bind(f"ipc://{endpoint.folder}/messages")
         self._released = self._context.socket(zmq.PULL)
-        self._released.bind(f"ipc://{link.folder}/released")
+        self._released.bind(f"ipc://{endpoint.folder}/released")
 
     def send(self, arrays: Sequence[Array]) -> None:
         while self._released.poll(0):
@@ -134,14 +134,14 @@ class SharedSender:
 
 
 class SharedReceiver:
-    def __init__(self, link: Link) -> None:
-        assert link.shared_fd is not None
-        self._shared = SharedMemoryReader(link.shared_fd)
+    def __init__(self, endpoint: Endpoint) -> None:
+        assert endpoint.shared_fd is not None
+        self._shared = SharedMemoryReader(endpoint.shared_fd)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
-        self._socket.connect(f"ipc://{link.folder}/messages")
+        self._socket.connect(f"ipc://{endpoint.folder}/messages")
         self._released = self._context.socket(zmq.PUSH)
-        self._released.connect(f"ipc://{link.folder}/released")
+        self._released.connect(f"ipc://{endpoint.folder}/released")
 
     def receive(self) -> list[Array]:
         arrays: list[Array] = WIRE.decode(self._socket.recv_multipart(), self._shared)
@@ -160,40 +160,40 @@ VARIANTS: Final = (
 )
 
 
-def make_link() -> Link:
+def make_endpoint() -> Endpoint:
     """For the process that starts both ends, which inherit nothing else."""
-    return Link(tempfile.mkdtemp(prefix="asr-benchmark-"), SPAWN.Queue(), None)
+    return Endpoint(tempfile.mkdtemp(prefix="asr-benchmark-"), SPAWN.Queue(), None)
 
 
-def make_sender(variant: str, link: Link) -> tuple[Sender, int | None]:
+def make_sender(variant: str, endpoint: Endpoint) -> tuple[Sender, int | None]:
     """The sending end, and the handle of its shared memory where it has any."""
     match VARIANTS.index(variant):
         case 0:
-            return PickleSender(link), None
+            return PickleSender(endpoint), None
         case 1:
-            return InlineSender(link), None
+            return InlineSender(endpoint), None
         case 2:
-            return ZmqSender(link, copy=False), None
+            return ZmqSender(endpoint, copy=False), None
         case 3:
-            return ZmqSender(link, copy=True), None
+            return ZmqSender(endpoint, copy=True), None
     shared = SharedMemoryWriter()
-    return SharedSender(link, shared), shared.fd
+    return SharedSender(endpoint, shared), shared.fd
 
 
-def make_receiver(variant: str, link: Link, sender_pid: int) -> Receiver:
+def make_receiver(variant: str, endpoint: Endpoint, sender_pid: int) -> Receiver:
     """The receiving end. Shared memory, which a replica inherits, is opened by the sender's handle here."""
     match VARIANTS.index(variant):
         case 0:
-            return PickleReceiver(link)
+            return PickleReceiver(endpoint)
         case 1:
-            return InlineReceiver(link)
+            return InlineReceiver(endpoint)
         case 2 | 3:
-            return ZmqReceiver(link)
-    fd = os.open(f"/proc/{sender_pid}/fd/{link.shared_fd}", os.O_RDWR)
-    return SharedReceiver(link._replace(shared_fd=fd))
+            return ZmqReceiver(endpoint)
+    fd = os.open(f"/proc/{sender_pid}/fd/{endpoint.shared_fd}", os.O_RDWR)
+    return SharedReceiver(endpoint._replace(shared_fd=fd))
 
 
-def remove(link: Link) -> None:
-    for path in Path(link.folder).iterdir():
+def remove(endpoint: Endpoint) -> None:
+    for path in Path(endpoint.folder).iterdir():
         path.unlink()
-    Path(link.folder).rmdir()
+    Path(endpoint.folder).rmdir()

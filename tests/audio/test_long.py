@@ -34,17 +34,17 @@ print(recording.duration_s, first_s, num_chunks, peak_mb())
 """
 
 
-class Reading(NamedTuple):
+class ReadCost(NamedTuple):
     duration_s: float
     first_chunk_s: float
     num_chunks: float
     peak_mb: float
 
 
-def read_apart(path: Path, warm_up: Path) -> Reading:
+def read_apart(path: Path, warm_up: Path) -> ReadCost:
     """In a process of its own, whose peak memory is therefore this file's."""
     output = subprocess.check_output([sys.executable, "-c", READ, str(path), str(warm_up)], text=True)
-    return Reading(*map(float, output.split()))
+    return ReadCost(*map(float, output.split()))
 
 
 def compare(short: Path, long: Path, duration_s: float) -> None:
