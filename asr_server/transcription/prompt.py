@@ -1,4 +1,7 @@
-"""Turns a prompt and keywords into the tokens that precede the transcript."""
+"""Turns a prompt and keywords into the tokens that precede the transcript.
+
+The API and the offline command call it when they make decoding options. It runs no model.
+"""
 
 from __future__ import annotations
 

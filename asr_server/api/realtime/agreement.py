@@ -1,4 +1,4 @@
-"""Which words of a growing turn are stable: those on which two successive readings agree.
+"""Finds which words of a growing turn are stable: two successive readings agree on them. Used by `turn.py`.
 
 Local agreement (Liu, Spanakis and Niehues, Interspeech 2020; Machacek, Dabre and Bojar, 2023). What has been
 sent is never taken back: where a later reading differs, what follows as many words as were sent is sent.

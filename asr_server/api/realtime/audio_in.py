@@ -1,4 +1,4 @@
-"""A session's audio as clients send it, to 16 kHz: 24 kHz PCM, G.711 µ-law and A-law."""
+"""Converts the audio that clients send to 16 kHz: 24 kHz PCM, G.711 µ-law and A-law. Used by `session.py`."""
 
 from __future__ import annotations
 

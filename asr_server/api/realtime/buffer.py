@@ -1,4 +1,4 @@
-"""The samples written last, for a turn that begins a little before its speech was noticed."""
+"""Keeps the latest samples of a session, because a turn begins a little before its speech was noticed."""
 
 from __future__ import annotations
 

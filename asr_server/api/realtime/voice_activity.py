@@ -1,4 +1,4 @@
-"""Where speech begins, pauses and ends: `server_vad`.
+"""Finds where speech begins, pauses and ends in a session's audio (`server_vad`). Called by `session.py`.
 
 A `VoiceScorer` says for each frame how likely it is speech; `VoiceActivity` makes events of that with the
 session's threshold and durations. The scorer here goes by loudness over the background alone.
