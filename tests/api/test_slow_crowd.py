@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import psutil
+import pytest
 from starlette.responses import StreamingResponse
 
 from asr_server.config import MIB, Settings
@@ -51,6 +52,7 @@ async def serve_crowd(app: RunningApp, usual_s: float) -> None:
         await client.close()
 
 
+@pytest.mark.trial
 async def test_600_slow_clients_leave_the_others_their_time_and_nothing_behind() -> None:
     async with run_app(PATIENT) as app:
 
