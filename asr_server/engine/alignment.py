@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asr_server.core import SAMPLE_RATE, ChunkResult, Samples
+from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult, Samples
 from asr_server.engine.dtw import first_frames
 from asr_server.engine.sequence import Sequence, sot_sequence
 from asr_server.engine.transfers import HostCopy, Transfers
@@ -27,7 +27,7 @@ from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache import Slots
 from asr_server.tokenizer import Tokenizer
 
-SAMPLES_PER_POSITION = SAMPLE_RATE // 50  # of the encoder's output
+SAMPLES_PER_POSITION = SAMPLE_RATE // POSITIONS_PER_S  # of the encoder's output
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / SAMPLE_RATE
 MEDIAN_WIDTH = 7
 # Exchanges after which the middle one of seven values is their median (a pruned sorting network).
