@@ -50,7 +50,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     sections={"Model": MODEL_SETTINGS, "Tuning and limits": TUNING_SETTINGS},
     short_help="Transcribes recordings without a server.",
 )
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
     "-f",
     "--format",
@@ -64,9 +64,17 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 @click.option(
     "-o",
     "--output-dir",
+    "--output",
+    "output_dir",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="where NAME.txt, .srt, .vtt, .json or .verbose.json are written  [default: standard output]",
+)
+@click.option(
+    "--manifest",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILES.jsonl",
+    help="instead of INPUT: JSON lines with audio, and id, language, prompt; what has a result is left out",
 )
 @click.option("-l", "--language", help="code or name of the language spoken  [default: detected]")
 @click.option(
@@ -120,6 +128,7 @@ def transcribe(
         raise click.UsageError("--skip-existing and --overwrite exclude each other.")
     if job["output_dir"] is None and (skip_existing or overwrite or len(job["formats"]) > 1):
         raise click.UsageError("Several formats, --skip-existing and --overwrite need --output-dir.")
+    _check_manifest(job, inputs)
     job["existing"] = "skip" if skip_existing else "overwrite" if overwrite else "refuse"
     job["prompt"] = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     job["arguments"] = inputs
@@ -130,8 +139,20 @@ def transcribe(
         sys.exit(INTERRUPTED)
 
 
+def _check_manifest(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
+    manifest = job["manifest"]
+    if bool(inputs) == bool(manifest):
+        raise click.UsageError("Give INPUT... or --manifest, one of the two.")
+    if manifest is None:
+        return
+    if job["output_dir"] is None:
+        raise click.UsageError("--manifest needs --output.")
+    if not manifest.is_file():  # it is read from several places, and again when the job goes on
+        raise click.UsageError(f"--manifest {manifest} is not a regular file.")
+
+
 _JOB_OPTIONS: Final = (
-    *("formats", "output_dir", "language", "task", "temperature", "recursive", "quiet"),
+    *("formats", "output_dir", "manifest", "language", "task", "temperature", "recursive", "quiet"),
     *("word_timestamps", "condition_on_previous_text"),
 )
 
@@ -159,10 +180,11 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
     if settings.model == str(EMBEDDED_MODEL) and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
     from asr_server.errors import InvalidValue
-    from asr_server.offline import OutputError, TranscribeJob, transcribe_files
+    from asr_server.offline import OutputError, TranscribeJob, transcribe_files, transcribe_manifest
 
     try:
-        return transcribe_files(settings, TranscribeJob(**job))
+        run = transcribe_manifest if job["manifest"] else transcribe_files
+        return run(settings, TranscribeJob(**job))
     except (InvalidValue, OutputError) as error:
         click.echo(f"Error: {error}", err=True)
         return WRONG_USAGE

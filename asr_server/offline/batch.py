@@ -64,7 +64,7 @@ class Batch:
             except (EngineUnavailable, OutputError):
                 raise
             except Exception as error:
-                self._summary.failures.append(Failure(item.name, _reason(item, error)))
+                self._summary.failures.append(Failure(item.name, reason_for(item.name, error)))
                 await self._outputs.leave_out(index)
 
     async def _transcribe(self, index: int, item: Input) -> None:
@@ -83,7 +83,8 @@ class Batch:
             self._bars.say(f"{item.name}: {result.transcript.duration_s:.1f} s -> {written}")
 
 
-def _reason(item: Input, error: Exception) -> str:
+def reason_for(name: str, error: Exception) -> str:
+    """Why there is no result for a recording, in a line."""
     match error:
         case RequestError():
             return error.message
@@ -91,5 +92,5 @@ def _reason(item: Input, error: Exception) -> str:
             return str(error)
         case OSError():
             return reason_of(error)
-    logger.error("%s: unexpected", item.name, exc_info=error)  # a mistake of this program, not of the file
+    logger.error("%s: unexpected", name, exc_info=error)  # a mistake of this program, not of the file
     return f"{type(error).__name__}: {error}"

@@ -60,7 +60,7 @@ class FolderOutputs:
         written = []
         for response_format, path in zip(self._job.formats, paths, strict=True):
             if self._job.existing == "overwrite" or not os.path.exists(path):
-                _write_whole(path, rendered(transcript, response_format, self._job.render_options))
+                write_whole(path, rendered(transcript, response_format, self._job.render_options))
                 written.append(str(path))
         return ", ".join(written)
 
@@ -84,13 +84,13 @@ def check_writable(folder: Path) -> None:
     """
     probe = folder / f".asr-server-{os.getpid()}"
     try:
-        _write_whole(probe, b"?")
+        write_whole(probe, b"?")
         probe.unlink()
     except OSError as error:
         raise OutputError(f"cannot write to the output folder {folder}: {reason_of(error)}") from error
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """By way of a hidden file beside it, so that half a result never has a result's name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".asr-server-{os.getpid()}-{next(_numbers)}.partial")

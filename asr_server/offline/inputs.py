@@ -70,6 +70,15 @@ def buffered(input: Input) -> Input:
     return replace(input, source=file)
 
 
+def require_file(path: Path) -> None:
+    """Raises OSError for what is no file or cannot be read."""
+    if not path.is_file():
+        path.stat()
+        raise OSError("neither a file nor a folder")
+    with path.open("rb"):
+        pass
+
+
 def reason_of(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
@@ -96,10 +105,7 @@ def _standard_input() -> BinaryIO:
 
 
 def _file(path: Path, relative: PurePath) -> Input:
-    if not path.is_file():
-        raise OSError("neither a file nor a folder")
-    with path.open("rb"):  # whether it can be read is known now, not after hours of other work
-        pass
+    require_file(path)  # whether it can be read is known now, not after hours of other work
     return Input(str(path), path, (relative.with_suffix(""), relative, _whole_path(path)))
 
 

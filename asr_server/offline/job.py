@@ -27,6 +27,7 @@ class TranscribeJob:
     word_timestamps: bool = False
     condition_on_previous_text: bool = False
     layout: SubtitleLayout = PLAIN_LAYOUT
+    manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
 
     @property
     def render_options(self) -> RenderOptions:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
@@ -17,11 +16,9 @@ from asr_server.offline.job import TranscribeJob
 from asr_server.offline.outputs import OutputError, Outputs
 from asr_server.offline.progress import ProgressBars
 from asr_server.offline.standard_output import StandardOutput
+from asr_server.offline.stopping import INTERRUPTED, TERMINATED, cancel_on_sigterm
 from asr_server.offline.summary import SOME_FAILED, Summary
 from asr_server.offline.transcriber import LocalTranscriber
-
-INTERRUPTED: Final = 128 + signal.SIGINT
-TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def transcribe_files(settings: Settings, job: TranscribeJob) -> int:
@@ -87,8 +84,6 @@ def _run_to_the_end(run: Coroutine[Any, Any, None], summary: Summary) -> None:
 
 
 async def _run(transcriber: LocalTranscriber, batch: Batch, indices: Sequence[int]) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on_sigterm()
     async with transcriber.running():
         await batch.run(indices)

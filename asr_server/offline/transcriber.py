@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
 from asr_server.audio.source import Source
 from asr_server.checkpoint import AudioWindow
@@ -68,12 +70,26 @@ class LocalTranscriber:
             await self._dispatcher.stop()
             await asyncio.to_thread(self._pool.shutdown)
 
-    async def transcribe(self, source: Source, on_progress: OnProgress) -> FileResult:
+    async def transcribe(
+        self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
+    ) -> FileResult:
+        """`options` are for this recording alone; None: those of the whole job."""
         recording = Recording(source, self._limits)
-        async with self._transcriber.transcribe(recording, self.options) as session:
+        async with self._transcriber.transcribe(recording, options or self.options) as session:
             async for delta in session:
                 on_progress(delta.end_s, recording.expected_duration_s)
             return FileResult(session.transcript(), recording.truncated)
+
+    def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
+        """The job's options with what one recording has of its own. Raises InvalidValue."""
+        own = self.options
+        if language is not None:
+            own = msgspec.structs.replace(own, language=self._transcriber.languages.code(language))
+        if prompt is not None:
+            own = msgspec.structs.replace(
+                own, prompt_tokens=prompt_tokens(self._transcriber.tokenizer, prompt)
+            )
+        return own
 
 
 def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Settings) -> DecodingOptions:

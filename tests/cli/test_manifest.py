@@ -1,0 +1,123 @@
+"""`asr-server transcribe --manifest` as its user meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cli.test_transcribe import COMMAND, DIGITS, heard, record, said, transcribe
+
+
+def write_manifest(path: Path, *lines: dict[str, Any] | str) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def results(out: Path) -> dict[str, str]:
+    """The texts by the names of their files."""
+    return {path.name: path.read_text() for path in out.rglob("*.txt")}
+
+
+def errors(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
+
+
+def test_what_cannot_be_transcribed_is_a_line_in_the_error_file_and_the_rest_is_done_once(
+    tmp_path: Path,
+) -> None:
+    record(tmp_path / "a.wav")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    manifest = write_manifest(
+        tmp_path / "files.jsonl",
+        {"audio": "a.wav", "id": "first", "language": "en"},
+        "no json",
+        {"audio": "missing.wav"},
+        {"audio": "empty.wav"},
+        {"audio": "."},
+        {"audio": "a.wav", "id": "klingon", "language": "klingon"},
+        {"audio": str(tmp_path / "a.wav"), "id": "last"},
+    )
+    out = tmp_path / "out"
+    done = transcribe("--manifest", manifest, "--output", out)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert sorted(results(out)) == ["first.txt", "last.txt"]
+    assert all(heard(text) for text in results(out).values())
+    wrong = {line["audio"].removeprefix(f"{tmp_path}/"): line["error"] for line in errors(out)}
+    assert len(errors(out)) == 5
+    assert sorted(wrong) == sorted(["", "missing.wav", "empty.wav", str(tmp_path), "a.wav"])
+    assert wrong["missing.wav"] == "No such file or directory"
+    assert "'klingon' is not known" in wrong["a.wav"]
+    assert errors(out)[0]["offset"] == len(manifest.read_text().splitlines()[0]) + 1
+    assert said(done)[-1].startswith("2 transcribed, 5 failed, ")
+
+    write_manifest(manifest, {"audio": "missing.wav", "id": "first"}, {"audio": "a.wav", "id": "new"})
+    again = transcribe("--manifest", manifest, "--output", out)
+    assert again.returncode == 0
+    assert said(again)[-1].startswith("1 transcribed, 1 skipped, ")
+    assert errors(out) == []
+    assert sorted(results(out)) == ["first.txt", "last.txt", "new.txt"]
+
+
+def test_an_interrupted_job_keeps_what_is_done_and_goes_on_from_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    record(tmp_path / "short.wav")
+    record(tmp_path / "long.wav", DIGITS * 400)
+    manifest = write_manifest(tmp_path / "files.jsonl", {"audio": "short.wav"}, {"audio": "long.wav"})
+    process = subprocess.Popen(
+        [*COMMAND, "--manifest", str(manifest), "-o", str(out)], stderr=subprocess.PIPE
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (out.exists() and results(out)):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert told.decode().splitlines()[-2] == "stopped: interrupted"
+    assert told.decode().splitlines()[-1].endswith("1 lines not begun or not finished")
+    assert list(results(out)) == ["short.wav.txt"]
+    assert not [path for path in out.rglob("*") if path.name.endswith(".partial")]
+    assert not psutil.wait_procs(children, timeout=30)[1]
+
+    record(tmp_path / "long.wav")
+    again = transcribe("--manifest", manifest, "-o", out)
+    assert said(again)[-1].startswith("1 transcribed, 1 skipped, ")
+    assert sorted(results(out)) == ["long.wav.txt", "short.wav.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.wav", "--manifest", __file__, "-o", "out"], "one of the two"),
+        ([], "one of the two"),
+        (["--manifest", __file__], "--manifest needs --output"),
+        (["--manifest", "/dev/null", "-o", "out"], "is not a regular file"),
+        (["--manifest", "missing.jsonl", "-o", "out"], "does not exist"),
+    ],
+)
+def test_a_wrong_call_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    from click.testing import CliRunner
+
+    from asr_server.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    outcome = CliRunner().invoke(main, ["transcribe", *arguments])
+    assert outcome.exit_code == 2
+    assert message in outcome.output.replace("\n", " ")
+    assert not list(tmp_path.iterdir())
