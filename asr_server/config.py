@@ -19,6 +19,7 @@ from asr_server.core import TEMPERATURE_LADDER
 from asr_server.machine import available_cores, num_gpus
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
+EMBEDDED_MODEL_LIMIT = "hears English digits only"
 MIB = 1 << 20
 
 
@@ -48,7 +49,10 @@ class Settings:
         min_length=1,
     )
     served_model_name: str = _setting("", "name clients ask for; empty: the model's own name")
-    model_alias: str = _setting("whisper-1", "further names the model answers to, separated by commas")
+    model_alias: str = _setting(
+        "whisper-1,gpt-4o-transcribe,gpt-4o-mini-transcribe,gpt-transcribe",
+        "further names the model answers to, separated by commas",
+    )
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "precision; auto: bfloat16 where the processor has it, else float32"
@@ -125,6 +129,10 @@ class Settings:
     root_path: str = _setting(
         "", "path prefix set by a proxy in front", pattern="^(/.*)?$", allowed="empty, or begins with /"
     )
+    unknown_fields: Literal["refuse", "ignore"] = _setting(
+        "refuse",
+        "form fields that the API does not have: 400, or left out and named in a header",
+    )
     cors_origins: str = _setting("", "origins allowed by CORS, separated by commas; * for all")
     ssl_certfile: str = _setting("", "TLS certificate file")
     ssl_keyfile: str = _setting("", "TLS key file")
@@ -155,7 +163,11 @@ class Settings:
         """What clients may ask for: the served name first, then the aliases."""
         directory = Path(self.model).expanduser()
         name = self.served_model_name or (directory.name if directory.is_dir() else self.model)
-        return (name, *(alias for alias in self.model_alias.split(",") if alias))
+        return (name, *(alias.strip() for alias in self.model_alias.split(",") if alias.strip()))
+
+    @property
+    def serves_embedded_model(self) -> bool:
+        return self.model == str(EMBEDDED_MODEL)
 
     @property
     def temperatures(self) -> tuple[float, ...]:

@@ -255,6 +255,7 @@ class Transcript(msgspec.Struct, frozen=True):
     num_audio_tokens: int
     num_text_tokens: int
     task: Task = "transcribe"
+    languages: tuple[str, ...] = ()  # codes of those spoken, in the order heard; empty: nothing was said
 
     @property
     def words(self) -> tuple[Word, ...]:

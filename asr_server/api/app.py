@@ -14,6 +14,7 @@ from fastapi_offline import FastAPIOffline
 from asr_server import __version__
 from asr_server.api import errors, metrics, operations, pages, transcriptions
 from asr_server.api.admission import AdmissionLimiter
+from asr_server.api.answer_headers import IGNORED_FIELDS, MODEL_LIMIT
 from asr_server.api.api_keys import ApiKeys
 from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.api.realtime.route import router as realtime_router
@@ -90,5 +91,5 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[HEADER],
+            expose_headers=[HEADER, MODEL_LIMIT, IGNORED_FIELDS],
         )

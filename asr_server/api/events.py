@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from asr_server.api.schemas import TextDelta, TextDone
 from asr_server.core import Transcript, TranscriptDelta
-from asr_server.formats import RenderOptions, logprobs_body, verbose_body
+from asr_server.formats import RenderOptions, languages_body, logprobs_body, verbose_body
 from asr_server.formats.bodies import TokensUsage
 
 STREAM_END: Final = b"data: [DONE]\n\n"
@@ -49,6 +49,7 @@ class EventWriter:
     def done(self, transcript: Transcript) -> bytes:
         body = TextDone(
             text=transcript.text,
+            languages=languages_body(transcript),
             logprobs=logprobs_body(transcript.logprobs) if self._with_logprobs else None,
             usage=self._usage() if self._with_usage else None,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Iterable
 from typing import Any, Final, TypeVar
@@ -9,7 +11,9 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from asr_server.api.schemas import ARRAY_FIELDS, LAYOUT_FIELDS, NOT_SERVED, AudioFields, TranscriptionFields
+from asr_server.config import naming
 from asr_server.errors import InvalidValue
+from asr_server.transcription.language import AUTO
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
 _MAX_QUOTED: Final = 80  # characters of what the client sent that an error repeats
@@ -29,8 +33,22 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
     return fields
 
 
+def split_unknown(
+    pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]
+) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """The fields that `fields_type` has or that are refused by name, and the names of all others."""
+    known: list[tuple[str, str]] = []
+    unknown: dict[str, None] = {}
+    for name, value in pairs:
+        if name.partition("[")[0] in fields_type.model_fields.keys() | NOT_SERVED.keys():
+            known.append((name, value))
+        else:
+            unknown[name] = None
+    return known, tuple(unknown)
+
+
 def _gather(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Lists of `name[]`, `name` or `a,b`; objects of `name[key]`; an empty value is an absent one."""
+    """Lists of `name[]`, `name`, `a,b`, `["a"]`; objects of `name[key]`; an empty value is an absent one."""
     gathered: dict[str, Any] = {}
     for name, value in pairs:
         match = _NAME.fullmatch(name)
@@ -45,13 +63,21 @@ def _gather(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value: str) -> None:
     if field in ARRAY_FIELDS:
-        gathered.setdefault(field, []).extend(part.strip() for part in value.split(",") if part.strip())
+        gathered.setdefault(field, []).extend(_items(value))
     elif key and field == "chunking_strategy" and isinstance(gathered.setdefault(field, {}), dict):
         gathered[field][key] = value
     elif name in gathered:
         raise InvalidValue(f"'{name}' was given more than once.", name)
     else:
         gathered[name] = value
+
+
+def _items(value: str) -> list[Any]:
+    """The entries of an array's text: JSON, or separated by commas."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(items := json.loads(value), list):
+            return items
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def _invalid(error: ValidationError) -> InvalidValue:
@@ -61,7 +87,8 @@ def _invalid(error: ValidationError) -> InvalidValue:
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return InvalidValue(f"'{param}' is required.", param)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return InvalidValue(f"Unknown field '{param[:_MAX_QUOTED]}'.", param)
+        message = f"Unknown field '{param[:_MAX_QUOTED]}'. {naming('unknown_fields')} can be ignore."
+        return InvalidValue(message, param)
     if field == "response_format" and first["input"] == "diarized_json":
         return InvalidValue("response_format 'diarized_json' is not supported: no diarization here.", param)
     value = str(first["input"])[:_MAX_QUOTED]
@@ -93,5 +120,5 @@ def _check_combinations(fields: TranscriptionFields) -> None:
         raise InvalidValue("'max_line_count' goes with 'max_line_width' only.", "max_line_count")
     if fields.include and fields.response_format != "json":
         raise InvalidValue("'include[]' goes with response_format json only.", "include[]")
-    if fields.language and fields.languages:
+    if fields.language.strip().lower() not in ("", AUTO) and fields.languages:
         raise InvalidValue("'languages[]' are candidates for detection: not with 'language'.", "languages[]")

@@ -12,6 +12,7 @@ from asr_server.api.auth import require_key
 from asr_server.api.request import check_model
 from asr_server.api.schemas import Model, ModelList
 from asr_server.api.state import AppState, get_state
+from asr_server.config import EMBEDDED_MODEL_LIMIT
 from asr_server.errors import EngineUnavailable
 from asr_server.workers.replica_state import ReplicaState
 
@@ -85,4 +86,15 @@ async def get_model(name: str, request: Request) -> Model:
 
 
 def _model(name: str, state: AppState) -> Model:
-    return Model(id=name, created=state.started_at)
+    settings, transcriber = state.settings, state.transcriber
+    own_name = settings.model_names[0]
+    alias = "" if name == own_name else f"another name of {own_name}: "
+    limit = f" that {EMBEDDED_MODEL_LIMIT}" if settings.serves_embedded_model else ""
+    return Model(
+        id=name,
+        created=state.started_at,
+        root=own_name,
+        description=f"{alias}a Whisper model{limit}",
+        languages=sorted(transcriber.languages.codes),
+        tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
+    )

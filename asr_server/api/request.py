@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from asr_server.api.events import EventWriter
-from asr_server.api.fields import parse_fields
+from asr_server.api.fields import parse_fields, split_unknown
 from asr_server.api.schemas import LAYOUT_FIELDS, AudioFields, TranscriptionFields, TranslationFields
-from asr_server.config import Settings
+from asr_server.config import Settings, naming
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue, ModelNotFound
 from asr_server.formats import DEFAULTS, RenderOptions, ResponseFormat, SubtitleLayout
 from asr_server.transcription import Transcriber, prompt_tokens
 from asr_server.transcription.language import ENGLISH
+
+F = TypeVar("F", bound=AudioFields)
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class TranscriptionRequest:
     with_usage: bool
     with_running_usage: bool
     with_segments: bool
+    ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
 
     def event_writer(self) -> EventWriter:
         verbose = self.render_options if self.with_segments else None
@@ -36,11 +40,11 @@ def parse_transcription_request(
     pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
 ) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound."""
-    fields = parse_fields(pairs, TranscriptionFields)
+    fields, ignored = _parse(pairs, TranscriptionFields, settings)
     check_model(fields.model, settings)
     codes = transcriber.languages
     candidates = tuple(codes.code(language, "languages[]") for language in fields.languages)
-    language = codes.code(fields.language) if fields.language else None
+    language = codes.given_code(fields.language)
     if len(candidates) == 1:
         language, candidates = candidates[0], ()
     # With timestamps whatever the format, as openai-whisper decodes: they tell when a tail was left unread.
@@ -54,14 +58,14 @@ def parse_transcription_request(
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_sampling(fields, settings),  # type: ignore[arg-type]
     )
-    return _request(fields, options, render_options)
+    return _request(fields, options, ignored, render_options)
 
 
 def parse_translation_request(
     pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
 ) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound."""
-    fields = parse_fields(pairs, TranslationFields)
+    fields, ignored = _parse(pairs, TranslationFields, settings)
     check_model(fields.model, settings)
     if not transcriber.can_translate:
         raise InvalidValue(f"The model '{fields.model}' cannot translate.", "model")
@@ -75,13 +79,25 @@ def parse_translation_request(
         timestamps=True,
         **_sampling(fields, settings),  # type: ignore[arg-type]
     )
-    return _request(fields, options)
+    return _request(fields, options, ignored)
+
+
+def _parse(
+    pairs: list[tuple[str, str]], fields_type: type[F], settings: Settings
+) -> tuple[F, tuple[str, ...]]:
+    ignored: tuple[str, ...] = ()
+    if settings.unknown_fields == "ignore":
+        pairs, ignored = split_unknown(pairs, fields_type)
+    return parse_fields(pairs, fields_type), ignored
 
 
 def check_model(name: str, settings: Settings) -> None:
     if name not in settings.model_names:
         served = ", ".join(settings.model_names)
-        raise ModelNotFound(f"The model '{name[:200]}' does not exist. Served here: {served}.")
+        raise ModelNotFound(
+            f"The model '{name[:200]}' does not exist. Served here: {served}. "
+            f"Further names are given by {naming('model_alias')}."
+        )
 
 
 def _sampling(fields: AudioFields, settings: Settings) -> dict[str, object]:
@@ -110,7 +126,10 @@ def _render_options(fields: TranscriptionFields) -> RenderOptions:
 
 
 def _request(
-    fields: AudioFields, options: DecodingOptions, render_options: RenderOptions = DEFAULTS
+    fields: AudioFields,
+    options: DecodingOptions,
+    ignored_fields: tuple[str, ...],
+    render_options: RenderOptions = DEFAULTS,
 ) -> TranscriptionRequest:
     return TranscriptionRequest(
         options,
@@ -120,4 +139,5 @@ def _request(
         fields.stream_include_usage,
         fields.stream_continuous_usage_stats,
         fields.stream_include_segments,
+        ignored_fields,
     )

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from asr_server.api.answer_headers import answer_headers
 from asr_server.api.connection_limits import OVER_LIMIT
 from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.errors import body_of
@@ -82,7 +83,9 @@ async def _whole(state: AppState, form: Form, request: TranscriptionRequest, rec
         async for _ in session:
             pass
         transcript = session.transcript()
-    return _body_response(transcript, request.response_format, request.render_options)
+    response = _body_response(transcript, request.response_format, request.render_options)
+    response.headers.update(answer_headers(state.settings, request.ignored_fields))
+    return response
 
 
 @asynccontextmanager
@@ -112,7 +115,7 @@ def _body_response(
 async def _stream(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive, send: Send
 ) -> None:
-    stream = _EventStream(send)
+    stream = _EventStream(send, answer_headers(state.settings, request.ignored_fields))
     try:
         async with _transcribing(state, form, request, receive) as session:
             writer = request.event_writer()
@@ -143,8 +146,9 @@ class _EventStream:
     What it has not read yet is kept, at most the transcript.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send
+        self._headers = headers
         self._written: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._sending: asyncio.Task[None] | None = None
 
@@ -163,6 +167,7 @@ class _EventStream:
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+            *((name.encode(), value.encode()) for name, value in self._headers.items()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         while events := await self._written.get():

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from asr_server.formats import ResponseFormat
-from asr_server.formats.bodies import Logprob, TokensUsage, VerboseSegment, VerboseWord
+from asr_server.formats.bodies import Language, Logprob, TokensUsage, VerboseSegment, VerboseWord
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
@@ -103,6 +103,7 @@ class TextDelta(BaseModel):
 class TextDone(BaseModel):
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
+    languages: list[Language] = []
     logprobs: list[Logprob] | None = None
     usage: TokensUsage | None = None
     language: str | None = None  # this and what follows: with `stream_include_segments`
@@ -127,6 +128,10 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "asr-server"
+    root: str
+    description: str
+    languages: list[str]
+    tasks: list[Literal["transcribe", "translate"]]
 
 
 class ModelList(BaseModel):

@@ -10,14 +10,14 @@ import click
 
 from asr_server.checkpoint import CheckpointError
 from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
-from asr_server.config import EMBEDDED_MODEL
+from asr_server.config import EMBEDDED_MODEL_LIMIT
 from asr_server.preflight import FOR_A_SERVER
 from asr_server.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)
 
 NEXT_STEP = (
-    "serving the embedded model whisper-digits, which hears English digits only; "
+    f"serving the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}; "
     "the next step is --model openai/whisper-large-v3-turbo"
 )
 
@@ -29,7 +29,7 @@ def serve(model_name: str | None, **options: Any) -> None:
     """Serves MODEL: a Whisper checkpoint's directory or Hugging Face hub name (the same as --model)."""
     settings = settings_from(options, FOR_A_SERVER, model_name)
     configure_logging(settings.log_level, settings.log_format)
-    if settings.model == str(EMBEDDED_MODEL):
+    if settings.serves_embedded_model:
         logger.info(NEXT_STEP)
     from asr_server.api.server import run
 

@@ -13,7 +13,7 @@ import click
 
 from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
 from asr_server.cli.sections import SectionedCommand
-from asr_server.config import EMBEDDED_MODEL, FIELDS
+from asr_server.config import EMBEDDED_MODEL_LIMIT, FIELDS
 from asr_server.preflight import FOR_A_MODEL
 from asr_server.telemetry import configure_logging
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = 130
 FORMATS: Final = ("text", "json", "verbose_json", "srt", "vtt")
 EMBEDDED_HINT: Final = (
-    "transcribing with the embedded model whisper-digits, which hears English digits only; "
+    f"transcribing with the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}; "
     "for speech use --model turbo"
 )
 MODEL_SETTINGS: Final = ("model", "device", "dtype")
@@ -76,7 +76,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     metavar="FILES.jsonl",
     help="instead of INPUT: JSON lines with audio, and id, language, prompt; what has a result is left out",
 )
-@click.option("-l", "--language", help="code or name of the language spoken  [default: detected]")
+@click.option("-l", "--language", help="code or name of the language spoken, or auto  [default: detected]")
 @click.option(
     "--task",
     type=click.Choice(("transcribe", "translate")),
@@ -177,7 +177,7 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
     if settings.log_level == "info":
         settings = replace(settings, log_level="error")  # what a server's log tells is no news here
     configure_logging(settings.log_level, settings.log_format)
-    if settings.model == str(EMBEDDED_MODEL) and not job["quiet"]:
+    if settings.serves_embedded_model and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
     from asr_server.errors import InvalidValue
     from asr_server.offline import OutputError, TranscribeJob, transcribe_files, transcribe_manifest

@@ -25,6 +25,10 @@ class Logprob(BaseModel):
     bytes: list[int]
 
 
+class Language(BaseModel):
+    code: str
+
+
 class VerboseSegment(BaseModel):
     id: int
     seek: int
@@ -46,6 +50,7 @@ class VerboseWord(BaseModel):
 
 class Json(BaseModel):
     text: str
+    languages: list[Language]
     logprobs: list[Logprob] | None = None
     usage: DurationUsage
 

@@ -13,6 +13,7 @@ from asr_server.core import Segment, TokenLogprob, Transcript, Word
 from asr_server.formats.bodies import (
     DurationUsage,
     Json,
+    Language,
     Logprob,
     VerboseJson,
     VerboseSegment,
@@ -59,6 +60,7 @@ def _dump(body: BaseModel) -> str:
 def json_body(transcript: Transcript, with_logprobs: bool = False) -> Json:
     return Json(
         text=transcript.text,
+        languages=languages_body(transcript),
         logprobs=logprobs_body(transcript.logprobs) if with_logprobs else None,
         usage=_duration_usage(transcript),
     )
@@ -102,6 +104,10 @@ def _seconds(time_s: float) -> float:
 
 def _duration_usage(transcript: Transcript) -> DurationUsage:
     return DurationUsage(seconds=math.ceil(transcript.duration_s))
+
+
+def languages_body(transcript: Transcript) -> list[Language]:
+    return [Language(code=code) for code in transcript.languages]
 
 
 def logprobs_body(entries: Iterable[TokenLogprob]) -> list[Logprob]:

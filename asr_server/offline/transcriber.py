@@ -97,7 +97,7 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
         raise InvalidValue(f"The model {settings.served_model_name} cannot translate.", "task")
     return DecodingOptions(
         task=job.task,
-        language=transcriber.languages.code(job.language) if job.language else None,
+        language=transcriber.languages.given_code(job.language),
         prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
         word_timestamps=job.word_timestamps or job.layout.needs_words,
         condition_on_previous_text=job.condition_on_previous_text,

@@ -8,6 +8,7 @@ from typing import Final
 from asr_server.errors import InvalidValue
 
 ENGLISH: Final = "en"
+AUTO: Final = "auto"  # as many clients write "detect it"
 UNKNOWN_NAME: Final = "unknown"  # nothing was said and nothing was given; a string, as clients require
 
 # Code of Whisper's <|xx|> token: lower-case English name.
@@ -160,6 +161,11 @@ class Languages:
     def only(self) -> str | None:
         """The language of a model that knows one and so has none to detect."""
         return next(iter(self.codes)) if len(self.codes) == 1 else None
+
+    def given_code(self, text: str | None, param: str = "language") -> str | None:
+        """None for no text and for `auto`: the language is to be detected. Raises InvalidValue."""
+        word = (text or "").strip().lower()
+        return self.code(word, param) if word not in ("", AUTO) else None
 
     def code(self, text: str, param: str = "language") -> str:
         """Takes `en`, `EN`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue, listing what is known."""

@@ -225,6 +225,9 @@ class TranscriptionSession:
             num_audio_tokens=sum(delta.num_audio_tokens for delta in deltas),
             num_text_tokens=sum(delta.num_text_tokens for delta in deltas),
             task=self._options.task,
+            languages=tuple(
+                dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
+            ),
         )
 
 

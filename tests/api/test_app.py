@@ -130,6 +130,16 @@ async def test_models_are_listed_under_every_name_they_answer_to() -> None:
         assert (await app.client.get("/v1/models/org%2Fears")).json()["id"] == "org/ears"
         missing = await app.client.get("/v1/models/nobody")
         assert (missing.status_code, error_of(missing)["code"]) == (404, "model_not_found")
+        assert "--model-alias" in str(error_of(missing)["message"])
+
+
+async def test_a_model_is_described() -> None:
+    async with run_app(languages=("en", "de")) as app:
+        own, alias, *_ = (await app.client.get("/v1/models")).json()["data"]
+        assert own["description"] == "a Whisper model that hears English digits only"
+        assert alias["description"].startswith("another name of whisper-digits: ")
+        assert (alias["root"], alias["languages"]) == ("whisper-digits", ["de", "en"])
+        assert alias["tasks"] == ["transcribe", "translate"]
 
 
 async def test_origins_are_allowed_when_they_are_named() -> None:

@@ -30,7 +30,7 @@ def test_a_delta_without_text_is_no_event_but_counts() -> None:
 
 def test_usage_can_be_left_out_or_run_along() -> None:
     silent = EventWriter(with_logprobs=False, with_usage=False, with_running_usage=False)
-    assert set(parse(silent.done(ONE))) == {"type", "text"}
+    assert set(parse(silent.done(ONE))) == {"type", "text", "languages"}
     running = EventWriter(with_logprobs=True, with_usage=True, with_running_usage=True)
     running.delta(delta("one"))
     second = parse(running.delta(delta(" two")))

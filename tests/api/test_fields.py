@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.api.fields import parse_fields
+from asr_server.api.fields import parse_fields, split_unknown
 from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
 from asr_server.errors import InvalidValue
 
@@ -41,13 +41,37 @@ def test_the_model_alone_is_enough() -> None:
         [("timestamp_granularities", "segment"), ("timestamp_granularities", "segment")],
         [("timestamp_granularities", "segment, segment")],
         [("timestamp_granularities[0]", "segment"), ("timestamp_granularities[1]", "segment")],
+        [("timestamp_granularities", '["segment", "segment"]')],
+        [("timestamp_granularities[]", '["segment"]'), ("timestamp_granularities[]", "segment")],
     ],
 )
-def test_arrays_come_repeated_with_brackets_or_without_or_as_a_comma_list(
+def test_arrays_come_repeated_with_brackets_or_without_or_as_a_comma_list_or_as_json(
     pairs: list[tuple[str, str]],
 ) -> None:
     fields = parse(("response_format", "verbose_json"), *pairs)
     assert fields.timestamp_granularities == ["segment", "segment"]
+
+
+@pytest.mark.parametrize("name", ["keywords", "keywords[]"])
+def test_an_entry_of_a_json_array_may_have_a_comma(name: str) -> None:
+    assert parse((name, '["Ada, Countess", "Babbage"]')).keywords == ["Ada, Countess", "Babbage"]
+    assert parse((name, "Ada"), (name, "[Babbage]")).keywords == ["Ada", "[Babbage]"]
+
+
+def test_a_language_of_auto_goes_with_candidates() -> None:
+    assert parse(("language", "Auto"), ("languages[]", "de")).languages == ["de"]
+
+
+def test_unknown_fields_are_told_from_those_that_are_refused_by_name() -> None:
+    pairs = [MODEL, ("beam_size", "5"), ("keywords[]", "a"), ("known_speaker_names[]", "b"), ("x[y]", "1")]
+    known, unknown = split_unknown([*pairs, ("beam_size", "6")], TranscriptionFields)
+    assert known == [pairs[0], pairs[2], pairs[3]]
+    assert unknown == ("beam_size", "x[y]")
+    assert split_unknown([("language", "de")], TranslationFields) == ([], ("language",))
+
+
+def test_the_refusal_of_an_unknown_field_names_the_setting() -> None:
+    assert "--unknown-fields" in refusal(MODEL, ("beam_size", "5")).message
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("True", True), ("1", True), ("false", False)])
@@ -107,6 +131,8 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("known_speaker_names[]", "Ann")], "known_speaker_names[]"),
         ([("known_speaker_references[]", "data:,")], "known_speaker_references[]"),
         ([("include[]", "tokens")], "include[]"),
+        ([("keywords", "[1]")], "keywords[]"),
+        ([("keywords", '["a", ["b"]]')], "keywords[]"),
         ([("include[]", "logprobs"), ("response_format", "text")], "include[]"),
         ([("timestamp_granularities[]", "segment")], "timestamp_granularities[]"),
         (

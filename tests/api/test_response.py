@@ -1,12 +1,14 @@
 import asyncio
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from asr_server.api.answer_headers import answer_headers
 from asr_server.api.response import _body_response
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, Submit
@@ -276,6 +278,53 @@ async def test_languages_are_candidates_for_detection() -> None:
         assert reply.json()["language"] == "english"
         await app.post(**{"languages[]": "german"})
         assert app.replica.submits[-1].options.language == "de"
+
+
+async def test_auto_and_no_language_are_both_to_be_detected() -> None:
+    async with run_app(languages=("en", "de", "zh")) as app:
+        app.replica.probabilities = {"zh": 0.1, "en": 0.3, "de": 0.6}
+        for fields in ({}, {"language": "auto"}, {"language": " "}):
+            reply = await app.post(**fields)
+            assert reply.json()["languages"] == [{"code": "de"}]
+
+
+async def test_the_answer_names_the_languages_spoken(app: RunningApp) -> None:
+    assert (await app.post()).json()["languages"] == [{"code": "en"}]
+    assert (await app.post(SILENCE)).json()["languages"] == []
+    done = events_of((await app.post(stream="true")).text)[-2]
+    assert done["languages"] == [{"code": "en"}]
+
+
+async def test_keywords_come_before_the_prompt(app: RunningApp) -> None:
+    await app.post(prompt="hi", **{"keywords[]": '["a, b", "c"]'})
+    assert app.replica.submits[0].options.prompt_tokens == tuple(b" a, b, c hi")
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+async def test_ignored_fields_are_named_in_the_reply(stream: str) -> None:
+    async with run_app(Settings(unknown_fields="ignore")) as app:
+        reply = await app.post(stream=stream, beam_size="5", **{"vad[on]": "1", "a b é": "2"})
+        assert reply.status_code == 200
+        assert reply.headers["x-ignored-fields"] == "beam_size, vad[on], a%20b%20%C3%A9"
+        for name, value in (("temperature", "2"), ("known_speaker_names[]", "Ann")):
+            assert error_of(await app.post(**{name: value}))["param"] == name
+        many = await app.post(**{"x" * 200 + str(i): "1" for i in range(300)})
+        assert len(many.headers["x-ignored-fields"]) < 3000
+        assert "x-ignored-fields" not in (await app.post()).headers
+
+
+def test_no_ignored_field_can_add_a_header() -> None:
+    assert answer_headers(Settings(), ["a\r\nx-y: 1"])["x-ignored-fields"] == "a%0D%0Ax-y%3A%201"
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+async def test_the_embedded_model_says_what_it_hears_in_every_answer(
+    app: RunningApp, tmp_path: Path, stream: str
+) -> None:
+    reply = await app.post(stream=stream)
+    assert reply.headers["x-model-limit"] == "hears English digits only"
+    async with run_app(Settings(model=str(tmp_path))) as other:
+        assert "x-model-limit" not in (await other.post(stream=stream)).headers
 
 
 async def test_a_model_of_several_languages_translates_into_english() -> None:

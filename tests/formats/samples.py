@@ -18,6 +18,7 @@ def transcript(*segments: Segment, text: str = "", duration_s: float = 12.3) -> 
         duration_s=duration_s,
         num_audio_tokens=615,
         num_text_tokens=2,
+        languages=("en",) if text else (),
     )
 
 

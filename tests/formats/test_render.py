@@ -19,9 +19,13 @@ TEN_FIELDS = {
 }
 
 
-def test_json_has_text_and_usage_and_nothing_else() -> None:
+def test_json_has_text_languages_and_usage_and_nothing_else() -> None:
     body = json.loads(formats.render(ONE, "json"))
-    assert body == {"text": "one two", "usage": {"type": "duration", "seconds": 13}}
+    assert body == {
+        "text": "one two",
+        "languages": [{"code": "en"}],
+        "usage": {"type": "duration", "seconds": 13},
+    }
 
 
 def test_json_has_logprobs_when_asked_for() -> None:

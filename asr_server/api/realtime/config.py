@@ -108,7 +108,7 @@ def decoding_options(
     codes = transcriber.languages
     at = "session.audio.input.transcription"
     candidates = tuple(codes.code(language, f"{at}.languages") for language in config.languages)
-    language = codes.code(config.language, f"{at}.language") if config.language else None
+    language = codes.given_code(config.language, f"{at}.language")
     if len(candidates) == 1:
         language, candidates = candidates[0], ()
     return DecodingOptions(

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
+from asr_server.api.answer_headers import answer_headers
 from asr_server.api.auth import require_key
 from asr_server.api.errors import body_of
 from asr_server.api.realtime import secrets
@@ -44,7 +45,8 @@ logger = logging.getLogger(__name__)
 async def realtime(socket: WebSocket) -> None:
     """A session. A refusal is an error event and a close code: browsers see no HTTP status."""
     state = get_state(socket)
-    await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None)
+    headers = [(name.encode(), value.encode()) for name, value in answer_headers(state.settings).items()]
+    await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)
     try:
         session = RealtimeSession(socket, state, _opening_config(socket, state))
         with state.realtime.enter(session):
