@@ -256,6 +256,7 @@ class Transcript(msgspec.Struct, frozen=True):
     num_text_tokens: int
     task: Task = "transcribe"
     languages: tuple[str, ...] = ()  # codes of those spoken, in the order heard; empty: nothing was said
+    is_cut_short: bool = False  # the recording is damaged, and this is what could be read
 
     @property
     def words(self) -> tuple[Word, ...]:

@@ -57,6 +57,7 @@ class EventWriter:
             verbose = verbose_body(transcript, self._verbose)
             body.language, body.duration = verbose.language, verbose.duration
             body.segments, body.words = verbose.segments, verbose.words
+            body.truncated = transcript.is_cut_short or None
         return event(body)
 
     def _usage(self) -> TokensUsage:

@@ -110,6 +110,7 @@ class TextDone(BaseModel):
     duration: float | None = None
     segments: list[VerboseSegment] | None = None
     words: list[VerboseWord] | None = None
+    truncated: bool | None = None  # the recording is damaged, and this is what could be read
 
 
 class ErrorDetail(BaseModel):

@@ -6,14 +6,16 @@ import io
 import os
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
 from asr_server.cli.sections import SectionedCommand
-from asr_server.config import EMBEDDED_MODEL_LIMIT, FIELDS
+from asr_server.config import EMBEDDED_MODEL_LIMIT, FIELDS, flag_name
 from asr_server.preflight import FOR_A_MODEL
 from asr_server.telemetry import configure_logging
 
@@ -32,6 +34,7 @@ TUNING_SETTINGS: Final = (
     *("max_fallbacks", "preprocess_workers", "max_chunk_s", "chunks_ahead", "max_audio_s"),
     *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level", "log_format"),
 )
+LOCAL_SETTINGS: Final = frozenset({*MODEL_SETTINGS, *TUNING_SETTINGS}) - {"model", "log_level", "log_format"}
 _POSITIVE: Final = click.IntRange(min=1)
 OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
 
@@ -47,8 +50,8 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 
 @click.command(
     cls=SectionedCommand,
-    sections={"Model": MODEL_SETTINGS, "Tuning and limits": TUNING_SETTINGS},
-    short_help="Transcribes recordings without a server.",
+    sections={"Server": ("url", "api_key"), "Model": MODEL_SETTINGS, "Tuning and limits": TUNING_SETTINGS},
+    short_help="Transcribes recordings, without a server or on one elsewhere.",
 )
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
@@ -105,6 +108,12 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 @click.option("--skip-existing", is_flag=True, help="leave out inputs whose results are there: to go on")
 @click.option("--overwrite", is_flag=True, help="replace results that are there")
 @click.option("-q", "--quiet", is_flag=True, help="say only what went wrong")
+@click.option(
+    "--url",
+    metavar="URL",
+    help="address of an asr-server that transcribes, such as http://gpu-host:8000  [default: this machine]",
+)
+@click.option("--api-key", default="", envvar="VLLM_API_KEY", show_envvar=True, help="key of that server")
 @settings_options(leave_out=OTHER_SETTINGS)
 def transcribe(
     inputs: tuple[str, ...],
@@ -119,6 +128,7 @@ def transcribe(
     asr-server transcribe meeting.m4a
     asr-server transcribe recordings --recursive --format srt,json --output-dir subtitles
     ffmpeg -i talk.mkv -f wav - | asr-server transcribe - --model turbo
+    asr-server transcribe recordings --url http://gpu-host:8000
 
     Exit status: 0, all transcribed; 1, some not, as said at the end; 2, wrongly called; 130, interrupted.
     """
@@ -173,18 +183,46 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     if job["quiet"]:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    from asr_server.errors import InvalidValue
+    from asr_server.offline import OutputError
+
+    url, api_key = options.pop("url"), options.pop("api_key")
+    try:
+        return _transcribe_on(url, api_key, options, job) if url else _transcribe_here(options, job)
+    except (InvalidValue, OutputError) as error:
+        click.echo(f"Error: {error}", err=True)
+        return WRONG_USAGE
+
+
+def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
     settings = settings_from(options, FOR_A_MODEL)
     if settings.log_level == "info":
         settings = replace(settings, log_level="error")  # what a server's log tells is no news here
     configure_logging(settings.log_level, settings.log_format)
     if settings.serves_embedded_model and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
-    from asr_server.errors import InvalidValue
-    from asr_server.offline import OutputError, TranscribeJob, transcribe_files, transcribe_manifest
+    from asr_server.offline import LocalTranscriber, TranscribeJob, transcribe_files, transcribe_manifest
 
-    try:
-        run = transcribe_manifest if job["manifest"] else transcribe_files
-        return run(settings, TranscribeJob(**job))
-    except (InvalidValue, OutputError) as error:
-        click.echo(f"Error: {error}", err=True)
-        return WRONG_USAGE
+    if job["manifest"]:
+        return transcribe_manifest(settings, TranscribeJob(**job))
+    return transcribe_files(partial(LocalTranscriber, settings), TranscribeJob(**job))
+
+
+def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
+    """The model's flag names one of the server's; the flags of an engine here are refused."""
+    given = [name for name in sorted(LOCAL_SETTINGS) if _is_flag_given(name)]
+    if given or job["manifest"]:
+        flag = flag_name(given[0]) if given else "--manifest"
+        raise click.UsageError(f"{flag} is for this machine: it does not go with --url.")
+    configure_logging("error", options["log_format"])
+    from asr_server.offline import TranscribeJob, transcribe_files
+    from asr_server.remote import RemoteServer, RemoteTranscriber
+
+    server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
+    return transcribe_files(partial(RemoteTranscriber, server), TranscribeJob(**job))
+
+
+def _is_flag_given(name: str) -> bool:
+    """On the command line itself: the environment may be meant for a server on this machine."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE

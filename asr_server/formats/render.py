@@ -103,7 +103,7 @@ def _seconds(time_s: float) -> float:
 
 
 def _duration_usage(transcript: Transcript) -> DurationUsage:
-    return DurationUsage(seconds=math.ceil(transcript.duration_s))
+    return DurationUsage(seconds=math.ceil(_seconds(transcript.duration_s)))
 
 
 def languages_body(transcript: Transcript) -> list[Language]:

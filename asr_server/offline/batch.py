@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from asr_server.errors import ChunkFailed, EngineUnavailable, RequestError
+from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue, RequestError
 from asr_server.offline.inputs import Failure, Input, reason_of
 from asr_server.offline.outputs import OutputError, Outputs
 from asr_server.offline.progress import ProgressBars
@@ -44,7 +44,7 @@ class Batch:
         """Transcribes the inputs with these indices.
 
         Raises:
-            EngineUnavailable, OutputError: no further input can be transcribed, or written.
+            EngineUnavailable, InvalidValue, OutputError: no further input can be transcribed, or written.
         """
         self._outputs.begin(indices)
         remaining = iter(indices)
@@ -61,7 +61,7 @@ class Batch:
             item = self._inputs[index]
             try:
                 await self._transcribe(index, item)
-            except (EngineUnavailable, OutputError):
+            except (EngineUnavailable, InvalidValue, OutputError):
                 raise
             except Exception as error:
                 self._summary.failures.append(Failure(item.name, reason_for(item.name, error)))
@@ -70,17 +70,17 @@ class Batch:
     async def _transcribe(self, index: int, item: Input) -> None:
         bar = self._bars.start(item.name)
         try:
-            result = await self._transcriber.transcribe(
+            transcript = await self._transcriber.transcribe(
                 item.source, lambda done_s, total_s: self._bars.move(bar, done_s, total_s)
             )
-            written = await self._outputs.write(index, result.transcript)
+            written = await self._outputs.write(index, transcript)
         finally:
             self._bars.finish(bar)
         self._summary.num_transcribed += 1
-        if result.is_cut_short:
+        if transcript.is_cut_short:
             self._summary.cut_short.append(item.name)
         if written:
-            self._bars.say(f"{item.name}: {result.transcript.duration_s:.1f} s -> {written}")
+            self._bars.say(f"{item.name}: {transcript.duration_s:.1f} s -> {written}")
 
 
 def reason_for(name: str, error: Exception) -> str:

@@ -30,6 +30,10 @@ class TranscribeJob:
     manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
 
     @property
+    def needs_words(self) -> bool:
+        return self.word_timestamps or self.layout.needs_words
+
+    @property
     def render_options(self) -> RenderOptions:
         return RenderOptions(with_words=self.word_timestamps, layout=self.layout)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
 from asr_server.offline.batch import Batch
 from asr_server.offline.folder import FolderOutputs, check_writable
@@ -18,11 +17,13 @@ from asr_server.offline.progress import ProgressBars
 from asr_server.offline.standard_output import StandardOutput
 from asr_server.offline.stopping import INTERRUPTED, TERMINATED, cancel_on_sigterm
 from asr_server.offline.summary import SOME_FAILED, Summary
-from asr_server.offline.transcriber import LocalTranscriber
+from asr_server.offline.transcriber import FileTranscriber
 
 
-def transcribe_files(settings: Settings, job: TranscribeJob) -> int:
+def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
     """Transcribes every recording that the job names. Returns the exit status of the command.
+
+    The transcriber is made only if there is something to transcribe.
 
     Raises:
         OutputError, InvalidValue: something is wrong for all; nothing was decoded.
@@ -34,7 +35,7 @@ def transcribe_files(settings: Settings, job: TranscribeJob) -> int:
     summary = Summary(len(inputs) + len(failures), failures=failures)
     todo = list(_indices_to_do(inputs, outputs, summary))
     if todo:
-        transcriber = LocalTranscriber(settings, job)  # before a stream is read, which cannot be read twice
+        transcriber = make_transcriber(job)  # before a stream is read, which cannot be read twice
         todo = list(_buffer_streams(inputs, todo, summary))
         batch = Batch(inputs, transcriber, outputs, summary, ProgressBars(len(todo), job.quiet))
         _run_to_the_end(_run(transcriber, batch, todo), summary)
@@ -83,7 +84,7 @@ def _run_to_the_end(run: Coroutine[Any, Any, None], summary: Summary) -> None:
         summary.stop(str(error), SOME_FAILED)
 
 
-async def _run(transcriber: LocalTranscriber, batch: Batch, indices: Sequence[int]) -> None:
+async def _run(transcriber: FileTranscriber, batch: Batch, indices: Sequence[int]) -> None:
     cancel_on_sigterm()
     async with transcriber.running():
         await batch.run(indices)

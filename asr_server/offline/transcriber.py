@@ -1,16 +1,15 @@
 """Takes one recording to its transcript.
 
-`batch.py` knows the protocol alone, so that another kind of transcriber, such as one that asks a server
-elsewhere, can take the place of the local one.
+`batch.py` and `run.py` know the protocol alone: `remote` has a transcriber that asks a server elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -28,18 +27,17 @@ from asr_server.workers.dispatcher import Dispatcher
 OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and in all where that is known
 
 
-class FileResult(NamedTuple):
-    transcript: Transcript
-    is_cut_short: bool  # the recording is damaged, and only what could be read is transcribed
-
-
 class FileTranscriber(Protocol):
-    async def transcribe(self, source: Source, on_progress: OnProgress) -> FileResult:
+    def running(self) -> AbstractAsyncContextManager[object]:
+        """What it needs runs while the block does. Raises EngineUnavailable, InvalidValue."""
+        ...
+
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
         """Many files may be under way at once.
 
         Raises:
             RequestError, ChunkFailed, OSError: this file could not be transcribed.
-            EngineUnavailable: no file can be.
+            EngineUnavailable, InvalidValue: no file can be.
         """
         ...
 
@@ -72,13 +70,13 @@ class LocalTranscriber:
 
     async def transcribe(
         self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
-    ) -> FileResult:
+    ) -> Transcript:
         """`options` are for this recording alone; None: those of the whole job."""
         recording = Recording(source, self._limits)
         async with self._transcriber.transcribe(recording, options or self.options) as session:
             async for delta in session:
                 on_progress(delta.end_s, recording.expected_duration_s)
-            return FileResult(session.transcript(), recording.truncated)
+            return session.transcript()
 
     def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
         """The job's options with what one recording has of its own. Raises InvalidValue."""
@@ -99,7 +97,7 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
         task=job.task,
         language=transcriber.languages.given_code(job.language),
         prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
-        word_timestamps=job.word_timestamps or job.layout.needs_words,
+        word_timestamps=job.needs_words,
         condition_on_previous_text=job.condition_on_previous_text,
         timestamps=True,  # whatever the format: they tell when a tail was left unread
         temperatures=(job.temperature,) if job.temperature else settings.temperatures,

@@ -228,6 +228,7 @@ class TranscriptionSession:
             languages=tuple(
                 dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
             ),
+            is_cut_short=self._source.truncated,
         )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path, PurePath
 
+import msgspec
 import pytest
 
 from asr_server.audio.source import Source
@@ -22,7 +24,7 @@ from asr_server.offline.outputs import Outputs
 from asr_server.offline.progress import ProgressBars
 from asr_server.offline.standard_output import StandardOutput
 from asr_server.offline.summary import Summary
-from asr_server.offline.transcriber import FileResult, OnProgress
+from asr_server.offline.transcriber import OnProgress
 from tests.formats.samples import transcript
 
 Answer = Transcript | Exception
@@ -31,11 +33,13 @@ Answer = Transcript | Exception
 class Scripted:
     """Gives each file its answer; files of a later index are done sooner."""
 
+    running = contextlib.nullcontext
+
     def __init__(self, answers: dict[str, Answer], cut_short: str = "") -> None:
         self.answers, self.cut_short = answers, cut_short
         self.num_running = self.most_running = 0
 
-    async def transcribe(self, source: Source, on_progress: OnProgress) -> FileResult:
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
         assert isinstance(source, Path)
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
@@ -47,7 +51,7 @@ class Scripted:
         answer = self.answers[source.name]
         if isinstance(answer, Exception):
             raise answer
-        return FileResult(answer, source.name == self.cut_short)
+        return msgspec.structs.replace(answer, is_cut_short=source.name == self.cut_short)
 
 
 def inputs_named(names: list[str]) -> list[Input]:
@@ -137,7 +141,7 @@ async def test_in_a_folder_a_result_is_there_as_soon_as_it_is_done(tmp_path: Pat
     done = asyncio.Event()
 
     class FirstWaits(Scripted):
-        async def transcribe(self, source: Source, on_progress: OnProgress) -> FileResult:
+        async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
             if source == Path("0.wav"):
                 await done.wait()
             return await super().transcribe(source, on_progress)

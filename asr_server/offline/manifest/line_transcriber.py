@@ -48,6 +48,6 @@ class LineTranscriber:
         """The recording's length in seconds. What could be read of a damaged one is transcribed."""
         options = self._transcriber.options_for(entry.language, entry.prompt)
         await asyncio.to_thread(require_file, entry.audio)
-        result = await self._transcriber.transcribe(entry.audio, lambda done_s, total_s: None, options)
-        await asyncio.to_thread(self._results.write, entry.id, result.transcript)
-        return result.transcript.duration_s
+        transcript = await self._transcriber.transcribe(entry.audio, lambda done_s, total_s: None, options)
+        await asyncio.to_thread(self._results.write, entry.id, transcript)
+        return transcript.duration_s

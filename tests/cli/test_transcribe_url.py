@@ -1,0 +1,116 @@
+"""`asr-server transcribe --url` on a real server: what it writes is what the server would have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+import soundfile
+from click.testing import CliRunner, Result
+
+from asr_server.cli import main
+from asr_server.core import SAMPLE_RATE
+from tests.conftest import Server
+from tests.speech import say
+
+SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+ENDINGS = {"text": "txt", "json": "json", "verbose_json": "verbose.json", "srt": "srt", "vtt": "vtt"}
+WORDS = {"timestamp_granularities[]": ["segment", "word"]}
+
+
+def transcribe(*arguments: str | Path, **environment: str) -> Result:
+    return CliRunner().invoke(main, ["transcribe", *map(str, arguments)], env=environment)
+
+
+def record(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    soundfile.write(path, SPOKEN.samples, SAMPLE_RATE)
+    return path
+
+
+def servers_own(server: Server, recording: Path, response_format: str, **fields: object) -> bytes:
+    """What the server writes in that format itself, with the line break of a text file."""
+    data = {"model": "whisper-1", "response_format": response_format, **fields}
+    files = {"file": recording.read_bytes()}
+    reply = httpx.post(f"{server.url}/v1/audio/transcriptions", data=data, files=files, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.content.rstrip(b"\n") + b"\n"
+
+
+def test_every_format_is_what_the_server_would_have_written(server: Server, tmp_path: Path) -> None:
+    recording = record(tmp_path / "a.wav")
+    formats = ",".join(ENDINGS)
+    done = transcribe(recording, "--url", server.url, "-f", formats, "-o", tmp_path)
+    assert done.exit_code == 0, done.output
+    for response_format, ending in ENDINGS.items():
+        written = (tmp_path / f"a.{ending}").read_bytes()
+        assert written == servers_own(server, recording, response_format)
+    assert (tmp_path / "a.txt").read_text() == f"{SPOKEN.text}\n"
+    written_to = ", ".join(str(tmp_path / f"a.{ending}") for ending in ENDINGS.values())
+    assert done.stderr.endswith(f" s -> {written_to}\n")
+
+
+def test_words_keep_their_segments_and_their_spaces(server: Server, tmp_path: Path) -> None:
+    recording = record(tmp_path / "a.wav")
+    layout = {"max_line_width": 14, "max_line_count": 2, "highlight_words": "true"}
+    flags = ("--max-line-width", "14", "--max-line-count", "2", "--highlight-words", "--word-timestamps")
+    done = transcribe(
+        recording, "--url", f"{server.url}/v1/", "-f", "srt,verbose_json", "-o", tmp_path, *flags
+    )
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "a.srt").read_bytes() == servers_own(server, recording, "srt", **layout)
+    assert (tmp_path / "a.verbose.json").read_bytes() == servers_own(
+        server, recording, "verbose_json", **WORDS
+    )
+
+
+def test_a_folder_with_all_that_can_go_wrong_ends_as_it_does_without_a_server(
+    server: Server, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    record(folder / "a.wav")
+    record(folder / "grüße.flac")
+    (folder / "noise.mp3").write_bytes(b"this is no audio" * 1000)
+    whole = record(folder / "cut.wav").read_bytes()
+    (folder / "cut.wav").write_bytes(whole[: len(whole) * 2 // 3])
+    done = transcribe(folder, "missing.wav", "--url", server.url, "-o", out)
+    lines = done.stderr.splitlines()
+    assert done.exit_code == 1
+    assert sorted(path.name for path in out.iterdir()) == ["a.txt", "cut.txt", "grüße.txt"]
+    assert f"warning: {folder}/cut.wav: damaged or cut short; what could be read is transcribed" in lines
+    assert "failed: missing.wav: No such file or directory" in lines
+    assert any(line.startswith(f"failed: {folder}/noise.mp3: The file is not audio") for line in lines)
+    assert lines[-1] == "3 transcribed, 2 failed"
+
+
+def test_several_on_standard_output_come_in_order(server: Server, tmp_path: Path) -> None:
+    first, second = record(tmp_path / "b.wav"), record(tmp_path / "a.wav")
+    done = transcribe(first, second, "--url", server.url, "--quiet")
+    assert done.stdout == "".join(f"==> {path} <==\n{SPOKEN.text}\n\n" for path in (first, second))
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--language", "klingon"), "Error: Language 'klingon' is not known to this model."),
+        (("--model", "turbo"), "Error: The model 'turbo' does not exist."),
+        (("--task", "translate"), "cannot translate."),
+        (("--device", "cuda"), "Error: --device is for this machine: it does not go with --url."),
+        (("--url", "nowhere"), "Error: --url 'nowhere' is no address of a server"),
+    ],
+)
+def test_what_is_wrong_for_all_is_one_line_and_status_2(
+    server: Server, tmp_path: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    done = transcribe(record(tmp_path / "a.wav"), "--url", server.url, *arguments)
+    assert done.exit_code == 2
+    assert line in done.stderr.splitlines()[-1]
+
+
+def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    done = transcribe(record(tmp_path / "a.wav"), "--url", "http://127.0.0.1:1")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("stopped: cannot reach http://127.0.0.1:1/v1/models: ")
+    assert done.stderr.endswith("1 not begun or not finished\n")

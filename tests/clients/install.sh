@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Virtual environments for the clients of other projects, each with its own in .cache/clients, because what they
+# depend on does not go together. tests/clients/NAME.txt says what each needs. `make trial` calls this. The tests
+# of a client that cannot be installed are skipped, and say so.
+#   tests/clients/install.sh            all of them
+#   tests/clients/install.sh litellm    one
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+names=("$@")
+if [ $# = 0 ]; then names=(litellm langchain pipecat livekit); fi
+for name in "${names[@]}"; do
+    requirements=tests/clients/$name.txt environment=.cache/clients/$name
+    if cmp -s "$requirements" "$environment/installed.txt"; then continue; fi
+    "${PYTHON:-python3}" -m venv "$environment"
+    if "$environment/bin/pip" install --quiet --prefer-binary --requirement "$requirements"; then
+        cp "$requirements" "$environment/installed.txt"
+    else
+        echo "$name cannot be installed: its tests are skipped." >&2
+    fi
+done
