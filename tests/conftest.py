@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,13 @@ import asr_server.engine  # noqa: F401  before any test imports torch: it settle
 START_LIMIT_S = 100.0
 STOP_LIMIT_S = 60.0
 SIGN = "listening on "
+
+
+def pytest_configure() -> None:
+    """A shell without job control starts what runs in its background with SIGINT ignored, and children inherit
+    that: a server under test would never feel Ctrl-C.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Server(NamedTuple):

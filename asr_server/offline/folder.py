@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from asr_server.core import Transcript
 from asr_server.formats import ResponseFormat
@@ -48,7 +48,7 @@ class FolderOutputs:
         pass
 
     async def write(self, index: int, transcript: Transcript) -> str:
-        return await asyncio.to_thread(self._write, self._paths[index], transcript)
+        return await _finished(asyncio.to_thread(self._write, self._paths[index], transcript))
 
     async def leave_out(self, index: int) -> None:
         pass
@@ -88,6 +88,21 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise OutputError(f"cannot write to the output folder {folder}: {reason_of(error)}") from error
+
+
+async def _finished(write: Coroutine[Any, Any, str]) -> str:
+    """Waits until the write has ended: a result that is there must be told as done, so that a cancellation
+    takes effect only at the next wait.
+    """
+    task = asyncio.create_task(write)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        current = asyncio.current_task()
+        assert current is not None
+        current.cancel()
+        return task.result()
 
 
 def write_whole(path: Path, content: bytes) -> None:

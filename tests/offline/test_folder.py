@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from pathlib import Path, PurePath
 
 import pytest
@@ -53,6 +55,31 @@ async def test_skipping_writes_only_the_formats_that_are_missing(tmp_path: Path)
     assert skipping.prepare(0) is None
     assert await skipping.write(0, WORDS) == f"{tmp_path}/sub/a.json"
     assert (tmp_path / "sub/a.txt").read_text() == "edited"
+
+
+async def test_a_write_that_is_interrupted_is_finished_and_told_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, told = threading.Event(), threading.Event(), []
+
+    def slow_disk(_: int) -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    async def write() -> None:
+        told.append(await outputs(tmp_path, formats=("text",)).write(0, WORDS))
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(os, "fsync", slow_disk)
+    task = asyncio.create_task(write())
+    assert await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert told == [f"{tmp_path}/sub/a.txt"]
+    assert os.listdir(tmp_path / "sub") == ["a.txt"]
 
 
 async def test_a_result_that_cannot_be_written_whole_is_not_there_at_all(
