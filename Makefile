@@ -27,7 +27,7 @@ transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=ta
 
 test: .venv/test.stamp  ## the test suite; fetches Chromium for the page's tests where it can
 	@tests/install-browser.sh
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 check: .venv/test.stamp  ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -23,8 +23,8 @@ SIGN = "listening on "
 
 
 def pytest_configure() -> None:
-    """A shell without job control starts what runs in its background with SIGINT ignored, and children inherit
-    that: a server under test would never feel Ctrl-C.
+    """A shell without job control starts what runs in its background with SIGINT ignored, and children
+    inherit that: a server under test would never feel Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

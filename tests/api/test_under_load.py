@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import numpy as np
-from openai import AsyncOpenAI
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai.types.audio import TranscriptionVerbose
 
 from asr_server.audio import AudioLimits, Recording
 from asr_server.checkpoint import AudioWindow
@@ -23,6 +25,17 @@ from tests.conftest import Server
 from tests.speech import VOICES, Spoken, digits_of, errors_in, say
 
 LIMITS = AudioLimits.from_settings(Settings(), AudioWindow.from_directory(EMBEDDED_MODEL))
+
+
+@pytest.fixture(scope="module")
+def ten_minutes_heard(server: Server) -> TranscriptionVerbose:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="any", _strict_response_validation=True) as client:
+        return client.audio.transcriptions.create(
+            file=("ten-minutes.flac", sound_of(ten_minutes())),
+            model="whisper-1",
+            response_format="verbose_json",
+            timeout=250,
+        )
 
 
 def spoken(number: int) -> Spoken:
@@ -90,12 +103,11 @@ async def test_a_client_that_leaves_frees_what_it_held(server: Server) -> None:
             await asyncio.sleep(0.05)  # replicas report their slots once a second
 
 
-async def test_ten_minutes_come_back_complete_and_in_order(client: AsyncOpenAI) -> None:
-    parts = ten_minutes()
-    samples = np.concatenate([part.samples for part in parts])
-    answer = await transcribe(client, sound_file(samples, "FLAC"), response_format="verbose_json")
-    truth, heard = "".join(part.digits for part in parts), digits_of(answer.text)
+def test_ten_minutes_come_back_complete_and_in_order(ten_minutes_heard: TranscriptionVerbose) -> None:
+    answer, truth = ten_minutes_heard, "".join(part.digits for part in ten_minutes())
+    heard = digits_of(answer.text)
     assert errors_in(heard, truth) <= 0.08 * len(truth)  # the model's own errors; a lost chunk is more
+    assert answer.segments
     starts = [segment.start for segment in answer.segments]
     assert starts == sorted(starts)
     assert answer.segments[-1].end <= answer.duration
@@ -112,9 +124,11 @@ def test_no_border_falls_into_a_digit() -> None:
     assert not [b for b in borders_s for start_s, end_s in spoken if start_s + 0.02 < b < end_s - 0.02]
 
 
-async def test_digits_beside_a_border_are_heard_as_well_as_without_it(client: AsyncOpenAI) -> None:
+async def test_digits_beside_a_border_are_heard_as_well_as_without_it(
+    client: AsyncOpenAI, ten_minutes_heard: TranscriptionVerbose
+) -> None:
     parts = ten_minutes()
-    heard = heard_by_part(parts, digits_of((await transcribe(client, sound_of(parts))).text))
+    heard = heard_by_part(parts, digits_of(ten_minutes_heard.text))
     beside = parts_at_borders(parts, borders(sound_of(parts)))[:40]
     alone = await asyncio.gather(*(transcribe(client, sound_file(parts[i].samples)) for i in beside))
     wrong = sum(errors_in(heard[i], parts[i].digits) for i in beside)

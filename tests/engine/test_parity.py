@@ -120,7 +120,7 @@ def test_bfloat16_changes_no_transcript_of_the_embedded_model(embedded: Checkpoi
     half = Checkpoint.load(EMBEDDED_MODEL, torch.bfloat16)
     random = Random(5)
     digits = ["".join(random.choices("0123456789", k=count)) for count in range(1, 9)]
-    some = [say(each, voice).samples for each in digits for voice in ("f3", "rms")]
+    some = [say(each, voice).samples for each, voice in zip(digits, ("f3", "rms") * 4, strict=True)]
     texts = [
         [
             each.tokenizer.decode(result.tokens)
