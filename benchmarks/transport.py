@@ -149,13 +149,15 @@ def run_ping(num_rounds: int) -> list[float]:
     process = SPAWN.Process(target=answer_pings, args=(theirs, num_rounds))
     import asyncio
 
+    from msgspec.structs import replace
+
     from asr_server.core import Cancel
-    from asr_server.transport.channels import ZmqEngineClient
+    from asr_server.transport.zeromq import ZmqEngineClient
 
     async def ping() -> list[float]:
         client = ZmqEngineClient()
         process.start()
-        ours.send(client.address)
+        ours.send(replace(client.address, shared_fd=None))
         await client.receive()
         times_s = []
         for _ in range(num_rounds):
@@ -174,7 +176,7 @@ def run_ping(num_rounds: int) -> list[float]:
 
 def answer_pings(control: Connection, num_rounds: int) -> None:
     from asr_server.core import Credit
-    from asr_server.transport.channels import ZmqEngineServer
+    from asr_server.transport.zeromq import ZmqEngineServer
 
     server = ZmqEngineServer(control.recv())
     server.send(Credit(1))

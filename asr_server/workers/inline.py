@@ -8,7 +8,8 @@ import threading
 
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
-from asr_server.transport.channels import EngineServerClosed, InlineEngineClient, InlineEngineServer
+from asr_server.transport.channels import EngineServerClosed
+from asr_server.transport.inline import InlineEngineClient, InlineEngineServer
 from asr_server.workers.engine_loop import load_engine, run
 from asr_server.workers.executor import ReplicaGone
 

@@ -15,8 +15,8 @@ from asr_server.child_process import child_environment
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
 from asr_server.machine import visible_gpus
-from asr_server.transport.channels import ZmqEngineClient
 from asr_server.transport.socket_folder import remove_abandoned_folders
+from asr_server.transport.zeromq import ZmqEngineClient
 from asr_server.workers.executor import ReplicaGone
 from asr_server.workers.replica import ReplicaSpec
 
@@ -36,7 +36,7 @@ class MultiprocessExecutor:
     async def launch(self, index: int) -> ProcessReplica:
         """Raises OSError: no file handles, no memory, no space, no folder for temporary files."""
         client = ZmqEngineClient()
-        shared_fd = client.shared.fd if client.shared is not None else None
+        shared_fd = client.address.shared_fd
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -50,7 +50,7 @@ class MultiprocessExecutor:
             client.close()
             raise
         assert process.stdin is not None
-        spec = ReplicaSpec(index, client.address, self._settings, self._num_on_device(index), shared_fd)
+        spec = ReplicaSpec(index, client.address, self._settings, self._num_on_device(index))
         process.stdin.write(spec.to_line())
         return ProcessReplica(f"replica {index}", process, client)
 

@@ -16,7 +16,7 @@ from setproctitle import setproctitle
 from asr_server.child_process import leave_stopping_to_the_parent
 from asr_server.config import Settings
 from asr_server.telemetry import configure_logging
-from asr_server.transport.channels import ZmqEngineServer
+from asr_server.transport.zeromq import Address, ZmqEngineServer
 from asr_server.workers.engine_loop import load_engine, run
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 class ReplicaSpec(msgspec.Struct, frozen=True):
     index: int
-    address: str
+    address: Address
     settings: Settings
     num_on_device: int = 1  # replicas that share this one's device
-    shared_fd: int | None = None  # the handle of the memory that both processes share, inherited
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"
@@ -44,7 +43,7 @@ def main() -> None:
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    run(ZmqEngineServer(spec.address, spec.shared_fd), lambda: _create_engine(spec))
+    run(ZmqEngineServer(spec.address), lambda: _create_engine(spec))
 
 
 def _create_engine(spec: ReplicaSpec) -> Engine:

@@ -12,15 +12,16 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from asr_server.core import ChunkId, Credit, DecodingOptions, Submit
-from asr_server.transport.channels import ZmqEngineClient, ZmqEngineServer
 from asr_server.transport.shared_memory import (
     ALIGNMENT,
     KEPT_BYTES,
     SharedMemoryReader,
     SharedMemoryWriter,
 )
+from asr_server.transport.zeromq import ZmqEngineClient, ZmqEngineServer
 
 MIB = 1 << 20
 
@@ -123,7 +124,7 @@ def test_a_place_in_use_or_a_length_beyond_the_end_is_refused(writer: SharedMemo
 async def test_samples_cross_in_shared_memory_and_are_released_when_dropped() -> None:
     client = ZmqEngineClient()
     assert client.shared is not None
-    server = ZmqEngineServer(client.address, os.dup(client.shared.fd))
+    server = ZmqEngineServer(replace(client.address, shared_fd=os.dup(client.shared.fd)))
     server.send(Credit(1))
     assert await client.receive() == Credit(1)
     samples = np.linspace(-1, 1, 480_000, dtype=np.float32)
@@ -146,7 +147,7 @@ async def test_what_finds_no_room_goes_along_with_its_message() -> None:
     assert client.shared is not None
     client.shared.close()
     client.shared = SharedMemoryWriter(MIB)
-    server = ZmqEngineServer(client.address, os.dup(client.shared.fd))
+    server = ZmqEngineServer(replace(client.address, shared_fd=os.dup(client.shared.fd)))
     server.send(Credit(1))
     await client.receive()
     samples = np.linspace(-1, 1, 480_000, dtype=np.float32)

@@ -1,0 +1,193 @@
+"""Both ends of the connection for processes of one host: ZeroMQ over Unix sockets in a private folder.
+
+Samples cross in memory that both processes share, see `shared_memory`. What finds no room there goes along
+in frames, each of which is copied once into ZeroMQ's own memory, so that the sender holds nothing after it.
+`tcp.py` builds the ends for several hosts on these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Final
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from asr_server.core import Command, Event, Heartbeat, Released
+from asr_server.transport import wire
+from asr_server.transport.curve import CurveKeys
+from asr_server.transport.shared_memory import (
+    SharedMemoryReader,
+    SharedMemoryWriter,
+    create_shared_memory,
+)
+from asr_server.transport.socket_folder import SocketFolder
+
+CONNECT_LIMIT_MS: Final = 5000  # a replica whose other socket has not connected by then has died
+FILE_HANDLES: Final = 32  # more than the sockets of one replica need at this end
+MAX_HEARTBEATS_QUEUED: Final = 60  # while the API process stands still; more are dropped
+
+logger = logging.getLogger(__name__)
+
+
+class Address(msgspec.Struct, frozen=True):
+    """What a replica needs to connect. It has keys: it goes by pipe or as an argument of a call."""
+
+    events: str
+    commands: str
+    shared_fd: int | None = None  # the handle of the memory that both processes share, inherited
+    keys: CurveKeys | None = None
+
+
+class ZmqEngineClient:
+    """Binds a pair of sockets for one incarnation of a replica; a restarted one gets a new pair."""
+
+    address: Address
+
+    def __init__(self) -> None:
+        """Raises OSError: no file handles, no space, or a folder whose path is too long for a socket."""
+        _require_file_handles()
+        self.shared: SharedMemoryWriter | None = None
+        self._context = zmq.Context()
+        self._events = zmq.asyncio.Socket(self._context, zmq.PULL)
+        self._commands = self._context.socket(zmq.PUSH)
+        self._events.setsockopt(zmq.RCVHWM, 0)
+        self._commands.setsockopt(zmq.SNDHWM, 0)
+        self._is_connected = False
+        try:
+            self._listen()
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _listen(self) -> None:
+        """Binds both sockets and sets `address`."""
+        self._folder = SocketFolder()
+        self.shared = create_shared_memory()
+        prefix = f"ipc://{self._folder.path}/"
+        shared_fd = self.shared.fd if self.shared is not None else None
+        self.address = Address(prefix + "events", prefix + "commands", shared_fd)
+        self._events.bind(self.address.events)
+        self._commands.bind(self.address.commands)
+
+    def send(self, command: Command) -> None:
+        """Raises zmq.Again when the replica is not connected."""
+        self._commands.send_multipart(
+            wire.commands.encode(command, self.shared), flags=zmq.DONTWAIT, copy=True
+        )
+
+    async def receive(self) -> Event:
+        """The next event; once it is here, commands can be sent too. Drops and logs what is no event."""
+        while True:
+            frames = await self._events.recv_multipart()
+            try:
+                event = wire.events.decode(frames)
+            except wire.MalformedMessage as error:
+                logger.warning("a message that is no event was dropped: %s", error)
+                continue
+            if not self._is_connected:
+                await self._wait_until_connected()
+            if not isinstance(event, Released):
+                return event
+            self._release(event)
+
+    def _release(self, event: Released) -> None:
+        if self.shared is not None:
+            for offset in event.offsets:
+                self.shared.release(offset)
+
+    async def _wait_until_connected(self) -> None:
+        """The two sockets connect each at its own pace: an event may come before commands can go."""
+        poller = zmq.asyncio.Poller()
+        poller.register(self._commands, zmq.POLLOUT)
+        await poller.poll(CONNECT_LIMIT_MS)
+        self._is_connected = True
+
+    def close(self) -> None:
+        self._commands.close(linger=0)
+        self._events.close(linger=0)
+        self._context.term()
+        if hasattr(self, "_folder"):
+            self._folder.remove()
+        if self.shared is not None:
+            self.shared.close()
+
+
+def _require_file_handles() -> None:
+    """libzmq ends the whole process when it finds no file handle; this raises OSError before it tries."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(FILE_HANDLES):
+            opened.enter_context(open(os.devnull))
+
+
+class ZmqEngineServer:
+    def __init__(self, address: Address) -> None:
+        """The handle of the shared memory, where there is one, is closed here."""
+        self._shared: SharedMemoryReader | None = None
+        if address.shared_fd is not None:
+            self._shared = SharedMemoryReader(address.shared_fd)
+            os.close(address.shared_fd)
+        self._address = address
+        self._context = zmq.Context()
+        self._events = self._connect(zmq.PUSH, address.events)
+        self._commands = self._connect(zmq.PULL, address.commands)
+
+    def _connect(self, kind: int, endpoint: str, max_queued: int = 0) -> zmq.Socket[bytes]:
+        """Args: max_queued: messages; 0: no limit."""
+        socket = self._context.socket(kind)
+        self._configure(socket)
+        socket.setsockopt(zmq.SNDHWM if kind == zmq.PUSH else zmq.RCVHWM, max_queued)
+        socket.connect(endpoint)
+        return socket
+
+    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+        """Called before the socket connects."""
+
+    def receive(self, wait_s: float) -> list[Command]:
+        """Drops and logs what is no command."""
+        self._tell_released()
+        received: list[Command] = []
+        if not self._commands.poll(timeout=int(wait_s * 1000)):
+            return received
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames = self._commands.recv_multipart(flags=zmq.DONTWAIT, copy=False)
+                try:
+                    received.append(wire.commands.decode([frame.buffer for frame in frames], self._shared))
+                except wire.MalformedMessage as error:
+                    logger.warning("a message that is no command was dropped: %s", error)
+        return received
+
+    def _tell_released(self) -> None:
+        if self._shared is not None and (offsets := self._shared.take_released()):
+            self.send(Released(tuple(offsets)))
+
+    def send(self, event: Event) -> None:
+        self._events.send_multipart(wire.events.encode(event))
+
+    def heartbeat_sender(self) -> ZmqHeartbeatSender:
+        """ZeroMQ's sockets belong to one thread each, so this one is of its own."""
+        return ZmqHeartbeatSender(self._connect(zmq.PUSH, self._address.events, MAX_HEARTBEATS_QUEUED))
+
+    def close(self) -> None:
+        self._commands.close(linger=0)
+        self._events.close(linger=1000)
+        self._context.term()
+
+
+class ZmqHeartbeatSender:
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart(wire.events.encode(heartbeat), flags=zmq.DONTWAIT)
+
+    def close(self) -> None:
+        self._socket.close(linger=100)
