@@ -29,6 +29,7 @@ class Chunk(msgspec.Struct, frozen=True):
     index: int  # 0, 1, 2 ... within the file
     start_sample: int  # from the start of the file
     samples: Samples
+    channel: int = 0  # of the file, where its channels are kept apart
 
     @property
     def start_s(self) -> float:
@@ -226,6 +227,7 @@ class Segment(msgspec.Struct, frozen=True):
     compression_ratio: float
     no_speech_prob: float
     words: tuple[Word, ...] = ()  # where word times were asked for
+    speaker: str | None = None  # where each channel of the file is a speaker
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -235,7 +237,9 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class TranscriptDelta(msgspec.Struct, frozen=True):
-    """The final text of one chunk, in file order: what a stream may send and never take back."""
+    """Final text, in file order: what a stream may send and never take back. One for each chunk, and more
+    where channels are kept apart.
+    """
 
     text: str
     segments: tuple[Segment, ...]
@@ -243,7 +247,7 @@ class TranscriptDelta(msgspec.Struct, frozen=True):
     language: str | None
     num_audio_tokens: int
     num_text_tokens: int
-    end_s: float  # of the chunk, in the file: everything before is final
+    end_s: float  # in the file: everything before is final
 
 
 class Transcript(msgspec.Struct, frozen=True):

@@ -20,6 +20,12 @@ class InvalidValue(RequestError):
     """A field is unknown, out of range or does not go with another."""
 
 
+class NotStereo(InvalidValue):
+    """Channels are to be kept apart, and the file has not two of them."""
+
+    param = "channels"
+
+
 class InvalidAudio(RequestError):
     """Not audio, damaged beyond reading, or without an audio stream."""
 

@@ -7,9 +7,16 @@ from typing import Final
 from pydantic import BaseModel
 
 from asr_server.api.schemas import TextDelta, TextDone
-from asr_server.core import Transcript, TranscriptDelta
-from asr_server.formats import RenderOptions, languages_body, logprobs_body, verbose_body
+from asr_server.core import Segment, Transcript, TranscriptDelta
+from asr_server.formats import (
+    RenderOptions,
+    diarized_segment,
+    languages_body,
+    logprobs_body,
+    verbose_body,
+)
 from asr_server.formats.bodies import TokensUsage
+from asr_server.transcription.text import continuation
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 
@@ -23,12 +30,19 @@ class EventWriter:
         with_usage: bool,
         with_running_usage: bool,
         verbose: RenderOptions | None = None,
+        diarized: bool = False,
     ) -> None:
-        """`verbose`: the last event carries what verbose_json has too."""
+        """
+        Args:
+            verbose: the last event carries what verbose_json has too.
+            diarized: each segment is a delta, and an event that names its speaker.
+        """
         self._with_logprobs = with_logprobs
         self._with_usage = with_usage
         self._with_running_usage = with_running_usage
         self._verbose = verbose
+        self._diarized = diarized
+        self._text = ""  # of the segments so far
         self._num_audio_tokens = 0
         self._num_text_tokens = 0
 
@@ -38,6 +52,8 @@ class EventWriter:
         self._num_text_tokens += delta.num_text_tokens
         if not delta.text:
             return b""
+        if self._diarized:
+            return b"".join(self._segment(segment, delta.language) for segment in delta.segments)
         return event(
             TextDelta(
                 delta=delta.text,
@@ -45,6 +61,12 @@ class EventWriter:
                 usage=self._usage() if self._with_running_usage else None,
             )
         )
+
+    def _segment(self, segment: Segment, language: str | None) -> bytes:
+        text, completed = continuation(self._text, segment.text, language), diarized_segment(segment)
+        self._text += text
+        usage = self._usage() if self._with_running_usage else None
+        return event(TextDelta(delta=text, segment_id=completed.id, usage=usage)) + event(completed)
 
     def done(self, transcript: Transcript) -> bytes:
         body = TextDone(

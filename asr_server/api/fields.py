@@ -30,6 +30,9 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
     _check_stream(fields)
     if isinstance(fields, TranscriptionFields):
         _check_combinations(fields)
+        _check_speakers(fields)
+    elif fields.response_format == "diarized_json":
+        raise InvalidValue("response_format diarized_json is for transcriptions only.", "response_format")
     return fields
 
 
@@ -89,8 +92,6 @@ def _invalid(error: ValidationError) -> InvalidValue:
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         message = f"Unknown field '{param[:_MAX_QUOTED]}'. {naming('unknown_fields')} can be ignore."
         return InvalidValue(message, param)
-    if field == "response_format" and first["input"] == "diarized_json":
-        return InvalidValue("response_format 'diarized_json' is not supported: no diarization here.", param)
     value = str(first["input"])[:_MAX_QUOTED]
     return InvalidValue(f"Invalid value for '{param}': '{value}'. {first['msg']}.", param)
 
@@ -100,8 +101,8 @@ def _on_the_wire(field: str) -> str:
 
 
 def _check_stream(fields: AudioFields) -> None:
-    if fields.stream and fields.response_format not in ("json", "text"):
-        raise InvalidValue("'stream' goes with response_format json or text only.", "stream")
+    if fields.stream and fields.response_format not in ("json", "text", "diarized_json"):
+        raise InvalidValue("'stream' goes with response_format json, text or diarized_json only.", "stream")
 
 
 def _check_combinations(fields: TranscriptionFields) -> None:
@@ -122,3 +123,28 @@ def _check_combinations(fields: TranscriptionFields) -> None:
         raise InvalidValue("'include[]' goes with response_format json only.", "include[]")
     if fields.language.strip().lower() not in ("", AUTO) and fields.languages:
         raise InvalidValue("'languages[]' are candidates for detection: not with 'language'.", "languages[]")
+
+
+def _check_speakers(fields: TranscriptionFields) -> None:
+    """Channels alone tell speakers apart."""
+    if fields.channels == "split":
+        _check_split(fields)
+        return
+    needs = (
+        "needs channels=split, a stereo file with a speaker in each channel: voices are not told apart here"
+    )
+    if fields.response_format == "diarized_json":
+        raise InvalidValue(f"response_format 'diarized_json' {needs}.", "response_format")
+    if fields.known_speaker_names:
+        raise InvalidValue(f"'known_speaker_names[]' {needs}.", "known_speaker_names[]")
+
+
+def _check_split(fields: TranscriptionFields) -> None:
+    names = fields.known_speaker_names
+    if names and (len(names) != 2 or names[0] == names[1]):
+        raise InvalidValue(
+            "'known_speaker_names[]' are two different names: of the left and of the right channel.",
+            "known_speaker_names[]",
+        )
+    if fields.include:
+        raise InvalidValue("'include[]' does not go with channels=split.", "include[]")

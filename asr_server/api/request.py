@@ -7,7 +7,13 @@ from typing import TypeVar
 
 from asr_server.api.events import EventWriter
 from asr_server.api.fields import parse_fields, split_unknown
-from asr_server.api.schemas import LAYOUT_FIELDS, AudioFields, TranscriptionFields, TranslationFields
+from asr_server.api.schemas import (
+    DEFAULT_SPEAKERS,
+    LAYOUT_FIELDS,
+    AudioFields,
+    TranscriptionFields,
+    TranslationFields,
+)
 from asr_server.config import Settings, naming
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue, ModelNotFound
@@ -28,11 +34,16 @@ class TranscriptionRequest:
     with_running_usage: bool
     with_segments: bool
     ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
+    speakers: tuple[str, ...]  # by channel; empty: the channels are mixed
 
     def event_writer(self) -> EventWriter:
         verbose = self.render_options if self.with_segments else None
         return EventWriter(
-            self.render_options.with_logprobs, self.with_usage, self.with_running_usage, verbose
+            self.render_options.with_logprobs,
+            self.with_usage,
+            self.with_running_usage,
+            verbose,
+            self.response_format == "diarized_json",
         )
 
 
@@ -58,7 +69,8 @@ def parse_transcription_request(
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_sampling(fields, settings),  # type: ignore[arg-type]
     )
-    return _request(fields, options, ignored, render_options)
+    speakers = tuple(fields.known_speaker_names) or DEFAULT_SPEAKERS
+    return _request(fields, options, ignored, render_options, speakers if fields.channels == "split" else ())
 
 
 def parse_translation_request(
@@ -130,6 +142,7 @@ def _request(
     options: DecodingOptions,
     ignored_fields: tuple[str, ...],
     render_options: RenderOptions = DEFAULTS,
+    speakers: tuple[str, ...] = (),
 ) -> TranscriptionRequest:
     return TranscriptionRequest(
         options,
@@ -140,4 +153,5 @@ def _request(
         fields.stream_continuous_usage_stats,
         fields.stream_include_segments,
         ignored_fields,
+        speakers,
     )

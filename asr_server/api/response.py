@@ -32,6 +32,7 @@ RequestParser = Callable[[list[tuple[str, str]], Transcriber, Settings], Transcr
 _MEDIA_TYPES: Final = {
     "json": "application/json",
     "verbose_json": "application/json",
+    "diarized_json": "application/json",
     "text": "text/plain",
     "srt": "application/x-subrip",
     "vtt": "text/vtt",
@@ -94,10 +95,10 @@ async def _transcribing(
 ) -> AsyncIterator[TranscriptionSession]:
     """Holds a place among the requests in flight and the upload, both only while the block runs."""
     with closing(form), state.admission.acquire():
-        recording = Recording(await form.upload.source(), state.audio_limits)
+        recording = Recording(await form.upload.source(), state.audio_limits, bool(request.speakers))
         async with (
             cancel_on_disconnect(receive),
-            state.transcriber.transcribe(recording, request.options) as session,
+            state.transcriber.transcribe(recording, request.options, request.speakers) as session,
         ):
             yield session
 

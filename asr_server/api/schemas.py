@@ -9,17 +9,21 @@ import contextlib
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from asr_server.formats import ResponseFormat
 from asr_server.formats.bodies import Language, Logprob, TokensUsage, VerboseSegment, VerboseWord
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
-ARRAY_FIELDS: Final = frozenset({"include", "keywords", "languages", "timestamp_granularities"})
+ARRAY_FIELDS: Final = frozenset(
+    ("include", "keywords", "known_speaker_names", "languages", "timestamp_granularities")
+)
 LAYOUT_FIELDS: Final = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
-SPEAKERS: Final = "this server does not tell speakers apart"
-NOT_SERVED: Final = {"known_speaker_names": SPEAKERS, "known_speaker_references": SPEAKERS}
+NOT_SERVED: Final = {
+    "known_speaker_references": "voices are not recognised here; channels=split makes each channel a speaker"
+}
+DEFAULT_SPEAKERS: Final = ("A", "B")  # of the left and the right channel, as OpenAI labels speakers
 
 
 def _chunking_from_wire(value: Any) -> Any:
@@ -40,6 +44,15 @@ class Chunking(BaseModel):
     threshold: float = Field(0.5, ge=0, le=1)
     prefix_padding_ms: int = Field(300, ge=0)
     silence_duration_ms: int = Field(200, ge=0)
+
+
+def _speaker_name(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("a name is one line of text")
+    return name
+
+
+SpeakerName = Annotated[str, AfterValidator(_speaker_name), Field(max_length=64)]
 
 
 class AudioFields(BaseModel):
@@ -72,6 +85,8 @@ class AudioFields(BaseModel):
 
 
 class TranscriptionFields(AudioFields):
+    channels: Literal["mix", "split"] = "mix"  # ours; split: each of two channels is a speaker
+    known_speaker_names: list[SpeakerName] = []  # of the left and the right channel
     language: str = ""
     languages: list[str] = []
     keywords: list[str] = []
@@ -96,6 +111,7 @@ class TranslationFields(AudioFields):
 class TextDelta(BaseModel):
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     delta: str
+    segment_id: str | None = None  # with diarized_json
     logprobs: list[Logprob] | None = None
     usage: TokensUsage | None = None
 

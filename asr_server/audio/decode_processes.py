@@ -47,6 +47,13 @@ POLL_MS = 20  # how soon a closed recording is noticed while its decode process 
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
+class DecodeTask(msgspec.Struct):
+    """Goes to a decode process with the file."""
+
+    limits: AudioLimits
+    split_channels: bool
+
+
 class Opened(msgspec.Struct):
     """Comes before the first samples."""
 
@@ -207,11 +214,14 @@ class RemoteStream:
     that the system has ended is replaced once; what had been read already is decoded anew and left out.
     """
 
-    def __init__(self, fd: int, limits: AudioLimits, closed: threading.Event) -> None:
+    def __init__(
+        self, fd: int, limits: AudioLimits, closed: threading.Event, split_channels: bool = False
+    ) -> None:
         """Raises DecodingUnavailable."""
         self.truncated = False
         self.duration_s: float | None = None
-        self._fd, self._limits, self._closed = fd, limits, closed
+        self._fd, self._task, self._closed = fd, DecodeTask(limits, split_channels), closed
+        self._shape = (-1, 2) if split_channels else (-1,)  # of a block
         self._ended = False
         self._content = np.empty(0, np.uint8)
         self._num_read = self._num_to_skip = 0
@@ -226,7 +236,7 @@ class RemoteStream:
             samples = self._read_block()
         except ConnectionError as error:
             self._replace(error)
-            return np.empty(0, np.float32)
+            return np.empty(0, np.float32).reshape(self._shape)
         if samples is None:
             return None
         num_skipped = min(len(samples), self._num_to_skip)
@@ -251,7 +261,7 @@ class RemoteStream:
             self.duration_s = msgspec.msgpack.decode(content.data, type=Opened).duration_s
             kind, content = self._receive_answer()
         if kind == SAMPLES:
-            return content.view(np.float32)
+            return content.view(np.float32).reshape(self._shape)
         self._ended = True
         if kind == REFUSED:
             raise _error(content)
@@ -277,7 +287,7 @@ class RemoteStream:
 
     def _take(self) -> DecodeProcess:
         try:
-            return decode_processes.take(msgspec.msgpack.encode(self._limits), self._fd)
+            return decode_processes.take(msgspec.msgpack.encode(self._task), self._fd)
         except OSError as error:
             logger.error("no decode process can be started: %s", error)
             raise DecodingUnavailable("No process that decodes the file can be started.") from error

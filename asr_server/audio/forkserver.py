@@ -24,13 +24,14 @@ from asr_server.audio.decode_processes import (
     REFUSED,
     SAMPLES,
     STATUS,
+    DecodeTask,
     Finished,
     Opened,
     Refused,
 )
 from asr_server.audio.decoders.base import CannotOpen
 from asr_server.audio.decoders.ffmpeg import FfmpegDecoder
-from asr_server.audio.limits import AudioLimits, invalid_audio
+from asr_server.audio.limits import invalid_audio
 from asr_server.audio.stream import DecodedStream
 from asr_server.child_process import leave_stopping_to_the_parent
 from asr_server.core import SAMPLE_RATE
@@ -110,12 +111,12 @@ def serve(connection: socket.socket) -> None:
         if not message:
             return
         try:
-            decode(connection, fds[0], msgspec.msgpack.decode(message, type=AudioLimits))
+            decode(connection, fds[0], msgspec.msgpack.decode(message, type=DecodeTask))
         finally:
             os.close(fds[0])
 
 
-def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
+def decode(connection: socket.socket, fd: int, task: DecodeTask) -> None:
     """Answers each request for a block of one file.
 
     Raises:
@@ -127,10 +128,10 @@ def decode(connection: socket.socket, fd: int, limits: AudioLimits) -> None:
         while _asked(connection):
             _set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
             if stream is None:
-                stream = _open(fd, limits)
+                stream = _open(fd, task)
                 _answer(connection, OPENED, msgspec.msgpack.encode(Opened(stream.duration_s)))
             answer = _gathered(stream)
-            limits.check_work(time.process_time() - started_at_s)
+            task.limits.check_work(time.process_time() - started_at_s)
             _set_alarms(0, 0)
             if not answer:
                 return _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))
@@ -166,9 +167,9 @@ def _asked(connection: socket.socket) -> bool:
     return True
 
 
-def _open(fd: int, limits: AudioLimits) -> DecodedStream:
+def _open(fd: int, task: DecodeTask) -> DecodedStream:
     try:
-        return DecodedStream(FfmpegDecoder(f"/dev/fd/{fd}"), limits)
+        return DecodedStream(FfmpegDecoder(f"/dev/fd/{fd}"), task.limits, task.split_channels)
     except CannotOpen as error:
         raise invalid_audio("The file is not audio, or damaged beyond reading.") from error
 

@@ -1,13 +1,19 @@
-"""Decodes one recording into chunks, slice by slice. `pool.py` runs the slices in its threads."""
+"""Decodes one recording into chunks, slice by slice. `pool.py` runs the slices in its threads.
+
+Where its two channels are kept apart, both are cut from the same pass, each at its own quiet points.
+"""
 
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from asr_server.audio.decode_processes import RemoteStream
 from asr_server.audio.decoders.auto import open_native
@@ -15,7 +21,7 @@ from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
 from asr_server.audio.source import Source, open_source
 from asr_server.audio.split import Splitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
-from asr_server.core import SAMPLE_RATE, Piece
+from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
 MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
@@ -42,7 +48,9 @@ class Recording:
     block.
     """
 
-    def __init__(self, source: Source, limits: AudioLimits | None = None) -> None:
+    def __init__(
+        self, source: Source, limits: AudioLimits | None = None, split_channels: bool = False
+    ) -> None:
         self.truncated = False
         self.warnings: list[str] = []
         self.work_s = 0.0
@@ -51,7 +59,10 @@ class Recording:
         self._limits = limits or AudioLimits()
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
-        self._splitter = Splitter(self._limits.chunk_samples)
+        self._split_channels = split_channels
+        num_streams = 2 if split_channels else 1
+        self._splitters = [Splitter(self._limits.chunk_samples) for _ in range(num_streams)]
+        self._numbers = itertools.count()  # of chunks, whatever their channel
         self._finished = False
         self._closed = threading.Event()
         self._inside = threading.Lock()
@@ -59,12 +70,17 @@ class Recording:
     @property
     def duration_s(self) -> float:
         """Seconds decoded so far; the file's exact length once finished."""
-        return self._splitter.num_samples / SAMPLE_RATE
+        return self._splitters[0].num_samples / SAMPLE_RATE
+
+    @property
+    def settled_s(self) -> float:
+        """Every chunk that begins before has been given, whatever its channel."""
+        return min(splitter.num_settled for splitter in self._splitters) / SAMPLE_RATE
 
     @property
     def held_bytes(self) -> int:
         """Samples decoded but not yet in a chunk."""
-        return self._splitter.held_bytes
+        return sum(splitter.held_bytes for splitter in self._splitters)
 
     def next_slice(self, max_chunks: int = 1) -> DecodeSlice:
         """Decodes on until a chunk is ready, or several if they come fast: as many as the caller has room
@@ -103,7 +119,7 @@ class Recording:
         pieces: list[Piece] = []
         started_at, started_work_at_s = time.monotonic(), time.thread_time()
         spent_s = worked_s = 0.0
-        if not self._splitter.num_chunks:
+        if not any(splitter.num_chunks for splitter in self._splitters):
             max_pieces = 1
         while not self._finished and len(pieces) < max_pieces:
             if spent_s > (FILLED_SLICE_S if pieces else MAX_SLICE_S):
@@ -124,14 +140,31 @@ class Recording:
         samples = self._stream.read()
         self.expected_duration_s = self._stream.duration_s
         if samples is not None:
-            return self._splitter.push(samples)
+            return self._push(samples)
         self._finished = True
         self._note_damage()
         if self.duration_s < MIN_AUDIO_S:
             raise AudioTooShort(
                 f"The audio is {self.duration_s:g} s long; at least {MIN_AUDIO_S} s are needed."
             )
-        return self._splitter.finish()
+        return [
+            self._numbered(piece, channel)
+            for channel, splitter in enumerate(self._splitters)
+            for piece in splitter.finish()
+        ]
+
+    def _push(self, samples: Samples) -> list[Piece]:
+        channels = samples.T if self._split_channels else (samples,)
+        return [
+            self._numbered(piece, channel)
+            for channel, (splitter, of_channel) in enumerate(zip(self._splitters, channels, strict=True))
+            for piece in splitter.push(of_channel)
+        ]
+
+    def _numbered(self, piece: Piece, channel: int) -> Piece:
+        if isinstance(piece, Chunk):
+            return msgspec.structs.replace(piece, index=next(self._numbers), channel=channel)
+        return piece
 
     def _open(self) -> Stream:
         if self._source is None:
@@ -140,7 +173,7 @@ class Recording:
         decoder = open_native(self._file.fileno())
         if decoder is None:
             return self._open_remote()
-        return FallbackStream(DecodedStream(decoder, self._limits), self._open_remote)
+        return FallbackStream(DecodedStream(decoder, self._limits, self._split_channels), self._open_remote)
 
     def _open_file(self, source: Source) -> io.FileIO:
         try:
@@ -153,7 +186,7 @@ class Recording:
 
     def _open_remote(self) -> Stream:
         assert self._file is not None
-        return RemoteStream(self._file.fileno(), self._limits, self._closed)
+        return RemoteStream(self._file.fileno(), self._limits, self._closed, self._split_channels)
 
     def _note_damage(self) -> None:
         if self._stream and self._stream.truncated:
@@ -165,5 +198,6 @@ class Recording:
             self._stream.close()
         if self._file is not None:
             self._file.close()
-        self._splitter.drop()
+        for splitter in self._splitters:
+            splitter.drop()
         self._source = self._stream = self._file = None

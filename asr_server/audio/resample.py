@@ -1,4 +1,4 @@
-"""Converts blocks of any sample rate and number of channels to 16 kHz mono. Used by `stream.py`."""
+"""Converts blocks of any sample rate to 16 kHz, their channels mixed or kept apart. Used by `stream.py`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ class Mono16k:
         """`is_float`: the samples may be anything, NaN included."""
         self._num_channels, self._is_float = num_channels, is_float
         self._mono = np.empty(0, np.float32)
-        self._resampler = (
-            None
-            if sample_rate == SAMPLE_RATE
-            else soxr.ResampleStream(sample_rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
-        )
+        self._resampler = _resampler(sample_rate, 1)
 
     def push(self, block: Block) -> Samples:
         """[frames, channels] in, [samples] out; the filter holds some back until `finish`."""
@@ -37,8 +33,7 @@ class Mono16k:
         return mono if self._resampler is None else self._resampler.resample_chunk(mono)
 
     def finish(self) -> Samples:
-        empty = np.empty(0, np.float32)
-        return empty if self._resampler is None else self._resampler.resample_chunk(empty, last=True)
+        return _rest(self._resampler, np.empty(0, np.float32))
 
     def _mixed(self, block: Block) -> Samples:
         """The mean over channels. `block.mean(axis=1)` costs more than decoding MP3 does, and a matrix
@@ -54,9 +49,38 @@ class Mono16k:
             return np.multiply(mono, np.float32(1 / self._num_channels), out=mono)
 
 
-def _finite(mono: Samples) -> Samples:
+class Stereo16k:
+    """Keeps two channels apart: each is resampled as `Mono16k` would resample it alone."""
+
+    def __init__(self, sample_rate: int, is_float: bool = True) -> None:
+        self._is_float = is_float
+        self._resampler = _resampler(sample_rate, 2)
+
+    def push(self, block: Block) -> Samples:
+        """[frames, 2] in, [samples, 2] out; the filter holds some back until `finish`."""
+        block = _finite(block) if self._is_float else block
+        return (
+            np.ascontiguousarray(block) if self._resampler is None else self._resampler.resample_chunk(block)
+        )
+
+    def finish(self) -> Samples:
+        return _rest(self._resampler, np.empty((0, 2), np.float32))
+
+
+def _resampler(sample_rate: int, num_channels: int) -> soxr.ResampleStream | None:
+    if sample_rate == SAMPLE_RATE:
+        return None
+    return soxr.ResampleStream(sample_rate, SAMPLE_RATE, num_channels, dtype="float32", quality="HQ")
+
+
+def _rest(resampler: soxr.ResampleStream | None, empty: Samples) -> Samples:
+    return empty if resampler is None else resampler.resample_chunk(empty, last=True)
+
+
+def _finite(samples: Samples) -> Samples:
     """One NaN would silence the whole filter."""
+    flat = samples.ravel(order="K")  # no copy
     with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(float(np.einsum("i,i->", mono, mono))):
-            return mono
-    return np.clip(np.nan_to_num(mono, nan=0.0, posinf=0.0, neginf=0.0), -_LOUDEST, _LOUDEST)
+        if math.isfinite(float(np.einsum("i,i->", flat, flat))):
+            return samples
+    return np.clip(np.nan_to_num(samples, nan=0.0, posinf=0.0, neginf=0.0), -_LOUDEST, _LOUDEST)

@@ -53,6 +53,11 @@ class Splitter:
         return self._start + self._num_held
 
     @property
+    def num_settled(self) -> int:
+        """Samples from the start of which every chunk has been given."""
+        return self._start
+
+    @property
     def held_bytes(self) -> int:
         return 4 * self._num_held
 

@@ -1,4 +1,7 @@
-"""Reads a file as 16 kHz mono blocks and checks the limits on the way. Used by `recording.py`."""
+"""Reads a file as blocks of 16 kHz, mixed or two channels apart, and checks the limits on the way.
+
+Used by `recording.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Protocol
 
 from asr_server.audio.decoders.base import Decoder
 from asr_server.audio.limits import AudioLimits
-from asr_server.audio.resample import Mono16k
+from asr_server.audio.resample import Mono16k, Stereo16k
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.errors import InvalidAudio
+from asr_server.errors import InvalidAudio, NotStereo
 
 
 class Stream(Protocol):
@@ -26,7 +29,9 @@ class Stream(Protocol):
         ...
 
     def read(self) -> Samples | None:
-        """The next block, perhaps empty; None is the end. The next call may use its memory again."""
+        """The next block, [samples] or with channels apart [samples, 2], perhaps empty; None is the end. The
+        next call may use its memory again.
+        """
         ...
 
     def close(self) -> None: ...
@@ -35,10 +40,10 @@ class Stream(Protocol):
 class DecodedStream:
     """A decoder in this process."""
 
-    def __init__(self, decoder: Decoder, limits: AudioLimits) -> None:
+    def __init__(self, decoder: Decoder, limits: AudioLimits, split_channels: bool = False) -> None:
         limits.check_layout(decoder.sample_rate, decoder.num_channels)
         self._decoder, self._limits = decoder, limits
-        self._mono = Mono16k(decoder.sample_rate, decoder.num_channels, decoder.is_float)
+        self._to_16k = _stereo(decoder) if split_channels else _mono(decoder)
         self._num_bytes = self._num_samples = 0
         self._blocks: Iterator[Samples] = itertools.chain(self.body(), self.tail())
 
@@ -61,11 +66,11 @@ class DecodedStream:
         """Everything but the last few samples."""
         while len(block := self._decoder.read()):
             self._num_bytes += block.nbytes
-            yield self._counted(self._mono.push(block))
+            yield self._counted(self._to_16k.push(block))
 
     def tail(self) -> Iterator[Samples]:
         """The last few samples, which the resampling filter holds back until it knows what follows."""
-        yield self._counted(self._mono.finish())
+        yield self._counted(self._to_16k.finish())
 
     def close(self) -> None:
         self._blocks = iter(())  # the generator and this object hold each other, and the decoder's memory
@@ -75,6 +80,20 @@ class DecodedStream:
         self._num_samples += len(samples)
         self._limits.check_decoded(self._num_bytes, self._num_samples / SAMPLE_RATE)
         return samples
+
+
+def _mono(decoder: Decoder) -> Mono16k:
+    return Mono16k(decoder.sample_rate, decoder.num_channels, decoder.is_float)
+
+
+def _stereo(decoder: Decoder) -> Stereo16k:
+    if decoder.num_channels != 2:
+        plural = "" if decoder.num_channels == 1 else "s"
+        raise NotStereo(
+            f"channels=split takes files of two channels, a speaker in each; this one has "
+            f"{decoder.num_channels} channel{plural}."
+        )
+    return Stereo16k(decoder.sample_rate, decoder.is_float)
 
 
 class FallbackStream:

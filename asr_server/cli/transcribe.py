@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asr_server.formats import SubtitleLayout
 
 INTERRUPTED: Final = 130
-FORMATS: Final = ("text", "json", "verbose_json", "srt", "vtt")
+FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt")
 EMBEDDED_HINT: Final = (
     f"transcribing with the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}; "
     "for speech use --model turbo"
@@ -71,7 +71,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     "output_dir",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="where NAME.txt, .srt, .vtt, .json or .verbose.json are written  [default: standard output]",
+    help="where NAME.txt, .srt, .vtt, .json ... are written  [default: standard output]",
 )
 @click.option(
     "--manifest",
@@ -104,6 +104,20 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     is_flag=True,
     help="the text so far as the prompt of each chunk, which takes one after another",
 )
+@click.option(
+    "--channels",
+    type=click.Choice(("mix", "split")),
+    default="mix",
+    show_default=True,
+    help="split: each channel of a stereo recording is a speaker",
+)
+@click.option(
+    "--speakers",
+    default="A,B",
+    show_default=True,
+    metavar="LEFT,RIGHT",
+    help="who speaks in each channel, with --channels split",
+)
 @click.option("-r", "--recursive", is_flag=True, help="folders with all folders within them")
 @click.option("--skip-existing", is_flag=True, help="leave out inputs whose results are there: to go on")
 @click.option("--overwrite", is_flag=True, help="replace results that are there")
@@ -134,6 +148,7 @@ def transcribe(
     """
     job = {name: options.pop(name) for name in _JOB_OPTIONS}
     job["layout"] = _layout(options)
+    job["speakers"] = _speakers(options, job)
     if skip_existing and overwrite:
         raise click.UsageError("--skip-existing and --overwrite exclude each other.")
     if job["output_dir"] is None and (skip_existing or overwrite or len(job["formats"]) > 1):
@@ -175,6 +190,17 @@ def _layout(options: dict[str, Any]) -> SubtitleLayout:
     if layout.max_line_count and not layout.max_line_width:
         raise click.UsageError("--max-line-count needs --max-line-width.")
     return layout
+
+
+def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[str, ...]:
+    """Takes the options of channels out of all."""
+    is_split = options.pop("channels") == "split"
+    names = tuple(name.strip() for name in options.pop("speakers").split(","))
+    if len(set(filter(str.isprintable, filter(None, names)))) != 2 or len(names) != 2:
+        raise click.UsageError("--speakers are two different names: of the left and of the right channel.")
+    if "diarized_json" in job["formats"] and (not is_split or job["task"] == "translate"):
+        raise click.UsageError("--format diarized_json needs --channels split, and no translation.")
+    return names if is_split else ()
 
 
 def _run(options: dict[str, Any], job: dict[str, Any]) -> int:

@@ -40,18 +40,39 @@ class VerboseSegment(BaseModel):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    speaker: str | None = None  # ours, as in the words: where each channel is a speaker
 
 
 class VerboseWord(BaseModel):
     word: str
     start: float
     end: float
+    speaker: str | None = None
+
+
+class DiarizedSegment(BaseModel):
+    """In the body, and as an event of a stream."""
+
+    type: Literal["transcript.text.segment"] = "transcript.text.segment"
+    id: str
+    start: float
+    end: float
+    speaker: str
+    text: str
 
 
 class Json(BaseModel):
     text: str
     languages: list[Language]
     logprobs: list[Logprob] | None = None
+    usage: DurationUsage
+
+
+class DiarizedJson(BaseModel):
+    task: Literal["transcribe"] = "transcribe"
+    duration: float
+    text: str
+    segments: list[DiarizedSegment]
     usage: DurationUsage
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from math import inf
 from typing import Final, NamedTuple
 
@@ -51,9 +51,20 @@ class Cue(NamedTuple):
     start_s: float
     end_s: float
     pieces: tuple[Piece, ...]
+    speaker: str | None = None
 
 
-def cues(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Cue]:
+def cues(segments: Sequence[Segment], layout: SubtitleLayout) -> list[Cue]:
+    """In the order in which they begin. Each is of one speaker."""
+    found = (
+        cue._replace(speaker=speaker)
+        for speaker, of_speaker in groupby(segments, key=lambda segment: segment.speaker)
+        for cue in _cues(list(of_speaker), layout)
+    )
+    return sorted(found, key=lambda cue: cue.start_s)
+
+
+def _cues(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Cue]:
     if not layout.needs_words or not any(segment.words for segment in segments):
         for segment in segments:
             yield Cue(segment.start_s, segment.end_s, (Piece(_one_line(segment.text)),))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel
 
-from asr_server.core import Segment, TokenLogprob, Transcript, Word
+from asr_server.core import Segment, TokenLogprob, Transcript
 from asr_server.formats.bodies import (
+    DiarizedJson,
+    DiarizedSegment,
     DurationUsage,
     Json,
     Language,
@@ -22,7 +24,7 @@ from asr_server.formats.bodies import (
 from asr_server.formats.cues import PLAIN_LAYOUT, SubtitleLayout
 from asr_server.formats.subtitles import srt, vtt
 
-ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
+ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ def render(transcript: Transcript, response_format: ResponseFormat, options: Ren
             return _dump(json_body(transcript, options.with_logprobs))
         case "verbose_json":
             return _dump(verbose_body(transcript, options))
+        case "diarized_json":
+            return _dump(diarized_body(transcript))
         case "text":
             return transcript.text
         case "srt":
@@ -73,7 +77,7 @@ def verbose_body(transcript: Transcript, options: RenderOptions = DEFAULTS) -> V
         duration=_seconds(transcript.duration_s),
         text=transcript.text,
         segments=[_segment(segment) for segment in transcript.segments] if options.with_segments else None,
-        words=[_word(word) for word in transcript.words] if options.with_words else None,
+        words=list(_words(transcript)) if options.with_words else None,
         usage=_duration_usage(transcript),
     )
 
@@ -90,11 +94,37 @@ def _segment(segment: Segment) -> VerboseSegment:
         avg_logprob=segment.avg_logprob,
         compression_ratio=segment.compression_ratio,
         no_speech_prob=segment.no_speech_prob,
+        speaker=segment.speaker,
     )
 
 
-def _word(word: Word) -> VerboseWord:
-    return VerboseWord(word=word.text.strip(), start=_seconds(word.start_s), end=_seconds(word.end_s))
+def _words(transcript: Transcript) -> Iterator[VerboseWord]:
+    """In the order in which they begin: the segments of two speakers may overlap."""
+    words = [(word, segment.speaker) for segment in transcript.segments for word in segment.words]
+    for word, speaker in sorted(words, key=lambda each: each[0].start_s):
+        yield VerboseWord(
+            word=word.text.strip(), start=_seconds(word.start_s), end=_seconds(word.end_s), speaker=speaker
+        )
+
+
+def diarized_body(transcript: Transcript) -> DiarizedJson:
+    return DiarizedJson(
+        duration=_seconds(transcript.duration_s),
+        text=transcript.text,
+        segments=[diarized_segment(segment) for segment in transcript.segments],
+        usage=_duration_usage(transcript),
+    )
+
+
+def diarized_segment(segment: Segment) -> DiarizedSegment:
+    assert segment.speaker is not None
+    return DiarizedSegment(
+        id=f"seg_{segment.id + 1:03d}",
+        start=_seconds(segment.start_s),
+        end=_seconds(segment.end_s),
+        speaker=segment.speaker,
+        text=segment.text.strip(),
+    )
 
 
 def _seconds(time_s: float) -> float:

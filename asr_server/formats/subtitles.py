@@ -12,7 +12,7 @@ from asr_server.formats.cues import PLAIN_LAYOUT, Cue, SubtitleLayout, cues
 def srt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> str:
     """SubRip: numbered from 1, commas before the milliseconds, a blank line behind each. Empty for none."""
     return "".join(
-        f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_text(cue, str)}\n\n"
+        f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_labelled(cue)}\n\n"
         for number, cue in enumerate(cues(segments, layout), start=1)
     )
 
@@ -20,10 +20,21 @@ def srt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> s
 def vtt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> str:
     """WebVTT; its text is markup, so that `&`, `<` and `>` are escaped."""
     blocks = (
-        f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n{_text(cue, _escape)}\n\n"
+        f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n{_voiced(cue)}\n\n"
         for cue in cues(segments, layout)
     )
     return "WEBVTT\n\n" + "".join(blocks)
+
+
+def _labelled(cue: Cue) -> str:
+    text = _text(cue, str)
+    return f"{cue.speaker}: {text}" if cue.speaker else text
+
+
+def _voiced(cue: Cue) -> str:
+    """With WebVTT's voice tag around what a speaker says."""
+    text = _text(cue, _escape)
+    return f"<v {_escape(cue.speaker)}>{text}</v>" if cue.speaker else text
 
 
 def _text(cue: Cue, escape: Callable[[str], str]) -> str:

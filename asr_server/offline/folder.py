@@ -22,6 +22,7 @@ ENDINGS: Final[dict[ResponseFormat, str]] = {
     "text": ".txt",
     "json": ".json",
     "verbose_json": ".verbose.json",
+    "diarized_json": ".diarized.json",
     "srt": ".srt",
     "vtt": ".vtt",
 }

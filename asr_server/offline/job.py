@@ -27,6 +27,7 @@ class TranscribeJob:
     word_timestamps: bool = False
     condition_on_previous_text: bool = False
     layout: SubtitleLayout = PLAIN_LAYOUT
+    speakers: tuple[str, ...] = ()  # of each channel; empty: the channels are mixed
     manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
 
     @property

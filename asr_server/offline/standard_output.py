@@ -67,7 +67,7 @@ class StandardOutput:
         content = rendered(transcript, self._format, self._render_options)
         if not self._labelled:
             return content
-        if self._format in ("json", "verbose_json"):
+        if self._format in ("json", "verbose_json", "diarized_json"):
             line = json.dumps({"file": name} | json.loads(content), ensure_ascii=False)
             return line.encode("utf-8", "backslashreplace") + b"\n"
         return f"==> {printable(name)} <==\n".encode() + content + b"\n"

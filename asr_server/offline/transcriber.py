@@ -57,6 +57,7 @@ class LocalTranscriber:
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
         self._transcriber = Transcriber(self._dispatcher, self._pool, tokenizer)
+        self._speakers = job.speakers
         self.options = _decoding_options(job, self._transcriber, settings)
 
     @asynccontextmanager
@@ -72,8 +73,9 @@ class LocalTranscriber:
         self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
     ) -> Transcript:
         """`options` are for this recording alone; None: those of the whole job."""
-        recording = Recording(source, self._limits)
-        async with self._transcriber.transcribe(recording, options or self.options) as session:
+        recording = Recording(source, self._limits, bool(self._speakers))
+        own = options or self.options
+        async with self._transcriber.transcribe(recording, own, self._speakers) as session:
             async for delta in session:
                 on_progress(delta.end_s, recording.expected_duration_s)
             return session.transcript()

@@ -45,6 +45,7 @@ class DecodedPart(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
     num_read: int  # of the result's tokens, from the first
     tail_s: float | None = None  # from the start of the part
+    channel: int = 0
 
 
 def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
@@ -62,14 +63,14 @@ def decode_part(
     There is no tail when this is the last part allowed, nor behind a limit that the client set itself.
     """
     if is_silence(result, options):
-        return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0)
+        return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)
     parser = _TimestampParser(tokenizer, chunk.duration_s)
     may_go_on = options.timestamps and options.max_new_tokens is None and not is_last
     num_read, tail_s = parser.tail(result) if may_go_on else (len(result.tokens), None)
     spans = tuple(parser.spans(result.tokens[:num_read]))
     if result.token_times_s:
         spans = _with_words(spans, result, chunk, tokenizer, spaced=is_spaced(options, result))
-    return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s)
+    return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
 
 
 def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:
@@ -105,7 +106,9 @@ def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
     if part.tail_s is None:
         return None
     first = round(part.tail_s * SAMPLE_RATE)
-    return Chunk(chunk.index, chunk.start_sample + first, chunk.samples[first:])
+    return msgspec.structs.replace(
+        chunk, start_sample=chunk.start_sample + first, samples=chunk.samples[first:]
+    )
 
 
 class _TimestampParser:
@@ -159,17 +162,20 @@ class _TimestampParser:
         return borders[-1] - 1 if borders else None
 
 
-def segments(part: DecodedPart, first_id: int, tokenizer: Tokenizer) -> list[Segment]:
-    """The part's spans on the file's clock. Spans whose text is empty are no segments."""
+def segments(part: DecodedPart, tokenizer: Tokenizer, speaker: str | None = None) -> list[Segment]:
+    """The part's spans on the file's clock. Spans whose text is empty are no segments.
+
+    Their ids count from 0: the session numbers them through the file once they are in order.
+    """
     made: list[Segment] = []
     for span in part.spans:
         text = tokenizer.decode(span.tokens)
         if text.strip():
-            made.append(_segment(part, span, text, first_id + len(made)))
+            made.append(_segment(part, span, text, len(made), speaker))
     return made
 
 
-def _segment(part: DecodedPart, span: Span, text: str, segment_id: int) -> Segment:
+def _segment(part: DecodedPart, span: Span, text: str, segment_id: int, speaker: str | None) -> Segment:
     result = part.result
     return Segment(
         id=segment_id,
@@ -185,6 +191,7 @@ def _segment(part: DecodedPart, span: Span, text: str, segment_id: int) -> Segme
         words=tuple(
             Word(word.text, part.start_s + word.start_s, part.start_s + word.end_s) for word in span.words
         ),
+        speaker=speaker,
     )
 
 

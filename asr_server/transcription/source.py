@@ -15,6 +15,11 @@ class Source(Protocol):
         ...
 
     @property
+    def settled_s(self) -> float:
+        """Every chunk that begins before has been given out, whatever its channel."""
+        ...
+
+    @property
     def truncated(self) -> bool: ...
 
     async def next_slice(self, max_chunks: int) -> DecodeSlice: ...
@@ -29,6 +34,10 @@ class RecordingSource:
     @property
     def duration_s(self) -> float:
         return self._recording.duration_s
+
+    @property
+    def settled_s(self) -> float:
+        return self._recording.settled_s
 
     @property
     def truncated(self) -> bool:
@@ -48,7 +57,7 @@ class ChunkSource:
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
-        self.duration_s = chunk.duration_s
+        self.duration_s = self.settled_s = chunk.duration_s
 
     async def next_slice(self, max_chunks: int) -> DecodeSlice:
         return DecodeSlice([self._chunk], finished=True)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -30,6 +30,7 @@ from asr_server.telemetry import unique_request_id
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly
 from asr_server.transcription.assembly import DecodedPart
+from asr_server.transcription.interleaving import Interleaver
 from asr_server.transcription.language import ENGLISH, Languages, name_of
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.previous_text import PreviousText
@@ -56,13 +57,16 @@ class Transcriber:
 
     @asynccontextmanager
     async def transcribe(
-        self, recording: Recording, options: DecodingOptions
+        self, recording: Recording, options: DecodingOptions, speakers: Sequence[str] = ()
     ) -> AsyncIterator[TranscriptionSession]:
         """Runs the request while the block runs; leaving the block, however, cancels what is unfinished.
 
+        Args:
+            speakers: who speaks in each channel of a recording whose channels are kept apart; else empty.
+
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
-        async with self._run(RecordingSource(self._pool, recording), options) as session:
+        async with self._run(RecordingSource(self._pool, recording), options, speakers) as session:
             yield session
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
@@ -75,9 +79,11 @@ class Transcriber:
         return deltas[0]
 
     @asynccontextmanager
-    async def _run(self, source: Source, options: DecodingOptions) -> AsyncIterator[TranscriptionSession]:
+    async def _run(
+        self, source: Source, options: DecodingOptions, speakers: Sequence[str] = ()
+    ) -> AsyncIterator[TranscriptionSession]:
         handle = self._dispatcher.open(unique_request_id())
-        session = TranscriptionSession(self, handle, source, options)
+        session = TranscriptionSession(self, handle, source, options, speakers)
         try:
             async with asyncio.TaskGroup() as group:
                 session.start(group)
@@ -99,18 +105,22 @@ class TranscriptionSession:
         handle: RequestHandle,
         source: Source,
         options: DecodingOptions,
+        speakers: Sequence[str] = (),
     ) -> None:
         self._tokenizer = transcriber.tokenizer
         self._handle = handle
         self._source = source
         self._options = options
+        self._speakers = speakers  # by channel; empty: they are mixed
         self._language = LanguageDetector(
             options.language or transcriber.languages.only, options.candidate_languages
         )
-        self._previous_text = (
-            PreviousText(options.prompt_tokens) if options.condition_on_previous_text else None
-        )
-        self._pending_parts: asyncio.Queue[asyncio.Task[list[DecodedPart]] | None] = asyncio.Queue()
+        num_channels = max(1, len(speakers))
+        self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
+        # What to wait for, in the order of the file. A number: all before these seconds has been sent.
+        self._pending: asyncio.Queue[asyncio.Task[list[DecodedPart]] | float | None] = asyncio.Queue()
+        self._segments = Interleaver()
+        self._settled_s = 0.0 if speakers else math.inf
         self._running: set[asyncio.Task[None] | asyncio.Task[list[DecodedPart]]] = set()
         self._deltas: list[TranscriptDelta] = []
         self._started_at = time.monotonic()
@@ -125,9 +135,15 @@ class TranscriptionSession:
             task.cancel()
 
     async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
-        """Each chunk's final text, in the order of the file, as soon as all before it is final too."""
-        while task := await self._pending_parts.get():
-            delta = self._delta(await task)
+        """Each chunk's final text, in the order of the file, as soon as all before it is final too. Where
+        channels are kept apart, text comes once every channel has been read as far.
+        """
+        while (pending := await self._pending.get()) is not None:
+            if isinstance(pending, asyncio.Task):
+                delta = self._delta(await pending)
+            else:
+                self._settled_s = pending
+                delta = self._delta([])
             self._deltas.append(delta)
             if delta.text and self._text == delta.text:
                 metrics.first_text_seconds.observe(time.monotonic() - self._started_at)
@@ -146,10 +162,12 @@ class TranscriptionSession:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.
                     task = self._send(group, piece, await self._language.next_language())
-                    if self._previous_text is not None:
+                    if self._options.condition_on_previous_text:
                         await task  # its text is part of the next one's prompt
             finished = decoded.finished
-        self._pending_parts.put_nowait(None)
+            if self._speakers:
+                self._pending.put_nowait(math.inf if finished else self._source.settled_s)
+        self._pending.put_nowait(None)
 
     def _send(
         self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None
@@ -157,27 +175,27 @@ class TranscriptionSession:
         task = group.create_task(self._transcribe_chunk(chunk, language))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        self._pending_parts.put_nowait(task)
+        self._pending.put_nowait(task)
         return task
 
     async def _transcribe_chunk(self, chunk: Chunk, language: str | None) -> list[DecodedPart]:
         """One chunk to its end: a tail that was left unread goes out again as the next part."""
         options = msgspec.structs.replace(self._options, language=language)
         parts: list[DecodedPart] = []
+        previous_text = self._previous_texts[chunk.channel]
         tail: Chunk | None = chunk
         for part in range(MAX_PARTS):
             if tail is None:
                 break
-            if self._previous_text is not None:
-                options = msgspec.structs.replace(options, prompt_tokens=self._previous_text.tokens)
+            if options.condition_on_previous_text:
+                options = msgspec.structs.replace(options, prompt_tokens=previous_text.tokens)
             result = await self._handle.submit(tail, options, part, self._language.on_probabilities)
             options = self._next_options(options, result)
             if _stopped_nowhere(result, options) and part == 0:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
             parts.append(assembly.decode_part(tail, result, options, self._tokenizer, part == MAX_PARTS - 1))
-            if self._previous_text is not None:
-                self._previous_text.add(parts[-1])
+            previous_text.add(parts[-1])
             tail = assembly.unread_tail(tail, parts[-1])
         if language is None:
             self._language.on_decoded(options.language if any(r.spans for r in parts) else None)
@@ -191,10 +209,9 @@ class TranscriptionSession:
     # -- Text back --
 
     def _delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
+        """Of one chunk's parts, and of what was held back for them; no parts: only of the latter."""
         so_far, language = self._text, self._options.language or self._language.code
-        segments: list[Segment] = []
-        for part in parts:
-            segments += assembly.segments(part, self._num_segments + len(segments), self._tokenizer)
+        segments = self._next_segments(parts)
         for segment in segments:
             self._text += continuation(self._text, segment.text, language)
         self._num_segments += len(segments)
@@ -205,10 +222,22 @@ class TranscriptionSession:
                 entry for part in parts for entry in assembly.token_logprobs(part, self._tokenizer)
             ),
             language=language,
-            num_audio_tokens=math.ceil(parts[0].duration_s * POSITIONS_PER_S),
+            num_audio_tokens=math.ceil(parts[0].duration_s * POSITIONS_PER_S) if parts else 0,
             num_text_tokens=sum(part.num_read for part in parts),
-            end_s=parts[0].start_s + parts[0].duration_s,
+            end_s=min(
+                self._settled_s, parts[0].start_s + parts[0].duration_s if parts else self._source.duration_s
+            ),
         )
+
+    def _next_segments(self, parts: list[DecodedPart]) -> list[Segment]:
+        """Those that are final now, numbered through the whole file."""
+        for part in parts:
+            speaker = self._speakers[part.channel] if self._speakers else None
+            self._segments.add(assembly.segments(part, self._tokenizer, speaker))
+        return [
+            msgspec.structs.replace(segment, id=segment_id)
+            for segment_id, segment in enumerate(self._segments.take(self._settled_s), self._num_segments)
+        ]
 
     def transcript(self) -> Transcript:
         """The whole. Only after the last delta."""

@@ -20,7 +20,7 @@ from asr_server.audio.split import Splitter
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import Chunk, Piece, Samples, Silence
-from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio
+from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio, NotStereo
 from tests.audio.audio_files import (
     FORMATS,
     audio_of,
@@ -375,3 +375,57 @@ def test_every_chunk_keeps_its_place_in_the_file(tmp_path: Path) -> None:
         if isinstance(piece, Chunk):
             end = piece.start_sample + len(piece.samples)
             assert np.array_equal(piece.samples, samples[piece.start_sample : end, 0])
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.mp3", "a.m4a", "a.ogg", "a.webm"])
+def test_channels_kept_apart_are_cut_from_one_pass(tmp_path: Path, name: str) -> None:
+    """Each channel's chunks are those of a file that holds nothing else."""
+    sound = voice(16_000, 1, 70.0)
+    frames = np.hstack([sound, np.roll(sound, 20 * 16_000)])
+    frames[25 * 16_000 : 55 * 16_000, 1] = 0  # then the channels are cut at different places
+    recording = Recording(make(tmp_path, name, frames, 16_000), AudioLimits(), split_channels=True)
+    pieces: list[Piece] = []
+    finished = False
+    while not finished:
+        more, finished = recording.next_slice()
+        assert recording.held_bytes <= 2 * 4 * 31 * 16_000
+        pieces += more
+        chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
+        settled = recording.settled_s * 16_000
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert settled == 16_000 * recording.duration_s == pytest.approx(len(frames), abs=800)
+    for channel in (0, 1):
+        alone = [chunk for chunk in chunks if chunk.channel == channel]
+        together = np.zeros(len(frames) + 800, np.float32)
+        for chunk in alone:
+            together[chunk.start_sample :][: len(chunk.samples)] = chunk.samples
+        assert np.corrcoef(together[: len(frames)], frames[:, channel])[0, 1] > 0.9
+        if name in ("a.wav", "a.flac"):
+            expected = [
+                piece
+                for piece in pieces_of(write_sndfile(tmp_path / "alone.wav", frames[:, channel], 16_000))[0]
+                if isinstance(piece, Chunk)
+            ]
+            assert [chunk.start_sample for chunk in alone] == [chunk.start_sample for chunk in expected]
+
+
+def test_no_chunk_comes_before_what_is_settled(tmp_path: Path) -> None:
+    frames = np.hstack([voice(16_000, 1, 200.0), np.zeros((200 * 16_000, 1), np.float32)])
+    recording = Recording(make(tmp_path, "a.wav", frames, 16_000), AudioLimits(), split_channels=True)
+    finished = False
+    while not finished:
+        settled = recording.settled_s * 16_000
+        more, finished = recording.next_slice()
+        assert all(piece.start_sample >= settled for piece in more if isinstance(piece, Chunk))
+        if not finished:
+            assert recording.duration_s - recording.settled_s <= 31, "the silent channel holds the other up"
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.m4a"])
+@pytest.mark.parametrize("num_channels", [1, 6])
+def test_only_two_channels_are_kept_apart(tmp_path: Path, name: str, num_channels: int) -> None:
+    recording = Recording(
+        make(tmp_path, name, voice(48_000, num_channels, 1.0), 48_000), AudioLimits(), split_channels=True
+    )
+    with pytest.raises(NotStereo, match=f"this one has {num_channels} channel"):
+        recording.next_slice()

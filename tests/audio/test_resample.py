@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from asr_server.audio.resample import Mono16k
+from asr_server.audio.resample import Mono16k, Stereo16k
 from asr_server.core import Samples
 from tests.audio.audio_files import Frames, voice
 
@@ -41,6 +41,17 @@ def test_resampling_agrees_with_float64(sample_rate: int) -> None:
 def test_every_channel_has_the_same_weight(num_channels: int) -> None:
     frames = voice(16_000, num_channels, 1.0)
     assert np.abs(converted(frames, 16_000) - frames.astype(np.float64).mean(axis=1)).max() < 1e-6
+
+
+@pytest.mark.parametrize("sample_rate", [8_000, 16_000, 44_100])
+def test_channels_kept_apart_are_each_as_if_alone(sample_rate: int) -> None:
+    frames = voice(sample_rate, 2, 3.0).copy()
+    frames[1000, 1] = np.nan
+    stereo = Stereo16k(sample_rate)
+    blocks = [stereo.push(frames[at : at + 4097]) for at in range(0, len(frames), 4097)]
+    apart = np.concatenate([*blocks, stereo.finish()])
+    for channel in (0, 1):
+        assert np.array_equal(apart[:, channel], converted(frames[:, channel, None], sample_rate, 4097))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import psutil
 import pytest
 import soundfile
@@ -244,3 +245,33 @@ def test_a_number_of_lines_needs_a_width() -> None:
     refused = CliRunner().invoke(main, ["transcribe", "a.wav", "--max-line-count", "2"])
     assert refused.exit_code == 2
     assert "--max-line-width" in refused.output
+
+
+def test_each_channel_of_a_call_is_a_speaker(tmp_path: Path) -> None:
+    left, right = say("314").samples, say("271", lead_s=3.0).samples
+    samples = np.zeros((max(len(left), len(right)), 2), np.float32)
+    samples[: len(left), 0], samples[: len(right), 1] = left, right
+    soundfile.write(tmp_path / "call.wav", samples, SAMPLE_RATE)
+    formats = ("-f", "srt,diarized_json", "-o", tmp_path)
+    done = transcribe(tmp_path / "call.wav", "--channels", "split", "--speakers", "agent, caller", *formats)
+    assert done.returncode == 0, said(done)
+    assert "\nagent: three one four\n" in (tmp_path / "call.srt").read_text()
+    body = json.loads((tmp_path / "call.diarized.json").read_text())
+    assert [(each["speaker"], each["text"]) for each in body["segments"]] == [
+        ("agent", "three one four"),
+        ("caller", "two seven one"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-f", "diarized_json"], "needs --channels split"),
+        (["--channels", "split", "--speakers", "a"], "two different names"),
+        (["--channels", "split", "--speakers", "a,a"], "two different names"),
+    ],
+)
+def test_what_does_not_go_with_channels_is_said(arguments: list[str], complaint: str) -> None:
+    done = CliRunner().invoke(main, ["transcribe", "x.wav", *arguments])
+    assert done.exit_code == 2
+    assert complaint in done.output

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from whisper.utils import WriteSRT
 
@@ -97,7 +99,7 @@ def test_verbose_json_has_the_granularities_asked_for() -> None:
     only_words = formats.verbose_body(said, RenderOptions(with_segments=False, with_words=True))
     assert only_words.segments is None
     assert only_words.words is not None
-    assert only_words.words[0].model_dump() == {"word": "a", "start": 0.5, "end": 1.0}
+    assert only_words.words[0].model_dump(exclude_none=True) == {"word": "a", "start": 0.5, "end": 1.0}
     rendered = formats.render(said, "verbose_json", RenderOptions(with_segments=False, with_words=True))
     assert '"segments"' not in rendered
     assert "null" not in rendered
@@ -110,3 +112,17 @@ def test_verbose_json_has_the_granularities_asked_for() -> None:
 def test_words_are_there_even_where_nothing_was_said() -> None:
     silent = formats.render(transcript(), "verbose_json", RenderOptions(with_words=True))
     assert '"words":[]' in silent
+
+
+def test_a_subtitle_is_of_one_speaker_and_in_the_order_of_time() -> None:
+    ann = msgspec.structs.replace(SAID, speaker="ann")
+    bob = msgspec.structs.replace(with_words(1, Word(" yes", 1.2, 1.4)), speaker="<bob>")
+    one_word = vtt([ann, bob], SubtitleLayout(max_words_per_line=1))
+    assert re.findall(r"<v (.*)>(.*)</v>", one_word) == [
+        ("ann", "a"),
+        ("ann", "&lt;b&gt;"),
+        ("&lt;bob&gt;", "yes"),
+        ("ann", "-&gt;"),
+    ]
+    filled = srt([ann, bob], SubtitleLayout(max_line_width=80, max_line_count=2))
+    assert [line for line in filled.splitlines() if ": " in line] == ["ann: a <b> ->", "<bob>: yes"]

@@ -43,7 +43,7 @@ def read(result: ChunkResult, of: Chunk | None = None, options: DecodingOptions 
 
 
 def times(part: DecodedPart) -> list[tuple[float, float, str]]:
-    found = assembly.segments(part, 0, TOKENIZER)
+    found = assembly.segments(part, TOKENIZER)
     return [(round(s.start_s, 3), round(s.end_s, 3), s.text) for s in found]
 
 
@@ -56,8 +56,7 @@ def test_timestamp_pairs_make_segments() -> None:
 def test_times_are_those_of_the_file() -> None:
     part = read(heard(t(0.5), *words("1"), t(2)), chunk(start_s=27.3))
     assert times(part) == [(27.8, 29.3, " one")]
-    assert assembly.segments(part, 7, TOKENIZER)[0].id == 7
-    assert assembly.segments(part, 7, TOKENIZER)[0].seek == 2730
+    assert assembly.segments(part, TOKENIZER)[0].seek == 2730
 
 
 def test_times_end_with_the_chunk() -> None:
@@ -141,8 +140,8 @@ def test_improbable_text_where_nobody_seems_to_speak_is_silence(
 
 def test_a_segment_without_text_is_none() -> None:
     part = read(heard(t(0), *spell(" "), t(2), t(3), *words("1"), t(4)))
-    segments = assembly.segments(part, 5, TOKENIZER)
-    assert [(s.id, s.text) for s in segments] == [(5, " one")]
+    segments = assembly.segments(part, TOKENIZER)
+    assert [(s.id, s.text) for s in segments] == [(0, " one")]
 
 
 def test_nothing_heard_is_no_segment() -> None:
@@ -151,7 +150,7 @@ def test_nothing_heard_is_no_segment() -> None:
 
 
 def test_a_segment_carries_the_figures_of_its_window() -> None:
-    (segment,) = assembly.segments(read(heard(t(0), *words("1"), t(2))), 0, TOKENIZER)
+    (segment,) = assembly.segments(read(heard(t(0), *words("1"), t(2))), TOKENIZER)
     assert segment.tokens == (t(0), *words("1"), t(2))
     assert (segment.temperature, segment.avg_logprob) == (0.2, -0.2)
     assert (segment.compression_ratio, segment.no_speech_prob) == (1.5, 0.0)

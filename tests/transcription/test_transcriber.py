@@ -10,7 +10,7 @@ from asr_server.audio import PreprocessPool, Recording
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, DecodingOptions, Submit, Transcript, TranscriptDelta
 from asr_server.errors import ChunkFailed, InvalidAudio
-from asr_server.transcription import Transcriber
+from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.transcription.transcriber import MAX_PARTS
 from asr_server.workers.dispatcher import Dispatcher
 from tests.fake_replica import FakeReplica, noise, say, wav
@@ -41,9 +41,10 @@ class RunningApp:
         self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
 
     async def transcribe(
-        self, source: bytes, options: DecodingOptions = ENGLISH
+        self, source: bytes, options: DecodingOptions = ENGLISH, speakers: tuple[str, ...] = ()
     ) -> tuple[list[TranscriptDelta], Transcript]:
-        async with self.transcriber.transcribe(Recording(source), options) as session:
+        recording = Recording(source, split_channels=bool(speakers))
+        async with self.transcriber.transcribe(recording, options, speakers) as session:
             deltas = [delta async for delta in session]
             return deltas, session.transcript()
 
@@ -271,3 +272,58 @@ async def test_a_failure_ends_a_conditioned_request_too(app: RunningApp) -> None
     )
     with pytest.raises(ChunkFailed):
         await app.transcribe(THREE_CHUNKS, DecodingOptions(language="en", condition_on_previous_text=True))
+
+
+def two_channels(*spans: tuple[int, int, int]) -> bytes:
+    """75 s of silence, but for noise from a second to another in a channel."""
+    samples = np.zeros((75 * 16_000, 2), np.float32)
+    for channel, start_s, end_s in spans:
+        samples[start_s * 16_000 : end_s * 16_000, channel] = noise(end_s - start_s)
+    return wav(samples)
+
+
+async def test_channels_are_transcribed_apart_and_interleaved(app: RunningApp) -> None:
+    """The left one in three chunks, the right one in two that begin within the first and the third."""
+    source = two_channels((0, 0, 75), (1, 5, 8), (1, 65, 70))
+
+    def twice_where_there_is_time(submit: Submit) -> ChunkResult:
+        number = words(str(submit.id.chunk))
+        again = (t(20), *number, t(22)) if len(submit.samples) > 22 * 16_000 else ()
+        return say(t(0), *number, t(2), *again)
+
+    app.answer = twice_where_there_is_time
+    deltas, transcript = await app.transcribe(source, TIMED, ("ann", "bob"))
+    speakers = [segment.speaker for segment in transcript.segments]
+    assert speakers == ["ann", "bob", "ann", "ann", "ann", "ann", "bob"]
+    starts_s = [segment.start_s for segment in transcript.segments]
+    assert starts_s == sorted(starts_s)
+    assert [segment.id for segment in transcript.segments] == list(range(7))
+    assert "".join(delta.text for delta in deltas) == transcript.text
+    ends_s = [delta.end_s for delta in deltas]
+    assert ends_s == sorted(ends_s)
+    assert transcript.duration_s == pytest.approx(75.0)
+
+
+async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningApp) -> None:
+    app.replica.holding = True
+    app.answer = lambda submit: say(t(0), *words(str(submit.id.chunk)), t(2))
+    recording = Recording(two_channels((0, 0, 75)), split_channels=True)
+    async with app.transcriber.transcribe(recording, TIMED, ("ann", "bob")) as session:
+        await until(lambda: len(app.replica.held) == 2)
+        app.replica.release(app.replica.held[0])
+        texts = [delta.text async for delta in _until_text(session)]
+        assert texts[-1] == "zero"
+
+
+async def _until_text(session: TranscriptionSession) -> AsyncIterator[TranscriptDelta]:
+    async for delta in session:
+        yield delta
+        if delta.text:
+            return
+
+
+async def test_each_channel_knows_what_was_said_before_in_it(app: RunningApp) -> None:
+    options = DecodingOptions(language="en", prompt_tokens=words("99"), condition_on_previous_text=True)
+    await app.transcribe(two_channels((0, 0, 75), (1, 0, 75)), options, ("ann", "bob"))
+    prompts = [submit.options.prompt_tokens for submit in app.replica.submits]
+    assert prompts == [words("99"), words("99"), words("990"), words("991"), words("9902"), words("9913")]

@@ -74,7 +74,7 @@ def sound(duration_s: float) -> Samples:
 
 def segments(result: ChunkResult, samples: Samples, start_s: float = 0.0) -> list[Segment]:
     part = assembly.decode_part(Chunk(0, round(start_s * SAMPLE_RATE), samples), result, WORDS, TOKENIZER)
-    return assembly.segments(part, 0, TOKENIZER)
+    return assembly.segments(part, TOKENIZER)
 
 
 def t(time_s: float) -> int:
