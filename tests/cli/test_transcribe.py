@@ -198,7 +198,10 @@ def test_without_anything_to_transcribe_no_engine_is_started() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.wav", "--format", "srt,pdf"], "'pdf' is none of text, json, verbose_json, srt, vtt"),
+        (
+            ["a.wav", "--format", "srt,pdf"],
+            "'pdf' is none of text, json, verbose_json, diarized_json, srt, vtt",
+        ),
         (["a.wav", "--format", "srt,json"], "need --output-dir"),
         (["a.wav", "--skip-existing"], "need --output-dir"),
         (["a.wav", "-o", "x", "--skip-existing", "--overwrite"], "exclude each other"),
