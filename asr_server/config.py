@@ -57,8 +57,9 @@ class Settings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "precision; auto: bfloat16 where the processor has it, else float32"
     )
-    executor: Literal["multiprocess", "inline"] = _setting(
-        "multiprocess", "how replicas run: processes of their own, or inside this one (debugging)"
+    executor: Literal["multiprocess", "inline", "ray"] = _setting(
+        "multiprocess",
+        "how replicas run: processes of their own, inside this one (debugging), or over a Ray cluster",
     )
     replicas: int = _setting(
         0, "engine replicas, each with the whole model; 0: one for each GPU, or one on the CPU", ge=0

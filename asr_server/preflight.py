@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,6 +71,16 @@ def _problem(setting: str, value: object, reason: str) -> str:
 def gpu(settings: Settings) -> Iterator[str]:
     if settings.device == "cuda" and (reason := _why_no_cuda()):
         yield _problem("device", settings.device, f"{reason}; allowed here: auto or cpu")
+
+
+def ray_package(settings: Settings) -> Iterator[str]:
+    if settings.executor == "ray" and find_spec("ray") is None:
+        yield _problem("executor", "ray", "needs Ray, an extra: pip install 'asr-server[ray]'")
+
+
+def ray_executor(settings: Settings) -> Iterator[str]:
+    if settings.executor == "ray":
+        yield _problem("executor", "ray", "is for asr-server transcribe --manifest alone")
 
 
 def _why_no_cuda() -> str:
@@ -149,5 +160,5 @@ def address(settings: Settings) -> Iterator[str]:
             yield _problem(setting, getattr(settings, setting), reason)
 
 
-FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu,)
-FOR_A_SERVER: Final[tuple[Check, ...]] = (gpu, tls_files, key_file, address)
+FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (gpu, ray_executor, tls_files, key_file, address)

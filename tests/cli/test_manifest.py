@@ -67,6 +67,7 @@ def test_what_cannot_be_transcribed_is_a_line_in_the_error_file_and_the_rest_is_
     assert sorted(results(out)) == ["first.txt", "last.txt", "new.txt"]
 
 
+@pytest.mark.trial
 def test_an_interrupted_job_keeps_what_is_done_and_goes_on_from_there(tmp_path: Path) -> None:
     out = tmp_path / "out"
     record(tmp_path / "short.wav")

@@ -21,7 +21,7 @@ _LINE_EVERY_S: Final = 60.0  # where there is no terminal for a bar
 Outcome = Literal["transcribed", "skipped", "failed"]
 
 
-class LineReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     """What became of one line."""
 
     offset: int  # of the line in the manifest, in bytes
@@ -30,6 +30,12 @@ class LineReport(msgspec.Struct, frozen=True, omit_defaults=True):
     audio: str = ""
     error: str = ""  # of a line that failed
     duration_s: float = 0.0  # of a recording that was transcribed
+
+
+class JobStopped(msgspec.Struct, frozen=True, tag=True):
+    """From an actor that can go on with no line, in the place of reports."""
+
+    reason: str
 
 
 class Reports:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -35,9 +37,13 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     assert job.manifest is not None
     assert job.output_dir is not None
     check_writable(job.output_dir)
-    transcriber = LocalTranscriber(settings, job)
+    transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
     with Reports(job.output_dir, _num_lines(job), job.quiet) as reports:
-        stop_reason, status = _run_to_the_end(ManifestRun(transcriber, job, reports))
+        if settings.executor == "ray":
+            stop_reason, status = _run_to_the_end(lambda: _run_on_ray(settings, job, reports))
+        else:
+            run = ManifestRun(transcriber, job, reports)
+            stop_reason, status = _run_to_the_end(lambda: asyncio.run(run.run()))
     if stop_reason:
         print(f"stopped: {stop_reason}", file=sys.stderr)
     if not job.quiet:
@@ -53,10 +59,21 @@ def _num_lines(job: TranscribeJob) -> int:
         raise OutputError(f"cannot read the manifest {job.manifest}: {reason_of(error)}") from error
 
 
-def _run_to_the_end(run: ManifestRun) -> tuple[str, int]:
+def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports) -> None:
+    from asr_server.offline.manifest.ray_run import run_on_ray  # Ray, an extra
+
+    signal.signal(signal.SIGTERM, _cancel)
+    run_on_ray(settings, job, reports)
+
+
+def _cancel(*_: object) -> None:
+    raise asyncio.CancelledError
+
+
+def _run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
     """Why it ended before the end, and the exit status for that. Results that are written stay."""
     try:
-        asyncio.run(run.run())
+        run()
     except KeyboardInterrupt:
         return "interrupted", INTERRUPTED
     except asyncio.CancelledError:
