@@ -25,8 +25,9 @@ serve: .venv/serve.stamp  ## the server, on the embedded model (ARGS='--port 900
 transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=talk.m4a ARGS='--model turbo ...')
 	@$(BIN)/asr-server transcribe $(ARGS) -- "$(FILE)"
 
-test: .venv/test.stamp  ## the test suite; fetches Chromium for the page's tests where it can
+test: .venv/test.stamp  ## the test suite; fetches Chromium and the Node client for theirs where it can
 	@tests/install-browser.sh
+	@tests/node/install.sh
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 check: .venv/test.stamp  ## formatting, lint, types

@@ -20,7 +20,10 @@ async def transcribe(client: AsyncOpenAI, file: bytes, name: str = "upload", **o
 
 def plain(answer: Any, response_format: str) -> str:
     """The text in any of the formats."""
-    if response_format in ("json", "verbose_json"):
-        return str(answer.text)
+    return str(answer.text) if response_format in ("json", "verbose_json") else plain_text(answer)
+
+
+def plain_text(answer: str) -> str:
+    """The text in what may be subtitles."""
     lines = [line for line in answer.splitlines() if line and line != "WEBVTT"]
     return " ".join(line for line in lines if not CUE.match(line) and not line.isdecimal())
