@@ -50,6 +50,14 @@ class Silence(msgspec.Struct, frozen=True):
 Piece = Chunk | Silence
 
 
+class VoiceChunking(msgspec.Struct, frozen=True):
+    """Chunks that begin and end with speech, as OpenAI's `server_vad` describes them."""
+
+    threshold: float  # of the probability that somebody speaks, from 0 to 1
+    prefix_padding_ms: int  # kept before speech
+    silence_duration_ms: int  # without speech, which end a chunk
+
+
 class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request's chunks are to be decoded. `language` None: detect it first."""
 

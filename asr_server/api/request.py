@@ -15,7 +15,7 @@ from asr_server.api.schemas import (
     TranslationFields,
 )
 from asr_server.config import Settings, naming
-from asr_server.core import DecodingOptions
+from asr_server.core import DecodingOptions, VoiceChunking
 from asr_server.errors import InvalidValue, ModelNotFound
 from asr_server.formats import DEFAULTS, RenderOptions, ResponseFormat, SubtitleLayout
 from asr_server.transcription import Transcriber, prompt_tokens
@@ -35,6 +35,7 @@ class TranscriptionRequest:
     with_segments: bool
     ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
     speakers: tuple[str, ...]  # by channel; empty: the channels are mixed
+    chunking: VoiceChunking | None
 
     def event_writer(self) -> EventWriter:
         verbose = self.render_options if self.with_segments else None
@@ -69,8 +70,10 @@ def parse_transcription_request(
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_sampling(fields, settings),  # type: ignore[arg-type]
     )
-    speakers = tuple(fields.known_speaker_names) or DEFAULT_SPEAKERS
-    return _request(fields, options, ignored, render_options, speakers if fields.channels == "split" else ())
+    chosen = tuple(fields.known_speaker_names) or DEFAULT_SPEAKERS
+    speakers = chosen if fields.channels == "split" else ()
+    chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else None
+    return _request(fields, options, ignored, render_options, speakers, chunking)
 
 
 def parse_translation_request(
@@ -143,6 +146,7 @@ def _request(
     ignored_fields: tuple[str, ...],
     render_options: RenderOptions = DEFAULTS,
     speakers: tuple[str, ...] = (),
+    chunking: VoiceChunking | None = None,
 ) -> TranscriptionRequest:
     return TranscriptionRequest(
         options,
@@ -154,4 +158,5 @@ def _request(
         fields.stream_include_segments,
         ignored_fields,
         speakers,
+        chunking,
     )

@@ -95,7 +95,8 @@ async def _transcribing(
 ) -> AsyncIterator[TranscriptionSession]:
     """Holds a place among the requests in flight and the upload, both only while the block runs."""
     with closing(form), state.admission.acquire():
-        recording = Recording(await form.upload.source(), state.audio_limits, bool(request.speakers))
+        source = await form.upload.source()
+        recording = Recording(source, state.audio_limits, bool(request.speakers), request.chunking)
         async with (
             cancel_on_disconnect(receive),
             state.transcriber.transcribe(recording, request.options, request.speakers) as session,

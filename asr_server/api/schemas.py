@@ -9,8 +9,9 @@ import contextlib
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from asr_server.core import VoiceChunking
 from asr_server.formats import ResponseFormat
 from asr_server.formats.bodies import Language, Logprob, TokensUsage, VerboseSegment, VerboseWord
 
@@ -24,6 +25,8 @@ NOT_SERVED: Final = {
     "known_speaker_references": "voices are not recognised here; channels=split makes each channel a speaker"
 }
 DEFAULT_SPEAKERS: Final = ("A", "B")  # of the left and the right channel, as OpenAI labels speakers
+# Sentences rather than words: faster-whisper's numbers.
+AUTO_CHUNKING: Final = VoiceChunking(threshold=0.5, prefix_padding_ms=400, silence_duration_ms=2000)
 
 
 def _chunking_from_wire(value: Any) -> Any:
@@ -36,7 +39,7 @@ def _chunking_from_wire(value: Any) -> Any:
 
 
 class Chunking(BaseModel):
-    """How to cut. The server always cuts at quiet points; these are checked, and none changes a word."""
+    """How to cut: where speech begins and ends. Without it, chunks are full and cut at quiet points."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,6 +47,17 @@ class Chunking(BaseModel):
     threshold: float = Field(0.5, ge=0, le=1)
     prefix_padding_ms: int = Field(300, ge=0)
     silence_duration_ms: int = Field(200, ge=0)
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Chunking:
+        if self.type == "auto" and len(self.model_fields_set) > 1:
+            raise ValueError("threshold, prefix_padding_ms and silence_duration_ms go with server_vad only")
+        return self
+
+    def voice_chunking(self) -> VoiceChunking:
+        if self.type == "auto":
+            return AUTO_CHUNKING
+        return VoiceChunking(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
 
 
 def _speaker_name(name: str) -> str:

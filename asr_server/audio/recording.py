@@ -21,7 +21,8 @@ from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
 from asr_server.audio.source import Source, open_source
 from asr_server.audio.split import Splitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
-from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples
+from asr_server.audio.voice_split import VoiceSplitter
+from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, VoiceChunking
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
 MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
@@ -30,6 +31,10 @@ FILLED_SLICE_S = 0.01
 
 
 logger = logging.getLogger(__name__)
+
+
+def _splitter(max_chunk_samples: int, chunking: VoiceChunking | None) -> Splitter:
+    return VoiceSplitter(max_chunk_samples, chunking) if chunking else Splitter(max_chunk_samples)
 
 
 class DecodeSlice(NamedTuple):
@@ -49,8 +54,13 @@ class Recording:
     """
 
     def __init__(
-        self, source: Source, limits: AudioLimits | None = None, split_channels: bool = False
+        self,
+        source: Source,
+        limits: AudioLimits | None = None,
+        split_channels: bool = False,
+        chunking: VoiceChunking | None = None,
     ) -> None:
+        """`chunking` None: full chunks, cut at the quietest places."""
         self.truncated = False
         self.warnings: list[str] = []
         self.work_s = 0.0
@@ -61,7 +71,7 @@ class Recording:
         self._stream: Stream | None = None
         self._split_channels = split_channels
         num_streams = 2 if split_channels else 1
-        self._splitters = [Splitter(self._limits.chunk_samples) for _ in range(num_streams)]
+        self._splitters = [_splitter(self._limits.chunk_samples, chunking) for _ in range(num_streams)]
         self._numbers = itertools.count()  # of chunks, whatever their channel
         self._finished = False
         self._closed = threading.Event()

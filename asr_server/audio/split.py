@@ -88,7 +88,7 @@ class Splitter:
     def _split(self, last: bool) -> list[Piece]:
         """Takes a silence, a chunk or both from the start of the buffer."""
         held = self._buffer[: self._num_held]
-        skip, take = _next_chunk(held, self._max_chunk, last)
+        skip, take = self._next_chunk(held, last)
         self._num_silent += skip
         self._start += skip
         pieces = [*self._report_silence(), self._chunk(held[skip : skip + take])] if take else []
@@ -97,6 +97,9 @@ class Splitter:
         self._buffer[: len(rest)] = rest
         self._num_held = len(rest)
         return pieces
+
+    def _next_chunk(self, held: Samples, last: bool) -> tuple[int, int]:
+        return _next_chunk(held, self._max_chunk, last)
 
     def _chunk(self, samples: Samples) -> Chunk:
         if len(samples) < self._size // 2:

@@ -156,6 +156,7 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("chunking_strategy", "[1]")], "chunking_strategy"),
         ([("chunking_strategy", '{"type": "server_vad", "threshold": 2}')], "chunking_strategy"),
         ([("chunking_strategy[type]", "auto"), ("chunking_strategy[shape]", "x")], "chunking_strategy"),
+        ([("chunking_strategy", '{"type": "auto", "threshold": 0.7}')], "chunking_strategy"),
         ([("language", "en"), ("languages[]", "de")], "languages[]"),
         ([("language", "en"), ("language", "de")], "language"),
         ([("model[]", "whisper-1")], "model[]"),

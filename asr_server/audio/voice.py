@@ -1,0 +1,96 @@
+"""Tells speech from other sound, by Silero's detector. Used by `voice_split.py` and `pool.py`'s callers.
+
+The weights come with the package silero-vad (MIT) and run in onnxruntime, many frames in a call, with the
+interpreter lock free meanwhile. The package itself is not imported, because that loads torch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from asr_server.core import SAMPLE_RATE, Samples
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession  # type: ignore[import-untyped]
+
+FRAME: Final = 512  # samples for which the detector gives one probability
+FRAME_S: Final = FRAME / SAMPLE_RATE
+CONTEXT: Final = 64  # samples before the frame that it sees too
+STATE_SHAPE: Final = (1, 1, 128)
+MAX_FRAMES: Final = 512  # in a call: 16 s
+HYSTERESIS: Final = (
+    0.15  # speech goes on at a probability lower by this than the one that starts it: Silero's rule
+)
+
+Probabilities = npt.NDArray[np.float32]  # [num_frames], that somebody speaks
+
+
+class VoiceDetector:
+    """Takes consecutive samples as they come, gives a probability for each whole frame."""
+
+    def __init__(self) -> None:
+        self._rest = np.zeros(
+            CONTEXT, np.float32
+        )  # the context of the next frame, and what there is of the frame
+        self._state = np.zeros(STATE_SHAPE, np.float32), np.zeros(STATE_SHAPE, np.float32)
+
+    def push(self, samples: Samples) -> Probabilities:
+        held = np.concatenate([self._rest, samples])
+        num_frames = (len(held) - CONTEXT) // FRAME
+        self._rest = held[num_frames * FRAME :]
+        if not num_frames:
+            return np.empty(0, np.float32)
+        frames = np.lib.stride_tricks.sliding_window_view(held, CONTEXT + FRAME)[: num_frames * FRAME : FRAME]
+        return np.concatenate(
+            [self._run(frames[at : at + MAX_FRAMES]) for at in range(0, num_frames, MAX_FRAMES)]
+        )
+
+    def finish(self) -> Probabilities:
+        """Of the last, unfinished frame, if there is one."""
+        missing = CONTEXT + FRAME - len(self._rest)
+        return self.push(np.zeros(missing, np.float32)) if missing < FRAME else np.empty(0, np.float32)
+
+    def _run(self, frames: npt.NDArray[np.float32]) -> Probabilities:
+        h, c = self._state
+        inputs = {"input": np.ascontiguousarray(frames), "h": h, "c": c}
+        probabilities, h, c = _session().run(None, inputs)
+        self._state = h, c
+        return np.asarray(probabilities, np.float32)
+
+
+def speech_probabilities(samples: Samples) -> Probabilities:
+    """Of every frame of a recording that begins and ends here."""
+    detector = VoiceDetector()
+    return np.concatenate([detector.push(samples), detector.finish()])
+
+
+def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:
+    """For each frame: speech begins where the threshold is reached, and goes on as long as little less is."""
+    flags: list[bool] = []
+    for probability in probabilities.tolist():
+        was_speech = probability >= threshold - (HYSTERESIS if was_speech else 0.0)
+        flags.append(was_speech)
+    return flags
+
+
+@cache
+def _session() -> InferenceSession:
+    """Loaded with the first use, and shared: onnxruntime's sessions may run in several threads at once."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # parallelism is between files
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(_weights(), options, providers=["CPUExecutionProvider"])
+
+
+def _weights() -> Path:
+    spec = find_spec("silero_vad")
+    folders = (spec and spec.submodule_search_locations) or []
+    return Path(folders[0]) / "data" / "silero_vad_16k_sequence.onnx"

@@ -1,0 +1,50 @@
+"""What is taken for speech."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from asr_server.audio.voice import FRAME, VoiceDetector, is_speech, speech_probabilities
+from asr_server.core import SAMPLE_RATE
+from tests.noises import make_noise
+from tests.speech import VOICES, say
+
+
+@pytest.mark.parametrize("voice", VOICES)
+def test_spoken_digits_are_speech(voice: str) -> None:
+    spoken = say("8305", voice, gap_s=1.0)
+    probabilities = speech_probabilities(spoken.samples)
+    for start_s, end_s in spoken.times:
+        frames = slice(int(start_s * SAMPLE_RATE) // FRAME, int(end_s * SAMPLE_RATE) // FRAME + 1)
+        assert probabilities[frames].max() > 0.8
+
+
+@pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink"])
+def test_steady_noise_is_none(kind: str) -> None:
+    assert speech_probabilities(make_noise(kind, -30, 5.0)).max(initial=0) < 0.5
+
+
+def test_samples_in_blocks_of_any_size_are_worth_the_same_as_all_at_once() -> None:
+    samples = say("8305", "linda").samples
+    whole, detector = speech_probabilities(samples), VoiceDetector()
+    blocks = [detector.push(samples[at : at + 700]) for at in range(0, len(samples), 700)]
+    np.testing.assert_allclose(np.concatenate([*blocks, detector.finish()]), whole, atol=1e-5)
+    assert len(whole) == -(-len(samples) // FRAME)
+
+
+def test_speech_goes_on_at_a_little_less_than_what_starts_it() -> None:
+    probabilities = np.array([0.4, 0.5, 0.4, 0.34, 0.4, 0.6], np.float32)
+    assert is_speech(probabilities, 0.5) == [False, True, True, False, False, True]
+
+
+def test_the_detector_needs_no_torch() -> None:
+    code = (
+        "import sys, numpy, asr_server.audio.voice as voice;"
+        "voice.speech_probabilities(numpy.zeros(1000, numpy.float32));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

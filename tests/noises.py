@@ -1,0 +1,144 @@
+"""Sounds without a word in them, each at a level in dBFS: what a transcript must leave out.
+
+`level_db` is the RMS of the sounding part; peaks beyond full scale are clipped, as a recorder would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import soundfile
+import soxr
+
+from asr_server.core import SAMPLE_RATE, Samples
+from tests.speech import RECORDINGS, VOICES, WORDS, digit
+
+Random = np.random.Generator
+NUM_TALKERS = 16  # at once, in babble
+TALKS = ("jfk.wav", "telephone-30s.wav", "speech-8s.opus", "two-speakers-stereo.wav")
+
+
+def silence(count: int, rng: Random) -> Samples:
+    return np.zeros(count, np.float32)
+
+
+def hum(count: int, rng: Random) -> Samples:
+    """The mains, 50 or 60 Hz, with its harmonics."""
+    phases = 2 * np.pi * rng.choice([50.0, 60.0]) * np.arange(count) / SAMPLE_RATE
+    harmonics = [np.sin(k * phases + rng.uniform(0, 6)) / k ** rng.uniform(0.7, 2) for k in range(1, 16)]
+    return np.asarray(np.sum(harmonics, axis=0), np.float32)
+
+
+def white(count: int, rng: Random) -> Samples:
+    return rng.standard_normal(count, np.float32)
+
+
+def pink(count: int, rng: Random) -> Samples:
+    spectrum = np.fft.rfft(rng.standard_normal(count))
+    spectrum /= np.sqrt(np.maximum(np.arange(len(spectrum)), count * 20 / SAMPLE_RATE))
+    return np.fft.irfft(spectrum, count).astype(np.float32)
+
+
+def tones(count: int, rng: Random) -> Samples:
+    """Beeps, pairs of keys' tones, glides and chords, one after another with pauses."""
+    parts: list[Samples] = []
+    while sum(map(len, parts)) < count:
+        times = np.arange(int(rng.uniform(0.1, 4.0) * SAMPLE_RATE)) / SAMPLE_RATE
+        low, high = np.sort(np.exp(rng.uniform(np.log(80), np.log(6000), 2)))
+        glide = np.cumsum(np.linspace(low, high, len(times))) / SAMPLE_RATE
+        pitches = [low * times, low * times + 0 * high, glide, low * times][rng.integers(4)]
+        sound = np.sin(2 * np.pi * pitches)
+        if rng.random() < 0.5:
+            sound = sound + np.sin(2 * np.pi * high * times)
+        parts += [sound.astype(np.float32), silence(int(rng.uniform(0.0, 1.0) * SAMPLE_RATE), rng)]
+    return np.concatenate(parts)[:count]
+
+
+def music(count: int, rng: Random) -> Samples:
+    """Plucked notes with harmonics, several at once."""
+    sound = np.zeros(count + 2 * SAMPLE_RATE, np.float32)
+    at = 0
+    while at < count:
+        times = np.arange(int(rng.uniform(0.3, 2.0) * SAMPLE_RATE), dtype=np.float32) / SAMPLE_RATE
+        pitch_hz = 110 * 2 ** (rng.integers(0, 36) / 12)
+        waves = [np.sin(2 * np.pi * k * pitch_hz * times) / k for k in range(1, 8) if k * pitch_hz < 7500]
+        sound[at : at + len(times)] += np.exp(-3 * times) * np.sum(waves, axis=0)
+        at += int(rng.uniform(0.1, 0.5) * SAMPLE_RATE)
+    return sound[:count]
+
+
+def coughs(count: int, rng: Random) -> Samples:
+    """Bursts of noise through the mouth's resonances, with pauses; among them a recorded one where it is."""
+    parts: list[Samples] = []
+    while sum(map(len, parts)) < count:
+        recorded = recorded_cough()
+        cough = recorded if len(recorded) and rng.random() < 0.3 else _cough(rng)
+        parts += [cough / np.abs(cough).max(), silence(int(rng.uniform(0.1, 1.5) * SAMPLE_RATE), rng)]
+    return np.concatenate(parts)[:count]
+
+
+def _cough(rng: Random) -> Samples:
+    """One to three bursts; the spectrum is shaped by three resonances between 300 and 4000 Hz."""
+    bursts = []
+    for _ in range(rng.integers(1, 4)):
+        count = int(rng.uniform(0.1, 0.4) * SAMPLE_RATE)
+        times = np.arange(count) / SAMPLE_RATE
+        spectrum = np.fft.rfft(rng.standard_normal(count))
+        frequencies = np.fft.rfftfreq(count, 1 / SAMPLE_RATE)
+        shape = np.full(len(frequencies), 0.05)
+        for centre_hz in rng.uniform(300, 4000, 3):
+            shape += 1 / (1 + ((frequencies - centre_hz) / rng.uniform(80, 400)) ** 2)
+        envelope = np.minimum(times / 0.01, 1) * np.exp(-times * rng.uniform(5, 20))
+        bursts += [np.fft.irfft(spectrum * shape, count) * envelope, np.zeros(rng.integers(500, 4000))]
+    return np.concatenate(bursts).astype(np.float32)
+
+
+def babble(count: int, rng: Random) -> Samples:
+    """Many people at once: the synthesised digits, and where they are at hand, recordings of talk."""
+    voices = [_talk(count, rng) for _ in range(NUM_TALKERS)]
+    return np.asarray(np.sum(voices, axis=0), np.float32)
+
+
+def _talk(count: int, rng: Random) -> Samples:
+    """One talker at a level like the others'."""
+    talks = recorded_talks()
+    if talks and rng.random() < 0.5:
+        talk = np.resize(talks[rng.integers(len(talks))], count + SAMPLE_RATE)
+    else:
+        voice = VOICES[rng.integers(len(VOICES))]
+        talk = np.concatenate([digit(str(rng.integers(len(WORDS))), voice) for _ in range(count // 8000 + 2)])
+    talk = np.roll(np.resize(talk, count), rng.integers(count))
+    return np.asarray(talk / (talk.std() + 1e-9), np.float32)
+
+
+@cache
+def recorded_talks() -> tuple[Samples, ...]:
+    return tuple(_mono(RECORDINGS / name) for name in TALKS if (RECORDINGS / name).exists())
+
+
+@cache
+def recorded_cough() -> Samples:
+    path = RECORDINGS / "cough.wav"
+    return _mono(path) if path.exists() else np.empty(0, np.float32)
+
+
+def _mono(path: object) -> Samples:
+    samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+    return np.asarray(soxr.resample(samples.mean(axis=1), rate_hz, SAMPLE_RATE), np.float32)
+
+
+Maker = Callable[[int, Random], Samples]
+KINDS: dict[str, Maker] = {
+    each.__name__: each for each in (silence, hum, white, pink, babble, coughs, tones, music)
+}
+
+
+def make_noise(kind: str, level_db: float, duration_s: float, seed: int = 0) -> Samples:
+    sound = KINDS[kind](round(duration_s * SAMPLE_RATE), np.random.default_rng([seed, *kind.encode()]))
+    sounding = sound[np.abs(sound) > 1e-4]
+    if not len(sounding):
+        return sound
+    level = float(np.sqrt(np.mean(np.square(sounding))))
+    return np.asarray(np.clip(sound * (10 ** (level_db / 20) / level), -1, 1), np.float32)
