@@ -39,7 +39,11 @@ format: .venv/test.stamp  ## formats and mends what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-trial: .venv/test.stamp  ## what takes long: fuzzing, soaks, hours-long files
+.venv/trial.stamp: .venv/test.stamp
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[trial]'
+	@touch $@
+
+trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
 	$(BIN)/python -m pytest -m trial --timeout 3600 $(ARGS)
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)

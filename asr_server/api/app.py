@@ -12,7 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
-from asr_server.api import errors, metrics, operations, pages, transcriptions
+from asr_server.api import errors, metrics, openapi, operations, pages, transcriptions
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.answer_headers import IGNORED_FIELDS, MODEL_LIMIT
 from asr_server.api.api_keys import ApiKeys
@@ -65,6 +65,7 @@ def create_app(
     app.include_router(transcriptions.router)
     app.include_router(realtime_router)
     pages.install(app)
+    openapi.install(app, settings)
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(UnreadBodyMiddleware)
     _allow_origins(app, settings)

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from asr_server import metrics as counted
+from asr_server.api.openapi_replies import metrics_responses
 from asr_server.api.state import AppState, get_state
 from asr_server.checkpoint import revision_of
 from asr_server.core import STEP_TIME_BOUNDS_S, StepTimes
@@ -28,8 +29,9 @@ router = APIRouter(tags=["operations"])
 
 
 @router.head("/metrics", include_in_schema=False)
-@router.get("/metrics")
+@router.get("/metrics", response_class=Response, responses=metrics_responses())
 async def metrics(request: Request) -> Response:
+    """For Prometheus."""
     registry = CollectorRegistry()
     registry.register(_StateCollector(get_state(request)))
     text = generate_latest(counted.REGISTRY) + generate_latest(registry)

@@ -41,12 +41,16 @@ def _chunking_from_wire(value: Any) -> Any:
 class Chunking(BaseModel):
     """How to cut: where speech begins and ends. Without it, chunks are full and cut at quiet points."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     type: Literal["auto", "server_vad"]
+    """`auto` leaves it to the server; `server_vad` comes with the values below."""
     threshold: float = Field(0.5, ge=0, le=1)
+    """How sure of speech voice activity detection must be."""
     prefix_padding_ms: int = Field(300, ge=0)
+    """Audio kept before speech, in milliseconds."""
     silence_duration_ms: int = Field(200, ge=0)
+    """Silence that ends speech, in milliseconds."""
 
     @model_validator(mode="after")
     def _check_type(self) -> Chunking:
@@ -72,99 +76,209 @@ SpeakerName = Annotated[str, AfterValidator(_speaker_name), Field(max_length=64)
 class AudioFields(BaseModel):
     """What both endpoints take, the uploaded `file` apart."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     model: str
+    """A name of the model that is served, as `/v1/models` lists them."""
     prompt: str = ""
+    """Text that precedes the recording, in its language: names, spelling. Its last 223 tokens count."""
     response_format: ResponseFormat = "json"
+    """The form of the answer."""
     temperature: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    """0: the likeliest text, read again at 0.2 to 1.0 while it is implausible. Above 0: at that only."""
     stream: bool = False
+    """Server-sent events with the text as it becomes final. With `json` and `text` only."""
 
     condition_on_previous_text: bool = False
+    """Reads one chunk after another, each with the text so far as its prompt: slower, more even in style."""
 
     # As vLLM has them
     seed: int = Field(0, ge=-(2**63), lt=2**63)
+    """Of the random choices at temperatures above 0; the same seed gives the same text."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Above temperature 0, only the likeliest tokens that together have this probability; 1: all."""
     top_k: int = Field(0, ge=-1, lt=2**31)
+    """Above temperature 0, only so many of the likeliest tokens; 0 or -1: all."""
     min_p: float = Field(0.0, ge=0, le=1)
+    """Above temperature 0, only tokens with this share of the likeliest one's probability; 0: all."""
     repetition_penalty: float = Field(1.0, gt=0, le=10)
+    """Divides the scores of tokens that the text has already; 1: none."""
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """Lowers a token's score each time the text has it; 0: none."""
     presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Lowers a token's score once the text has it; 0: none."""
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    """Most tokens of one chunk's text; absent: as many as the model has room for."""
     stream_include_usage: bool = True
+    """Whether the last event of a stream has `usage`."""
     stream_continuous_usage_stats: bool = False
+    """Whether every event of a stream has `usage` so far."""
 
-    # Ours: the last event of a stream carries what verbose_json has too
     stream_include_segments: bool = False
+    """Not OpenAI's: whether the last event of a stream has what `verbose_json` has too."""
 
 
 class TranscriptionFields(AudioFields):
-    channels: Literal["mix", "split"] = "mix"  # ours; split: each of two channels is a speaker
-    known_speaker_names: list[SpeakerName] = []  # of the left and the right channel
+    channels: Literal["mix", "split"] = "mix"
+    """Not OpenAI's: with `split` each of two channels is a speaker; with `mix` they are one recording."""
+    known_speaker_names: list[SpeakerName] = []
+    """Names of the speakers in the left and the right channel, with `channels` split."""
     language: str = ""
+    """Of the speech: a code (`de`, `de-AT`), an English name (`german`), or `auto`. Absent: detected."""
     languages: list[str] = []
+    """Candidates for detection; not together with `language`."""
     keywords: list[str] = []
+    """Words and names to listen for: they are put before the prompt, at most 111 tokens of them."""
     hotwords: str = ""
+    """The same as one text, separated by commas."""
     timestamp_granularities: list[Literal["word", "segment"]] = []
+    """What gets times in `verbose_json`; absent: segments. `word` alone: words and no segments."""
     include: list[Literal["logprobs"]] = []
+    """`logprobs`: the log-probability of each token, with `json` only."""
     # The layout of srt and vtt, as whisper's command names it
     max_line_width: int | None = Field(None, ge=1, lt=2**31)
+    """Most characters of a line of `srt` or `vtt`."""
     max_line_count: int | None = Field(None, ge=1, lt=2**31)
+    """Most lines of a subtitle; with `max_line_width` only."""
     max_words_per_line: int | None = Field(None, ge=1, lt=2**31)
+    """Most words of a subtitle, within its segment."""
     highlight_words: bool = False
+    """A subtitle for each word, which is underlined in it."""
     chunking_strategy: Annotated[Chunking | None, BeforeValidator(_chunking_from_wire)] = None
+    """`auto`, an object as JSON, or its fields one by one: `chunking_strategy[type]`."""
 
 
 class TranslationFields(AudioFields):
     to_language: str = ""
+    """English in any spelling: the only language that Whisper translates into."""
 
 
 # -- Out, beside the transcripts themselves (asr_server.formats). -------------------------------------------
 
 
-class TextDelta(BaseModel):
+class _Body(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class TextDelta(_Body):
+    """Text that is final, and follows that of the events before."""
+
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
+    """The kind of event."""
     delta: str
-    segment_id: str | None = None  # with diarized_json
+    """The text, with the space before it where there is one."""
+    segment_id: str | None = None
+    """Of the segment that this is the text of, with `diarized_json`."""
     logprobs: list[Logprob] | None = None
+    """Of the text's tokens, where they were asked for."""
     usage: TokensUsage | None = None
+    """So far, with `stream_continuous_usage_stats`."""
 
 
-class TextDone(BaseModel):
+class TextDone(_Body):
+    """The end of the transcript."""
+
     type: Literal["transcript.text.done"] = "transcript.text.done"
+    """The kind of event."""
     text: str
+    """The whole text: all deltas joined."""
     languages: list[Language] = []
+    """What was spoken; empty where nothing was said."""
     logprobs: list[Logprob] | None = None
+    """Of all tokens, where they were asked for."""
     usage: TokensUsage | None = None
-    language: str | None = None  # this and what follows: with `stream_include_segments`
+    """In tokens; left out with `stream_include_usage` false."""
+    language: str | None = None
+    """The lower-case English name, with `stream_include_segments` as all that follows."""
     duration: float | None = None
+    """Of the recording, in seconds."""
     segments: list[VerboseSegment] | None = None
+    """The text in segments with times."""
     words: list[VerboseWord] | None = None
-    truncated: bool | None = None  # the recording is damaged, and this is what could be read
+    """The words with times, where they were asked for."""
+    truncated: bool | None = None
+    """True where the recording is damaged, and this is what could be read."""
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(_Body):
     message: str
+    """What is wrong, and what can be done: for people."""
     type: str
+    """The kind of error, such as `invalid_request_error`."""
     param: str | None
+    """The field at fault, if one is."""
     code: str | None
+    """The error, for programs."""
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(_Body):
+    """Every error has this body."""
+
     error: ErrorDetail
+    """The error."""
 
 
-class Model(BaseModel):
+class Model(_Body):
     id: str
+    """The name to ask for it by."""
     object: Literal["model"] = "model"
+    """Always `model`."""
     created: int
+    """When the server started, in Unix seconds."""
     owned_by: str = "asr-server"
+    """Always `asr-server`."""
     root: str
+    """The model's own name."""
     description: str
+    """What it is, and what it cannot do."""
     languages: list[str]
+    """Codes of the languages that it knows."""
     tasks: list[Literal["transcribe", "translate"]]
+    """What it can do with them; it translates into English."""
 
 
-class ModelList(BaseModel):
+class ModelList(_Body):
     object: Literal["list"] = "list"
+    """Always `list`."""
     data: list[Model]
+    """The model under each of its names, its own first."""
+
+
+class Status(_Body):
+    status: Literal["ok", "ready"]
+    """Of the server."""
+
+
+class Version(_Body):
+    version: str
+    """Of asr-server."""
+
+
+class ReplicaLoad(_Body):
+    """What a replica was doing at its last heartbeat, a second or so ago."""
+
+    name: str
+    """`replica 0`, `replica 1` ..."""
+    ready: bool
+    """Whether it takes work."""
+    chunks_in_flight: int
+    """Chunks sent to it that have no result yet."""
+    num_steps: int
+    """Steps of its engine since its start."""
+    slots_in_use: int
+    """Chunks that it is decoding."""
+    num_decode_steps: int
+    """Steps that decoded."""
+    num_decoded_tokens: int
+    """Tokens; divided by the steps, the mean batch."""
+
+
+class Load(_Body):
+    server_load: int
+    """Requests in flight."""
+    chunks: int
+    """Chunks waiting and in flight."""
+    rejected: int
+    """Requests told 429 so far."""
+    replicas: list[ReplicaLoad]
+    """The engines."""

@@ -4,83 +4,140 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
-class DurationUsage(BaseModel):
+class _Body(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class DurationUsage(_Body):
     type: Literal["duration"] = "duration"
+    """The kind of usage."""
     seconds: int
+    """The recording's length, rounded up."""
 
 
-class TokensUsage(BaseModel):
+class TokensUsage(_Body):
     type: Literal["tokens"] = "tokens"
+    """The kind of usage."""
     input_tokens: int
+    """Positions of the encoder, 50 for each second."""
     output_tokens: int
+    """Tokens of the text, times included."""
     total_tokens: int
+    """Both together."""
 
 
-class Logprob(BaseModel):
+class Logprob(_Body):
     token: str
+    """The token's text; a token may be a part of a character."""
     logprob: float
+    """Its log-probability, before temperature."""
     bytes: list[int]
+    """Its bytes: joined over the tokens they are the text in UTF-8."""
 
 
-class Language(BaseModel):
+class Language(_Body):
     code: str
+    """ISO 639-1, or 639-3 where there is none."""
 
 
-class VerboseSegment(BaseModel):
+class VerboseSegment(_Body):
     id: int
+    """0, 1, 2 ... through the whole recording."""
     seek: int
+    """Where the audio begins in which this was heard, in hundredths of a second."""
     start: float
+    """In seconds from the start of the recording."""
     end: float
+    """In seconds from the start of the recording."""
     text: str
+    """As the model wrote it, with the space before it."""
     tokens: list[int]
+    """Of the text, times included."""
     temperature: float
+    """At which it was read."""
     avg_logprob: float
+    """The mean log-probability of the tokens; below -1 it is improbable."""
     compression_ratio: float
+    """How much the text can be compressed; above 2.4 it repeats itself."""
     no_speech_prob: float
-    speaker: str | None = None  # ours, as in the words: where each channel is a speaker
-
-
-class VerboseWord(BaseModel):
-    word: str
-    start: float
-    end: float
+    """The probability that nobody speaks."""
     speaker: str | None = None
+    """Not OpenAI's: who speaks, where each channel is a speaker."""
 
 
-class DiarizedSegment(BaseModel):
+class VerboseWord(_Body):
+    word: str
+    """The word, punctuation included."""
+    start: float
+    """In seconds from the start of the recording."""
+    end: float
+    """In seconds from the start of the recording."""
+    speaker: str | None = None
+    """Not OpenAI's: who speaks, where each channel is a speaker."""
+
+
+class DiarizedSegment(_Body):
     """In the body, and as an event of a stream."""
 
     type: Literal["transcript.text.segment"] = "transcript.text.segment"
+    """The kind of event."""
     id: str
+    """Of the segment, within the recording."""
     start: float
+    """In seconds from the start of the recording."""
     end: float
+    """In seconds from the start of the recording."""
     speaker: str
+    """Who speaks."""
     text: str
+    """What was said."""
 
 
-class Json(BaseModel):
+class Json(_Body):
+    """`response_format` json."""
+
     text: str
+    """What was said; empty where nothing was."""
     languages: list[Language]
+    """What was spoken; empty where nothing was said."""
     logprobs: list[Logprob] | None = None
+    """Of each token, with `include[]=logprobs`."""
     usage: DurationUsage
+    """The recording's length."""
 
 
-class DiarizedJson(BaseModel):
+class DiarizedJson(_Body):
+    """`response_format` diarized_json."""
+
     task: Literal["transcribe"] = "transcribe"
+    """What was done."""
     duration: float
+    """The recording's length in seconds."""
     text: str
+    """What was said; empty where nothing was."""
     segments: list[DiarizedSegment]
+    """The text in segments with their speakers."""
     usage: DurationUsage
+    """The recording's length."""
 
 
-class VerboseJson(BaseModel):
+class VerboseJson(_Body):
+    """`response_format` verbose_json."""
+
     task: Literal["transcribe", "translate"]
+    """What was done."""
     language: str
+    """The lower-case English name of the text's language; `unknown` where nothing tells."""
     duration: float
+    """The recording's length in seconds."""
     text: str
+    """What was said; empty where nothing was."""
     segments: list[VerboseSegment] | None = None
+    """The text in segments with times; left out where only words were asked for."""
     words: list[VerboseWord] | None = None
+    """The words with times, where they were asked for."""
     usage: DurationUsage
+    """The recording's length."""

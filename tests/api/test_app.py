@@ -149,15 +149,6 @@ async def test_origins_are_allowed_when_they_are_named() -> None:
         assert "x-request-id" in reply.headers["access-control-expose-headers"]
 
 
-async def test_the_description_of_the_api_names_the_form(app: RunningApp) -> None:
-    paths = (await app.client.get("/openapi.json")).json()["paths"]
-    form = paths["/v1/audio/transcriptions"]["post"]["requestBody"]["content"]["multipart/form-data"][
-        "schema"
-    ]
-    assert {"file", "model", "language", "response_format"} <= set(form["properties"])
-    assert form["required"] == ["file", "model"]
-
-
 async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
     async with run_app(Settings(root_path="/asr")) as app:
         page = (await app.client.get("/docs")).text

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, WebSocket
@@ -15,8 +15,9 @@ from starlette.responses import JSONResponse, Response
 from asr_server.api.answer_headers import answer_headers
 from asr_server.api.auth import require_key
 from asr_server.api.errors import body_of
+from asr_server.api.openapi_replies import CLIENT_SECRET_BODY, client_secret_responses
 from asr_server.api.realtime import secrets
-from asr_server.api.realtime.client_events import SessionFields, as_invalid_value
+from asr_server.api.realtime.client_events import as_invalid_value
 from asr_server.api.realtime.config import (
     SessionConfig,
     TranscriptionConfig,
@@ -25,6 +26,7 @@ from asr_server.api.realtime.config import (
     update_config,
 )
 from asr_server.api.realtime.registry import SERVICE_RESTART
+from asr_server.api.realtime.schemas import ClientSecretRequest
 from asr_server.api.realtime.server_events import error_event
 from asr_server.api.realtime.session import INTERNAL_ERROR, RealtimeSession
 from asr_server.api.request import check_model
@@ -102,17 +104,13 @@ async def _refuse(socket: WebSocket, error: Exception) -> None:
         await socket.close(code, getattr(error, "message", "The server had an error.")[:120])
 
 
-class _ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    seconds: Annotated[int, msgspec.Meta(ge=10, le=7200)] = 600
-    anchor: str = "created_at"
-
-
-class _SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
-    expires_after: _ExpiresAfter = msgspec.field(default_factory=_ExpiresAfter)
-    session: SessionFields = SessionFields()
-
-
-@router.post("/client_secrets", dependencies=[Depends(require_key)], response_model=None)
+@router.post(
+    "/client_secrets",
+    dependencies=[Depends(require_key)],
+    response_model=None,
+    openapi_extra=CLIENT_SECRET_BODY,
+    responses=client_secret_responses(),
+)
 async def create_client_secret(request: Request) -> Response:
     """A key for one browser, which opens sessions with these settings until it expires."""
     state = get_state(request)
@@ -130,7 +128,7 @@ async def create_client_secret(request: Request) -> Response:
     return JSONResponse(body)
 
 
-async def _secret_request(request: Request) -> _SecretRequest:
+async def _secret_request(request: Request) -> ClientSecretRequest:
     """Raises InvalidValue."""
     body = bytearray()
     async for part in request.stream():
@@ -138,6 +136,6 @@ async def _secret_request(request: Request) -> _SecretRequest:
         if len(body) > MAX_BODY_BYTES:
             raise InvalidValue(f"The body is over the limit of {MAX_BODY_BYTES} bytes.")
     try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=_SecretRequest)
+        return msgspec.json.decode(bytes(body) or b"{}", type=ClientSecretRequest)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise as_invalid_value(error) from None
