@@ -20,8 +20,8 @@ class InvalidValue(RequestError):
     """A field is unknown, out of range or does not go with another."""
 
 
-class NotStereo(InvalidValue):
-    """Channels are to be kept apart, and the file has not two of them."""
+class NotStereo(RequestError):
+    """Channels are to be kept apart, and this file has not two of them."""
 
     param = "channels"
 

@@ -28,9 +28,9 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
     except ValidationError as error:
         raise _invalid(error) from None
     _check_stream(fields)
+    _check_speakers(fields)
     if isinstance(fields, TranscriptionFields):
         _check_combinations(fields)
-        _check_speakers(fields)
     elif fields.response_format == "diarized_json":
         raise InvalidValue("response_format diarized_json is for transcriptions only.", "response_format")
     return fields
@@ -121,11 +121,13 @@ def _check_combinations(fields: TranscriptionFields) -> None:
         raise InvalidValue("'max_line_count' goes with 'max_line_width' only.", "max_line_count")
     if fields.include and fields.response_format != "json":
         raise InvalidValue("'include[]' goes with response_format json only.", "include[]")
+    if fields.include and fields.channels == "split":
+        raise InvalidValue("'include[]' does not go with channels=split.", "include[]")
     if fields.language.strip().lower() not in ("", AUTO) and fields.languages:
         raise InvalidValue("'languages[]' are candidates for detection: not with 'language'.", "languages[]")
 
 
-def _check_speakers(fields: TranscriptionFields) -> None:
+def _check_speakers(fields: AudioFields) -> None:
     """Channels alone tell speakers apart."""
     if fields.channels == "split":
         _check_split(fields)
@@ -139,12 +141,10 @@ def _check_speakers(fields: TranscriptionFields) -> None:
         raise InvalidValue(f"'known_speaker_names[]' {needs}.", "known_speaker_names[]")
 
 
-def _check_split(fields: TranscriptionFields) -> None:
+def _check_split(fields: AudioFields) -> None:
     names = fields.known_speaker_names
     if names and (len(names) != 2 or names[0] == names[1]):
         raise InvalidValue(
             "'known_speaker_names[]' are two different names: of the left and of the right channel.",
             "known_speaker_names[]",
         )
-    if fields.include:
-        raise InvalidValue("'include[]' does not go with channels=split.", "include[]")

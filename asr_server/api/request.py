@@ -70,10 +70,8 @@ def parse_transcription_request(
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_sampling(fields, settings),  # type: ignore[arg-type]
     )
-    chosen = tuple(fields.known_speaker_names) or DEFAULT_SPEAKERS
-    speakers = chosen if fields.channels == "split" else ()
     chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else None
-    return _request(fields, options, ignored, render_options, speakers, chunking)
+    return _request(fields, options, ignored, render_options, chunking)
 
 
 def parse_translation_request(
@@ -145,9 +143,9 @@ def _request(
     options: DecodingOptions,
     ignored_fields: tuple[str, ...],
     render_options: RenderOptions = DEFAULTS,
-    speakers: tuple[str, ...] = (),
     chunking: VoiceChunking | None = None,
 ) -> TranscriptionRequest:
+    names = tuple(fields.known_speaker_names) or DEFAULT_SPEAKERS
     return TranscriptionRequest(
         options,
         fields.response_format,
@@ -157,6 +155,6 @@ def _request(
         fields.stream_continuous_usage_stats,
         fields.stream_include_segments,
         ignored_fields,
-        speakers,
+        names if fields.channels == "split" else (),
         chunking,
     )

@@ -87,8 +87,12 @@ class AudioFields(BaseModel):
     temperature: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
     """0: the likeliest text, read again at 0.2 to 1.0 while it is implausible. Above 0: at that only."""
     stream: bool = False
-    """Server-sent events with the text as it becomes final. With `json` and `text` only."""
+    """Server-sent events with the text as it becomes final. With `json`, `text` and `diarized_json`."""
 
+    channels: Literal["mix", "split"] = "mix"
+    """Not OpenAI's: with `split` each of two channels is a speaker; with `mix` they are one recording."""
+    known_speaker_names: list[SpeakerName] = []
+    """Names of the speakers in the left and the right channel, with `channels` split."""
     condition_on_previous_text: bool = False
     """Reads one chunk after another, each with the text so far as its prompt: slower, more even in style."""
 
@@ -119,10 +123,6 @@ class AudioFields(BaseModel):
 
 
 class TranscriptionFields(AudioFields):
-    channels: Literal["mix", "split"] = "mix"
-    """Not OpenAI's: with `split` each of two channels is a speaker; with `mix` they are one recording."""
-    known_speaker_names: list[SpeakerName] = []
-    """Names of the speakers in the left and the right channel, with `channels` split."""
     language: str = ""
     """Of the speech: a code (`de`, `de-AT`), an English name (`german`), or `auto`. Absent: detected."""
     languages: list[str] = []

@@ -47,10 +47,13 @@ def _segment(body: VerboseSegment, words: tuple[Word, ...]) -> Segment:
 def _words_by_segment(
     segments: Sequence[VerboseSegment], words: Sequence[VerboseWord]
 ) -> Iterator[tuple[Word, ...]]:
-    """Words come in one list and without the spaces before them; the segments' texts have these."""
-    remaining = iter(words)
+    """Words come in one list and without the spaces before them; the segments' texts have these. Where
+    speakers overlap, so do their words.
+    """
+    speakers = {word.speaker for word in words}
+    remaining = {speaker: iter([word for word in words if word.speaker == speaker]) for speaker in speakers}
     for segment in segments:
-        yield tuple(_words_of(segment.text, remaining))
+        yield tuple(_words_of(segment.text, remaining.get(segment.speaker, iter(()))))
 
 
 def _words_of(text: str, remaining: Iterator[VerboseWord]) -> Iterator[Word]:

@@ -17,7 +17,7 @@ MAX_RETRY_AFTER_S: Final = 120.0  # a server that wants more is asked sooner
 MAX_BACKOFF_S: Final = 30.0  # between tries where the server says nothing
 RETRIED: Final = frozenset({408, 409, 429})  # and everything from 500 on, as OpenAI's clients do
 FOR_ALL: Final = frozenset({401, 403, 404})  # the key, the address and the model are those of every file
-PARAM_OF_ONE_FILE: Final = "file"
+PARAMS_OF_ONE_FILE: Final = frozenset({"file", "channels"})
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
 
 def _refusal_of_a_request(detail: Mapping[str, Any], message: str) -> RequestError:
     """What is wrong with a field is wrong for every file; what is wrong with the file is not."""
-    return InvalidAudio(message) if detail.get("param") == PARAM_OF_ONE_FILE else InvalidValue(message)
+    return InvalidAudio(message) if detail.get("param") in PARAMS_OF_ONE_FILE else InvalidValue(message)
 
 
 def _detail_of(body: bytes) -> dict[str, Any]:

@@ -136,6 +136,8 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "temperature": job.temperature,
         "condition_on_previous_text": "true" if job.condition_on_previous_text else None,
         "timestamp_granularities[]": ["segment", "word"] if job.needs_words else None,
+        "channels": "split" if job.speakers else None,
+        "known_speaker_names[]": list(job.speakers),
     }
     return {name: value for name, value in fields.items() if value}
 

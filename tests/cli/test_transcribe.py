@@ -250,14 +250,16 @@ def test_a_number_of_lines_needs_a_width() -> None:
     assert "--max-line-width" in refused.output
 
 
-def test_each_channel_of_a_call_is_a_speaker(tmp_path: Path) -> None:
+def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(tmp_path: Path) -> None:
     left, right = say("314").samples, say("271", lead_s=3.0).samples
     samples = np.zeros((max(len(left), len(right)), 2), np.float32)
     samples[: len(left), 0], samples[: len(right), 1] = left, right
     soundfile.write(tmp_path / "call.wav", samples, SAMPLE_RATE)
     formats = ("-f", "srt,diarized_json", "-o", tmp_path)
-    done = transcribe(tmp_path / "call.wav", "--channels", "split", "--speakers", "agent, caller", *formats)
-    assert done.returncode == 0, said(done)
+    inputs = (record(tmp_path / "mono.wav"), tmp_path / "call.wav")
+    done = transcribe(*inputs, "--channels", "split", "--speakers", "agent, caller", *formats)
+    assert done.returncode == 1
+    assert "mono.wav: channels=split takes files of two channels" in done.stderr.decode()
     assert "\nagent: three one four\n" in (tmp_path / "call.srt").read_text()
     body = json.loads((tmp_path / "call.diarized.json").read_text())
     assert [(each["speaker"], each["text"]) for each in body["segments"]] == [

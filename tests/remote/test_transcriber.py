@@ -175,3 +175,20 @@ async def test_a_large_recording_is_sent_as_it_is_read(tmp_path: Path) -> None:
             tracemalloc.stop()
     assert scripted.uploads[0][0] > 32 << 20
     assert peak_bytes < 8 << 20
+
+
+async def test_a_server_labels_speakers_whose_words_overlap(recording: Path) -> None:
+    def segment(id: int, start_s: float, end_s: float, text: str, speaker: str) -> dict[str, Any]:
+        figures = dict.fromkeys(("temperature", "avg_logprob", "compression_ratio", "no_speech_prob"), 0.0)
+        times = {"seek": 0, "start": start_s, "end": end_s, "tokens": []}
+        return {"id": id, "text": text, "speaker": speaker, **times, **figures}
+
+    spoken = [("one", 0.0, "ann"), ("yes", 0.5, "bob"), ("two", 1.0, "ann")]
+    words = [{"word": word, "start": at, "end": at + 0.4, "speaker": who} for word, at, who in spoken]
+    segments = [segment(0, 0.0, 1.4, " one two", "ann"), segment(1, 0.5, 0.9, " yes", "bob")]
+    async with serving(stream(DONE | {"segments": segments, "words": words})) as (url, _):
+        transcript, _ = await transcribe(url, recording)
+    assert [(each.speaker, [word.text for word in each.words]) for each in transcript.segments] == [
+        ("ann", [" one", " two"]),
+        ("bob", [" yes"]),
+    ]
