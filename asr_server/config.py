@@ -21,6 +21,7 @@ from asr_server.machine import available_cores, num_gpus
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
 EMBEDDED_MODEL_LIMIT = "hears English digits only"
 MIB = 1 << 20
+NO_PORT: Final = -1
 
 
 def _setting(default: Any, help: str, env: str = "", allowed: str = "", **constraints: Any) -> Any:
@@ -123,6 +124,12 @@ class Settings:
     # HTTP
     host: str = _setting("127.0.0.1", "address to listen on", min_length=1)
     port: int = _setting(8000, "port to listen on; 0: any free one", ge=0, le=65535)
+    wyoming_port: int = _setting(
+        NO_PORT,
+        "port to listen on for Wyoming clients (Home Assistant); 0: any free one; -1: none",
+        ge=-1,
+        le=65535,
+    )
     api_key: str = _setting("", "key that /v1 requires; empty: none", env="VLLM_API_KEY")
     api_key_file: str = _setting(
         "", "file of keys that /v1 takes, one a line, read again when it changes; beside --api-key"

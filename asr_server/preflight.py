@@ -19,7 +19,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from asr_server.checkpoint import CheckpointError, checkpoint_on_disk, resolve_checkpoint
-from asr_server.config import Settings, allowed_values, naming
+from asr_server.config import NO_PORT, Settings, allowed_values, naming
 from asr_server.key_file import read_keys
 from asr_server.machine import num_gpus
 
@@ -142,10 +142,23 @@ def key_file(settings: Settings) -> Iterator[str]:
 
 def address(settings: Settings) -> Iterator[str]:
     """Binds, and lets go again: what would fail after the model has loaded is told at once."""
+    yield from _why_not_on(settings, "port")
+
+
+def wyoming(settings: Settings) -> Iterator[str]:
+    if settings.wyoming_port == NO_PORT:
+        return
+    if find_spec("wyoming") is None:
+        reason = "needs the package wyoming: pip install 'asr-server[wyoming]'"
+        yield _problem("wyoming_port", settings.wyoming_port, reason)
+    else:
+        yield from _why_not_on(settings, "wyoming_port")
+
+
+def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
+    port = getattr(settings, port_setting)
     try:
-        addresses = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        addresses = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         yield _problem("host", settings.host, f"no address of this machine ({error})")
         return
@@ -155,10 +168,10 @@ def address(settings: Settings) -> Iterator[str]:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(where)
         except OSError as error:
-            setting = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
-            reason = f"cannot listen on {where[0]} port {settings.port}: {error.strerror}"
+            setting = "host" if error.errno == errno.EADDRNOTAVAIL else port_setting
+            reason = f"cannot listen on {where[0]} port {port}: {error.strerror}"
             yield _problem(setting, getattr(settings, setting), reason)
 
 
 FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package)
-FOR_A_SERVER: Final[tuple[Check, ...]] = (gpu, ray_executor, tls_files, key_file, address)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (gpu, ray_executor, tls_files, key_file, address, wyoming)

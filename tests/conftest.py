@@ -47,7 +47,7 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with run_server("--log-level", "debug") as server:
+    with run_server("--log-level", "debug", "--wyoming-port", "0") as server:
         yield server
     assert server.process.returncode == 0, "the server did not stop in order"
 

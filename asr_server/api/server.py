@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
@@ -18,12 +18,15 @@ from asr_server.api.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.api.state import AppState
 from asr_server.audio import PreprocessPool
 from asr_server.checkpoint import AudioWindow
-from asr_server.config import Settings
+from asr_server.config import NO_PORT, Settings
 from asr_server.errors import ShuttingDown
 from asr_server.machine import raise_open_files_limit
 from asr_server.telemetry import announce
 from asr_server.tokenizer import Tokenizer
 from asr_server.workers.dispatcher import Dispatcher
+
+if TYPE_CHECKING:
+    from asr_server.api.wyoming.server import WyomingServer
 
 # Exit statuses. uvicorn's own, when it cannot listen, is 3.
 STOPPED: Final = 0
@@ -79,6 +82,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._state = state
         self._hurry = False
+        self._wyoming: WyomingServer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it listens once it does: with port 0 nobody knows before."""
@@ -87,6 +91,19 @@ class Server(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             announce(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+            await self._open_wyoming()
+
+    async def _open_wyoming(self) -> None:
+        settings = self._state.settings
+        if settings.wyoming_port == NO_PORT:
+            return
+        from asr_server.api.wyoming.server import WyomingServer
+
+        self._wyoming = WyomingServer(self._state)
+        host, port = await self._wyoming.start()
+        announce(f"wyoming on tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        if settings.api_key or settings.api_key_file:
+            logger.warning("Wyoming knows no keys: whoever reaches port %d can transcribe", port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the drain, a second one ends it. The process exits with a status of its
@@ -102,6 +119,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if not self._state.dispatcher.failed_to_start:
             await self._drain()
+        if self._wyoming is not None:
+            await self._wyoming.close()
         await super().shutdown(sockets)
 
     async def _drain(self) -> None:
