@@ -1,289 +1,183 @@
-"""Error rates of a whisper-digits checkpoint, through HTTP and the official openai client in strict mode.
+"""Word error rate of a model over a manifest, by Whisper's normaliser, through a server and beside others.
 
-    python -m benchmarks.accuracy                                        the embedded model
-    python -m benchmarks.accuracy --model DIR --speaker jackson          a checkpoint that never heard jackson
+    python -m benchmarks.accuracy MANIFEST --model turbo --systems http,openai_whisper,transformers
+    python -m benchmarks.accuracy MANIFEST --url http://gpu-host:8000      a server that runs
+    python -m benchmarks.accuracy --json accuracy.json --plot accuracy.png  digits, with the embedded model
+    python -m benchmarks.accuracy --quick                                   a few of them
 
-Sequences of 3 to 12 digits are put together from single recordings with random pauses: of one speaker of the
-spoken-digits recordings, and of synthesised voices that never train the model (tests/data). Digit error rate:
-substitutions, insertions and deletions over the digits said. Clean, in telephone bandwidth, and in noise of
-20 dB. What holds no digit must come back empty.
+A manifest has JSON lines: `audio` (a path from its folder), `text`, and if known `language` (`en`) and
+`times` (`[[start, end], ...]` in seconds, for each word of the text). Files may be long. Without one, digits
+of synthesised voices are said, short sequences and a long one, with times. Substitutions, insertions and
+deletions are told apart; a word's time error is the larger of those of its two ends, over words heard right.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import io
-import tarfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import soundfile
-import soxr
-from openai import AsyncOpenAI
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from scipy.signal import butter, sosfilt
 
+from asr_server.checkpoint import resolve_checkpoint
 from asr_server.config import EMBEDDED_MODEL
-from asr_server.core import SAMPLE_RATE, Samples
-from benchmarks.reporting import command, machine, write_json
-from benchmarks.running_server import running_server
-from tests.speech import RECORDINGS, VOICES, Spoken, digit, digits_of, errors_in
+from asr_server.core import SAMPLE_RATE
+from benchmarks.reporting import command, machine, quantile, write_json
+from benchmarks.scoring import NORMALISERS, Score, TimedWord, time_errors_s, word_errors
+from benchmarks.transcribers import SYSTEMS, Heard, Spoken, Task
+from tests.speech import VOICES, say
 
-SPOKEN_DIGITS = Path(__file__).parents[1] / "../shared/data/spoken-digits/spoken-digits.tar.xz"
-CONCURRENCY = 16
-SEGMENT_PAUSE_S = 0.6
-
-Takes = dict[str, list[Samples]]  # digit: recordings of it, each [num_samples]
-Random = np.random.Generator
+NEAR_S = 0.1
+PEERS = {"openai_whisper": "whisper", "transformers": "transformers", "faster_whisper": "faster_whisper"}
 
 
-# -- What is said --------------------------------------------------------------------------------------------
+def read_manifest(path: Path) -> list[Spoken]:
+    """Raises SystemExit for a line that cannot be used."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [_spoken(json.loads(line), path, number) for number, line in enumerate(lines, start=1)]
 
 
-def recorded_takes(speaker: str) -> Takes:
-    """One speaker's recordings at 16 kHz, by digit."""
-    takes: Takes = {str(value): [] for value in range(10)}
-    with tarfile.open(SPOKEN_DIGITS) as archive:
-        for member in sorted(archive.getmembers(), key=lambda member: member.name):
-            name = Path(member.name).name.split("_")
-            if member.isfile() and len(name) == 3 and name[1] == speaker:
-                samples, rate_hz = soundfile.read(archive.extractfile(member), dtype="float32")
-                takes[name[0]].append(soxr.resample(samples, rate_hz, SAMPLE_RATE))
-    if not takes["0"]:
-        raise SystemExit(f"{SPOKEN_DIGITS} holds no speaker {speaker!r}")
-    return takes
-
-
-def synthesised_takes(voice: str) -> Takes:
-    return {str(value): [digit(str(value), voice)] for value in range(10)}
-
-
-def sequence(takes: Takes, rng: Random) -> Spoken:
-    """3 to 12 random digits with pauses of 0.05 to 1 s, and where each lies."""
-    digits = "".join(rng.choice(list("0123456789"), rng.integers(3, 13)))
-    parts, times, at_s = [_silence(rng.uniform(0.1, 0.5))], [], 0.0
-    at_s = len(parts[0]) / SAMPLE_RATE
-    for value in digits:
-        take = takes[value][rng.integers(len(takes[value]))]
-        times.append((at_s, at_s + len(take) / SAMPLE_RATE))
-        parts += [take, _silence(rng.uniform(0.05, 0.5) if rng.random() < 0.8 else rng.uniform(0.7, 1.0))]
-        at_s += (len(take) + len(parts[-1])) / SAMPLE_RATE
-    return Spoken(np.concatenate(parts), digits, times)
-
-
-def _silence(duration_s: float) -> Samples:
-    return np.zeros(int(duration_s * SAMPLE_RATE), np.float32)
-
-
-# -- What happens to it on the way ---------------------------------------------------------------------------
-
-
-def clean(samples: Samples, rng: Random) -> Samples:
-    return samples
-
-
-def telephone(samples: Samples, rng: Random) -> Samples:
-    """300 to 3400 Hz."""
-    band = butter(4, (300, 3400), "bandpass", fs=SAMPLE_RATE, output="sos")
-    filtered: npt.NDArray[np.float64] = sosfilt(band, samples)
-    return filtered.astype(np.float32)
-
-
-def noise_20_db(samples: Samples, rng: Random) -> Samples:
-    """White noise 20 dB below the speech."""
-    spoken = samples[np.abs(samples) > 1e-4]
-    level = float(np.sqrt(np.mean(spoken**2))) / 10
-    return samples + rng.normal(0, level, len(samples)).astype(np.float32)
-
-
-CONDITIONS: dict[str, Callable[[Samples, Random], Samples]] = {
-    "clean": clean,
-    "telephone": telephone,
-    "noise 20 dB": noise_20_db,
-}
-
-
-def nothing_said(rng: Random) -> dict[str, bytes]:
-    """Files without a digit in them."""
-    seconds = np.arange(6 * SAMPLE_RATE, dtype=np.float32) / SAMPLE_RATE
-    files = {
-        "silence": _wav(np.zeros(6 * SAMPLE_RATE, np.float32)),
-        "white noise": _wav(rng.normal(0, 0.05, 6 * SAMPLE_RATE).astype(np.float32)),
-        "tone 440 Hz": _wav(0.3 * np.sin(2 * np.pi * 440 * seconds)),
-        "two tones": _wav(0.2 * np.sin(2 * np.pi * 697 * seconds) + 0.2 * np.sin(2 * np.pi * 1209 * seconds)),
-    }
-    for name in ("jfk.wav", "jfk.mp3", "cough.wav", "silence-1s.wav", "two-speakers-stereo.wav"):
-        if (RECORDINGS / name).exists():
-            files[name] = (RECORDINGS / name).read_bytes()
-    return files
-
-
-def _wav(samples: npt.NDArray[np.floating]) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, np.clip(samples, -1, 1), SAMPLE_RATE, format="WAV", subtype="PCM_16")
-    return file.getvalue()
-
-
-# -- What is heard -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Tally:
-    """Errors over digits; time errors in seconds."""
-
-    num_digits: int = 0
-    num_errors: int = 0
-    num_sequences: int = 0
-    num_wrong: int = 0
-    num_boundaries: int = 0
-    num_boundaries_off: int = 0  # by more than 0.2 s
-    worst_s: float = 0.0
-
-    def add(self, spoken: Spoken, heard: str, segments: Sequence[tuple[float, float]]) -> None:
-        errors = errors_in(digits_of(heard), spoken.digits)
-        self.num_digits += len(spoken.digits)
-        self.num_errors += errors
-        self.num_sequences += 1
-        self.num_wrong += errors > 0
-        expected = runs(spoken.times)
-        if errors == 0 and len(expected) == len(segments):
-            offs = [
-                abs(a - b) for e, s in zip(expected, segments, strict=True) for a, b in zip(e, s, strict=True)
-            ]
-            self.num_boundaries += len(offs)
-            self.num_boundaries_off += sum(off > 0.2 for off in offs)
-            self.worst_s = max(self.worst_s, *offs)
-
-    @property
-    def error_rate(self) -> float:
-        return self.num_errors / max(1, self.num_digits)
-
-
-def runs(times: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Start and end of each run of digits between pauses of 0.6 s and more."""
-    joined: list[tuple[float, float]] = []
-    for start_s, end_s in times:
-        if joined and start_s - joined[-1][1] < SEGMENT_PAUSE_S:
-            joined[-1] = (joined[-1][0], end_s)
-        else:
-            joined.append((start_s, end_s))
-    return joined
-
-
-class Listener:
-    """The server under test, by the official client."""
-
-    def __init__(self, url: str, progress: Progress) -> None:
-        self._client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", _strict_response_validation=True)
-        self._places = asyncio.Semaphore(CONCURRENCY)
-        self._progress = progress
-
-    async def hear(self, wav: bytes) -> tuple[str, list[tuple[float, float]]]:
-        async with self._places:
-            answer = await self._client.audio.transcriptions.create(
-                file=wav, model="whisper-1", response_format="verbose_json"
-            )
-        return answer.text, [(segment.start, segment.end) for segment in answer.segments or []]
-
-    async def hear_text(self, wav: bytes) -> str:
-        async with self._places:
-            return (await self._client.audio.transcriptions.create(file=wav, model="whisper-1")).text
-
-    async def tally(self, title: str, spoken: list[Spoken], sounds: list[Samples], times: bool) -> Tally:
-        bar, tally = self._progress.add_task(title, total=len(spoken)), Tally()
-
-        async def one(said: Spoken, samples: Samples) -> None:
-            wav = _wav(samples)
-            heard, segments = await self.hear(wav) if times else (await self.hear_text(wav), [])
-            tally.add(said, heard, segments)
-            self._progress.advance(bar)
-
-        await asyncio.gather(*(one(said, samples) for said, samples in zip(spoken, sounds, strict=True)))
-        return tally
-
-
-async def measure(url: str, speakers: dict[str, list[Takes]], num_sequences: int) -> dict[str, Tally]:
-    results: dict[str, Tally] = {}
-    with Progress(console=Console(stderr=True)) as progress:
-        listener = Listener(url, progress)
-        for speaker, voices in speakers.items():
-            for condition, change in CONDITIONS.items():
-                rng = np.random.default_rng(7)
-                spoken = [sequence(voices[i % len(voices)], rng) for i in range(num_sequences)]
-                sounds = [change(said.samples, rng) for said in spoken]
-                for times in (False, True) if condition == "clean" else (False,):
-                    title = f"{speaker}, {condition}" + (", timestamps" if times else "")
-                    results[title] = await listener.tally(title, spoken, sounds, times)
-    return results
-
-
-async def measure_rejection(url: str) -> dict[str, str]:
-    with Progress(console=Console(stderr=True)) as progress:
-        listener = Listener(url, progress)
-        files = nothing_said(np.random.default_rng(7))
-        return {name: await listener.hear_text(data) for name, data in files.items()}
-
-
-def show(results: dict[str, Tally], rejection: dict[str, str]) -> None:
-    table = Table("sequences of", "digits", "DER", "sequences wrong", "boundaries off by > 0.2 s", "worst")
-    for title, tally in results.items():
-        table.add_row(
-            title,
-            str(tally.num_digits),
-            f"{tally.error_rate:.1%}",
-            f"{tally.num_wrong} of {tally.num_sequences}",
-            f"{tally.num_boundaries_off} of {tally.num_boundaries}" if tally.num_boundaries else "",
-            f"{tally.worst_s:.2f} s" if tally.num_boundaries else "",
-        )
-    console = Console()
-    console.print(table)
-    for name, text in rejection.items():
-        console.print(f"{name}: {'empty' if not text else repr(text)}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def _spoken(entry: dict[str, Any], manifest: Path, number: int) -> Spoken:
+    spoken = Spoken(
+        manifest.parent / entry["audio"],
+        entry["text"],
+        entry.get("language", "en"),
+        tuple((start, end) for start, end in entry.get("times") or ()),
     )
-    parser.add_argument("--model", default=str(EMBEDDED_MODEL))
-    parser.add_argument("--speaker", action="append", default=[], help="of the recordings; may be repeated")
-    parser.add_argument("--sequences", type=int, default=200, help="for each line of the table")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--quick", action="store_true", help="20 sequences")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
-    Console().print(command(), machine())
-    speakers = {"synthesised voices left out": [synthesised_takes(voice) for voice in VOICES]}
-    speakers |= {speaker: [recorded_takes(speaker)] for speaker in options.speaker}
-    with running_server(options.model, "--dtype", options.dtype) as url:
-        results = asyncio.run(measure(url, speakers, 20 if options.quick else options.sequences))
-        rejection = asyncio.run(measure_rejection(url))
-    show(results, rejection)
-    figures = {title: {**vars(tally), "error_rate": tally.error_rate} for title, tally in results.items()}
-    write_json(options.json, {"sequences": figures, "rejection": rejection})
-    if options.plot:
-        plot(results, options.plot)
+    if spoken.times and len(spoken.times) != len(spoken.text.split()):
+        raise SystemExit(f"{manifest}:{number}: there must be as many times as words in the text")
+    return spoken
 
 
-def plot(results: dict[str, Tally], path: Path) -> None:
-    """The error rate of each line of the table."""
+def say_digits(folder: Path, num_short: int, long_s: float) -> Path:
+    """Writes recordings of digits and their manifest."""
+    rng = np.random.default_rng(11)
+    lines = []
+    for index in range(num_short + 1):
+        num_digits = int(rng.integers(3, 13)) if index < num_short else round(long_s)
+        digits = "".join(rng.choice(list("0123456789"), num_digits))
+        spoken = say(digits, VOICES[index % len(VOICES)], gap_s=rng.uniform(0.1, 1.0, num_digits).tolist())
+        soundfile.write(folder / f"{index}.flac", spoken.samples, SAMPLE_RATE)
+        lines.append(json.dumps({"audio": f"{index}.flac", "text": spoken.text, "times": spoken.times}))
+    manifest = folder / "manifest.jsonl"
+    manifest.write_text("\n".join(lines) + "\n")
+    return manifest
+
+
+def score(spoken: Spoken, heard: Heard, normaliser: str) -> Score:
+    result = word_errors(spoken.text, heard.text, NORMALISERS[normaliser])
+    words = spoken.text.split()
+    truth = [TimedWord(word, *times) for word, times in zip(words, spoken.times, strict=False)]
+    result.time_errors_s = time_errors_s(truth, heard.words)
+    return result
+
+
+def measure(
+    names: list[str], task: Task, files: list[Spoken], normaliser: str
+) -> Iterator[tuple[str, list[Score]]]:
+    for name in names:
+        with Progress(console=Console(stderr=True)) as progress, SYSTEMS[name](task) as transcribe:
+            bar = progress.add_task(name, total=len(files))
+            heard = transcribe(files, partial(progress.advance, bar))
+        yield name, [score(spoken, each, normaliser) for spoken, each in zip(files, heard, strict=True)]
+
+
+def total(scores: list[Score]) -> Score:
+    return sum(scores, Score())
+
+
+def show(results: dict[str, list[Score]]) -> None:
+    table = Table("system", "files wrong", "words", "WER", "sub", "ins", "del")
+    for title in ("times: median", "99 %", f"within {NEAR_S:g} s"):
+        table.add_column(title)
+    for name, scores in results.items():
+        sum_ = total(scores)
+        num_wrong = sum(each.error_rate > 0 for each in scores)
+        counts = (sum_.substitutions, sum_.insertions, sum_.deletions)
+        cells = [f"{num_wrong} of {len(scores)}", str(sum_.num_words), f"{sum_.error_rate:.2%}"]
+        table.add_row(name, *cells, *map(str, counts), *_times(sum_.time_errors_s))
+    Console().print(table)
+
+
+def _times(errors_s: list[float]) -> list[str]:
+    if not errors_s:
+        return []
+    near = float(np.mean(np.array(errors_s) <= NEAR_S))
+    return [f"{quantile(errors_s, 0.5):.3f} s", f"{quantile(errors_s, 0.99):.3f} s", f"{near:.1%}"]
+
+
+def plot(results: dict[str, list[Score]], path: Path) -> None:
+    """The three kinds of errors, stacked, for each system."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 1 + 0.4 * len(results)), layout="constrained")
-    axes.barh(list(results), [100 * tally.error_rate for tally in results.values()])
-    axes.set_xlabel("digits wrong, missing or too many (%)")
+    figure, axes = pyplot.subplots(figsize=(7, 1.5 + 0.4 * len(results)), layout="constrained")
+    left = np.zeros(len(results))
+    for kind in ("substitutions", "insertions", "deletions"):
+        sums = [total(scores) for scores in results.values()]
+        shares = np.array([100 * getattr(sum_, kind) / max(1, sum_.num_words) for sum_ in sums])
+        axes.barh(list(results), shares, left=left, label=kind)
+        left += shares
+    axes.set_xlabel("word errors (%)")
     axes.invert_yaxis()
+    axes.legend()
     figure.savefig(path, dpi=150)
+
+
+def figures(files: list[Spoken], results: dict[str, list[Score]]) -> dict[str, Any]:
+    return {
+        name: {
+            "total": vars(total(scores)) | {"error_rate": total(scores).error_rate},
+            "files": {str(f.audio): vars(each) for f, each in zip(files, scores, strict=True)},
+        }
+        for name, scores in results.items()
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("manifest", nargs="?", type=Path)
+    parser.add_argument("--model", default=str(EMBEDDED_MODEL))
+    parser.add_argument("--url", default="", help="of a server; else one is started for `http`")
+    parser.add_argument("--systems", help=f"some of {','.join(SYSTEMS)}")
+    parser.add_argument("--normaliser", choices=NORMALISERS, help="[default: english; basic for digits]")
+    parser.add_argument("--no-times", action="store_true", help="ask for no word times")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    Console().print(command(), machine())
+    available = [name for name in SYSTEMS if name not in PEERS or find_spec(PEERS[name])]
+    names = options.systems.split(",") if options.systems else ["http"] if options.url else available
+    with tempfile.TemporaryDirectory() as folder:
+        short, long_s = (3, 15.0) if options.quick else (100, 600.0)
+        files = read_manifest(options.manifest or say_digits(Path(folder), short, long_s))
+        with_times = not options.no_times and any(spoken.times for spoken in files)
+        model = options.model if options.url else str(resolve_checkpoint(options.model))
+        task = Task(model, options.url, with_times)
+        normaliser = options.normaliser or ("english" if options.manifest else "basic")
+        results = dict(measure(names, task, files, normaliser))
+    show(results)
+    write_json(options.json, figures(files, results))
+    if options.plot:
+        plot(results, options.plot)
 
 
 if __name__ == "__main__":
