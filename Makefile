@@ -44,6 +44,7 @@ format: .venv/test.stamp  ## formats and mends what ruff can
 	@touch $@
 
 trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
+	@tests/clients/install.sh
 	$(BIN)/python -m pytest -m trial --timeout 3600 $(ARGS)
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)

@@ -86,4 +86,5 @@ async def test_the_models_are_listed(client: AsyncOpenAI) -> None:
     names = [model.id async for model in client.models.list()]
     assert names[:2] == ["whisper-digits", "whisper-1"]
     assert {"gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-transcribe"} < set(names)
+    assert {"gpt-live-transcribe", "gpt-realtime-whisper"} < set(names)  # LiveKit's and pipecat's
     assert (await client.models.retrieve("gpt-transcribe")).id == "gpt-transcribe"

@@ -1,0 +1,71 @@
+"""Programs that others have written for OpenAI's API, by base URL alone, each in its own environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.recordings import write_wav
+from tests.conftest import Server
+from tests.speech import say
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 200
+SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+
+pytestmark = pytest.mark.trial
+
+
+def lines_of(client: str, script: str, *arguments: str | Path) -> list[str]:
+    """What the script writes in the client's environment."""
+    environment = ROOT / ".cache" / "clients" / client
+    if not (environment / "installed.txt").exists():
+        pytest.skip(f"not installed: tests/clients/install.sh {client}")
+    done = subprocess.run(
+        [environment / "bin" / "python", ROOT / script, *arguments],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_litellm(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    assert lines_of("litellm", "tests/clients/litellm_client.py", recording, f"{server.url}/v1") == [
+        f"json: {SPOKEN.text}",
+        f"words: {SPOKEN.text}",
+        "srt: True",
+        f"async: {SPOKEN.text}",
+        "refused: 400",
+    ]
+
+
+def test_langchain_loader(server: Server, tmp_path: Path) -> None:
+    write_wav(tmp_path / "speech.wav", SPOKEN)
+    lines = lines_of("langchain", "tests/clients/langchain_client.py", tmp_path, f"{server.url}/v1")
+    documents = [line for line in lines if line.startswith("document: ")]
+    assert documents == [f"document: {SPOKEN.text}"] * 3
+
+
+def test_livekit_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
+    assert lines_of("livekit", "examples/livekit_stt.py", recording, f"{server.url}/v1") == [
+        f"whole: {SPOKEN.text}",
+        "live: three one four",
+        "live: one five nine",
+    ]
+
+
+def test_pipecat_speech_to_text_whole_and_live(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    assert lines_of("pipecat", "examples/pipecat_stt.py", recording, f"{server.url}/v1") == [
+        f"whole: {SPOKEN.text}",
+        f"live: {SPOKEN.text}",
+    ]
