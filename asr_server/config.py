@@ -90,6 +90,10 @@ class Settings:
         le=len(TEMPERATURE_LADDER) - 1,
     )
 
+    check_voice: bool = _setting(
+        True, "a doubtful text is dropped where a voice detector hears nobody speak in its chunk"
+    )
+
     # The front end
     preprocess_workers: int = _setting(
         default_preprocess_workers(),

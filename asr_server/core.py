@@ -64,6 +64,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     task: Task = "transcribe"
     language: str | None = None  # ISO code as in the checkpoint's <|xx|> tokens
     candidate_languages: tuple[str, ...] = ()  # detection is restricted to these; empty: all
+    multilingual: bool = False  # each chunk is read in the language that it alone seems to be in
     prompt_tokens: tuple[int, ...] = ()  # text tokens after <|startofprev|>
     condition_on_previous_text: bool = (
         False  # one chunk after another, each with the text so far as its prompt
@@ -267,6 +268,7 @@ class Transcript(msgspec.Struct, frozen=True):
     num_audio_tokens: int
     num_text_tokens: int
     task: Task = "transcribe"
+    language_probability: float | None = None  # where it was detected, for the file as a whole
     languages: tuple[str, ...] = ()  # codes of those spoken, in the order heard; empty: nothing was said
     is_cut_short: bool = False  # the recording is damaged, and this is what could be read
 

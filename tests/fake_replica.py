@@ -60,6 +60,7 @@ class FakeReplica:
         self.cancelled: list[str] = []
         self.languages_set: list[str] = []
         self.probabilities: dict[str, float] | None = None  # reported for chunks without a language
+        self.probabilities_of: Callable[[Submit], dict[str, float] | None] = lambda _: self.probabilities
         self.holding = False
         self._answer = answer
         self._credit = credit
@@ -76,8 +77,9 @@ class FakeReplica:
             case Submit():
                 self.submits.append(command)
                 self._held[command.id] = command
-                if command.options.language is None and self.probabilities:
-                    self._events.put_nowait(LanguageDetected(command.id, self.probabilities))
+                probabilities = self.probabilities_of(command)
+                if command.options.language is None and probabilities:
+                    self._events.put_nowait(LanguageDetected(command.id, probabilities))
                 elif not self.holding:
                     self._reply(command.id)
             case SetLanguage():

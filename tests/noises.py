@@ -14,6 +14,7 @@ import soxr
 
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.speech import RECORDINGS, VOICES, WORDS, digit
+from tools.digits.noises import call
 
 Random = np.random.Generator
 NUM_TALKERS = 16  # at once, in babble
@@ -95,6 +96,14 @@ def _cough(rng: Random) -> Samples:
     return np.concatenate(bursts).astype(np.float32)
 
 
+def barks(count: int, rng: Random) -> Samples:
+    """Dogs, cats and crows, with pauses."""
+    parts: list[Samples] = []
+    while sum(map(len, parts)) < count:
+        parts += [call(2 * SAMPLE_RATE, rng), silence(int(rng.uniform(0.1, 1.5) * SAMPLE_RATE), rng)]
+    return np.concatenate(parts)[:count]
+
+
 def babble(count: int, rng: Random) -> Samples:
     """Many people at once: the synthesised digits, and where they are at hand, recordings of talk."""
     voices = [_talk(count, rng) for _ in range(NUM_TALKERS)]
@@ -131,7 +140,7 @@ def _mono(path: object) -> Samples:
 
 Maker = Callable[[int, Random], Samples]
 KINDS: dict[str, Maker] = {
-    each.__name__: each for each in (silence, hum, white, pink, babble, coughs, tones, music)
+    each.__name__: each for each in (silence, hum, white, pink, babble, coughs, barks, tones, music)
 }
 
 

@@ -50,7 +50,7 @@ def create_app(
         settings,
         dispatcher,
         pool,
-        Transcriber(dispatcher, pool, tokenizer),
+        Transcriber(dispatcher, pool, tokenizer, settings.check_voice),
         AdmissionLimiter(settings.max_concurrent_requests),
         UploadMemory(settings.max_upload_memory_bytes),
         AudioLimits.from_settings(settings, window),

@@ -29,6 +29,7 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
         raise _invalid(error) from None
     _check_stream(fields)
     _check_speakers(fields)
+    _check_multilingual(fields)
     if isinstance(fields, TranscriptionFields):
         _check_combinations(fields)
     elif fields.response_format == "diarized_json":
@@ -103,6 +104,14 @@ def _on_the_wire(field: str) -> str:
 def _check_stream(fields: AudioFields) -> None:
     if fields.stream and fields.response_format not in ("json", "text", "diarized_json"):
         raise InvalidValue("'stream' goes with response_format json, text or diarized_json only.", "stream")
+
+
+def _check_multilingual(fields: AudioFields) -> None:
+    language = getattr(fields, "language", "")
+    if fields.multilingual and language.strip().lower() not in ("", AUTO):
+        raise InvalidValue(
+            "'multilingual' detects the language of each chunk: not with 'language'.", "multilingual"
+        )
 
 
 def _check_combinations(fields: TranscriptionFields) -> None:

@@ -124,6 +124,7 @@ def _sampling(fields: AudioFields, settings: Settings) -> dict[str, object]:
         "presence_penalty": fields.presence_penalty,
         "seed": fields.seed,
         "condition_on_previous_text": fields.condition_on_previous_text,
+        "multilingual": fields.multilingual,
         "max_new_tokens": fields.max_completion_tokens,
     }
 

@@ -95,6 +95,8 @@ class AudioFields(BaseModel):
     """Names of the speakers in the left and the right channel, with `channels` split."""
     condition_on_previous_text: bool = False
     """Reads one chunk after another, each with the text so far as its prompt: slower, more even in style."""
+    multilingual: bool = False
+    """Not OpenAI's: each chunk is read in its own language. Not with `language`."""
 
     # As vLLM has them
     seed: int = Field(0, ge=-(2**63), lt=2**63)

@@ -6,6 +6,7 @@ The transcription package uses it. It knows neither HTTP nor the engine.
 from asr_server.audio.limits import FORMATS, MIN_AUDIO_S, AudioLimits
 from asr_server.audio.pool import PreprocessPool, PreprocessStats
 from asr_server.audio.recording import Cancelled, DecodeSlice, Recording
+from asr_server.audio.voice import holds_speech
 
 __all__ = [
     "FORMATS",
@@ -16,4 +17,5 @@ __all__ = [
     "PreprocessPool",
     "PreprocessStats",
     "Recording",
+    "holds_speech",
 ]

@@ -27,6 +27,10 @@ MAX_FRAMES: Final = 512  # in a call: 16 s
 HYSTERESIS: Final = (
     0.15  # speech goes on at a probability lower by this than the one that starts it: Silero's rule
 )
+EVEN_PEAK: Final = 0.3
+FAINTEST_PEAK: Final = 1e-4
+LIKELY: Final = 0.4
+MIN_SPEECH_FRAMES: Final = 3  # 96 ms
 
 Probabilities = npt.NDArray[np.float32]  # [num_frames], that somebody speaks
 
@@ -68,6 +72,18 @@ def speech_probabilities(samples: Samples) -> Probabilities:
     """Of every frame of a recording that begins and ends here."""
     detector = VoiceDetector()
     return np.concatenate([detector.push(samples), detector.finish()])
+
+
+def holds_speech(samples: Samples) -> bool:
+    """Whether anybody speaks in a chunk: a doubtful text of one that holds no speech is no text.
+
+    The detector gets an even loudness, and a little silence to begin and end with: without them it misses
+    short words that stand alone.
+    """
+    gain = EVEN_PEAK / max(float(np.abs(samples).max(initial=0)), FAINTEST_PEAK)
+    silence = np.zeros(SAMPLE_RATE // 10, np.float32)
+    probabilities = speech_probabilities(np.concatenate([silence, samples * np.float32(gain), silence]))
+    return int((probabilities >= LIKELY).sum()) >= MIN_SPEECH_FRAMES
 
 
 def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:

@@ -31,7 +31,7 @@ EMBEDDED_HINT: Final = (
 MODEL_SETTINGS: Final = ("model", "device", "dtype")
 TUNING_SETTINGS: Final = (
     *("executor", "replicas", "cpu_threads", "max_slots", "encode_batch", "compute_workers", "copy_overlap"),
-    *("max_fallbacks", "preprocess_workers", "max_chunk_s", "chunks_ahead", "max_audio_s"),
+    *("max_fallbacks", "check_voice", "preprocess_workers", "max_chunk_s", "chunks_ahead", "max_audio_s"),
     *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level", "log_format"),
 )
 LOCAL_SETTINGS: Final = frozenset({*MODEL_SETTINGS, *TUNING_SETTINGS}) - {"model", "log_level", "log_format"}
@@ -99,6 +99,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 @click.option("--max-line-count", type=_POSITIVE, help="lines of a subtitle; with --max-line-width")
 @click.option("--max-words-per-line", type=_POSITIVE, help="of srt and vtt")
 @click.option("--highlight-words", is_flag=True, help="underline each word while it is said, in srt and vtt")
+@click.option("--multilingual", is_flag=True, help="detect the language of each chunk, not of the file")
 @click.option(
     "--condition-on-previous-text",
     is_flag=True,
@@ -178,7 +179,7 @@ def _check_manifest(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
 
 _JOB_OPTIONS: Final = (
     *("formats", "output_dir", "manifest", "language", "task", "temperature", "recursive", "quiet"),
-    *("word_timestamps", "condition_on_previous_text"),
+    *("word_timestamps", "condition_on_previous_text", "multilingual"),
 )
 
 

@@ -141,3 +141,7 @@ class VerboseJson(_Body):
     """The words with times, where they were asked for."""
     usage: DurationUsage
     """The recording's length."""
+    language_probability: float | None = None
+    """Not OpenAI's: that `language` is right, from 0 to 1, where it was detected."""
+    languages: list[Language] | None = None
+    """Not OpenAI's: all languages of a recording that has several."""

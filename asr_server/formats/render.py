@@ -79,6 +79,8 @@ def verbose_body(transcript: Transcript, options: RenderOptions = DEFAULTS) -> V
         segments=[_segment(segment) for segment in transcript.segments] if options.with_segments else None,
         words=list(_words(transcript)) if options.with_words else None,
         usage=_duration_usage(transcript),
+        language_probability=transcript.language_probability,
+        languages=languages_body(transcript) if len(transcript.languages) > 1 else None,
     )
 
 

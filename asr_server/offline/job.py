@@ -26,6 +26,7 @@ class TranscribeJob:
     temperature: float = 0.0  # 0: from 0 up, as far as it takes
     word_timestamps: bool = False
     condition_on_previous_text: bool = False
+    multilingual: bool = False
     layout: SubtitleLayout = PLAIN_LAYOUT
     speakers: tuple[str, ...] = ()  # of each channel; empty: the channels are mixed
     manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording

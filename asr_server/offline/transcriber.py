@@ -56,7 +56,7 @@ class LocalTranscriber:
         self._limits = AudioLimits.from_settings(settings, window)
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
-        self._transcriber = Transcriber(self._dispatcher, self._pool, tokenizer)
+        self._transcriber = Transcriber(self._dispatcher, self._pool, tokenizer, settings.check_voice)
         self._speakers = job.speakers
         self.options = _decoding_options(job, self._transcriber, settings)
 
@@ -101,6 +101,7 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
         prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
         word_timestamps=job.needs_words,
         condition_on_previous_text=job.condition_on_previous_text,
+        multilingual=job.multilingual,
         timestamps=True,  # whatever the format: they tell when a tail was left unread
         temperatures=(job.temperature,) if job.temperature else settings.temperatures,
     )

@@ -135,6 +135,7 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "prompt": job.prompt,
         "temperature": job.temperature,
         "condition_on_previous_text": "true" if job.condition_on_previous_text else None,
+        "multilingual": "true" if job.multilingual else None,
         "timestamp_granularities[]": ["segment", "word"] if job.needs_words else None,
         "channels": "split" if job.speakers else None,
         "known_speaker_names[]": list(job.speakers),

@@ -63,7 +63,7 @@ def decode_part(
     There is no tail when this is the last part allowed, nor behind a limit that the client set itself.
     """
     if is_silence(result, options):
-        return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)
+        return part_without_text(chunk, result)
     parser = _TimestampParser(tokenizer, chunk.duration_s)
     may_go_on = options.timestamps and options.max_new_tokens is None and not is_last
     num_read, tail_s = parser.tail(result) if may_go_on else (len(result.tokens), None)
@@ -71,6 +71,11 @@ def decode_part(
     if result.token_times_s:
         spans = _with_words(spans, result, chunk, tokenizer, spaced=is_spaced(options, result))
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
+
+
+def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
+    """Of a chunk in which nobody speaks, whatever was read in it."""
+    return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)
 
 
 def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:

@@ -1,24 +1,41 @@
-"""Finds the language of a request that names none, on its first chunk with speech."""
+"""Finds the language of a request that names none, by the vote of its first chunks with speech."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Final
 
-from asr_server.transcription.language import likeliest
-
-CONFIDENT: Final = 0.5  # above it the other chunks need not wait until this one's text is there
+CONFIDENT: Final = 0.8  # that the language is right: more chunks need not be heard
+MAX_VOTES: Final = 4  # chunks with speech, however doubtful
+LEAST_PROBABILITY: Final = 1e-6  # so that one chunk cannot rule out a language
 
 
 class LanguageDetector:
-    """Lets one chunk at a time through to detect, and the others wait, until the language is known."""
+    """Lets one chunk at a time through to detect, and the others wait, until the language is known.
 
-    def __init__(self, code: str | None, candidates: tuple[str, ...] = ()) -> None:
+    A chunk votes with the logarithms of its probabilities; the language with the largest sum wins. Where the
+    first chunk leaves little doubt, it alone decides. `guess` is what a chunk that detects is decoded with
+    meanwhile; where the vote ends otherwise, the chunk is to be decoded again.
+    """
+
+    def __init__(
+        self, code: str | None, candidates: tuple[str, ...] = (), max_votes: int = MAX_VOTES
+    ) -> None:
         self.code = code  # once known
+        self.probability: float | None = None  # that it is right, where it was detected
         self.guess = code  # the likeliest so far, perhaps of a chunk without speech
         self._candidates = candidates
+        self._max_votes = max_votes
+        self._num_votes = 0
+        self._votes: dict[str, float] = {}
+        self._pending: dict[str, float] = {}  # of the chunk that detects
+        self._all_sent = False
         self._probe_finished: asyncio.Event | None = None  # by the chunk that detects
+        self._settled = asyncio.Event()
+        if code is not None:
+            self._settled.set()
 
     async def next_language(self) -> str | None:
         """The language to decode the next chunk with; None: this chunk is the one that detects."""
@@ -31,20 +48,54 @@ class LanguageDetector:
 
     def on_probabilities(self, probabilities: Mapping[str, float]) -> str:
         """The language for the chunk that detects; for all the others too when there is little doubt."""
-        self.guess = likeliest(probabilities, self._candidates)
-        total = sum(
-            p for code, p in probabilities.items() if not self._candidates or code in self._candidates
-        )
-        if total and probabilities[self.guess] / total >= CONFIDENT:
-            self._set_language(self.guess)
+        self._pending = self._log_probabilities(probabilities)
+        self.guess, probability = _winner(self._sum())
+        if probability >= CONFIDENT:
+            self._settle(self.guess, probability)
         return self.guess
 
     def on_decoded(self, language: str | None) -> None:
-        """The chunk that detects was read in `language`, or held no speech (None): then the next tries."""
-        if self.code is None:
-            self._set_language(language)
-
-    def _set_language(self, language: str | None) -> None:
-        self.code = language
+        """The chunk that detects was read in `language`, or held no speech (None), and then has no vote."""
+        if self.code is None and language is not None:
+            self._votes, self._num_votes = self._sum(), self._num_votes + 1
+        self._pending = {}
         if self._probe_finished is not None:
             self._probe_finished.set()
+        if self._all_sent or self._num_votes >= self._max_votes:
+            self._conclude()
+
+    def on_all_sent(self) -> None:
+        """No more chunks will vote, but for one that perhaps still does."""
+        self._all_sent = True
+        if self._probe_finished is None or self._probe_finished.is_set():
+            self._conclude()
+
+    def _conclude(self) -> None:
+        if self.code is None and self._votes:
+            self._settle(*_winner(self._votes))
+        self._settled.set()
+
+    async def conclusion(self) -> str | None:
+        """The language, once it is settled. Only a chunk that has voted may wait for it."""
+        await self._settled.wait()
+        return self.code
+
+    def _log_probabilities(self, probabilities: Mapping[str, float]) -> dict[str, float]:
+        eligible = [code for code in probabilities if code in self._candidates] or list(probabilities)
+        total = sum(probabilities[code] for code in eligible) or 1.0
+        return {code: math.log(max(probabilities[code] / total, LEAST_PROBABILITY)) for code in eligible}
+
+    def _sum(self) -> dict[str, float]:
+        return {code: value + self._votes.get(code, 0.0) for code, value in self._pending.items()}
+
+    def _settle(self, language: str, probability: float) -> None:
+        self.code, self.probability = language, probability
+        if self._probe_finished is not None:
+            self._probe_finished.set()
+        self._settled.set()
+
+
+def _winner(votes: Mapping[str, float]) -> tuple[str, float]:
+    """The language with the largest sum, and its share once the sums are made probabilities again."""
+    code = max(votes, key=votes.__getitem__)
+    return code, 1 / sum(math.exp(value - votes[code]) for value in votes.values())

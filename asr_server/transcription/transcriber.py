@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -31,11 +32,12 @@ from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly
 from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.interleaving import Interleaver
-from asr_server.transcription.language import ENGLISH, Languages, name_of
-from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.language import ENGLISH, Languages, likeliest, name_of
+from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
 from asr_server.transcription.previous_text import PreviousText
 from asr_server.transcription.source import ChunkSource, RecordingSource, Source
 from asr_server.transcription.text import continuation
+from asr_server.transcription.voice_check import VoiceCheck
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.request_handle import RequestHandle
 
@@ -47,13 +49,16 @@ logger = logging.getLogger(__name__)
 class Transcriber:
     """Runs requests over the shared preprocessing pool and dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, pool: PreprocessPool, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, pool: PreprocessPool, tokenizer: Tokenizer, check_voice: bool = True
+    ) -> None:
         specials = tokenizer.specials
         self.tokenizer = tokenizer
         self.languages = Languages(specials.languages if specials.is_multilingual else ())
         self.can_translate = self.languages.only is None and specials.translate is not None
+        self.pool = pool
+        self.check_voice = check_voice
         self._dispatcher = dispatcher
-        self._pool = pool
 
     @asynccontextmanager
     async def transcribe(
@@ -66,7 +71,7 @@ class Transcriber:
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
-        async with self._run(RecordingSource(self._pool, recording), options, speakers) as session:
+        async with self._run(RecordingSource(self.pool, recording), options, speakers) as session:
             yield session
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
@@ -108,13 +113,18 @@ class TranscriptionSession:
         speakers: Sequence[str] = (),
     ) -> None:
         self._tokenizer = transcriber.tokenizer
+        self._pool, self._check_voice = transcriber.pool, transcriber.check_voice
         self._handle = handle
         self._source = source
         self._options = options
         self._speakers = speakers  # by channel; empty: they are mixed
         self._language = LanguageDetector(
-            options.language or transcriber.languages.only, options.candidate_languages
+            options.language or transcriber.languages.only,
+            options.candidate_languages,
+            # The text of one chunk is the prompt of the next: none can wait for a later one's vote.
+            max_votes=1 if options.condition_on_previous_text else MAX_VOTES,
         )
+        self._is_mixed = options.multilingual and self._language.code is None
         num_channels = max(1, len(speakers))
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
         # What to wait for, in the order of the file. A number: all before these seconds has been sent.
@@ -161,12 +171,14 @@ class TranscriptionSession:
             for piece in decoded.pieces:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.
-                    task = self._send(group, piece, await self._language.next_language())
+                    language = None if self._is_mixed else await self._language.next_language()
+                    task = self._send(group, piece, language)
                     if self._options.condition_on_previous_text:
                         await task  # its text is part of the next one's prompt
             finished = decoded.finished
             if self._speakers:
                 self._pending.put_nowait(math.inf if finished else self._source.settled_s)
+        self._language.on_all_sent()
         self._pending.put_nowait(None)
 
     def _send(
@@ -179,27 +191,52 @@ class TranscriptionSession:
         return task
 
     async def _transcribe_chunk(self, chunk: Chunk, language: str | None) -> list[DecodedPart]:
-        """One chunk to its end: a tail that was left unread goes out again as the next part."""
+        """One chunk to its end, in the language that it detects if none is given. Where the vote of several
+        chunks ends with another one, it is read again.
+        """
+        if language is not None or self._is_mixed:
+            return await self._read(chunk, language)
+        parts = await self._read(chunk, None)
+        guess = self._language.guess if any(part.spans for part in parts) else None
+        self._language.on_decoded(guess)
+        if guess is not None and (settled := await self._language.conclusion()) != guess:
+            parts = await self._read(chunk, settled, first_part=MAX_PARTS)
+        return parts
+
+    async def _read(self, chunk: Chunk, language: str | None, first_part: int = 0) -> list[DecodedPart]:
+        """Each part after the first is the tail that the one before has left unread."""
         options = msgspec.structs.replace(self._options, language=language)
         parts: list[DecodedPart] = []
         previous_text = self._previous_texts[chunk.channel]
+        voice = VoiceCheck(self._pool, chunk)
         tail: Chunk | None = chunk
-        for part in range(MAX_PARTS):
+        for part in range(first_part, first_part + MAX_PARTS):
             if tail is None:
                 break
             if options.condition_on_previous_text:
                 options = msgspec.structs.replace(options, prompt_tokens=previous_text.tokens)
-            result = await self._handle.submit(tail, options, part, self._language.on_probabilities)
+            result = await self._handle.submit(tail, options, part, self._choose_language)
             options = self._next_options(options, result)
-            if _stopped_nowhere(result, options) and part == 0:
+            if _stopped_nowhere(result, options) and part == first_part:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
-            parts.append(assembly.decode_part(tail, result, options, self._tokenizer, part == MAX_PARTS - 1))
+            if self._check_voice and await voice.is_invented(result):
+                parts.append(assembly.part_without_text(tail, result))
+                break
+            parts.append(
+                assembly.decode_part(
+                    tail, result, options, self._tokenizer, part == first_part + MAX_PARTS - 1
+                )
+            )
             previous_text.add(parts[-1])
             tail = assembly.unread_tail(tail, parts[-1])
-        if language is None:
-            self._language.on_decoded(options.language if any(r.spans for r in parts) else None)
         return parts
+
+    def _choose_language(self, probabilities: dict[str, float]) -> str:
+        """Of a chunk whose language is not given."""
+        if self._is_mixed:
+            return likeliest(probabilities, self._options.candidate_languages)
+        return self._language.on_probabilities(probabilities)
 
     def _next_options(self, options: DecodingOptions, result: ChunkResult) -> DecodingOptions:
         """Later parts are read in the language of the first."""
@@ -210,7 +247,9 @@ class TranscriptionSession:
 
     def _delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
         """Of one chunk's parts, and of what was held back for them; no parts: only of the latter."""
-        so_far, language = self._text, self._options.language or self._language.code
+        so_far, language = self._text, self._language.code
+        if self._is_mixed and parts:
+            language = parts[0].result.language
         segments = self._next_segments(parts)
         for segment in segments:
             self._text += continuation(self._text, segment.text, language)
@@ -244,7 +283,7 @@ class TranscriptionSession:
         if self._source.truncated:
             logger.warning("the recording ends early: transcribed the %.1f s read", self._source.duration_s)
         deltas = self._deltas
-        spoken = ENGLISH if self._options.task == "translate" else self._language.code
+        spoken = ENGLISH if self._options.task == "translate" else self._main_language()
         return Transcript(
             text=self._text,
             segments=tuple(segment for delta in deltas for segment in delta.segments),
@@ -258,7 +297,16 @@ class TranscriptionSession:
                 dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
             ),
             is_cut_short=self._source.truncated,
+            language_probability=self._language.probability,
         )
+
+    def _main_language(self) -> str | None:
+        """Of a recording of several languages, the one with most text."""
+        lengths = Counter[str]()
+        for delta in self._deltas if self._is_mixed else ():
+            if delta.language and delta.text:
+                lengths[delta.language] += len(delta.text)
+        return max(lengths, key=lengths.__getitem__, default=self._language.code)
 
 
 def _stopped_nowhere(result: ChunkResult, options: DecodingOptions) -> bool:

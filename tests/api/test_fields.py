@@ -158,6 +158,7 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("chunking_strategy[type]", "auto"), ("chunking_strategy[shape]", "x")], "chunking_strategy"),
         ([("chunking_strategy", '{"type": "auto", "threshold": 0.7}')], "chunking_strategy"),
         ([("language", "en"), ("languages[]", "de")], "languages[]"),
+        ([("language", "en"), ("multilingual", "true")], "multilingual"),
         ([("language", "en"), ("language", "de")], "language"),
         ([("model[]", "whisper-1")], "model[]"),
         ([("to_language", "en")], "to_language"),

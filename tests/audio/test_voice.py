@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from asr_server.audio.voice import FRAME, VoiceDetector, is_speech, speech_probabilities
+from asr_server.audio.voice import FRAME, VoiceDetector, holds_speech, is_speech, speech_probabilities
 from asr_server.core import SAMPLE_RATE
 from tests.noises import make_noise
 from tests.speech import VOICES, say
@@ -26,6 +26,18 @@ def test_spoken_digits_are_speech(voice: str) -> None:
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink"])
 def test_steady_noise_is_none(kind: str) -> None:
     assert speech_probabilities(make_noise(kind, -30, 5.0)).max(initial=0) < 0.5
+
+
+@pytest.mark.parametrize("level_db", [-60, -40, -6])
+@pytest.mark.parametrize("digit", "0123456789")
+def test_one_short_word_is_enough_at_any_level(digit: str, level_db: int) -> None:
+    word = say(digit, "rms", gap_s=0.0, lead_s=0.0).samples
+    assert holds_speech(word * np.float32(10 ** (level_db / 20)))
+
+
+@pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "coughs"])
+def test_noise_holds_no_speech(kind: str) -> None:
+    assert not holds_speech(make_noise(kind, -30, 5.0))
 
 
 def test_samples_in_blocks_of_any_size_are_worth_the_same_as_all_at_once() -> None:

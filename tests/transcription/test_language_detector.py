@@ -1,6 +1,8 @@
 import asyncio
 
-from asr_server.transcription.language_detector import LanguageDetector
+import pytest
+
+from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
 
 
 async def waiting(detector: LanguageDetector) -> asyncio.Task[str | None]:
@@ -30,7 +32,47 @@ async def test_a_doubtful_choice_is_not_settled_before_the_chunk_is_read() -> No
     await asyncio.sleep(0)
     assert not second.done()
     detector.on_decoded("en")
-    assert await second == "en"
+    assert await second is None, "it votes too"
+
+
+async def test_the_votes_of_several_doubtful_chunks_are_summed_as_logarithms() -> None:
+    detector = LanguageDetector(None)
+    for probabilities in ({"en": 0.45, "de": 0.4, "fr": 0.15}, {"en": 0.1, "de": 0.75, "fr": 0.15}):
+        assert await detector.next_language() is None
+        detector.on_probabilities(probabilities)
+        detector.on_decoded(detector.guess)
+    assert (detector.guess, detector.code) == ("de", "de")
+    assert detector.probability == pytest.approx(0.4 * 0.75 / (0.4 * 0.75 + 0.45 * 0.1 + 0.15 * 0.15))
+    assert await detector.conclusion() == "de"
+
+
+async def test_the_votes_are_bounded() -> None:
+    detector = LanguageDetector(None)
+    for _ in range(MAX_VOTES):
+        assert await detector.next_language() is None
+        detector.on_probabilities({"en": 0.34, "de": 0.33, "fr": 0.33})
+        detector.on_decoded("en")
+    assert await detector.next_language() == "en"
+
+
+async def test_a_file_that_ends_in_doubt_is_what_most_speaks_for() -> None:
+    detector = LanguageDetector(None)
+    await detector.next_language()
+    detector.on_probabilities({"en": 0.4, "de": 0.6})
+    detector.on_all_sent()
+    assert detector.code is None, "its only chunk may hold no speech"
+    detector.on_decoded("de")
+    assert await detector.conclusion() == "de"
+    assert detector.probability == pytest.approx(0.6)
+
+
+async def test_a_file_without_speech_has_no_language() -> None:
+    detector = LanguageDetector(None)
+    await detector.next_language()
+    detector.on_probabilities({"en": 0.4, "de": 0.6})
+    detector.on_decoded(None)
+    detector.on_all_sent()
+    assert detector.code is None
 
 
 async def test_after_a_chunk_without_speech_the_next_one_detects_and_the_rest_wait_on() -> None:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from pathlib import Path
 
 import pytest
-import soundfile
 import torch
 
-from asr_server.audio import AudioLimits, PreprocessPool, Recording
 from asr_server.checkpoint import AudioWindow
-from asr_server.config import Settings
-from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Segment
+from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples
 from asr_server.tokenizer import Tokenizer
-from asr_server.transcription import Transcriber
 from asr_server.transcription.assembly import MIN_TAIL_S
 from asr_server.transcription.transcriber import MAX_PARTS
-from asr_server.workers.dispatcher import Dispatcher
 from benchmarks.clips import make_clip
 from tests.checkpoints import terse_directory
 from tests.engine.engine_helpers import Reference
+from tests.transcription.pipeline import chunks_of, transcribe
 
 FRAMES_PER_S = 100
 PROMPT_TOKENS = 3
@@ -35,38 +30,14 @@ def test_a_long_recording_gives_transformers_segments_chunk_by_chunk(window_s: i
     checkpoint = terse_directory(window_s)
     window = AudioWindow.from_directory(checkpoint)
     sound = make_clip(3, 2.6 * window.duration_s)
-    segments = asyncio.run(transcribe(checkpoint, sound))
+    options = DecodingOptions(language="de", timestamps=True)
+    segments = asyncio.run(transcribe(checkpoint, sound, options)).segments
     found: Parts = {}
     for segment in segments:
         found[segment.seek] = found.get(segment.seek, ()) + segment.tokens
     expected = read_by_transformers(checkpoint, sound)
     assert len(expected) > 4, "some tails must have been left unread"
     assert found == expected
-
-
-async def transcribe(checkpoint: Path, sound: Samples) -> tuple[Segment, ...]:
-    """Through the server's own pipeline, without HTTP."""
-    settings = Settings(model=str(checkpoint), executor="inline", dtype="float32")
-    window = AudioWindow.from_directory(checkpoint)
-    dispatcher, pool = Dispatcher(settings, window=window), PreprocessPool(1)
-    transcriber = Transcriber(dispatcher, pool, Tokenizer.from_directory(checkpoint))
-    await dispatcher.start()
-    try:
-        recording = Recording(wav(sound), AudioLimits.from_settings(settings, window))
-        options = DecodingOptions(language="de", timestamps=True)
-        async with transcriber.transcribe(recording, options) as session:
-            async for _ in session:
-                pass
-            return session.transcript().segments
-    finally:
-        await dispatcher.stop()
-        await asyncio.to_thread(pool.shutdown)
-
-
-def wav(sound: Samples) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, sound, SAMPLE_RATE, format="WAV", subtype="FLOAT")
-    return file.getvalue()
 
 
 def read_by_transformers(checkpoint: Path, sound: Samples) -> Parts:
@@ -113,13 +84,3 @@ def retrieve(
     )
     closed = tuple(token for segment in segments for token in segment["tokens"].tolist())
     return closed, offset / FRAMES_PER_S
-
-
-def chunks_of(checkpoint: Path, sound: Samples) -> list[Chunk]:
-    limits = AudioLimits.from_settings(Settings(), AudioWindow.from_directory(checkpoint))
-    with Recording(wav(sound), limits) as recording:
-        finished, chunks = False, list[Chunk]()
-        while not finished:
-            pieces, finished = recording.next_slice(4)
-            chunks += [piece for piece in pieces if isinstance(piece, Chunk)]
-    return chunks

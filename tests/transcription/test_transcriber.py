@@ -14,6 +14,7 @@ from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.transcription.transcriber import MAX_PARTS
 from asr_server.workers.dispatcher import Dispatcher
 from tests.fake_replica import FakeReplica, noise, say, wav
+from tests.speech import say as speak
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
@@ -154,8 +155,35 @@ async def test_while_the_language_is_open_no_second_chunk_goes_out(app: RunningA
     app.replica.holding = False
     app.replica.release(app.replica.held[0])
     _, transcript = await running
-    assert [submit.options.language for submit in app.replica.submits] == [None, "de", "de"]
+    assert [submit.options.language for submit in app.replica.submits] == [None, None, None]
     assert transcript.language == "german"
+    assert transcript.language_probability == pytest.approx(0.4**3 / (0.4**3 + 2 * 0.3**3))
+
+
+async def test_a_chunk_that_was_outvoted_is_read_again_in_the_files_language(app: RunningApp) -> None:
+    told = [{"de": 0.5, "en": 0.4, "zh": 0.1}, {"de": 0.02, "en": 0.97, "zh": 0.01}]
+    app.replica.probabilities_of = lambda submit: told[min(submit.id.chunk, 1)]
+    deltas, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions())
+    assert app.replica.languages_set == ["de", "en"]
+    asked = [(submit.id.chunk, submit.options.language) for submit in app.replica.submits]
+    assert sorted(asked, key=str) == sorted([(0, None), (1, None), (0, "en"), (2, "en")], key=str)
+    assert {delta.language for delta in deltas} == {"en"}
+    assert (transcript.text, transcript.languages) == ("zero one two", ("en",))
+
+
+async def test_a_mixed_recording_is_read_chunk_by_chunk_in_the_language_of_each(app: RunningApp) -> None:
+    spoken = ["de", "en", "en"]
+    app.replica.probabilities_of = lambda submit: {
+        code: 0.9 if code == spoken[submit.id.chunk] else 0.1 for code in ("de", "en")
+    }
+    app.answer = lambda submit: msgspec.structs.replace(
+        number_of_the_chunk(submit), language=spoken[submit.id.chunk]
+    )
+    deltas, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions(multilingual=True))
+    assert [submit.options.language for submit in app.replica.submits] == [None] * 3
+    assert app.replica.languages_set == spoken
+    assert [delta.language for delta in deltas] == spoken
+    assert (transcript.language, transcript.languages) == ("english", ("de", "en"))
 
 
 async def test_a_first_chunk_without_speech_leaves_detection_to_the_next(app: RunningApp) -> None:
@@ -167,14 +195,38 @@ async def test_a_first_chunk_without_speech_leaves_detection_to_the_next(app: Ru
     app.answer = answer
     app.replica.probabilities = {"de": 0.4, "en": 0.3, "zh": 0.3}
     _, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions())
-    assert [submit.options.language for submit in app.replica.submits] == [None, None, "de"]
-    assert transcript.text == "one two"
+    assert [submit.options.language for submit in app.replica.submits] == [None, None, None]
+    assert (transcript.text, transcript.language) == ("one two", "german")
+    assert transcript.language_probability == pytest.approx(0.4**2 / (0.4**2 + 2 * 0.3**2))
 
 
 async def test_detection_stays_among_the_candidates(app: RunningApp) -> None:
     app.replica.probabilities = {"de": 0.9, "en": 0.06, "zh": 0.04}
     _, transcript = await app.transcribe(THREE_CHUNKS, DecodingOptions(candidate_languages=("en", "zh")))
     assert transcript.language == "english"
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (say(*words("5"), avg_logprob=-0.9), ""),
+        (say(*words("5"), no_speech_prob=0.3), ""),
+        (say(*words("5")), "five"),
+    ],
+)
+async def test_a_doubtful_text_is_dropped_where_nobody_speaks(
+    app: RunningApp, result: ChunkResult, text: str
+) -> None:
+    app.answer = lambda submit: result
+    deltas, transcript = await app.transcribe(wav(noise(4)))
+    assert transcript.text == "".join(delta.text for delta in deltas) == text
+    assert len(transcript.segments) == len(transcript.logprobs) == len(text.split())
+
+
+async def test_a_doubtful_text_is_kept_where_somebody_speaks(app: RunningApp) -> None:
+    app.answer = lambda submit: say(*words("5"), avg_logprob=-0.9)
+    _, transcript = await app.transcribe(wav(speak("5", gap_s=1.0).samples))
+    assert transcript.text == "five"
 
 
 async def test_silence_is_an_empty_text(app: RunningApp) -> None:

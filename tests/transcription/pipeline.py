@@ -1,0 +1,51 @@
+"""A recording through the server's own pipeline, without HTTP, on any checkpoint in float32."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import soundfile
+
+from asr_server.audio import AudioLimits, PreprocessPool, Recording
+from asr_server.checkpoint import AudioWindow
+from asr_server.config import Settings
+from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transcript
+from asr_server.tokenizer import Tokenizer
+from asr_server.transcription import Transcriber
+from asr_server.workers.dispatcher import Dispatcher
+
+
+async def transcribe(checkpoint: Path, sound: Samples, options: DecodingOptions) -> Transcript:
+    """Every chunk's text is kept: what random weights say is always in doubt."""
+    settings = Settings(model=str(checkpoint), executor="inline", dtype="float32")
+    window = AudioWindow.from_directory(checkpoint)
+    dispatcher, pool = Dispatcher(settings, window=window), PreprocessPool(1)
+    transcriber = Transcriber(dispatcher, pool, Tokenizer.from_directory(checkpoint), check_voice=False)
+    await dispatcher.start()
+    try:
+        recording = Recording(wav(sound), AudioLimits.from_settings(settings, window))
+        async with transcriber.transcribe(recording, options) as session:
+            async for _ in session:
+                pass
+            return session.transcript()
+    finally:
+        await dispatcher.stop()
+        await asyncio.to_thread(pool.shutdown)
+
+
+def wav(sound: Samples) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, sound, SAMPLE_RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+def chunks_of(checkpoint: Path, sound: Samples) -> list[Chunk]:
+    limits = AudioLimits.from_settings(Settings(), AudioWindow.from_directory(checkpoint))
+    with Recording(wav(sound), limits) as recording:
+        finished, chunks = False, list[Chunk]()
+        while not finished:
+            pieces, finished = recording.next_slice(4)
+            chunks += [piece for piece in pieces if isinstance(piece, Chunk)]
+    return chunks
