@@ -67,6 +67,9 @@ class Settings:
         0, "engine replicas, each with the whole model; 0: one for each GPU, or one on the CPU", ge=0
     )
     replicas_per_device: int = _setting(1, "replicas for each device, where --replicas is 0", ge=1)
+    tensor_parallel_size: int = _setting(
+        1, "GPUs, or processes on the CPU, that share out each replica's weights and slots", ge=1
+    )
     cpu_threads: int = _setting(
         0, "torch threads a replica on CPU; 0: one a core, shared between replicas", ge=0
     )
@@ -168,7 +171,7 @@ class Settings:
     @property
     def num_replicas(self) -> int:
         """Engine replicas in all."""
-        num_devices = max(1, num_gpus()) if self.device != "cpu" else 1
+        num_devices = max(1, num_gpus() // self.tensor_parallel_size) if self.device != "cpu" else 1
         return self.replicas or num_devices * self.replicas_per_device
 
     @property

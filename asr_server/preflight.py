@@ -78,6 +78,18 @@ def ray_package(settings: Settings) -> Iterator[str]:
         yield _problem("executor", "ray", "needs Ray, an extra: pip install 'asr-server[ray]'")
 
 
+def tensor_parallel(settings: Settings) -> Iterator[str]:
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return
+    if settings.executor != "multiprocess":
+        yield _problem("tensor_parallel_size", size, "needs --executor multiprocess")
+    if settings.compute_workers > 1:
+        yield _problem("tensor_parallel_size", size, "needs --compute-workers 0 or 1")
+    if settings.device != "cpu" and 0 < (found := num_gpus()) < size:
+        yield _problem("tensor_parallel_size", size, f"needs as many GPUs; this process sees {found}")
+
+
 def ray_executor(settings: Settings) -> Iterator[str]:
     if settings.executor == "ray":
         yield _problem("executor", "ray", "is for asr-server transcribe --manifest alone")
@@ -173,5 +185,8 @@ def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
             yield _problem(setting, getattr(settings, setting), reason)
 
 
-FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package)
-FOR_A_SERVER: Final[tuple[Check, ...]] = (gpu, ray_executor, tls_files, key_file, address, wyoming)
+FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (
+    *(gpu, ray_executor, tensor_parallel),
+    *(tls_files, key_file, address, wyoming),
+)

@@ -75,6 +75,10 @@ class Aligner:
     ) -> None:
         self._model, self._cache, self._tokenizer, self._transfers = model, cache, tokenizer, transfers
         # On CPU one head at a time, whose attention the processor's cache can hold.
+        self._heads = {
+            layer: model.shard.heads(heads, model.sizes.decoder_heads)
+            for layer, heads in model.alignment_heads.items()
+        }
         self._heads_at_once = 1 if model.device.type == "cpu" else model.sizes.decoder_heads
 
     def start(self, finished: Several[tuple[Sequence, ChunkResult]], slots: Slots) -> list[PendingAlignment]:
@@ -90,6 +94,7 @@ class Aligner:
             ):
                 keys = self._cache.cross_keys[layer, sequence.slot, :, :, : gain.shape[1]]
                 self._add_layer(gain, attention, text, layer, query, keys)
+        sums = [self._model.shard.sum(each) for each in sums]
         to_host = self._transfers.to_host
         return [
             PendingAlignment(sequence, result, text.num_text, to_host(gain), to_host(attention.argmax(-1)))
@@ -127,7 +132,7 @@ class Aligner:
         self, gain: Tensor, attention: Tensor, text: _Text, layer: int, query: Tensor, keys: Tensor
     ) -> None:
         """Adds the layer's heads to `gain` and `attention`: query [T, H, d], keys [H, d, positions]."""
-        heads = self._model.alignment_heads[layer]
+        heads = self._heads[layer]
         rows = slice(text.first_row, text.first_row + text.num_rows)
         for first in range(0, len(heads), self._heads_at_once):
             chosen = heads[first : first + self._heads_at_once]

@@ -37,6 +37,7 @@ class EngineConfig:
     lookahead: bool | None = None  # whether a step starts before the results of the previous one are read
     cuda_graphs: bool = True
     num_on_device: int = 1  # engines that share the device's memory
+    num_ranks: int = 1  # processes that are one engine, each with its part of the model (tensor parallelism)
     short_audio: str = "exact"  # fast: what a chunk does not reach is not encoded
 
     @classmethod
@@ -46,7 +47,8 @@ class EngineConfig:
         Args:
             num_on_device: replicas that share this one's device.
         """
-        threads = settings.cpu_threads or max(1, available_cores() // settings.num_replicas)
+        num_processes = settings.num_replicas * settings.tensor_parallel_size
+        threads = settings.cpu_threads or max(1, available_cores() // num_processes)
         return cls(
             model=settings.model,
             device=settings.device,
@@ -58,6 +60,7 @@ class EngineConfig:
             copy_overlap=settings.copy_overlap,
             cuda_graphs=settings.cuda_graphs,
             num_on_device=num_on_device,
+            num_ranks=settings.tensor_parallel_size,
             short_audio=settings.short_audio,
         )
 
@@ -65,16 +68,19 @@ class EngineConfig:
         """The same configuration with everything chosen that was left open."""
         on_cpu = device.type == "cpu"
         workers = self.compute_workers or (
-            min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu else 1
+            min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu and self.num_ranks == 1 else 1
         )
         return replace(
             self,
             device=device.type,
             dtype=str(dtype).removeprefix("torch."),
-            num_slots=self.num_slots or choose_num_slots(sizes, device, dtype, self.num_on_device),
+            num_slots=self.num_slots
+            or choose_num_slots(sizes, device, dtype, self.num_on_device, self.num_ranks),
             # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache.
             encode_batch=self.encode_batch or (workers if on_cpu else _ENCODE_BATCH_ON_CUDA),
             compute_workers=workers,
+            # A graph that sums over ranks is not recorded.
+            cuda_graphs=self.cuda_graphs and self.num_ranks == 1,
             # On CPU there is nothing that a step could overlap with.
             lookahead=not on_cpu if self.lookahead is None else self.lookahead,
         )
@@ -99,11 +105,19 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_num_slots(
-    sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, num_on_device: int = 1
+    sizes: WhisperSizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_on_device: int = 1,
+    num_ranks: int = 1,
 ) -> int:
     """As many slots as a share of the free memory holds, up to the number that still speeds up a step."""
     share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device) / num_on_device
-    return max(1, min(MAX_SLOTS[device.type], int(share) // DecoderCache.bytes_per_slot(sizes, dtype)))
+    ranks_elsewhere = (
+        num_ranks if device.type == "cuda" else 1
+    )  # on CPU all parts of a slot lie in one memory
+    slot_bytes = DecoderCache.bytes_per_slot(sizes, dtype) // ranks_elsewhere
+    return max(1, min(MAX_SLOTS[device.type], int(share) // slot_bytes))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -29,10 +28,11 @@ from asr_server.core import (
     Submit,
 )
 from asr_server.engine.alignment import PendingAlignment
-from asr_server.engine.config import EngineConfig, choose_device, choose_dtype
+from asr_server.engine.config import EngineConfig
 from asr_server.engine.encoding import PendingEncode
+from asr_server.engine.loading import load
 from asr_server.engine.loop import DecodeLoop
-from asr_server.engine.memory import keep_freed_memory
+from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner
 from asr_server.engine.reasons import engine_info
 from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
@@ -40,9 +40,8 @@ from asr_server.engine.sequence import Sequence
 from asr_server.engine.slot_table import SlotTable, grouped
 from asr_server.engine.step_times import StepTimer
 from asr_server.engine.transfers import HostCopy
-from asr_server.engine.validation import candidates, check, check_timestamps
-from asr_server.machine import available_cores
-from asr_server.model import Whisper, load_whisper
+from asr_server.engine.validation import candidates, check
+from asr_server.model import Whisper
 from asr_server.tokenizer import Tokenizer
 
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
@@ -58,8 +57,13 @@ class Engine:
         tokenizer: Tokenizer,
         rules: GenerationRules,
         config: EngineConfig | None = None,
+        broadcast: Broadcast | None = None,
     ) -> None:
-        """An engine on a model that is loaded already."""
+        """An engine on a model that is loaded already.
+
+        Args:
+            broadcast: tells the other ranks, where there are several and this one is the first.
+        """
         config = (config or EngineConfig()).resolved(model.sizes, model.device, model.dtype)
         self.model = model
         self.tokenizer = tokenizer
@@ -69,7 +73,7 @@ class Engine:
         self.num_steps = 0
         self.draining = False
         self.step_timer = StepTimer()
-        self._runner = Runner(model, rules, tokenizer, config)
+        self._runner = _runner(model, rules, tokenizer, config, broadcast)
         self._loop = DecodeLoop(self._runner, tokenizer, bool(config.lookahead))
         self._waiting: deque[Sequence] = deque()
         self._slots = SlotTable(config.num_slots)
@@ -82,23 +86,13 @@ class Engine:
         self._seconds_per_encode = 0.0
 
     @classmethod
-    def load(cls, config: EngineConfig) -> Engine:
+    def load(cls, config: EngineConfig, broadcast: Broadcast | None = None) -> Engine:
         """Loads the checkpoint that the configuration names, and an engine on it.
 
         Raises:
             CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there.
         """
-        device = choose_device(config.device)
-        dtype = choose_dtype(config.dtype, device)
-        if device.type == "cpu":
-            torch.set_num_threads(config.cpu_threads or available_cores())
-        directory = Path(config.model)
-        model = load_whisper(directory, device, dtype)
-        if device.type == "cpu":
-            keep_freed_memory()  # from here on: what loading needed is given back
-        tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
-        check_timestamps(tokenizer.specials, model.sizes)
-        return cls(model, tokenizer, rules, config)
+        return cls(*load(config), config, broadcast)
 
     # -- What others see ----------------------------------------------------------------------------------
 
@@ -344,3 +338,16 @@ class Engine:
     def _emit(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+def _runner(
+    model: Whisper,
+    rules: GenerationRules,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    broadcast: Broadcast | None,
+) -> Runner | LeadingRunner:
+    if broadcast is None:
+        return Runner(model, rules, tokenizer, config)
+    broadcast(Begin(config))
+    return LeadingRunner(Runner(model, rules, tokenizer, config), broadcast)

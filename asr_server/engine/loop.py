@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from asr_server.core import ChunkResult
+from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.sampling import uniforms_of
 from asr_server.engine.sequence import Sequence
@@ -26,7 +27,7 @@ Finished = list[tuple[Sequence, ChunkResult]]
 class DecodeLoop:
     """Gives every sequence one token a step, and says which are finished."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, overlapped: bool) -> None:
+    def __init__(self, runner: Runner | LeadingRunner, tokenizer: Tokenizer, overlapped: bool) -> None:
         self.sequences: list[Sequence] = []
         self.num_steps = 0
         self.num_tokens = 0

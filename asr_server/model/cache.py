@@ -32,9 +32,14 @@ class DecoderCache:
         device: torch.device,
         dtype: torch.dtype,
         short_audio: bool = False,
+        num_ranks: int = 1,
     ) -> None:
-        """`short_audio`: the audio of a sequence may have fewer positions than the window."""
-        heads, depth = sizes.decoder_heads, sizes.width // sizes.decoder_heads
+        """
+        Args:
+            short_audio: the audio of a sequence may have fewer positions than the window.
+            num_ranks: ranks that share out the heads.
+        """
+        heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
         text = (sizes.decoder_layers, num_slots, heads, sizes.text_positions, depth)
         audio_keys = (sizes.decoder_layers, num_slots, heads, depth, sizes.audio_positions)
         audio_values = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)
@@ -55,6 +60,7 @@ class DecoderCache:
 
     @staticmethod
     def bytes_per_slot(sizes: WhisperSizes, dtype: torch.dtype) -> int:
+        """On all ranks together."""
         positions = sizes.text_positions + sizes.audio_positions
         return 2 * sizes.decoder_layers * positions * sizes.width * dtype.itemsize
 

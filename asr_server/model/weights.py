@@ -13,22 +13,26 @@ from torch import Tensor
 
 from asr_server.checkpoint import INDEX, PICKLED, SINGLE, CheckpointError
 from asr_server.model.alignment_heads import read_alignment_heads
+from asr_server.model.shard import WHOLE, Shard
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import Whisper
 
 
-def load_whisper(directory: Path, device: str | torch.device, dtype: torch.dtype) -> Whisper:
-    """The model of a Hugging Face Whisper directory, ready for inference.
+def load_whisper(
+    directory: Path, device: str | torch.device, dtype: torch.dtype, shard: Shard = WHOLE
+) -> Whisper:
+    """The model of a Hugging Face Whisper directory, or a rank's part of it, ready for inference.
 
     Raises:
         CheckpointError: weights are missing or have other shapes than config.json says.
-        ValueError: config.json describes no Whisper model, or its alignment heads are not there.
+        ValueError: config.json describes no Whisper model, or its alignment heads are not there, or
+            it cannot be split among that many ranks.
     """
     try:
         sizes = WhisperSizes.from_directory(directory)
     except KeyError as error:
         raise CheckpointError(f"{directory}/config.json has no {error}") from error
-    model = Whisper(sizes, device=torch.device(device), dtype=dtype)
+    model = Whisper(sizes, device=torch.device(device), dtype=dtype, shard=shard)
     try:
         model.load_hugging_face(_read_weights(directory))
     except (EOFError, SafetensorError, UnpicklingError) as error:  # torch's message gives dangerous advice

@@ -18,6 +18,7 @@ from asr_server.model.attention import attend_audio, attend_cached, attend_cache
 from asr_server.model.cache import CacheRows, DecoderCache, LayerView
 from asr_server.model.features import LogMel
 from asr_server.model.linear import Linear, can_pack, multiply, pack, packed_linear
+from asr_server.model.shard import WHOLE, Shard
 from asr_server.model.sizes import WhisperSizes
 
 Weights = Mapping[str, Tensor]
@@ -28,20 +29,25 @@ _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
 class Whisper(nn.Module):
     """Encoder and decoder of one checkpoint, with the log-mel that feeds them."""
 
-    def __init__(self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE
+    ) -> None:
+        """Raises ValueError where the model cannot be split among that many ranks."""
         super().__init__()
+        shard.check(sizes)
         self.sizes = sizes
+        self.shard = shard
         self.device = device
         self.dtype = dtype
         self.alignment_heads = upper_half(sizes)
         with torch.device(device):
             self.log_mel = LogMel(sizes.num_mels, sizes.num_frames).to(device)
             with _default_dtype(dtype):  # never in float32 first, which would take twice the memory
-                self.encoder = Encoder(sizes)
-                self.decoder = Decoder(sizes)
+                self.encoder = Encoder(sizes, shard)
+                self.decoder = Decoder(sizes, shard)
 
     def new_cache(self, num_slots: int, short_audio: bool = False) -> DecoderCache:
-        return DecoderCache(self.sizes, num_slots, self.device, self.dtype, short_audio)
+        return DecoderCache(self.sizes, num_slots, self.device, self.dtype, short_audio, self.shard.count)
 
     def load_hugging_face(self, weights: Weights) -> None:
         """Takes every weight from `weights`, named as Hugging Face names them without `model.`.
@@ -77,65 +83,85 @@ def _load(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> None:
     module.bias.copy_(weights[f"{name}.bias"])
 
 
-def _load_packed(linear: Linear, weights: Weights, names: tuple[str, ...], scale: float = 1.0) -> None:
-    """Stacks projections into one; the first is multiplied by `scale`. Whisper's key has no bias: zeros."""
-    rows = [weights[f"{name}.weight"].float() for name in names]
+def _load_packed(
+    linear: Linear, weights: Weights, names: tuple[str, ...], shard: Shard, scale: float = 1.0
+) -> None:
+    """Stacks the rank's part of projections; the first is multiplied by `scale`. Whisper's key has no bias:
+    zeros.
+    """
+    rows = [shard.outputs(weights[f"{name}.weight"]).float() for name in names]
     biases = [
-        weights.get(f"{name}.bias", torch.zeros(len(row))).float()
+        shard.outputs(weights[f"{name}.bias"]).float() if f"{name}.bias" in weights else torch.zeros(len(row))
         for name, row in zip(names, rows, strict=True)
     ]
     linear.weight.copy_(torch.cat([rows[0] * scale, *rows[1:]]))
     linear.bias.copy_(torch.cat([biases[0] * scale, *biases[1:]]))
 
 
+def _load_summed(linear: Linear, weights: Weights, name: str, shard: Shard) -> None:
+    """A projection of what is split among the ranks: its results are to be summed."""
+    linear.weight.copy_(shard.inputs(weights[f"{name}.weight"]))
+    linear.bias.copy_(shard.once(weights[f"{name}.bias"]))
+
+
 class FeedForward(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, shard: Shard) -> None:
         super().__init__()
+        self.shard = shard
         self.norm = nn.LayerNorm(width)
-        self.up = Linear(width, hidden, gelu=True)
-        self.down = Linear(hidden, width)
+        self.up = Linear(width, hidden // shard.count, gelu=True)
+        self.down = Linear(hidden // shard.count, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        change: Tensor = self.down(self.up(self.norm(x)))
+        change: Tensor = self.shard.sum(self.down(self.up(self.norm(x))))
         return x + change
 
     def load(self, weights: Weights) -> None:
         _load(self.norm, weights, "final_layer_norm")
-        _load(self.up, weights, "fc1")
-        _load(self.down, weights, "fc2")
+        _load_packed(self.up, weights, ("fc1",), self.shard)
+        _load_summed(self.down, weights, "fc2", self.shard)
+
+
+_SELF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
+def _query_scale(qkv: Linear, num_heads: int) -> float:
+    """1/sqrt(d), from a layer of `num_heads` queries, keys and values."""
+    return float((len(qkv.bias) // (3 * num_heads)) ** -0.5)
 
 
 class EncoderLayer(nn.Module):
-    def __init__(self, sizes: WhisperSizes) -> None:
+    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
         super().__init__()
-        self.num_heads = sizes.encoder_heads
+        share = sizes.width // shard.count
+        self.shard = shard
+        self.num_heads = sizes.encoder_heads // shard.count
         self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = Linear(sizes.width, 3 * sizes.width)
-        self.out = Linear(sizes.width, sizes.width)
-        self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden)
+        self.qkv = Linear(sizes.width, 3 * share)
+        self.out = Linear(share, sizes.width)
+        self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden, shard)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, F, D] to the same."""
-        x = x + self.out(attend_audio(self.qkv(self.norm(x)), self.num_heads))
+        x = x + self.shard.sum(self.out(attend_audio(self.qkv(self.norm(x)), self.num_heads)))
         y: Tensor = self.feed_forward(x)
         # Large checkpoints leave float16's range here; transformers clamps them in the same way.
         return y.clamp(-_FLOAT16_LIMIT, _FLOAT16_LIMIT) if y.dtype == torch.float16 else y
 
     def load(self, weights: Weights) -> None:
         _load(self.norm, weights, "self_attn_layer_norm")
-        scale = (len(self.out.bias) // self.num_heads) ** -0.5
-        _load_packed(self.qkv, weights, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), scale)
-        _load(self.out, weights, "self_attn.out_proj")
+        _load_packed(self.qkv, weights, _SELF_ATTENTION, self.shard, _query_scale(self.qkv, self.num_heads))
+        _load_summed(self.out, weights, "self_attn.out_proj", self.shard)
         self.feed_forward.load(weights)
 
 
 class Encoder(nn.Module):
-    def __init__(self, sizes: WhisperSizes) -> None:
+    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
         super().__init__()
         self.conv1 = Convolution(sizes.num_mels, sizes.width, stride=1)
         self.conv2 = Convolution(sizes.width, sizes.width, stride=2)
         self.positions = nn.Parameter(torch.empty(sizes.audio_positions, sizes.width))
-        self.layers = nn.ModuleList(EncoderLayer(sizes) for _ in range(sizes.encoder_layers))
+        self.layers = nn.ModuleList(EncoderLayer(sizes, shard) for _ in range(sizes.encoder_layers))
         self.norm = nn.LayerNorm(sizes.width)
 
     def forward(self, mel: Tensor) -> Tensor:
@@ -175,18 +201,20 @@ class Convolution(Linear):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, sizes: WhisperSizes) -> None:
+    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
         super().__init__()
-        self.num_heads = sizes.decoder_heads
+        share = sizes.width // shard.count
+        self.shard = shard
+        self.num_heads = sizes.decoder_heads // shard.count
         self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = Linear(sizes.width, 3 * sizes.width)
-        self.out = Linear(sizes.width, sizes.width)
+        self.qkv = Linear(sizes.width, 3 * share)
+        self.out = Linear(share, sizes.width)
         self.cross_norm = nn.LayerNorm(sizes.width)
-        self.cross_query = Linear(sizes.width, sizes.width)
-        self.cross_key = nn.Parameter(torch.empty(sizes.width, sizes.width))
-        self.cross_value = Linear(sizes.width, sizes.width)
-        self.cross_out = Linear(sizes.width, sizes.width)
-        self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden)
+        self.cross_query = Linear(sizes.width, share)
+        self.cross_key = nn.Parameter(torch.empty(share, sizes.width))
+        self.cross_value = Linear(sizes.width, share)
+        self.cross_out = Linear(share, sizes.width)
+        self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard)
 
     def forward(self, x: Tensor, cache: LayerView) -> Tensor:
         """[B, T, D] to the same; writes this call's keys and values into the cache."""
@@ -196,7 +224,7 @@ class DecoderLayer(nn.Module):
     def attend_text(self, x: Tensor, cache: LayerView) -> Tensor:
         query, key, value = split_heads(self.qkv(self.norm(x)), 3 * self.num_heads).chunk(3, dim=2)
         keys, values = cache.append(key, value)
-        attended: Tensor = x + self.out(attend_cached(query, keys, values, cache.mask))
+        attended: Tensor = x + self.shard.sum(self.out(attend_cached(query, keys, values, cache.mask)))
         return attended
 
     def audio_query(self, x: Tensor) -> Tensor:
@@ -207,35 +235,35 @@ class DecoderLayer(nn.Module):
         attended = attend_cached_audio(
             query, cache.cross_keys, cache.cross_values, cache.cross_rows, cache.cross_mask
         )
-        y: Tensor = self.feed_forward(x + self.cross_out(attended))
+        y: Tensor = self.feed_forward(x + self.shard.sum(self.cross_out(attended)))
         return y
 
     def keys_of(self, audio: Tensor) -> Tensor:
-        """Cross-attention keys of the encoder's [B, F, D], transposed: [B, D, F]. Whisper's have no bias."""
+        """Cross-attention keys of the encoder's [B, F, D], transposed: [B, H d, F]. They have no bias."""
         if audio.is_cuda:
             return self.cross_key @ audio.transpose(1, 2)
         return torch.stack([multiply(self.cross_key, each) for each in audio])
 
     def load(self, weights: Weights) -> None:
-        scale = (len(self.out.bias) // self.num_heads) ** -0.5
+        shard, scale = self.shard, _query_scale(self.qkv, self.num_heads)
         _load(self.norm, weights, "self_attn_layer_norm")
-        _load_packed(self.qkv, weights, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), scale)
-        _load(self.out, weights, "self_attn.out_proj")
+        _load_packed(self.qkv, weights, _SELF_ATTENTION, shard, scale)
+        _load_summed(self.out, weights, "self_attn.out_proj", shard)
         _load(self.cross_norm, weights, "encoder_attn_layer_norm")
-        _load_packed(self.cross_query, weights, ("encoder_attn.q_proj",), scale)
-        self.cross_key.copy_(weights["encoder_attn.k_proj.weight"])
-        _load(self.cross_value, weights, "encoder_attn.v_proj")
-        _load(self.cross_out, weights, "encoder_attn.out_proj")
+        _load_packed(self.cross_query, weights, ("encoder_attn.q_proj",), shard, scale)
+        self.cross_key.copy_(shard.outputs(weights["encoder_attn.k_proj.weight"]))
+        _load_packed(self.cross_value, weights, ("encoder_attn.v_proj",), shard)
+        _load_summed(self.cross_out, weights, "encoder_attn.out_proj", shard)
         self.feed_forward.load(weights)
 
 
 class Decoder(nn.Module):
-    def __init__(self, sizes: WhisperSizes) -> None:
+    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
         super().__init__()
         self.scale = sizes.width**0.5 if sizes.scale_embedding else 1.0
         self.embedding = nn.Parameter(torch.empty(sizes.vocabulary, sizes.width))
         self.positions = nn.Parameter(torch.empty(sizes.text_positions, sizes.width))
-        self.layers = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.decoder_layers))
+        self.layers = nn.ModuleList(DecoderLayer(sizes, shard) for _ in range(sizes.decoder_layers))
         self.norm = nn.LayerNorm(sizes.width)
         self._packed_embedding: Tensor | None = None
 

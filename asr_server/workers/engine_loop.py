@@ -18,6 +18,7 @@ from asr_server.transport.channels import EngineServer, HeartbeatSender
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine
+    from asr_server.workers.ranks import Ranks
 
 HEARTBEAT_S = 1.0
 IDLE_WAIT_S = 0.5
@@ -31,15 +32,27 @@ class CannotStart(Exception):
     """What is wrong with the model or the device, in one line."""
 
 
-def load_engine(settings: Settings, num_on_device: int) -> Engine:
+def load_engine(
+    settings: Settings, num_on_device: int, start_ranks: Callable[[], Ranks] | None = None
+) -> Engine:
     """The engine of one of `num_on_device` replicas that share a device.
+
+    Args:
+        start_ranks: starts the other ranks; called where the settings ask for several.
 
     Raises CannotStart for what another try would not mend.
     """
     from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
+    from asr_server.engine.ranks import check_ranks, join
 
+    config = EngineConfig.from_settings(settings, num_on_device)
     try:
-        return Engine.load(EngineConfig.from_settings(settings, num_on_device))
+        if config.num_ranks == 1 or start_ranks is None:
+            return Engine.load(config)
+        check_ranks(config)
+        ranks = start_ranks()
+        join(config, 0, ranks.store)
+        return Engine.load(config, ranks.broadcast)
     except (CheckpointError, ValueError, OSError) as error:
         logger.debug("the engine cannot be started", exc_info=error)
         raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error

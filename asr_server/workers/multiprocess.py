@@ -30,7 +30,8 @@ class MultiprocessExecutor:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = replace(settings, api_key="", replicas=settings.num_replicas)
-        self._gpus = visible_gpus() if settings.device != "cpu" else []
+        gpus, size = visible_gpus() if settings.device != "cpu" else [], settings.tensor_parallel_size
+        self._devices = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
         remove_abandoned_folders()
 
     async def launch(self, index: int) -> ProcessReplica:
@@ -55,12 +56,14 @@ class MultiprocessExecutor:
         return ProcessReplica(f"replica {index}", process, client)
 
     def _device_of(self, index: int) -> dict[str, str]:
-        """The environment in which a replica sees its own GPU alone: the GPUs are dealt out in turn."""
-        return {"CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]} if self._gpus else {}
+        """The environment in which a replica sees its own GPUs alone, one a rank: dealt out in turn."""
+        if not self._devices:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._devices[index % len(self._devices)])}
 
     def _num_on_device(self, index: int) -> int:
         """Replicas that share the device of this one."""
-        num_devices = max(1, len(self._gpus))
+        num_devices = max(1, len(self._devices))
         return len(range(index % num_devices, self._settings.replicas, num_devices))
 
 

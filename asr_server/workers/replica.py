@@ -5,19 +5,19 @@ Its settings come by standard input, because everybody on the machine can read t
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from setproctitle import setproctitle
 
-from asr_server.child_process import leave_stopping_to_the_parent
+from asr_server.child_process import end_with_the_parent, leave_stopping_to_the_parent
 from asr_server.config import Settings
 from asr_server.telemetry import configure_logging
 from asr_server.transport.zeromq import Address, ZmqEngineServer
 from asr_server.workers.engine_loop import load_engine, run
+from asr_server.workers.ranks import Ranks
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine
@@ -42,18 +42,13 @@ def main() -> None:
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    end_with_the_parent()
     run(ZmqEngineServer(spec.address), lambda: _create_engine(spec))
 
 
 def _create_engine(spec: ReplicaSpec) -> Engine:
-    return load_engine(spec.settings, spec.num_on_device)
-
-
-def _end_with_parent() -> None:
-    """The parent holds the pipe open and writes nothing more to it: its end is the parent's end."""
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(1)
+    start_ranks = partial(Ranks, spec.index, spec.settings, spec.num_on_device)
+    return load_engine(spec.settings, spec.num_on_device, start_ranks)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,222 @@
+"""Several ranks as one engine (tensor parallelism): rank 0 says what is done next, and every rank does it.
+
+Rank 0 has the engine: it admits, chooses and finishes, which depend on wall time. Whatever it has its runner
+do it tells the others first, as one of the messages below, in the same order. They have a runner each and no
+engine, and `follow`. All ranks come to the same tokens by themselves: each sum over the ranks gives all of
+them the same bits (`model.Shard`), and what follows is the same computation on the same kind of device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed
+
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
+from asr_server.engine.alignment import PendingAlignment
+from asr_server.engine.config import EngineConfig, choose_device
+from asr_server.engine.encoding import PendingEncode
+from asr_server.engine.loading import Loaded
+from asr_server.engine.runner import Runner, StepPlan
+from asr_server.engine.sequence import Sequence
+from asr_server.engine.slots import SlotStart
+from asr_server.engine.transfers import HostCopy
+from asr_server.model import Shard, WhisperSizes
+
+T = TypeVar("T")
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The first message: rank 0's configuration, with everything chosen."""
+
+    config: EngineConfig
+
+
+class Encode(msgspec.Struct, frozen=True, tag=True):
+    slots: tuple[int, ...]
+    samples: tuple[bytes, ...]  # float32
+
+
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    slots: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    sot_index: int
+
+
+class DetectLanguages(msgspec.Struct, frozen=True, tag=True):
+    slots: tuple[int, ...]
+
+
+class StartedSlot(msgspec.Struct, frozen=True):
+    slot: int
+    prompt: tuple[int, ...]
+    options: DecodingOptions
+    temperature: float
+    uniforms: bytes | None  # float32
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    slots: tuple[StartedSlot, ...]
+
+
+class Decode(msgspec.Struct, frozen=True, tag=True):
+    plan: StepPlan
+
+
+class FinishedSlot(msgspec.Struct, frozen=True):
+    slot: int
+    num_samples: int
+    options: DecodingOptions
+    language: str | None
+    tokens: tuple[int, ...]
+
+
+class Align(msgspec.Struct, frozen=True, tag=True):
+    slots: tuple[FinishedSlot, ...]
+
+
+class Move(msgspec.Struct, frozen=True, tag=True):
+    source: int
+    target: int
+
+
+Operation = Begin | Encode | Prefill | DetectLanguages | Start | Decode | Align | Move
+Broadcast = Callable[[Operation], None]
+
+
+class RanksFailed(Exception):
+    """One rank could not do its part: the ranks no longer agree, and all of them have to be replaced."""
+
+
+def check_ranks(config: EngineConfig) -> None:
+    """Raises ValueError where the model cannot be split among that many ranks, or devices are missing."""
+    Shard(0, config.num_ranks).check(WhisperSizes.from_directory(Path(config.model)))
+    if choose_device(config.device).type == "cuda" and torch.cuda.device_count() < config.num_ranks:
+        raise ValueError(
+            f"--tensor-parallel-size {config.num_ranks} needs as many GPUs; this replica has "
+            f"{torch.cuda.device_count()}"
+        )
+
+
+def join(config: EngineConfig, rank: int, store: str) -> None:
+    """Waits until all ranks are there. `store` is a file that all of them can open and that begins empty."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks of a replica are on one machine
+    torch.distributed.init_process_group(
+        "nccl" if choose_device(config.device).type == "cuda" else "gloo",
+        store=torch.distributed.FileStore(store, config.num_ranks),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=config.num_ranks,
+    )
+
+
+class LeadingRunner:
+    """Rank 0's runner: each call is told to the other ranks before it is made here."""
+
+    def __init__(self, runner: Runner, broadcast: Broadcast) -> None:
+        self.model = runner.model
+        self._runner = runner
+        self._broadcast = broadcast
+
+    def encode(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
+        operation = Encode(tuple(slots), tuple(chunk.tobytes() for chunk in chunks))
+        return self._together(operation, lambda: self._runner.encode(slots, chunks))
+
+    def prefill(self, slots: Several[int], prompts: list[list[int]], sot_index: int) -> None:
+        operation = Prefill(tuple(slots), tuple(map(tuple, prompts)), sot_index)
+        self._together(operation, lambda: self._runner.prefill(slots, prompts, sot_index))
+
+    def language_probabilities(self, slots: Several[int]) -> HostCopy:
+        operation = DetectLanguages(tuple(slots))
+        return self._together(operation, lambda: self._runner.language_probabilities(slots))
+
+    def start(self, starts: Several[SlotStart]) -> None:
+        self._together(Start(tuple(map(_started, starts))), lambda: self._runner.start(starts))
+
+    def decode(self, plan: StepPlan) -> HostCopy:
+        return self._together(Decode(plan), lambda: self._runner.decode(plan))
+
+    def align(self, finished: Several[tuple[Sequence, ChunkResult]]) -> list[PendingAlignment]:
+        operation = Align(tuple(_finished(sequence) for sequence, _ in finished))
+        return self._together(operation, lambda: self._runner.align(finished))
+
+    def move(self, source: int, target: int) -> None:
+        self._together(Move(source, target), lambda: self._runner.move(source, target))
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _together(self, operation: Operation, compute: Callable[[], T]) -> T:
+        """What would otherwise fail these chunks alone, such as a lack of memory, ends the replica: the other
+        ranks have gone on, or have not.
+        """
+        self._broadcast(operation)
+        try:
+            return compute()
+        except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
+            raise RanksFailed(f"{type(operation).__name__} failed on rank 0: {error}") from error
+
+
+def follow(loaded: Loaded, receive: Callable[[], Operation | None]) -> None:
+    """What a rank other than 0 does until None comes. Whatever fails is raised: it ends the whole replica."""
+    begin = receive()
+    if not isinstance(begin, Begin):
+        return
+    runner = Runner(loaded.model, loaded.rules, loaded.tokenizer, begin.config)
+    while (operation := receive()) is not None:
+        _do(runner, operation)
+    runner.close()
+
+
+def _do(runner: Runner, operation: Operation) -> None:
+    match operation:
+        case Encode(slots, samples):
+            runner.encode(slots, [np.frombuffer(each, np.float32) for each in samples]).join()
+        case Prefill(slots, prompts, sot_index):
+            runner.prefill(slots, [list(prompt) for prompt in prompts], sot_index)
+        case DetectLanguages(slots):
+            runner.language_probabilities(slots)
+        case Start(started):
+            runner.start([_slot_start(each) for each in started])
+        case Decode(plan):
+            runner.decode(plan)
+        case Align(finished):
+            runner.align([(_sequence(each), _NO_RESULT) for each in finished])
+        case Move(source, target):
+            runner.move(source, target)
+        case Begin():
+            raise RanksFailed("a second beginning")
+
+
+def _started(start: SlotStart) -> StartedSlot:
+    uniforms = None if start.uniforms is None else start.uniforms.numpy().tobytes()
+    return StartedSlot(start.slot, tuple(start.prompt), start.options, start.temperature, uniforms)
+
+
+def _slot_start(started: StartedSlot) -> SlotStart:
+    uniforms = None
+    if started.uniforms is not None:
+        uniforms = torch.from_numpy(np.frombuffer(started.uniforms, np.float32).copy())
+    return SlotStart(started.slot, started.prompt, started.options, started.temperature, uniforms)
+
+
+def _finished(sequence: Sequence) -> FinishedSlot:
+    num_samples, tokens = len(sequence.samples), tuple(sequence.tokens)
+    return FinishedSlot(sequence.slot, num_samples, sequence.options, sequence.language, tokens)
+
+
+def _sequence(finished: FinishedSlot) -> Sequence:
+    """As much of the sequence as alignment asks for."""
+    samples = np.broadcast_to(np.float32(0), finished.num_samples)
+    sequence = Sequence(ChunkId("", 0), samples, finished.options, finished.language, finished.slot)
+    sequence.tokens.extend(finished.tokens)
+    return sequence
+
+
+_NO_RESULT = ChunkResult((), (), 0.0, 0.0, 0.0, 0.0, None, "stop")  # rank 0 has the results
