@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from asr_server import preflight
 from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, allowed_values, environment_name, flag_name
 from asr_server.preflight import FOR_A_MODEL, FOR_A_SERVER, SettingsError, checked_settings
 
@@ -139,5 +140,13 @@ def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
         assert taken.startswith(f"--port (ASR_SERVER_PORT) is {port}: cannot listen on 127.0.0.1 port {port}")
         settings = checked_settings({"port": port}, FOR_A_MODEL)  # without a server its address is no matter
         assert settings == replace(Settings(port=port), served_model_name="whisper-digits")
+        (taken,) = problems(wyoming_port=port)
+        assert taken.startswith(f"--wyoming-port (ASR_SERVER_WYOMING_PORT) is {port}: cannot listen")
     (elsewhere,) = problems(host="192.0.2.1")
     assert elsewhere.startswith("--host (ASR_SERVER_HOST) is '192.0.2.1': cannot listen")
+
+
+def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    (missing,) = problems(wyoming_port=0)
+    assert missing.endswith("needs the package wyoming: pip install 'asr-server[wyoming]'")

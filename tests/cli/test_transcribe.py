@@ -206,7 +206,8 @@ def test_without_anything_to_transcribe_no_engine_is_started() -> None:
         (["a.wav", "--skip-existing"], "need --output-dir"),
         (["a.wav", "-o", "x", "--skip-existing", "--overwrite"], "exclude each other"),
         (["a.wav", "--temperature", "2"], "2"),
-        ([], "Missing argument 'INPUT...'"),
+        (["--manifest", __file__, "-o", "x", "--url", "http://x"], "--manifest is for this machine"),
+        ([], "Give INPUT... or --manifest"),
     ],
 )
 def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message: str) -> None:
