@@ -11,7 +11,7 @@ import torch
 from tools.digits.batches import IGNORED, UNKNOWN, Batch, Mixture, make_batch
 from tools.digits.clips import SAMPLE_RATE, Clip
 from tools.digits.losses import Learner, look_loss
-from tools.digits.network import MAX_TOKENS, make_network
+from tools.digits.network import HEAD_OFFSETS, MAX_TOKENS, make_network
 from tools.digits.plans import EXAMINED, PLANS, Plan
 from tools.digits.training import Run
 from tools.digits.vocabulary import Vocabulary
@@ -89,6 +89,29 @@ def test_attention_on_the_right_place_costs_nothing() -> None:
     attention[..., 4] = 1.0
     right, wrong = torch.tensor([[[3, 6], [0, 0]]]), torch.tensor([[[5, 9], [0, 0]]])
     assert look_loss(attention, right) < 0.01 < look_loss(attention, wrong)
+
+
+def test_each_head_of_a_fresh_encoder_looks_its_number_of_positions_away() -> None:
+    encoder = make_network(WORDS).model.encoder
+    positions = encoder.embed_positions.weight.detach()
+    for layer, offsets in zip(encoder.layers, HEAD_OFFSETS, strict=True):
+        heads = (len(positions), len(offsets), -1)
+        query = (layer.self_attn.q_proj(positions) - layer.self_attn.q_proj.bias).view(heads)
+        key = layer.self_attn.k_proj(positions).view(heads)
+        looked_at = torch.einsum("qhc,khc->hqk", query, key).argmax(dim=-1)[:, 30:-30]
+        for row, offset in zip(looked_at, offsets, strict=True):
+            distances = row - torch.arange(30, len(positions) - 30)
+            assert (distances - offset).abs().float().mean() < 1
+
+
+def test_the_encoders_first_layers_learn_alone_before_the_others_join(pool: VoicePool) -> None:
+    learner, toy = Learner(make_network(WORDS), WORDS), batch(pool, 1)
+    encoder = learner.network.model.encoder
+    learner(toy, hearing=True)["frame"].backward()
+    assert encoder.layers[0].fc1.weight.grad is not None
+    assert encoder.layers[-1].fc2.weight.grad is None
+    torch.stack(list(learner(toy).values())).sum().backward()  # type: ignore[no-untyped-call]
+    assert encoder.layers[-1].fc2.weight.grad is not None
 
 
 def test_every_plan_draws_a_mixture_at_each_of_its_steps() -> None:

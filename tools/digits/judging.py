@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from .clips import SAMPLE_RATE, Clip, ClipStore
 from .losses import Learner
-from .network import WINDOW_S, encode
+from .network import NUM_HEARING_LAYERS, WINDOW_S, encode
 from .sequences import Example, digit_errors, sequences
 from .speakers import SPEAKERS
 from .voices import is_held_out
@@ -56,18 +58,33 @@ def held_out_clips(cache: Path, files: str = "*.npz") -> list[Clip]:
 
 
 @torch.inference_mode()
-def judge(learner: Learner, windows: JudgedSet) -> tuple[float, float]:
-    """Digit error rates of the CTC head (greedy) and of the decoder (greedy, without times)."""
+def judge(learner: Learner, windows: JudgedSet, hearing: bool) -> dict[str, float]:
+    """Digit error rates of the CTC head, of the decoder (without times) and of the frame head, all greedy.
+
+    While only the encoder's first layers learn, there is nothing but the frame head to judge.
+    """
     features = learner.log_mel(torch.from_numpy(windows.samples))
-    encoded = encode(learner.network, features, torch.zeros(len(features), dtype=torch.long))
+    shift, num_layers = torch.zeros(len(features), dtype=torch.long), NUM_HEARING_LAYERS if hearing else None
+    encoded = encode(learner.network, features, shift, num_layers)
+    readings = {
+        "ctc": None if hearing else _read_best(learner.ctc_head(encoded)),
+        "decoder": None if hearing else _read_decoder(learner, encoded),
+        "frame": _read_best(_smoothed(learner.frame_head(encoded))),
+    }
     total = sum(map(len, windows.digits))
-    by_ctc = sum(map(digit_errors, windows.digits, _read_ctc(learner, encoded)))
-    by_decoder = sum(map(digit_errors, windows.digits, _read_decoder(learner, encoded)))
-    return by_ctc / total, by_decoder / total
+    return {
+        f"{windows.name} {reader}": sum(map(digit_errors, windows.digits, read)) / total if read else math.nan
+        for reader, read in readings.items()
+    }
 
 
-def _read_ctc(learner: Learner, encoded: torch.Tensor) -> list[str]:
-    best = learner.ctc_head(encoded).argmax(dim=-1)
+def _smoothed(logits: torch.Tensor) -> torch.Tensor:
+    """Means over nine positions: a digit lasts longer, and what flickers within one is none."""
+    return nn.functional.avg_pool1d(logits.transpose(1, 2), 9, stride=1, padding=4).transpose(1, 2)
+
+
+def _read_best(logits: torch.Tensor) -> list[str]:
+    best = logits.argmax(dim=-1)
     return [
         "".join(str(label - 1) for label in torch.unique_consecutive(row).tolist() if label) for row in best
     ]

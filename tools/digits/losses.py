@@ -8,7 +8,7 @@ from transformers import WhisperForConditionalGeneration
 
 from .batches import IGNORED, Batch
 from .features import LogMel, mask, warp
-from .network import decode, encode
+from .network import NUM_HEARING_LAYERS, decode, encode
 from .vocabulary import NUM_TIMESTAMPS, Vocabulary
 
 NUM_CLASSES = 11
@@ -27,11 +27,20 @@ class Learner(nn.Module):
         self.network, self.words = network, words
         self.ctc_head = nn.Linear(network.config.d_model, NUM_CLASSES)
         self.frame_head = nn.Linear(network.config.d_model, NUM_CLASSES)
+        nn.init.constant_(self.ctc_head.bias[:1], 4.0)  # it begins with blanks, where it would get first
         self.log_mel = LogMel()
 
-    def forward(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """The losses of one batch by name."""
-        features = mask(warp(self.log_mel(torch.from_numpy(batch.samples).float() / 32768)))
+    def forward(self, batch: Batch, hearing: bool = False, spoiled: float = 1.0) -> dict[str, torch.Tensor]:
+        """The losses of one batch by name; with ``hearing`` that of the frames alone, by the first layers.
+
+        ``spoiled`` is the chance of a batch to be stretched along the mel axis and masked.
+        """
+        features = self.log_mel(torch.from_numpy(batch.samples).float() / 32768)
+        if torch.rand(()) < spoiled:
+            features = mask(warp(features))
+        if hearing:
+            encoded = encode(self.network, features, torch.from_numpy(batch.shift), NUM_HEARING_LAYERS)
+            return {"frame": self._frame(encoded, batch)}
         encoded = encode(self.network, features, torch.from_numpy(batch.shift))
         hidden, attention = decode(
             self.network, encoded, torch.from_numpy(batch.tokens), torch.from_numpy(batch.places)
@@ -39,14 +48,14 @@ class Learner(nn.Module):
         targets = torch.from_numpy(batch.targets)
         return {
             "ctc": self._ctc(encoded, batch),
-            "frame": nn.functional.cross_entropy(
-                self.frame_head(encoded).flatten(0, 1),
-                torch.from_numpy(batch.frames).flatten(),
-                ignore_index=IGNORED,
-            ),
+            "frame": self._frame(encoded, batch),
             "look": look_loss(attention[:, GUIDED_HEADS], torch.from_numpy(batch.spans)),
             **self._next_token(hidden[targets >= 0], targets[targets >= 0]),
         }
+
+    def _frame(self, encoded: torch.Tensor, batch: Batch) -> torch.Tensor:
+        logits, labels = self.frame_head(encoded).flatten(0, 1), torch.from_numpy(batch.frames).flatten()
+        return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)
 
     def _ctc(self, encoded: torch.Tensor, batch: Batch) -> torch.Tensor:
         logits = self.ctc_head(encoded)

@@ -38,6 +38,8 @@ class Phase:
 
     until: float
     mixtures: tuple[Mixture, ...]
+    hearing: bool = False
+    """Only the encoder's first layers learn, from which digit is said in each frame."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,30 @@ class Plan:
         """The weight of this loss at this step."""
         if loss not in HEARING_LOSSES:
             return LOSS_WEIGHTS[loss]
-        rise = min(1.0, step / 200) if self.start_from else 1.0
+        rise = min(1.0, (step - self.hearing_steps) / 200) if self.start_from or loss == "ctc" else 1.0
         return LOSS_WEIGHTS[loss] * self.hearing_weight * rise
+
+    @property
+    def hearing_steps(self) -> int:
+        """How many steps belong to the first phases, in which only the encoder learns.
+
+        CTC joins after them, and slowly: from nothing it learns blanks first, and frames later for it.
+        """
+        return round(self.steps * max((p.until for p in self.phases if p.hearing), default=0.0))
+
+    def phase(self, step: int) -> Phase:
+        """The phase of this step."""
+        return next(phase for phase in self.phases if step / self.steps < phase.until)
+
+    def spoiled(self, step: int) -> float:
+        """How hard windows are made: from nothing, it rises over a fifth of the steps."""
+        return 1.0 if self.start_from else min(1.0, 0.1 + 4.5 * step / self.steps)
 
     def mixture(self, step: int) -> Mixture:
         """What this step's batch is made of."""
-        share = step / self.steps
-        choices = next(phase.mixtures for phase in self.phases if share < phase.until)
+        choices = self.phase(step).mixtures
         chosen = choices[np.random.default_rng((self.seed, step, 1)).integers(len(choices))]
-        rising = 1.0 if self.start_from else 0.1 + 4 * share
-        return replace(chosen, severity=min(chosen.severity, rising))
+        return replace(chosen, severity=min(chosen.severity, self.spoiled(step)))
 
 
 def _short(sound_s: float, max_digits: int, rows: int, prompt_share: float = 0.1) -> Mixture:
@@ -85,13 +101,15 @@ def _whole(rows: int, prompt_share: float = 0.3) -> Mixture:
 
 
 FROM_NOTHING = (
-    Phase(0.05, (_short(2.4, 3, 24),)),
-    Phase(0.20, (_short(2.4, 5, 22), _short(3.2, 6, 16))),
-    Phase(0.50, (_short(3.2, 7, 16), _short(4.0, 9, 13), _short(5.0, 12, 10))),
+    Phase(0.20, (_short(1.6, 2, 18), _short(1.6, 3, 18)), hearing=True),
+    Phase(0.35, (_short(2.4, 4, 16), _short(2.4, 5, 16), _short(3.2, 6, 12))),
+    Phase(0.55, (_short(3.2, 7, 16), _short(4.0, 9, 13), _short(5.0, 12, 10))),
     Phase(0.75, (_short(4.0, 10, 13, 0.25), _short(6.0, 14, 9, 0.25), _whole(7))),
     Phase(1.01, (_short(4.0, 10, 13, 0.3), _whole(7), _whole(7))),
 )
-"""A few digits in little noise first, then more and longer; whole windows, as they are at inference, late."""
+"""A few digits in little noise first, for the encoder's first layers alone, then more and longer; whole
+
+windows, as they are at inference, late."""
 
 FROM_SHIPPED = (
     Phase(0.5, (_short(4.0, 10, 13, 0.3), _whole(7), _whole(7))),
@@ -99,7 +117,7 @@ FROM_SHIPPED = (
 )
 """Weights that hear already learn the shorter window, prompts, uneven levels and more noise."""
 
-EXAMINED = Plan("examined", 7000, 1.5e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
+EXAMINED = Plan("examined", 10_000, 1e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
 """From nothing, without the speaker left out: not run to its end yet."""
 QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
 """A toy: the whole road in a minute."""

@@ -23,7 +23,7 @@ from .batches import Batch, make_batch
 from .judging import JudgedSet, append_to_curve, judge
 from .losses import Learner
 from .network import load_network, make_network
-from .plans import Plan
+from .plans import LOSS_WEIGHTS, Plan
 from .vocabulary import Vocabulary
 from .voice_pool import VoicePool
 
@@ -60,12 +60,10 @@ def batches(pool: VoicePool, plan: Plan, first_step: int) -> Iterator[Batch]:
 
 
 def learning_rate(plan: Plan, step: int) -> float:
-    """A linear rise over 4 % of the steps, then half a cosine down to a hundredth."""
-    rise = 0.04 * plan.steps
-    if step < rise:
-        return plan.peak_rate * (step + 1) / rise
-    share = (step - rise) / (plan.steps - rise)
-    return plan.peak_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share)))
+    """A rise over at most 100 steps, the peak, and over the last third a straight fall to a hundredth."""
+    rise, fall = min(100.0, 0.04 * plan.steps), plan.steps / 3
+    left = min(1.0, (plan.steps - step) / fall)
+    return plan.peak_rate * min(1.0, (step + 1) / rise) * (0.01 + 0.99 * left)
 
 
 @dataclass
@@ -121,7 +119,7 @@ class Run:
         torch.manual_seed(self.plan.seed * 1_000_003 + self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(self.plan, self.step)
-        losses = self.learner(batch)
+        losses = self.learner(batch, self.plan.phase(self.step).hearing, self.plan.spoiled(self.step))
         loss = torch.stack([self.plan.loss_weight(n, self.step) * value for n, value in losses.items()]).sum()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -145,9 +143,9 @@ class Run:
         averaged.eval()
         rates: dict[str, float] = {}
         for windows in sets:
-            by_ctc, by_decoder = judge(averaged, windows)
-            rates |= {f"{windows.name} ctc": by_ctc, f"{windows.name} decoder": by_decoder}
-        append_to_curve(self.folder / f"{self.plan.name}-curve.csv", self.step, self.recent, rates)
+            rates |= judge(averaged, windows, hearing=self.plan.phase(self.step - 1).hearing)
+        losses = {name: self.recent.get(name, math.nan) for name in sorted(LOSS_WEIGHTS)}
+        append_to_curve(self.folder / f"{self.plan.name}-curve.csv", self.step, losses, rates)
         return rates
 
 
