@@ -19,7 +19,7 @@ import msgspec
 
 from asr_server.child_process import child_environment
 from asr_server.config import Settings
-from asr_server.workers.replica_state import FROZEN_AFTER_S, SILENT_STARTUP_LIMIT_S
+from asr_server.workers.replica_state import FROZEN_AFTER_S, SILENT_STARTUP_LIMIT_S, TICK_S
 
 if TYPE_CHECKING:
     from asr_server.engine.ranks import Operation
@@ -104,16 +104,21 @@ class _Rank:
         self.process.stdin.flush()
 
     def wait_for_the_end(self) -> str:
-        """Why there is nothing more to wait for."""
+        """Why there is nothing more to wait for.
+
+        Silence is counted in ticks, as in `replica_state.py`: none while this process stands still.
+        """
         assert self.process.stdout is not None
-        pipe, limit_s = self.process.stdout.fileno(), SILENT_STARTUP_LIMIT_S
-        while select.select([pipe], [], [], limit_s)[0]:
-            beats = os.read(pipe, 4096)
-            if not beats:
-                return f"exited with status {self.process.wait()}"
-            if READY in beats:
-                limit_s = FROZEN_AFTER_S
-        return f"has been silent for {limit_s:.0f} s"
+        pipe = self.process.stdout.fileno()
+        silent_s, limit_s = 0.0, SILENT_STARTUP_LIMIT_S
+        while silent_s < limit_s:
+            silent_s += TICK_S
+            if select.select([pipe], [], [], TICK_S)[0]:
+                beats = os.read(pipe, 4096)
+                if not beats:
+                    return f"exited with status {self.process.wait()}"
+                silent_s, limit_s = 0.0, FROZEN_AFTER_S if READY in beats else limit_s
+        return f"has been silent for {silent_s:.0f} s"
 
 
 def store_path(store_fd: int) -> str:
