@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -12,7 +13,8 @@ import httpx2
 
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue, RequestError
 
-MAX_TRIES: Final = 8
+PATIENCE_S: Final = 900.0  # as long as a server may take to load its model
+MAX_UNASKED: Final = 8  # tries in a row after which the server has not said when to come back
 MAX_RETRY_AFTER_S: Final = 120.0  # a server that wants more is asked sooner
 MAX_BACKOFF_S: Final = 30.0  # between tries where the server says nothing
 RETRIED: Final = frozenset({408, 409, 429})  # and everything from 500 on, as OpenAI's clients do
@@ -33,15 +35,21 @@ class TryAgain(Exception):
 
 async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
     """The result of the first attempt that does not ask for another. Raises what the last one had."""
-    for num_tries in range(1, MAX_TRIES + 1):
+    started_at, num_unasked = time.monotonic(), 0
+    while True:
         try:
             return await attempt()
         except TryAgain as reason:
-            if num_tries == MAX_TRIES:
+            num_unasked = num_unasked + 1 if reason.wait_s is None else 0
+            is_over = num_unasked == MAX_UNASKED or time.monotonic() - started_at > PATIENCE_S
+            if is_over:
                 raise reason.error from None
-            backoff_s = min(MAX_BACKOFF_S, 0.5 * 2 ** (num_tries - 1)) * random.uniform(1.0, 1.25)
-            await asyncio.sleep(backoff_s if reason.wait_s is None else reason.wait_s)
-    raise AssertionError("the last try returns or raises")
+            await asyncio.sleep(_backoff_s(num_unasked) if reason.wait_s is None else reason.wait_s)
+
+
+def _backoff_s(num_tries: int) -> float:
+    """Spread, so that many recordings do not come back together."""
+    return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> Exception:

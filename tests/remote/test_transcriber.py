@@ -153,13 +153,27 @@ async def test_a_refusal_is_not_tried_again(recording: Path, answer: Response, k
     assert len(scripted.uploads) == 1
 
 
-async def test_tries_are_bounded(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "MAX_TRIES", 3)
-    busy = [error(429, **{"retry-after-ms": "1"}) for _ in range(3)]
+async def test_patience_has_an_end_with_a_server_that_is_always_busy(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "PATIENCE_S", 0.5)
+    busy = [error(429, **{"retry-after-ms": "100"}) for _ in range(100)]
     async with serving(*busy) as (url, scripted):
         with pytest.raises(EngineUnavailable, match="said 429"):
             await transcribe(url, recording)
-    assert len(scripted.uploads) == 3
+    assert len(scripted.uploads) > 1
+    assert scripted.uploads[-1][1] - scripted.uploads[0][1] >= 0.4
+
+
+async def test_what_fails_again_and_again_without_a_word_is_given_up(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "MAX_UNASKED", 2)
+    answers = [error(500), error(503, **{"retry-after-ms": "1"}), error(500), error(500)]
+    async with serving(*answers) as (url, scripted):
+        with pytest.raises(ChunkFailed, match="said 500"):
+            await transcribe(url, recording)
+    assert len(scripted.uploads) == 4
 
 
 async def test_a_large_recording_is_sent_as_it_is_read(tmp_path: Path) -> None:
