@@ -63,6 +63,13 @@ class Settings:
         "multiprocess",
         "how replicas run: processes of their own, inside this one (debugging), or over a Ray cluster",
     )
+    ray_address: str = _setting(
+        "auto",
+        "Ray cluster for --executor ray, as host:port; auto: the one that runs here, else local; "
+        "local: one of this machine alone",
+        pattern=r"^(auto|local|[^/]+:\d+)$",
+        allowed="auto, local or host:port",
+    )
     replicas: int = _setting(
         0, "engine replicas, each with the whole model; 0: one for each GPU, or one on the CPU", ge=0
     )

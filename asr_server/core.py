@@ -210,7 +210,13 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     offsets: tuple[int, ...]
 
 
-Event = Credit | StartFailed | LanguageDetected | Result | Failed | Heartbeat | Released
+class LogLine(msgspec.Struct, frozen=True, tag=True):
+    """What a replica on another host has logged, as it is to be shown."""
+
+    text: str
+
+
+Event = Credit | StartFailed | LanguageDetected | Result | Failed | Heartbeat | Released | LogLine
 
 
 # -- What a request becomes. -------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def _problem(setting: str, value: object, reason: str) -> str:
 
 
 def gpu(settings: Settings) -> Iterator[str]:
-    if settings.device == "cuda" and (reason := _why_no_cuda()):
+    if settings.device == "cuda" and settings.executor != "ray" and (reason := _why_no_cuda()):
         yield _problem("device", settings.device, f"{reason}; allowed here: auto or cpu")
 
 
@@ -88,11 +88,6 @@ def tensor_parallel(settings: Settings) -> Iterator[str]:
         yield _problem("tensor_parallel_size", size, "needs --compute-workers 0 or 1")
     if settings.device != "cpu" and 0 < (found := num_gpus()) < size:
         yield _problem("tensor_parallel_size", size, f"needs as many GPUs; this process sees {found}")
-
-
-def ray_executor(settings: Settings) -> Iterator[str]:
-    if settings.executor == "ray":
-        yield _problem("executor", "ray", "is for asr-server transcribe --manifest alone")
 
 
 def _why_no_cuda() -> str:
@@ -186,7 +181,4 @@ def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
 
 
 FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel)
-FOR_A_SERVER: Final[tuple[Check, ...]] = (
-    *(gpu, ray_executor, tensor_parallel),
-    *(tls_files, key_file, address, wyoming),
-)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, key_file, address, wyoming)

@@ -24,9 +24,15 @@ _SEPARATOR: Final = "#"  # never in a request's id, see `api.request_id`
 _count = itertools.count(1)
 
 
-def configure_logging(level: str, log_format: LogFormat = "text", process: str = "api") -> None:
-    """Everything that this process logs goes to standard error, warnings of libraries too."""
-    handler = logging.StreamHandler()
+def configure_logging(
+    level: str, log_format: LogFormat = "text", process: str = "api", handler: logging.Handler | None = None
+) -> None:
+    """Everything that this process logs goes to the handler, warnings of libraries too.
+
+    Args:
+        handler: where lines go; by default to standard error.
+    """
+    handler = handler or logging.StreamHandler()
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)

@@ -68,6 +68,12 @@ class FakeReplica:
         self._num_beats = 0
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
+    async def start(self) -> int:
+        return 1
+
+    async def stop(self) -> None:
+        pass
+
     async def launch(self, index: int) -> FakeReplica:
         self._events.put_nowait(Credit(self._credit))
         return self

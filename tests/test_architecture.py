@@ -64,6 +64,7 @@ WITHOUT_TORCH = [
     "transcription",
     "workers.dispatcher",
     "workers.multiprocess",
+    "workers.ray_executor",
 ]
 
 

@@ -86,7 +86,7 @@ class _StateCollector(Collector):
         states = {state.replica.name: state for state in self._state.dispatcher.replica_states}
         yield _gauge("asr_ready", "1 while a replica takes work.", float(self._state.dispatcher.ready))
         ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=["replica"])
-        for name in (f"replica {index}" for index in range(self._state.settings.num_replicas)):
+        for name in (f"replica {index}" for index in range(self._state.dispatcher.num_replicas)):
             ready.add_metric([name], float(name in states and states[name].ready))
         yield ready
         yield from _of_replicas(states)

@@ -28,6 +28,7 @@ __all__ = [
     "checkpoint_on_disk",
     "fetch",
     "hub_name",
+    "name_elsewhere",
     "resolve_checkpoint",
     "revision_of",
 ]
@@ -51,6 +52,19 @@ def resolve_checkpoint(name: str) -> Path:
 def revision_of(directory: Path) -> str:
     """The hub's commit that a checkpoint in its cache is of; empty for any other directory."""
     return directory.name if directory.parent.name == "snapshots" else ""
+
+
+def name_elsewhere(directory: Path) -> str:
+    """What finds this checkpoint on another host.
+
+    The embedded one and the hub's lie in other places there; any other directory must have the same path.
+    """
+    if directory == EMBEDDED_MODEL:
+        return EMBEDDED_MODEL.name
+    repository = directory.parent.parent.name  # models--openai--whisper-small/snapshots/COMMIT
+    if revision_of(directory) and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return str(directory.absolute())
 
 
 def checkpoint_on_disk(name: str) -> Path | None:

@@ -19,6 +19,8 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
+from asr_server.core import LogLine
+from asr_server.transport import wire
 from asr_server.transport.curve import connect_with, listen_with, make_curve_keys, start_authenticator
 from asr_server.transport.zeromq import Address, ZmqEngineClient, ZmqEngineServer
 
@@ -26,6 +28,8 @@ MAX_COMMAND_BYTES: Final = 64 << 20  # many times a chunk; a longer message ends
 MAX_EVENT_BYTES: Final = 16 << 20
 HANDSHAKE_LIMIT_MS: Final = 5000
 DIAL_LIMIT_MS: Final = 10_000  # for the connection to be made
+MAX_LOG_LINES_QUEUED: Final = 1000
+MAX_LOG_LINE_CHARS: Final = 20_000
 UNANSWERED_LIMIT_MS: Final = 10_000  # for the other host's kernel
 _KEEPALIVE: Final[Mapping[int, int]] = {
     zmq.TCP_KEEPALIVE: 1,
@@ -100,6 +104,7 @@ class TcpEngineServer(ZmqEngineServer):
     def __init__(self, address: Address, on_lost: Callable[[], None]) -> None:
         self._monitors: list[zmq.Socket[bytes]] = []
         self._closing = False
+        self._log_handler: LogHandler | None = None
         super().__init__(address)
         self._watch = threading.Thread(
             target=self._call_when_lost, args=(on_lost,), name="connection-watch", daemon=True
@@ -120,6 +125,11 @@ class TcpEngineServer(ZmqEngineServer):
             monitor.connect(_start_monitor(socket, _LOST))
             self._monitors.append(monitor)
 
+    def log_handler(self) -> logging.Handler:
+        """Sends what is logged to the API process. Closed with this end."""
+        self._log_handler = LogHandler(self._connect(zmq.PUSH, self._address.events, MAX_LOG_LINES_QUEUED))
+        return self._log_handler
+
     def _call_when_lost(self, on_lost: Callable[[], None]) -> None:
         """Owns the monitors from here on, until `close` ends the context."""
         poller = zmq.Poller()
@@ -136,8 +146,29 @@ class TcpEngineServer(ZmqEngineServer):
 
     def close(self) -> None:
         self._closing = True
+        if self._log_handler is not None:
+            logging.root.removeHandler(self._log_handler)
+            self._log_handler.close()
         super().close()
         self._watch.join()
+
+
+class LogHandler(logging.Handler):
+    """Never waits: what finds no room in the queue is lost."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        super().__init__()
+        self._socket = socket
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            line = LogLine(self.format(record)[:MAX_LOG_LINE_CHARS])
+            self._socket.send_multipart(wire.events.encode(line), flags=zmq.DONTWAIT)
+
+    def close(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            self._socket.close(linger=100)
+        super().close()
 
 
 def _start_monitor(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, events: int) -> str:

@@ -10,7 +10,7 @@ from asr_server.core import EngineInfo
 from asr_server.machine import available_cores
 
 
-def describe(settings: Settings, engine: EngineInfo) -> str:
+def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
     """Without line breaks. `engine` is that of the first replica that is ready; the others are alike."""
     revision = revision_of(Path(settings.model)) or f"of the files in {settings.model}"
 
@@ -22,12 +22,12 @@ def describe(settings: Settings, engine: EngineInfo) -> str:
         f"device {chosen(engine.device, 'device', engine.reasons['device'])}",
         f"dtype {chosen(engine.dtype, 'dtype', engine.reasons['dtype'])}",
         f"slots {chosen(engine.num_slots, 'max_slots', engine.reasons['num_slots'])}",
-        f"threads {chosen(engine.num_threads, 'cpu_threads', _why_threads(settings))}",
-        f"replicas {settings.num_replicas}",
+        f"threads {chosen(engine.num_threads, 'cpu_threads', _why_threads(num_replicas))}",
+        f"replicas {num_replicas}",
     )
     return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}"
 
 
-def _why_threads(settings: Settings) -> str:
-    cores, replicas = available_cores(), settings.num_replicas
+def _why_threads(replicas: int) -> str:
+    cores = available_cores()
     return f"{cores} cores" if replicas == 1 else f"{cores} cores for {replicas} replicas"

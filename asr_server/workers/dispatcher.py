@@ -58,7 +58,6 @@ class Dispatcher:
         self.draining = False
         self._supervisor = Supervisor(
             executor or create_executor(settings),
-            settings.num_replicas,
             self._on_event,
             self._on_gone,
             lambda: self.fail_all(_no_engine),
@@ -113,6 +112,11 @@ class Dispatcher:
     @property
     def replica_states(self) -> list[ReplicaState]:
         return self._supervisor.replica_states
+
+    @property
+    def num_replicas(self) -> int:
+        """As many as there are to be."""
+        return self._supervisor.num_replicas
 
     @property
     def num_chunks(self) -> int:
@@ -211,7 +215,7 @@ class Dispatcher:
 
     def _on_engine(self, engine: EngineInfo) -> None:
         if self.engine is None:
-            logger.info("%s", describe(self._settings, engine))
+            logger.info("%s", describe(self._settings, engine, self.num_replicas))
         self.engine = engine
 
     def _finish(self, state: ReplicaState, id: ChunkId) -> PendingChunk | None:

@@ -1,4 +1,4 @@
-"""The protocol of executors, which start replicas; `inline` and `multiprocess` implement it."""
+"""The protocol of executors, which start replicas: `inline`, `multiprocess` and `ray_executor`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,14 @@ class Replica(Protocol):
 
 
 class Executor(Protocol):
+    async def start(self) -> int:
+        """Called once, before any launch. How many replicas there are to be. Raises StartImpossible."""
+
     async def launch(self, index: int) -> Replica:
         """Starts replica `index`; it is ready when its first `Credit` comes."""
+
+    async def stop(self) -> None:
+        """Called once, when every replica has been closed, or when `start` has raised."""
 
 
 def create_executor(settings: Settings) -> Executor:
@@ -42,6 +48,10 @@ def create_executor(settings: Settings) -> Executor:
         from asr_server.workers.inline import InlineExecutor  # brings torch into this process
 
         return InlineExecutor(settings)
+    if settings.executor == "ray":
+        from asr_server.workers.ray_executor import RayExecutor
+
+        return RayExecutor(settings)
     from asr_server.workers.multiprocess import MultiprocessExecutor
 
     return MultiprocessExecutor(settings)

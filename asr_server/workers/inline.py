@@ -22,6 +22,12 @@ class InlineExecutor:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
+    async def start(self) -> int:
+        return self._settings.num_replicas
+
+    async def stop(self) -> None:
+        pass
+
     async def launch(self, index: int) -> InlineReplica:
         return InlineReplica(f"replica {index}", self._settings)
 

@@ -34,6 +34,12 @@ class MultiprocessExecutor:
         self._devices = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
         remove_abandoned_folders()
 
+    async def start(self) -> int:
+        return self._settings.replicas
+
+    async def stop(self) -> None:
+        pass
+
     async def launch(self, index: int) -> ProcessReplica:
         """Raises OSError: no file handles, no memory, no space, no folder for temporary files."""
         client = ZmqEngineClient()

@@ -25,12 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Owns the tasks that keep `num_replicas` replicas running."""
+    """Owns the executor, and the tasks that keep its replicas running."""
 
     def __init__(
         self,
         executor: Executor,
-        num_replicas: int,
         on_event: Callable[[ReplicaState, Event], None],
         on_gone: Callable[[ReplicaState], None],
         on_given_up: Callable[[], None],
@@ -39,33 +38,43 @@ class Supervisor:
         self.was_ready = False  # at least one replica, at least once
         self.last_failure = ""  # in words, for whoever asks why there is no engine
         self._executor = executor
-        self._num_replicas = num_replicas
+        self.num_replicas = 1  # until the executor has said how many
         self._on_event = on_event
         self._on_gone = on_gone
         self._on_given_up = on_given_up
         self._num_given_up = 0
         self._draining = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def given_up(self) -> bool:
         """No replica is left, and none will be launched again."""
-        return self._num_given_up == self._num_replicas
+        return self._num_given_up == self.num_replicas
 
     def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._supervise(index), name=f"supervise replica {index}")
-            for index in range(self._num_replicas)
-        ]
+        self._task = asyncio.create_task(self._supervise_all(), name="supervise replicas")
 
     def drain(self) -> None:
         """From now on a replica that ends is not replaced."""
         self._draining.set()
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _supervise_all(self) -> None:
+        try:
+            self.num_replicas = await self._executor.start()
+            async with asyncio.TaskGroup() as group:
+                for index in range(self.num_replicas):
+                    group.create_task(self._supervise(index), name=f"supervise replica {index}")
+        except StartImpossible as error:
+            self._note(error)
+            self._num_given_up = self.num_replicas
+            self._on_given_up()
+        finally:
+            await self._executor.stop()
 
     async def _supervise(self, index: int) -> None:
         failed_starts = 0

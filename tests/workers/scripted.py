@@ -70,9 +70,17 @@ class ScriptedReplica:
 
 
 class ScriptedExecutor:
-    def __init__(self, credit: int = 1) -> None:
+    def __init__(self, credit: int = 1, replicas: int = 1) -> None:
         self.credit = credit
+        self.replicas = replicas
+        self.stopped = False
         self.launched: list[ScriptedReplica] = []
+
+    async def start(self) -> int:
+        return self.replicas
+
+    async def stop(self) -> None:
+        self.stopped = True
 
     async def launch(self, index: int) -> ScriptedReplica:
         replica = ScriptedReplica(f"replica {index}", self.credit)
@@ -100,7 +108,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 class RunningDispatcher:
     def __init__(self, credit: int = 1, replicas: int = 1, window: AudioWindow | None = None) -> None:
-        self.executor = ScriptedExecutor(credit)
+        self.executor = ScriptedExecutor(credit, replicas)
         self.dispatcher = Dispatcher(Settings(replicas=replicas, chunks_ahead=2), self.executor, window)
 
     async def open(self) -> RunningDispatcher:

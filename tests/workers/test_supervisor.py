@@ -80,7 +80,7 @@ async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     started: list[Supervisor] = []
 
     def start(executor: ScriptedExecutor, on_event: Callable[[ReplicaState, Event], None]) -> Supervisor:
-        started.append(Supervisor(executor, 1, on_event, lambda state: None, lambda: None))
+        started.append(Supervisor(executor, on_event, lambda state: None, lambda: None))
         started[0].start()
         return started[0]
 

@@ -1,0 +1,45 @@
+"""A real Ray cluster on this machine: two raylets, which are two hosts to Ray, on 127.0.0.1 alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+
+# Read when Ray is imported: else drivers and raylets look for the machine's outward address.
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+OBJECT_STORE_BYTES = 80 << 20
+
+
+class RayCluster:
+    """The driver, which is the test, is with the first host."""
+
+    def __init__(self, cluster: Any, other_host: Any) -> None:
+        self.address: str = cluster.address
+        self._cluster = cluster
+        self._other_host = other_host
+
+    def kill_other_host(self) -> None:
+        self._cluster.remove_node(self._other_host, allow_graceful=False)
+
+
+@contextmanager
+def ray_cluster(cpus_for_each: int = 1) -> Iterator[RayCluster]:
+    with mock.patch.dict(os.environ, ON_LOOPBACK):
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'asr-server[ray]'")
+        from ray.cluster_utils import Cluster
+
+        node: Any = {
+            "num_cpus": cpus_for_each,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "node_ip_address": "127.0.0.1",
+        }
+        cluster: Any = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+        try:
+            yield RayCluster(cluster, cluster.add_node(**node))
+        finally:
+            cluster.shutdown()

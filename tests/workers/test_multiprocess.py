@@ -1,0 +1,113 @@
+"""What only replicas in processes of their own have: titles, signals, a parent that may be killed."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asr_server.config import Settings
+from asr_server.workers.dispatcher import Dispatcher
+from asr_server.workers.multiprocess import MultiprocessExecutor, ProcessReplica
+from tests.speech import say
+from tests.workers.test_executors import OPTIONS, chunk, heard, running
+
+
+def replica_process(dispatcher: Dispatcher, index: int = 0) -> psutil.Process:
+    replica = dispatcher.replica_states[index].replica
+    assert isinstance(replica, ProcessReplica)
+    return psutil.Process(replica.pid)
+
+
+async def test_a_replica_process_carries_its_number_in_its_title() -> None:
+    async with running("multiprocess") as dispatcher:
+        assert replica_process(dispatcher).cmdline()[0].startswith("asr-server replica 0")
+
+
+async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    replica = await MultiprocessExecutor(Settings(api_key="s3cret")).launch(0)
+    process = psutil.Process(replica.pid)
+    shown = process.cmdline() + list(process.environ().values())
+    await replica.close()
+    assert not [text for text in shown if "s3cret" in text]
+    assert not [text for text in shown if '"device"' in text]
+
+
+async def test_a_replica_leaves_stopping_to_the_server() -> None:
+    async with running("multiprocess") as dispatcher:
+        process = replica_process(dispatcher)
+        task = asyncio.create_task(dispatcher.open("a").submit(chunk(say("1618")), OPTIONS))
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        assert heard(await task) == "1618"
+        assert replica_process(dispatcher).pid == process.pid
+
+
+async def test_work_of_a_killed_replica_is_done_by_its_successor() -> None:
+    async with running("multiprocess") as dispatcher:
+        process = replica_process(dispatcher)
+        process.suspend()  # so that the chunk is certainly under way when it dies
+        task = asyncio.create_task(dispatcher.open("a").submit(chunk(say("2718")), OPTIONS))
+        await asyncio.sleep(0)
+        assert dispatcher.replica_states[0].in_flight
+        process.kill()
+        assert heard(await asyncio.wait_for(task, 60)) == "2718"
+        assert replica_process(dispatcher).pid != process.pid
+
+
+async def test_two_replicas_share_the_work_and_one_carries_on_alone() -> None:
+    async with running("multiprocess", replicas=2) as dispatcher:
+        said = [say(digits) for digits in ("17", "28", "39", "40")]
+        replica_process(dispatcher, 1).kill()
+        results = await asyncio.gather(
+            *(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
+        )
+        assert [heard(result) for result in results] == [spoken.digits for spoken in said]
+
+
+async def test_stopping_ends_every_process() -> None:
+    async with running("multiprocess", replicas=2) as dispatcher:
+        processes = [replica_process(dispatcher, index) for index in range(2)]
+    assert not any(process.is_running() for process in processes)
+
+
+async def test_replicas_go_away_when_their_parent_is_killed_and_the_next_start_clears_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = (sys.executable, "-m", "asr_server", "serve", "--port", "0")
+    server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert (await server.stdout.readline()).startswith(b"listening on")
+    children = psutil.Process(server.pid).children(recursive=True)
+    assert children
+    server.kill()
+    await server.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 20)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert not alive
+    assert list(tmp_path.glob("asr-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    MultiprocessExecutor(Settings())
+    assert not list(tmp_path.glob("asr-*"))
+
+
+async def test_a_checkpoint_that_is_none_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    dispatcher = Dispatcher(Settings(model=str(tmp_path)))
+    await dispatcher.start()
+    async with asyncio.timeout(100):
+        while not dispatcher.given_up:
+            await asyncio.sleep(0.05)
+    assert not dispatcher.ready
+    await dispatcher.stop()

@@ -1,0 +1,64 @@
+"""What only the Ray executor has: no cluster to join, one of its own, hosts that differ."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asr_server.checkpoint import name_elsewhere
+from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.workers.dispatcher import Dispatcher
+from asr_server.workers.ray_actor import ReplicaActor
+from tests.conftest import run_server
+
+
+def test_a_checkpoint_is_named_so_that_another_host_finds_it(tmp_path: Path) -> None:
+    assert name_elsewhere(EMBEDDED_MODEL) == "whisper-digits"
+    cached = tmp_path / "hub" / "models--openai--whisper-small" / "snapshots" / "973afd24"
+    assert name_elsewhere(cached) == "openai/whisper-small"
+    assert name_elsewhere(tmp_path / "own") == str(tmp_path / "own")
+
+
+def test_nothing_of_ray_is_imported_for_the_other_executors() -> None:
+    modules = "asr_server.api.server, asr_server.workers.multiprocess"
+    code = f"import sys, {modules}; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_host_with_another_version_says_so() -> None:
+    with pytest.raises(RuntimeError, match=r"the server is 0\.0\.0"):
+        ReplicaActor().run(b"", "0.0.0")
+
+
+@pytest.mark.trial
+async def test_a_cluster_that_is_not_there_is_told_and_given_up() -> None:
+    pytest.importorskip("ray")
+    dispatcher = Dispatcher(Settings(executor="ray", ray_address="127.0.0.1:1024"))
+    await dispatcher.start()
+    async with asyncio.timeout(120):
+        while not dispatcher.given_up:
+            await asyncio.sleep(0.1)
+    assert dispatcher.failed_to_start
+    assert "no Ray cluster at 127.0.0.1:1024" in dispatcher.last_failure
+    await dispatcher.stop()
+
+
+def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> None:
+    """And until then the lines of the replica's log arrive with its name."""
+    pytest.importorskip("ray")
+    with run_server("--executor", "ray", "--ray-address", "local") as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        titles = [" ".join(child.cmdline()) for child in children]
+        assert any("asr-server replica 0" in title for title in titles)
+        (session,) = {found for title in titles for found in re.findall(r"/tmp/ray/session_[\w.-]+", title)}
+        assert "[replica 0] asr_server.workers.ray_actor: starts on" in server.written()
+        server.process.kill()
+        _, alive = psutil.wait_procs(children, 30)
+        assert not alive
+        assert not Path(session).exists()
