@@ -71,6 +71,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     )
     timestamps: bool = False
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
+    early_results: bool = False  # report each segment as it is closed, where nothing can take it back
     temperatures: tuple[float, ...] = (0.0,)  # the fallback ladder; the first that passes is kept
     compression_ratio_threshold: float = 2.4
     logprob_threshold: float = -1.0
@@ -179,6 +180,13 @@ class Result(msgspec.Struct, frozen=True, tag=True):
     times: ChunkTimes | None = None
 
 
+class EarlyResult(msgspec.Struct, frozen=True, tag=True):
+    """The segments closed so far. The chunk's result will begin with these tokens, or be these tokens."""
+
+    id: ChunkId
+    result: ChunkResult
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """This chunk cannot be decoded; the replica itself goes on."""
 
@@ -216,7 +224,9 @@ class LogLine(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Event = Credit | StartFailed | LanguageDetected | Result | Failed | Heartbeat | Released | LogLine
+Event = (
+    Credit | StartFailed | LanguageDetected | EarlyResult | Result | Failed | Heartbeat | Released | LogLine
+)
 
 
 # -- What a request becomes. -------------------------------------------------------------------------------
@@ -253,7 +263,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 class TranscriptDelta(msgspec.Struct, frozen=True):
     """Final text, in file order: what a stream may send and never take back. One for each chunk, and more
-    where channels are kept apart.
+    where channels are kept apart, or early results asked for; segments come with the last one of their chunk.
     """
 
     text: str

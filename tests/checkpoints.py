@@ -47,6 +47,13 @@ def terse_directory(window_s: int) -> Path:
 
 
 @cache
+def fragmentary_directory() -> Path:
+    """The pocket checkpoint with a window of 8 s and few text positions: short parts of several segments."""
+    shape = replace(POCKET, window_s=8, last_timestamp_s=8, text_positions=20)
+    return make_checkpoint(_parent() / "pocket-fragmentary", shape, lively=True, seed=2)
+
+
+@cache
 def english_only_directory() -> Path:
     """The pocket checkpoint as a published `.en` model describes itself."""
     target = _parent() / "pocket.en"

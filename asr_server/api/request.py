@@ -67,6 +67,7 @@ def parse_transcription_request(
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
         timestamps=True,
+        early_results=fields.stream,
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_sampling(fields, settings),  # type: ignore[arg-type]
     )
@@ -88,6 +89,7 @@ def parse_translation_request(
         )
     options = DecodingOptions(
         task="translate",
+        early_results=fields.stream,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
         timestamps=True,
         **_sampling(fields, settings),  # type: ignore[arg-type]

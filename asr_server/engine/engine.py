@@ -20,6 +20,7 @@ from asr_server.core import (
     Command,
     Credit,
     Drain,
+    EarlyResult,
     Event,
     Failed,
     LanguageDetected,
@@ -74,7 +75,7 @@ class Engine:
         self.draining = False
         self.step_timer = StepTimer()
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
-        self._loop = DecodeLoop(self._runner, tokenizer, bool(config.lookahead))
+        self._loop = DecodeLoop(self._runner, tokenizer, bool(config.lookahead), self._report)
         self._waiting: deque[Sequence] = deque()
         self._slots = SlotTable(config.num_slots)
         self._encoding: list[tuple[PendingEncode, list[Sequence]]] = []
@@ -306,6 +307,9 @@ class Engine:
             else:
                 self._finish(sequence, Result(sequence.id, result, sequence.times()))
         self._align(to_align)
+
+    def _report(self, sequence: Sequence, result: ChunkResult) -> None:
+        self._events.append(EarlyResult(sequence.id, result))
 
     # -- Align --------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from asr_server.core import ChunkResult
@@ -22,18 +23,26 @@ class Launched(NamedTuple):
 
 
 Finished = list[tuple[Sequence, ChunkResult]]
+OnEarlyResult = Callable[[Sequence, ChunkResult], None]
 
 
 class DecodeLoop:
     """Gives every sequence one token a step, and says which are finished."""
 
-    def __init__(self, runner: Runner | LeadingRunner, tokenizer: Tokenizer, overlapped: bool) -> None:
+    def __init__(
+        self,
+        runner: Runner | LeadingRunner,
+        tokenizer: Tokenizer,
+        overlapped: bool,
+        on_early_result: OnEarlyResult,
+    ) -> None:
         self.sequences: list[Sequence] = []
         self.num_steps = 0
         self.num_tokens = 0
         self._runner = runner
         self._tokenizer = tokenizer
         self._overlapped = overlapped
+        self._on_early_result = on_early_result
         self._in_flight: Launched | None = None
 
     @property
@@ -105,8 +114,10 @@ class DecodeLoop:
             sequence.no_speech_prob = no_speech[slot]
             reason = sequence.append(int(tokens[slot]), logprobs[slot], self._tokenizer.specials.end_of_text)
             if reason is None:
+                if early_result := sequence.next_early_result(self._tokenizer):
+                    self._on_early_result(sequence, early_result)
                 continue
-            result = sequence.result(reason, self._tokenizer)
+            result = sequence.keep_early_result(sequence.result(reason, self._tokenizer))
             if sequence.next_temperature(result):
                 retried.append(sequence)
             else:

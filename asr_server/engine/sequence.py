@@ -32,6 +32,7 @@ class Sequence:
     no_speech_prob: float = 0.0
     admitted_at: float = 0.0  # to its slot
     encoded_at: float = 0.0
+    early_result: ChunkResult | None = None  # reported: what follows may not take it back
     finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
 
     @classmethod
@@ -94,15 +95,41 @@ class Sequence:
             finish_reason=reason,
         )
 
+    def next_early_result(self, tokenizer: Tokenizer) -> ChunkResult | None:
+        """The segments so far, where the last token closes one, and they are plausible by themselves.
+
+        One that is closed where the audio begins is not reported: nothing could be read after it.
+        """
+        first_time = tokenizer.specials.timestamp_begin
+        if not self.options.early_results or len(self.tokens) < 2:
+            return None
+        if self.tokens[-1] <= first_time or self.tokens[-2] >= first_time:
+            return None
+        result = self.result("length", tokenizer)
+        if is_implausible(result, self.options):
+            return None
+        self.early_result = result
+        return result
+
+    def keep_early_result(self, result: ChunkResult) -> ChunkResult:
+        """The result, or what has been reported of it, where all of it is to be read again or is silence."""
+        early = self.early_result
+        if early is None or not is_implausible(result, self.options):
+            return result
+        is_last = self.temperature_index + 1 == len(self.options.temperatures)
+        if is_last and needs_fallback(result, self.options):
+            return result  # there is no further step: it is taken as it is
+        del self.tokens[len(early.tokens) :], self.logprobs[len(early.tokens) :]
+        return early
+
     def times(self) -> ChunkTimes:
         """Once it is finished: now."""
         return ChunkTimes(self.encoded_at - self.admitted_at, time.monotonic() - self.encoded_at)
 
     def next_temperature(self, result: ChunkResult) -> bool:
         """Steps up the ladder and starts over, where the result asks for it and there is a step."""
-        if self.temperature_index + 1 == len(self.options.temperatures) or not needs_fallback(
-            result, self.options
-        ):
+        is_last = self.temperature_index + 1 == len(self.options.temperatures)
+        if is_last or self.early_result is not None or not needs_fallback(result, self.options):
             return False
         self.temperature_index += 1
         self.tokens.clear()
@@ -122,6 +149,12 @@ def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
     unlikely = result.avg_logprob < options.logprob_threshold
     if unlikely and result.no_speech_prob > options.no_speech_threshold:
         return False
+    return is_implausible(result, options)
+
+
+def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
+    """Repetitive or unlikely."""
+    unlikely = result.avg_logprob < options.logprob_threshold
     return unlikely or result.compression_ratio > options.compression_ratio_threshold
 
 

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -35,9 +35,10 @@ from asr_server.transcription.interleaving import Interleaver
 from asr_server.transcription.language import ENGLISH, Languages, likeliest, name_of
 from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
 from asr_server.transcription.previous_text import PreviousText
+from asr_server.transcription.progress import NOTHING, ChunkProgress, EarlyResults, beyond
 from asr_server.transcription.source import ChunkSource, RecordingSource, Source
 from asr_server.transcription.text import continuation
-from asr_server.transcription.voice_check import VoiceCheck
+from asr_server.transcription.voice_check import VoiceCheck, is_doubtful
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.request_handle import RequestHandle
 
@@ -116,6 +117,8 @@ class TranscriptionSession:
         self._pool, self._check_voice = transcriber.pool, transcriber.check_voice
         self._handle = handle
         self._source = source
+        if speakers or options.max_new_tokens is not None:  # text waits, or has no unread tail
+            options = msgspec.structs.replace(options, early_results=False)
         self._options = options
         self._speakers = speakers  # by channel; empty: they are mixed
         self._language = LanguageDetector(
@@ -128,13 +131,14 @@ class TranscriptionSession:
         num_channels = max(1, len(speakers))
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
         # What to wait for, in the order of the file. A number: all before these seconds has been sent.
-        self._pending: asyncio.Queue[asyncio.Task[list[DecodedPart]] | float | None] = asyncio.Queue()
+        self._pending: asyncio.Queue[ChunkProgress | float | None] = asyncio.Queue()
         self._segments = Interleaver()
         self._settled_s = 0.0 if speakers else math.inf
         self._running: set[asyncio.Task[None] | asyncio.Task[list[DecodedPart]]] = set()
         self._deltas: list[TranscriptDelta] = []
         self._started_at = time.monotonic()
         self._text = ""
+        self._has_sent_text = False
         self._num_segments = 0
 
     def start(self, group: asyncio.TaskGroup) -> None:
@@ -145,20 +149,30 @@ class TranscriptionSession:
             task.cancel()
 
     async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
-        """Each chunk's final text, in the order of the file, as soon as all before it is final too. Where
-        channels are kept apart, text comes once every channel has been read as far.
+        """Each chunk's final text, in the order of the file, as soon as all before it is final too; with
+        early results each segment's. Where channels are kept apart, text comes once every channel has been
+        read as far.
         """
-        while (pending := await self._pending.get()) is not None:
-            if isinstance(pending, asyncio.Task):
-                delta = self._delta(await pending)
-            else:
-                self._settled_s = pending
-                delta = self._delta([])
+        async for delta in self._all_deltas():
             self._deltas.append(delta)
-            if delta.text and self._text == delta.text:
+            if delta.text and not self._has_sent_text:
+                self._has_sent_text = True
                 metrics.first_text_seconds.observe(time.monotonic() - self._started_at)
             yield delta
         metrics.audio_transcribed_seconds.inc(self._source.duration_s)
+
+    async def _all_deltas(self) -> AsyncIterator[TranscriptDelta]:
+        while (pending := await self._pending.get()) is not None:
+            if isinstance(pending, float):
+                self._settled_s = pending
+                yield self._delta([])
+                continue
+            sent = NOTHING
+            while not await pending.is_finished():
+                whole = self._early_delta(pending.parts)
+                yield beyond(sent, whole)
+                sent = whole
+            yield beyond(sent, self._delta(await pending.result()))
 
     # -- Chunks out --
 
@@ -184,26 +198,32 @@ class TranscriptionSession:
     def _send(
         self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None
     ) -> asyncio.Task[list[DecodedPart]]:
-        task = group.create_task(self._transcribe_chunk(chunk, language))
+        progress = ChunkProgress()
+        task = group.create_task(self._transcribe_chunk(chunk, language, progress))
+        progress.watch(task)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        self._pending.put_nowait(task)
+        self._pending.put_nowait(progress)
         return task
 
-    async def _transcribe_chunk(self, chunk: Chunk, language: str | None) -> list[DecodedPart]:
+    async def _transcribe_chunk(
+        self, chunk: Chunk, language: str | None, progress: ChunkProgress
+    ) -> list[DecodedPart]:
         """One chunk to its end, in the language that it detects if none is given. Where the vote of several
         chunks ends with another one, it is read again.
         """
         if language is not None or self._is_mixed:
-            return await self._read(chunk, language)
-        parts = await self._read(chunk, None)
+            return await self._read(chunk, language, progress)
+        parts = await self._read(chunk, None, progress)
         guess = self._language.guess if any(part.spans for part in parts) else None
         self._language.on_decoded(guess)
         if guess is not None and (settled := await self._language.conclusion()) != guess:
-            parts = await self._read(chunk, settled, first_part=MAX_PARTS)
+            parts = await self._read(chunk, settled, progress, first_part=MAX_PARTS)
         return parts
 
-    async def _read(self, chunk: Chunk, language: str | None, first_part: int = 0) -> list[DecodedPart]:
+    async def _read(
+        self, chunk: Chunk, language: str | None, progress: ChunkProgress, first_part: int = 0
+    ) -> list[DecodedPart]:
         """Each part after the first is the tail that the one before has left unread."""
         options = msgspec.structs.replace(self._options, language=language)
         parts: list[DecodedPart] = []
@@ -215,22 +235,47 @@ class TranscriptionSession:
                 break
             if options.condition_on_previous_text:
                 options = msgspec.structs.replace(options, prompt_tokens=previous_text.tokens)
-            result = await self._handle.submit(tail, options, part, self._choose_language)
+            is_last = part == first_part + MAX_PARTS - 1
+            if is_last:  # what is sent of it early could not be followed by another part
+                options = msgspec.structs.replace(options, early_results=False)
+            early_results = EarlyResults()
+            on_early_result = self._reporter(early_results, tail, parts, options, progress)
+            result = await self._handle.submit(tail, options, part, self._choose_language, on_early_result)
+            result = early_results.keep(result, options)
             options = self._next_options(options, result)
             if _stopped_nowhere(result, options) and part == first_part:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
             if self._check_voice and await voice.is_invented(result):
-                parts.append(assembly.part_without_text(tail, result))
-                break
-            parts.append(
-                assembly.decode_part(
-                    tail, result, options, self._tokenizer, part == first_part + MAX_PARTS - 1
-                )
-            )
+                if early_results.last is None:
+                    parts.append(assembly.part_without_text(tail, result))
+                    break
+                result = early_results.last
+            parts.append(assembly.decode_part(tail, result, options, self._tokenizer, is_last))
             previous_text.add(parts[-1])
             tail = assembly.unread_tail(tail, parts[-1])
         return parts
+
+    def _reporter(
+        self,
+        early_results: EarlyResults,
+        chunk: Chunk,
+        before: list[DecodedPart],
+        options: DecodingOptions,
+        progress: ChunkProgress,
+    ) -> Callable[[ChunkResult], None]:
+        """Tells `progress` of the segments closed in the part under way, behind the parts before it."""
+
+        def on_early_result(result: ChunkResult) -> None:
+            if self._is_final(result) and early_results.add(result):
+                progress.report([*before, assembly.decode_part(chunk, result, options, self._tokenizer)])
+
+        return on_early_result
+
+    def _is_final(self, result: ChunkResult) -> bool:
+        """Whether neither the vote on the language nor the voice detector can still replace an early text."""
+        is_settled = self._is_mixed or self._language.code is not None
+        return is_settled and not (self._check_voice and is_doubtful(result))
 
     def _choose_language(self, probabilities: dict[str, float]) -> str:
         """Of a chunk whose language is not given."""
@@ -247,9 +292,7 @@ class TranscriptionSession:
 
     def _delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
         """Of one chunk's parts, and of what was held back for them; no parts: only of the latter."""
-        so_far, language = self._text, self._language.code
-        if self._is_mixed and parts:
-            language = parts[0].result.language
+        so_far, language = self._text, self._language_of(parts)
         segments = self._next_segments(parts)
         for segment in segments:
             self._text += continuation(self._text, segment.text, language)
@@ -266,6 +309,27 @@ class TranscriptionSession:
             end_s=min(
                 self._settled_s, parts[0].start_s + parts[0].duration_s if parts else self._source.duration_s
             ),
+        )
+
+    def _language_of(self, parts: list[DecodedPart]) -> str | None:
+        return parts[0].result.language if self._is_mixed and parts else self._language.code
+
+    def _early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
+        """Of what is final of the chunk under way. Its segments come with the chunk's end."""
+        text, language = self._text, self._language_of(parts)
+        for part in parts:
+            for segment in assembly.segments(part, self._tokenizer):
+                text += continuation(text, segment.text, language)
+        return TranscriptDelta(
+            text=text[len(self._text) :],
+            segments=(),
+            logprobs=tuple(
+                entry for part in parts for entry in assembly.token_logprobs(part, self._tokenizer)
+            ),
+            language=language,
+            num_audio_tokens=0,
+            num_text_tokens=sum(part.num_read for part in parts),
+            end_s=parts[-1].start_s,
         )
 
     def _next_segments(self, parts: list[DecodedPart]) -> list[Segment]:

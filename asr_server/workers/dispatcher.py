@@ -23,6 +23,7 @@ from asr_server.core import (
     ChunkId,
     ChunkResult,
     Credit,
+    EarlyResult,
     EngineInfo,
     Event,
     Failed,
@@ -38,7 +39,7 @@ from asr_server.workers.executor import Executor, ReplicaGone, create_executor
 from asr_server.workers.fair_queue import FairQueue
 from asr_server.workers.isolation import Isolation
 from asr_server.workers.replica_state import ReplicaState
-from asr_server.workers.request_handle import OnLanguage, PendingChunk, RequestHandle
+from asr_server.workers.request_handle import OnEarlyResult, OnLanguage, PendingChunk, RequestHandle
 from asr_server.workers.supervisor import Supervisor
 
 MAX_ATTEMPTS = 4  # the first beside others, the later ones alone
@@ -134,13 +135,17 @@ class Dispatcher:
         return RequestHandle(request_id, next(self._request_numbers), self)
 
     async def enqueue(
-        self, request: RequestHandle, submit: Submit, on_language: OnLanguage | None
+        self,
+        request: RequestHandle,
+        submit: Submit,
+        on_language: OnLanguage | None = None,
+        on_early_result: OnEarlyResult | None = None,
     ) -> ChunkResult:
         if self._refusal:
             raise self._refusal()
         future: asyncio.Future[ChunkResult] = asyncio.get_running_loop().create_future()
         finish_tag = self._queue.finish_tag(request, submit)
-        self._wait(PendingChunk(submit, request, on_language, finish_tag, future))
+        self._wait(PendingChunk(submit, request, on_language, finish_tag, future, on_early_result))
         self._dispatch()
         return await future
 
@@ -207,6 +212,9 @@ class Dispatcher:
                 self._on_engine(engine)
             case LanguageDetected() if chunk := self._chunks.get(event.id):
                 self._choose_language(state, chunk, event)
+            case EarlyResult() if event.id in state.in_flight and (chunk := self._chunks.get(event.id)):
+                if chunk.on_early_result is not None and not chunk.future.done():
+                    chunk.on_early_result(event.result)
             case Result() if chunk := self._finish(state, event.id):
                 chunk.resolve(event.result, event.times)
             case Failed() if chunk := self._finish(state, event.id):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from asr_server.workers.dispatcher import Dispatcher
 
 OnLanguage = Callable[[dict[str, float]], str]
+OnEarlyResult = Callable[[ChunkResult], None]
 
 
 @dataclass(eq=False)
@@ -38,17 +39,23 @@ class RequestHandle:
         return room
 
     async def submit(
-        self, chunk: Chunk, options: DecodingOptions, part: int = 0, on_language: OnLanguage | None = None
+        self,
+        chunk: Chunk,
+        options: DecodingOptions,
+        part: int = 0,
+        on_language: OnLanguage | None = None,
+        on_early_result: OnEarlyResult | None = None,
     ) -> ChunkResult:
         """Sends one chunk and waits for what was heard.
 
         `on_language` gets the probabilities of the languages, when `options.language` is None and the model
-        has several, and returns the one to go on with.
+        has several, and returns the one to go on with. `on_early_result` gets the segments closed so far,
+        where `options.early_results` asks for them; begun again on another replica, perhaps others.
 
         Raises ChunkFailed, and EngineUnavailable when no replica is left.
         """
         submit = Submit(ChunkId(self.request_id, chunk.index, part), chunk.samples, options)
-        return await self.dispatcher.enqueue(self, submit, on_language)
+        return await self.dispatcher.enqueue(self, submit, on_language, on_early_result)
 
     def cancel(self) -> None:
         """Drops all that is waiting or running for this request. Harmless when nothing is."""
@@ -68,7 +75,7 @@ class PendingChunk:
     on_language: OnLanguage | None
     finish_tag: float
     future: asyncio.Future[ChunkResult]
-
+    on_early_result: OnEarlyResult | None = None
     queued_at: float = field(default_factory=time.monotonic)
 
     def resolve(self, result: ChunkResult, times: ChunkTimes | None) -> None:

@@ -1,0 +1,220 @@
+"""Text that is sent while its chunk is still being read: sooner, and never taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+import pytest
+
+from asr_server.audio import AudioLimits, PreprocessPool, Recording
+from asr_server.checkpoint import AudioWindow
+from asr_server.config import Settings
+from asr_server.core import ChunkResult, DecodingOptions, EarlyResult, Submit
+from asr_server.engine.sequence import Sequence
+from asr_server.tokenizer import Tokenizer
+from asr_server.transcription import Transcriber, TranscriptionSession
+from asr_server.workers.dispatcher import Dispatcher
+from benchmarks.clips import make_clip
+from tests.checkpoints import fragmentary_directory
+from tests.fake_replica import FakeReplica, noise, say, wav
+from tests.vocabulary import at, make_tokenizer, words
+
+TOKENIZER = make_tokenizer()
+STREAMED = DecodingOptions(language="en", timestamps=True, early_results=True)
+
+
+LENIENT = DecodingOptions(
+    language="de", timestamps=True, logprob_threshold=-9.0, compression_ratio_threshold=9.0
+)
+
+
+def t(time_s: float) -> int:
+    return at(TOKENIZER, time_s)
+
+
+# -- With a real engine --------------------------------------------------------------------------------------
+
+
+async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A random checkpoint under random thresholds: parts fail the ladder with segments already sent."""
+    num_kept = 0
+    keep = Sequence.keep_early_result
+
+    def counted(self: Sequence, result: ChunkResult) -> ChunkResult:
+        nonlocal num_kept
+        kept = keep(self, result)
+        num_kept += kept is not result
+        return kept
+
+    monkeypatch.setattr(Sequence, "keep_early_result", counted)
+    rng, num_early, temperatures = random.Random(1), 0, set[float]()
+    async with RealTranscriber() as transcriber:
+        for number in range(5):
+            options = DecodingOptions(
+                language="de",
+                timestamps=True,
+                early_results=True,
+                temperatures=(0.0, 0.3, 0.6)[: rng.randint(1, 3)],
+                logprob_threshold=rng.uniform(-4.9, -4.3),
+                compression_ratio_threshold=rng.choice([0.5, 0.8, 2.4]),
+                no_speech_threshold=rng.choice([-1.0, 0.6]),
+                seed=number,
+            )
+            async with transcriber.run(number, options) as session:
+                deltas = [delta async for delta in session]
+                transcript = session.transcript()
+            assert "".join(delta.text for delta in deltas) == transcript.text
+            assert sum(delta.num_text_tokens for delta in deltas) == transcript.num_text_tokens
+            assert transcript.text == " ".join(segment.text.strip() for segment in transcript.segments)
+            num_early += sum(bool(delta.text and not delta.segments) for delta in deltas)
+            temperatures |= {segment.temperature for segment in transcript.segments}
+    assert num_early > 0, "some text must have come before its chunk was read"
+    assert num_kept > 0, "some parts must have failed with segments already sent"
+    assert len(temperatures) > 1, "some parts must have climbed the ladder"
+
+
+async def test_where_nothing_is_rejected_the_text_is_that_of_a_request_that_does_not_stream() -> None:
+    texts = []
+    async with RealTranscriber() as transcriber:
+        for early_results in (False, True):
+            options = msgspec.structs.replace(LENIENT, early_results=early_results)
+            async with transcriber.run(3, options) as session:
+                num_deltas = len([delta async for delta in session])
+                texts.append((session.transcript().segments, num_deltas))
+    (whole, num_chunks), (streamed, num_deltas) = texts
+    assert streamed == whole
+    assert num_deltas > num_chunks
+
+
+class RealTranscriber:
+    """Through the server's own pipeline, without HTTP."""
+
+    def __init__(self) -> None:
+        checkpoint = fragmentary_directory()
+        settings = Settings(model=str(checkpoint), executor="inline", dtype="float32")
+        window = AudioWindow.from_directory(checkpoint)
+        self._limits = AudioLimits.from_settings(settings, window)
+        self._dispatcher, self._pool = Dispatcher(settings, window=window), PreprocessPool(1)
+        self._transcriber = Transcriber(
+            self._dispatcher, self._pool, Tokenizer.from_directory(checkpoint), check_voice=False
+        )
+
+    async def __aenter__(self) -> RealTranscriber:
+        await self._dispatcher.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._dispatcher.stop()
+        await asyncio.to_thread(self._pool.shutdown)
+
+    def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[TranscriptionSession]:
+        recording = Recording(wav(make_clip(clip, 4.0)), self._limits)
+        return self._transcriber.transcribe(recording, options)
+
+
+# -- With a replica that says what the test wants ------------------------------------------------------------
+
+
+class EarlyReplica(FakeReplica):
+    """Reports `early` before it answers."""
+
+    early: ChunkResult | None = None
+
+    def report(self, submit: Submit) -> None:
+        assert self.early is not None
+        self._events.put_nowait(EarlyResult(submit.id, self.early))
+
+
+class App:
+    def __init__(self) -> None:
+        self.answers = [say(t(0), *words("0"), t(1), t(1), *words("1"), t(2))]
+        self.replica = EarlyReplica(lambda submit: self.answers.pop(0))
+        self.replica.early = say(t(0), *words("0"), t(1), finish_reason="length")
+        self.replica.holding = True
+        self.dispatcher = Dispatcher(Settings(), self.replica)
+        self.pool = PreprocessPool(1)
+        self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
+
+    async def texts(self, is_sent_early: bool = True) -> list[str]:
+        """The deltas of two seconds, of which the first is read early."""
+        async with self.transcriber.transcribe(Recording(wav(noise(2.0))), STREAMED) as session:
+            deltas = aiter(session)
+            submit = await self.next_submit()
+            self.replica.report(submit)
+            texts = [(await anext(deltas)).text] if is_sent_early else []
+            self.replica.holding = False
+            self.replica.release(submit)
+            texts += [delta.text async for delta in deltas]
+            assert "".join(texts) == session.transcript().text
+            return texts
+
+    async def next_submit(self) -> Submit:
+        async with asyncio.timeout(20):
+            while not self.replica.held:
+                await asyncio.sleep(0.001)
+        return self.replica.held[0]
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[App]:
+    app = App()
+    await app.dispatcher.start()
+    yield app
+    await app.dispatcher.stop()
+    app.pool.shutdown()
+
+
+async def test_a_closed_segment_is_sent_while_its_chunk_is_being_read(app: App) -> None:
+    assert await app.texts() == ["zero", " one"]
+
+
+async def test_what_another_replica_reads_differently_takes_nothing_back(app: App) -> None:
+    differently = say(t(0), *words("77"), t(2))
+    rest = say(t(0), *words("5"), t(1))
+    app.answers = [differently, rest]
+    assert await app.texts() == ["zero", " five"]
+    first, second = app.replica.submits
+    assert (first.id.part, second.id.part) == (0, 1)
+    assert len(second.samples) == 16_000  # from the end of what had been sent
+
+
+async def test_what_is_judged_silence_as_a_whole_takes_nothing_back(app: App) -> None:
+    silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
+    app.answers = [silence, say()]
+    assert await app.texts() == ["zero", ""]
+
+
+async def test_what_the_voice_detector_doubts_as_a_whole_takes_nothing_back(app: App) -> None:
+    doubtful = say(t(0), *words("0"), t(1), t(1), *words("1"), t(2), avg_logprob=-0.8)
+    app.answers = [doubtful, say()]
+    assert await app.texts() == ["zero", ""]
+
+
+async def test_what_the_voice_detector_may_doubt_waits_for_its_chunk(app: App) -> None:
+    app.replica.early = say(t(0), *words("0"), t(1), finish_reason="length", avg_logprob=-0.8)
+    assert await app.texts(is_sent_early=False) == ["zero one"]
+
+
+async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: App) -> None:
+    """The vote of several chunks may have it read again in another language."""
+    options = msgspec.structs.replace(STREAMED, language=None)
+    async with app.transcriber.transcribe(Recording(wav(noise(2.0))), options) as session:
+        submit = await app.next_submit()
+        app.replica.probabilities = {"en": 0.6, "de": 0.4}
+        app.replica.report(submit)
+        app.replica.release(submit)
+        assert [delta.text async for delta in session] == ["zero one"]
+
+
+async def test_where_the_client_limits_the_tokens_nothing_is_asked_for_early(app: App) -> None:
+    """There would be no second part to read the rest in."""
+    async with app.transcriber.transcribe(
+        Recording(wav(noise(2.0))), msgspec.structs.replace(STREAMED, max_new_tokens=50)
+    ):
+        assert not (await app.next_submit()).options.early_results
