@@ -361,7 +361,7 @@ async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningA
     app.answer = lambda submit: say(t(0), *words(str(submit.id.chunk)), t(2))
     recording = Recording(two_channels((0, 0, 75)), split_channels=True)
     async with app.transcriber.transcribe(recording, TIMED, ("ann", "bob")) as session:
-        await until(lambda: len(app.replica.held) == 2)
+        await until(lambda: len(app.replica.held) >= 2)
         app.replica.release(app.replica.held[0])
         texts = [delta.text async for delta in _until_text(session)]
         assert texts[-1] == "zero"
