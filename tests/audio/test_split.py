@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, decibels, powers, quietest_cut
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
 from tests.audio.audio_files import audio_of, tiled
+from tests.long_recordings import long_recording
 from tests.speech import Spoken, say, silence
 
 MAX_CHUNK = 30 * SAMPLE_RATE
@@ -246,3 +247,24 @@ def test_blocks_of_any_size_give_the_same_pieces(block: int) -> None:
     samples = long_talk(count=80).samples
     starts = [piece.start_sample for piece in split(samples)]
     assert [piece.start_sample for piece in split(samples, block)] == starts
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "max_chunk_s"),
+    [
+        (100.0, 6),
+        pytest.param(7200.0, 6, marks=pytest.mark.trial),
+        pytest.param(7200.0, 30, marks=pytest.mark.trial),
+    ],
+)
+def test_hours_of_turns_between_noises_are_cut_outside_of_words(duration_s: float, max_chunk_s: int) -> None:
+    recording = long_recording(duration_s, seed=4)
+    pieces = split(recording.samples, max_chunk=max_chunk_s * SAMPLE_RATE)
+    times = [time for turn in recording.turns for time in turn.times]
+    cuts_s = np.array([piece.start_sample / SAMPLE_RATE for piece in pieces[1:]])
+    inside = [(start, end) for start, end in times if ((start + 0.03 < cuts_s) & (cuts_s < end - 0.03)).any()]
+    assert inside == []
+    heard = [(c.start_s, c.start_s + c.duration_s) for c in chunks(pieces)]
+    starts_s = np.array([start for start, _ in heard])
+    for start, end in times:  # each lies whole in one chunk: none is lost, none is there twice
+        assert heard[int(np.searchsorted(starts_s, start + 0.03)) - 1][1] > end - 0.03

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -80,6 +81,47 @@ def test_other_requests_change_no_tokens(
         assert found[str(i)].temperature == expected.temperature
         assert found[str(i)].avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-4)
     assert engine.decode_batch_mean > 1.2
+
+
+# Every option, with a value that changes what its own request is told.
+EACH_OPTION: dict[str, Any] = {
+    "task": "translate",
+    "language": "fr",
+    "candidate_languages": ("fr", "ja"),
+    "multilingual": True,
+    "prompt_tokens": tuple(range(500, 700)),
+    "condition_on_previous_text": True,
+    "timestamps": True,
+    "word_timestamps": True,
+    "temperatures": (0.0, 0.6, 1.0),
+    "compression_ratio_threshold": 0.0,
+    "logprob_threshold": 0.0,
+    "no_speech_threshold": 0.0,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.3,
+    "repetition_penalty": 2.0,
+    "frequency_penalty": 1.0,
+    "presence_penalty": 1.0,
+    "seed": 9,
+    "max_new_tokens": 3,
+}
+
+
+def test_each_option_of_one_request_leaves_the_texts_of_all_others_unchanged(pocket: Checkpoint) -> None:
+    assert set(EACH_OPTION) == set(DecodingOptions.__struct_fields__)
+    clips = [make_clip(70 + i, 3 + i) for i in range(2)]
+    expected = transcribe(pocket.engine(), clips, PLAIN)
+    engine = pocket.engine()
+    for i, clip in enumerate(clips):
+        submit(engine, str(i), clip, PLAIN)
+    for name, value in EACH_OPTION.items():
+        others: dict[str, Any] = {"language": None} if name in ("candidate_languages", "multilingual") else {}
+        others |= {"temperatures": (0.8,)} if name in ("top_p", "top_k", "min_p", "seed") else {}
+        submit(engine, name, make_clip(90, 5.0), msgspec.structs.replace(PLAIN, **{name: value}, **others))
+    found = results(run(engine))
+    assert [found[str(i)].tokens for i in range(len(clips))] == [result.tokens for result in expected]
+    assert len({found[name].tokens for name in EACH_OPTION}) > 8, "the options must have had an effect"
 
 
 @pytest.mark.parametrize("compute_workers", [1, 2, 3])

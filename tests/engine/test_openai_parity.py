@@ -1,0 +1,63 @@
+"""Tokens, prompt and the figures that the ladder goes by: those of openai-whisper's own decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from asr_server.core import DecodingOptions
+from benchmarks.clips import make_clip
+from tests.engine.engine_helpers import Checkpoint, transcribe
+from tests.engine.openai_whisper import load_openai_whisper
+
+MAX_TOKENS = 16
+CLIPS = [make_clip(40 + i, duration_s) for i, duration_s in enumerate((30, 3, 12))]
+PROMPT = tuple(range(1000, 1300))  # longer than what counts of it
+
+
+@pytest.fixture(scope="module")
+def theirs(pocket: Checkpoint) -> Any:
+    return load_openai_whisper(pocket.directory)
+
+
+@pytest.mark.parametrize(
+    ("task", "timestamps", "prompt"),
+    [("transcribe", True, PROMPT), ("translate", True, ()), ("transcribe", False, PROMPT)],
+)
+def test_one_window_is_read_as_openai_whisper_reads_it(
+    pocket: Checkpoint, theirs: Any, task: Any, timestamps: bool, prompt: tuple[int, ...]
+) -> None:
+    import whisper
+
+    mels = [whisper.log_mel_spectrogram(clip, padding=whisper.audio.N_SAMPLES) for clip in CLIPS]
+    asked = whisper.DecodingOptions(
+        task=task,
+        language="de",
+        temperature=0.0,
+        sample_len=MAX_TOKENS,
+        prompt=list(prompt) or None,
+        without_timestamps=not timestamps,
+        fp16=False,
+    )
+    with torch.inference_mode():
+        expected = whisper.decode(
+            theirs, torch.stack([whisper.pad_or_trim(mel, whisper.audio.N_FRAMES) for mel in mels]), asked
+        )
+    options = DecodingOptions(
+        task=task, language="de", prompt_tokens=prompt, timestamps=timestamps, max_new_tokens=MAX_TOKENS
+    )
+    found = transcribe(pocket.engine(), CLIPS, options)
+
+    def is_text_or_time(token: int) -> bool:
+        return pocket.tokenizer.is_text(token) or token >= pocket.tokenizer.specials.timestamp_begin
+
+    assert len({result.tokens for result in found}) > 1, "the audio must matter"
+    for ours, other in zip(found, expected, strict=True):
+        assert list(ours.tokens) == other.tokens
+        assert ours.no_speech_prob == pytest.approx(other.no_speech_prob, rel=1e-3)
+        if all(map(is_text_or_time, ours.tokens)):  # special tokens are text there
+            assert ours.compression_ratio == pytest.approx(other.compression_ratio, rel=1e-6)
+        if ours.finish_reason == "stop":
+            assert ours.avg_logprob == pytest.approx(other.avg_logprob, abs=1e-3)
