@@ -10,9 +10,11 @@ const model = "whisper-1";
 const create = (fields) => client.audio.transcriptions.create({ model, ...fields });
 const results = {};
 
-for (const response_format of ["json", "text", "srt", "vtt", "verbose_json"]) {
-  results[response_format] = await create({ file: fs.createReadStream(recording), response_format });
-}
+await Promise.all(
+  ["json", "text", "srt", "vtt", "verbose_json"].map(async (response_format) => {
+    results[response_format] = await create({ file: fs.createReadStream(recording), response_format });
+  }),
+);
 results.words = await create({
   file: fs.createReadStream(recording),
   response_format: "verbose_json",
@@ -28,9 +30,11 @@ const files = {
   response: () => new Response(bytes),
 };
 results.files = {};
-for (const [name, open] of Object.entries(files)) {
-  results.files[name] = (await create({ file: await open() })).text;
-}
+await Promise.all(
+  Object.entries(files).map(async ([name, open]) => {
+    results.files[name] = (await create({ file: await open() })).text;
+  }),
+);
 
 results.events = [];
 for await (const event of await create({ file: fs.createReadStream(recording), stream: true })) {
