@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
@@ -16,6 +18,7 @@ from asr_server.api import errors, metrics, openapi, operations, pages, transcri
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.answer_headers import IGNORED_FIELDS, MODEL_LIMIT
 from asr_server.api.api_keys import ApiKeys
+from asr_server.api.idle_memory import release_memory_when_idle
 from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.api.realtime.route import router as realtime_router
 from asr_server.api.request_id import HEADER, RequestIdMiddleware
@@ -29,6 +32,9 @@ from asr_server.config import Settings
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import Transcriber
 from asr_server.workers.dispatcher import Dispatcher
+
+FILE_THREADS: Final = 4
+"""That read static files for Starlette. Its default of 40 would all stay after a burst."""
 
 
 def create_app(
@@ -76,10 +82,13 @@ def create_app(
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
+    current_default_thread_limiter().total_tokens = FILE_THREADS
     await state.dispatcher.start()
+    releasing = asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))
     try:
         yield
     finally:
+        releasing.cancel()
         await state.dispatcher.stop()
         await asyncio.to_thread(state.pool.shutdown)
 

@@ -31,6 +31,11 @@ class AppState:
     api_keys: ApiKeys
     started_at: int  # Unix seconds
 
+    @property
+    def is_idle(self) -> bool:
+        """No request for a transcript is on its way, from its headers on, and no realtime session open."""
+        return not (self.admission.num_open or self.realtime.num_active)
+
     def require_engine(self) -> None:
         """Raises EngineUnavailable while no replica can take new work."""
         if self.dispatcher.draining:

@@ -3,70 +3,111 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import os
+import statistics
 import time
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
+import httpx
 import psutil
-import pytest
-from starlette.responses import StreamingResponse
 
-from asr_server.config import MIB, Settings
+from asr_server.api.app import FILE_THREADS
+from asr_server.config import MIB
 from tests.api.raw_client import RawClient
-from tests.api.running_app import RunningApp, run_app, until
+from tests.api.sample_files import sound_file
+from tests.conftest import Server, run_server
+from tests.speech import say
 
 NUM_EACH = 300
-PATIENT = replace(Settings(), client_grace_s=8.0)
+LARGE_REPLY = "/static-offline-docs/swagger-ui-bundle.js"  # 1.5 MB
+MAX_FRAGMENTS_BYTES = 24 * MIB
+"""The first such crowd leaves some 14 MB of half-empty pages, later ones 1 or 2; without releasing 86."""
+RECORDING = sound_file(say("2718").samples)
 
 
-async def endless() -> AsyncIterator[bytes]:
-    while True:
-        yield bytes(65536)
-        await asyncio.sleep(0)  # to a client that is gone uvicorn sends without ever waiting
+async def test_600_slow_clients_leave_the_others_their_time_and_nothing_behind(tmp_path: Path) -> None:
+    options = ("--client-grace-s", "4", "--keep-alive-s", "3", "--log-level", "warning")
+    with run_server(*options, TMPDIR=str(tmp_path)) as server:
+        process = psutil.Process(server.process.pid)
+        usual_s = await usual_time_s(server)
+        async with crowd(server, 10):  # what is loaded at its first use is there from then on
+            before, files = await settled(process), left_in(tmp_path, process)
+        async with crowd(server, NUM_EACH):
+            assert await usual_time_s(server) < 3 * usual_s + 0.5
+            await until(lambda: process.num_fds() <= before.num_fds, 60)  # all have been shown out
+        await until(lambda: process.memory_full_info().uss < before.uss_bytes + MAX_FRAGMENTS_BYTES, 30)
+        assert process.num_fds() == before.num_fds
+        assert process.num_threads() <= before.num_threads + FILE_THREADS + 2  # pools grow to their bounds
+        assert left_in(tmp_path, process) == files
 
 
-async def median_s(app: RunningApp) -> float:
+@asynccontextmanager
+async def crowd(server: Server, num_each: int) -> AsyncIterator[None]:
+    clients: list[RawClient] = []
+    try:
+        clients += [await slow_client(server, index % 2 == 0) for index in range(2 * num_each)]
+        yield
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+async def slow_client(server: Server, reads: bool) -> RawClient:
+    """One that uploads a few bytes and then stalls, or one that asks for much and never reads."""
+    url = httpx.URL(server.url)
+    client = await RawClient.connect(url.host, url.port or 0, 4096)
+    if reads:
+        client.begin_upload()
+        client.send(b"x" * 1000)
+    else:
+        client.ask(LARGE_REPLY)
+    return client
+
+
+async def usual_time_s(server: Server) -> float:
+    """The median time of a plain request, on a connection of its own."""
     times = []
     for _ in range(5):
-        started_at = time.monotonic()
-        assert await app.still_works()
-        times.append(time.monotonic() - started_at)
-    return sorted(times)[2]
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            started_at = time.monotonic()
+            reply = await client.post(
+                "/v1/audio/transcriptions", files={"file": RECORDING}, data={"model": "whisper-1"}
+            )
+            times.append(time.monotonic() - started_at)
+            assert reply.status_code == 200
+    return statistics.median(times)
 
 
-async def serve_crowd(app: RunningApp, usual_s: float) -> None:
-    clients = [await RawClient.connect(app.host, app.port, 4096) for _ in range(2 * NUM_EACH)]
-    for index, client in enumerate(clients):
-        if index < NUM_EACH:
-            client.begin_upload()
-            client.send(b"x" * 1000)
-        else:
-            client.ask("/endless")
-    await until(lambda: len(app.server.server_state.tasks) == 2 * NUM_EACH)
-    assert await median_s(app) < 5 * usual_s + 0.5
-    async with asyncio.timeout(60):
-        while len(app.server.server_state.connections) > 1:  # the one that behaves
+class Holdings:
+    def __init__(self, process: psutil.Process) -> None:
+        self.num_fds, self.num_threads = process.num_fds(), process.num_threads()
+        self.uss_bytes = process.memory_full_info().uss
+
+
+async def settled(process: psutil.Process) -> Holdings:
+    """What the process holds once two looks in a row see the same: connections close a little later."""
+    earlier = Holdings(process)
+    while True:
+        await asyncio.sleep(3)
+        now = Holdings(process)
+        if now.num_fds == earlier.num_fds and now.uss_bytes >= earlier.uss_bytes - MIB:
+            return now
+        earlier = now
+
+
+def left_in(folder: Path, process: psutil.Process) -> tuple[list[str], list[str]]:
+    """The files there, and those that have no name any more and are still open."""
+    links = []
+    for number in os.listdir(f"/proc/{process.pid}/fd"):
+        try:
+            links.append(os.readlink(f"/proc/{process.pid}/fd/{number}"))
+        except FileNotFoundError:  # the handle of a connection that closed meanwhile
+            continue
+    return sorted(os.listdir(folder)), sorted(link for link in links if link.startswith(str(folder)))
+
+
+async def until(condition: Callable[[], bool], limit_s: float) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
             await asyncio.sleep(0.1)
-    for client in clients:
-        await client.close()
-
-
-@pytest.mark.trial
-async def test_600_slow_clients_leave_the_others_their_time_and_nothing_behind() -> None:
-    async with run_app(PATIENT) as app:
-
-        @app.app.get("/endless")
-        async def reply() -> StreamingResponse:
-            return StreamingResponse(endless())
-
-        usual_s, process = await median_s(app), psutil.Process()
-        handles_and_threads = process.num_fds(), process.num_threads()
-        memory: list[int] = []
-        for _ in range(2):  # the first time the process grows to what so many connections need
-            await serve_crowd(app, usual_s)
-            gc.collect()
-            assert (process.num_fds(), process.num_threads()) == handles_and_threads
-            memory.append(process.memory_full_info().uss)
-        assert memory[1] - memory[0] < 16 * MIB
-        assert app.app.state.server.upload_memory.num_bytes == 0
