@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "preflight": set(),
     "remote": {"audio", "formats", "offline"},
     "telemetry": set(),
-    "tokenizer": set(),
+    "tokenizer": {"checkpoint"},
     "transcription": {"audio", "workers"},
     "transport": set(),
     "workers": {"transport", "engine"},

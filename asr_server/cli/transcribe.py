@@ -211,13 +211,14 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     if job["quiet"]:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    from asr_server.checkpoint import CheckpointError
     from asr_server.errors import InvalidValue
     from asr_server.offline import OutputError
 
     url, api_key = options.pop("url"), options.pop("api_key")
     try:
         return _transcribe_on(url, api_key, options, job) if url else _transcribe_here(options, job)
-    except (InvalidValue, OutputError) as error:
+    except (CheckpointError, InvalidValue, OutputError) as error:
         click.echo(f"Error: {error}", err=True)
         return WRONG_USAGE
 

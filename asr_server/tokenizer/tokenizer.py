@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from asr_server.checkpoint import CheckpointError
 from asr_server.core import POSITIONS_PER_S
 from asr_server.tokenizer.byte_alphabet import BYTE_OF_CHARACTER
 from asr_server.tokenizer.specials import SpecialTokens
@@ -44,15 +45,26 @@ class Tokenizer:
 
         Raises:
             FileNotFoundError: the directory holds neither.
-            ValueError: what it holds is no Whisper tokenizer.
+            CheckpointError: what it holds is no Whisper tokenizer, or another model's.
         """
-        text, added = (
-            _from_tokenizer_json(directory / "tokenizer.json")
-            if (directory / "tokenizer.json").exists()
-            else _from_vocabulary(directory)
-        )
-        generation = directory / "generation_config.json"
-        return cls(text, added, json.loads(generation.read_text()) if generation.exists() else {})
+        try:
+            text, added = (
+                _from_tokenizer_json(directory / "tokenizer.json")
+                if (directory / "tokenizer.json").exists()
+                else _from_vocabulary(directory)
+            )
+            tokenizer = cls(text, added, _json_of(directory / "generation_config.json"))
+        except OSError:
+            raise
+        except Exception as error:  # the library has no type of its own for a file that it cannot use
+            raise CheckpointError(f"the tokenizer in {directory} cannot be used: {_reason(error)}") from error
+        vocab_size = _json_of(directory / "config.json").get("vocab_size")
+        if vocab_size and tokenizer.specials.no_timestamps >= vocab_size:
+            raise CheckpointError(
+                f"the tokenizer in {directory} has ids beyond the {vocab_size} tokens of the model: "
+                "it belongs to another model"
+            )
+        return tokenizer
 
     def is_text(self, token: int) -> bool:
         return token in self._bytes
@@ -96,6 +108,16 @@ def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, i
     )
     text.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return text, added
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    """What the file holds; nothing where there is none."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return content
+
+
+def _reason(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _read_json(path: Path) -> Any:

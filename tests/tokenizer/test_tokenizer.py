@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr_server.checkpoint import CheckpointError
 from asr_server.tokenizer import Tokenizer
 from tests.checkpoints import pocket_directory
 
@@ -121,8 +122,24 @@ def test_an_english_only_checkpoint_says_so(tmp_path: Path) -> None:
 def test_a_tokenizer_without_whispers_tokens_is_refused(tmp_path: Path) -> None:
     description = _description() | {"added_tokens": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
-    with pytest.raises(ValueError, match="not a Whisper tokenizer"):
+    with pytest.raises(CheckpointError, match="not a Whisper tokenizer"):
         Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"added_tokens": [], "model": {"type": "none"}}', "no json"]
+)
+def test_a_file_that_is_no_tokenizer_is_refused_in_a_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"cannot be used: .+"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
+    directory = copy_of(["tokenizer.json"], tmp_path)
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 1000}))
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        Tokenizer.from_directory(directory)
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
