@@ -67,13 +67,20 @@ def working_for(id: ChunkId) -> Iterator[None]:
 # -- Lines --------------------------------------------------------------------------------------------------
 
 
+def _name_of(record: logging.LogRecord, process: str) -> str:
+    """A replica's, where it runs in a thread of this process."""
+    thread = record.threadName or ""
+    return thread if thread.startswith("replica ") else process
+
+
 class TextFormatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(who)s %(name)s: %(message)s")
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        record.who = f"[{' '.join(filter(None, (self._process, current_request_id.get())))}]"
+        who = (_name_of(record, self._process), current_request_id.get())
+        record.who = f"[{' '.join(filter(None, who))}]"
         return super().format(record)
 
 
@@ -87,7 +94,7 @@ class JsonFormatter(logging.Formatter):
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "process": self._process,
+            "process": _name_of(record, self._process),
             "logger": record.name,
             "message": record.getMessage(),
             "request_id": current_request_id.get() or None,

@@ -106,3 +106,10 @@ def test_what_is_announced_is_a_line_for_scripts_or_json(capsys: pytest.CaptureF
     finally:
         root.handlers[:], root.level = before
         logging.captureWarnings(False)
+
+
+def test_lines_of_a_replica_in_a_thread_carry_its_name() -> None:
+    line = record("hello")
+    line.threadName = "replica 3"
+    assert "[replica 3] asr_server.api: hello" in TextFormatter("api").format(line)
+    assert json.loads(JsonFormatter("api").format(line))["process"] == "replica 3"

@@ -6,6 +6,7 @@ Torch is loaded only by a process that has it already or that receives a tensor.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 TORCH: Final = "torch."  # begins the type's name where the array is a tensor: `torch.bfloat16`
 # Object arrays hold addresses, and strings are not what is sent here.
 _KINDS: Final = frozenset("biufc")
+# What `dtype.str` is for these. numpy reads far more, some of it as Python, with errors of any kind.
+_NAME: Final = re.compile(r"[<>|][biufc]\d{1,2}")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -63,8 +66,10 @@ def from_bytes(content: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[A
         raise ValueError(f"no shape: {shape}")
     if name.startswith(TORCH):
         return _tensor(data, name, shape)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"no type of numbers: {name!r}")
     dtype = np.dtype(name)
-    if dtype.kind not in _KINDS or len(data) != math.prod(shape) * dtype.itemsize:
+    if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(data)} bytes are no {name} of shape {shape}")
     return data.view(dtype).reshape(shape)
 

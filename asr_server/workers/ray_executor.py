@@ -57,7 +57,7 @@ class RayExecutor:
         try:
             return await _in_thread(self._join, JOIN_LIMIT_S)
         except Exception as error:  # of any kind, as Ray has it
-            reason = " ".join(str(error).split())
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise StartImpossible(f"no Ray cluster at {self._settings.ray_address}: {reason}") from error
 
     async def launch(self, index: int) -> RayReplica:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +16,7 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from asr_server.core import Cancel, ChunkId, Credit, DecodingOptions, Submit
+from asr_server.core import Cancel, ChunkId, Command, Credit, DecodingOptions, Submit
 from asr_server.transport import wire
 from asr_server.transport.curve import CurveKeys, connect_with, make_curve_keys
 from asr_server.transport.tcp import TcpEngineClient, TcpEngineServer
@@ -214,3 +215,26 @@ async def test_keys_are_fresh_and_stay_out_of_what_is_logged(client: TcpEngineCl
     assert client.address.keys.secret not in repr(client.address)
     logging.getLogger(__name__).info("%s", client.address)
     other.close()
+
+
+async def test_ten_thousand_mutated_messages_end_neither_the_connection_nor_the_replica(
+    client: TcpEngineClient,
+) -> None:
+    logging.disable()  # a line for each
+    choose, lost = random.Random(0), Lost()
+    server = TcpEngineServer(client.address, on_lost=lost)
+    await connected(client, server)
+    message = Submit(ChunkId("a", 0), np.arange(100, dtype=np.float32), DecodingOptions())
+    frames = [bytes(frame) for frame in wire.commands.encode(message)]
+    for _ in range(10_000):
+        header = bytearray(frames[0])
+        header[choose.randrange(len(header))] = choose.randrange(256)
+        client._commands.send_multipart([bytes(header), *frames[1 : choose.randrange(1, 3)]])
+    client.send(Cancel("the last"))
+    received: list[Command] = []
+    while Cancel("the last") not in received[-1:]:
+        received = await asyncio.to_thread(server.receive, 30.0) or received
+    logging.disable(logging.NOTSET)
+    assert not lost.event.is_set()
+    await connected(client, server)
+    server.close()

@@ -104,6 +104,7 @@ def test_arrays_of_objects_are_refused() -> None:
         {"type_name": "|O", "shape": [1], "inline": b"12345678"},
         {"type_name": "torch.Tensor", "shape": [1], "inline": b"1234"},
         {"type_name": "nonsense", "shape": [1], "inline": b"1234"},
+        {"type_name": "<f4,(", "shape": [1], "inline": b"1234"},  # which numpy takes for Python
         {"type_name": "<f4", "shape": [1 << 62, 1 << 62], "inline": b""},
         {"type_name": "<f4", "shape": [1], "frame": 0},
         {"type_name": "<f4", "shape": [1], "frame": 9},
