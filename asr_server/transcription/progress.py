@@ -26,15 +26,24 @@ class ChunkProgress:
         self.parts: list[DecodedPart] = []
         self._task: asyncio.Task[list[DecodedPart]] | None = None
         self._changed = asyncio.Event()
+        self._has_begun = asyncio.Event()
 
     def watch(self, task: asyncio.Task[list[DecodedPart]]) -> None:
         """The task that reads the chunk."""
         self._task = task
-        task.add_done_callback(lambda _: self._changed.set())
+        task.add_done_callback(lambda _: self._on_change())
 
     def report(self, parts: list[DecodedPart]) -> None:
         self.parts = parts
+        self._on_change()
+
+    def _on_change(self) -> None:
         self._changed.set()
+        self._has_begun.set()
+
+    async def first_text(self) -> None:
+        """Waits for the first report, or for the end where there is none."""
+        await self._has_begun.wait()
 
     async def is_finished(self) -> bool:
         """Waits for more; whether that was the last of it."""

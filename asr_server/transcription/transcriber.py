@@ -186,25 +186,25 @@ class TranscriptionSession:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.
                     language = None if self._is_mixed else await self._language.next_language()
-                    task = self._send(group, piece, language)
+                    progress = self._send(group, piece, language)
                     if self._options.condition_on_previous_text:
-                        await task  # its text is part of the next one's prompt
+                        await progress.result()  # its text is part of the next one's prompt
+                    elif self._options.early_results and piece.index == 0:
+                        await progress.first_text()  # which encoding more would hold up
             finished = decoded.finished
             if self._speakers:
                 self._pending.put_nowait(math.inf if finished else self._source.settled_s)
         self._language.on_all_sent()
         self._pending.put_nowait(None)
 
-    def _send(
-        self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None
-    ) -> asyncio.Task[list[DecodedPart]]:
+    def _send(self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None) -> ChunkProgress:
         progress = ChunkProgress()
         task = group.create_task(self._transcribe_chunk(chunk, language, progress))
         progress.watch(task)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         self._pending.put_nowait(progress)
-        return task
+        return progress
 
     async def _transcribe_chunk(
         self, chunk: Chunk, language: str | None, progress: ChunkProgress

@@ -212,6 +212,19 @@ async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: A
         assert [delta.text async for delta in session] == ["zero one"]
 
 
+async def test_the_first_text_is_not_held_up_by_the_encoding_of_more(app: App) -> None:
+    app.replica.early = say(t(0), *words("0"), t(5), finish_reason="length")
+    async with app.transcriber.transcribe(Recording(wav(noise(75.0))), STREAMED) as session:
+        submit = await app.next_submit()
+        await asyncio.sleep(0.2)
+        assert len(app.replica.submits) == 1
+        app.replica.report(submit)
+        assert (await anext(aiter(session))).text == "zero"
+        async with asyncio.timeout(20):
+            while len(app.replica.submits) < 2:
+                await asyncio.sleep(0.001)
+
+
 async def test_where_the_client_limits_the_tokens_nothing_is_asked_for_early(app: App) -> None:
     """There would be no second part to read the rest in."""
     async with app.transcriber.transcribe(
