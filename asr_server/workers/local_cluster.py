@@ -12,6 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from setproctitle import setproctitle
@@ -23,7 +26,28 @@ OBJECT_STORE_BYTES: Final = 80 << 20
 STOP_LIMIT_S: Final = 20.0
 # Nothing of such a cluster listens on other addresses than 127.0.0.1, and its processes share a token.
 ENVIRONMENT: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+_CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves its address
 _SIGN: Final = "the cluster's address: "
+
+
+def is_local(address: str) -> bool:
+    """Whether there is no cluster to join. Without Ray, as it reads its environment when it is imported."""
+    nothing_runs = not os.environ.get("RAY_ADDRESS") and not _CURRENT_CLUSTER.exists()
+    return address == "local" or (address == "auto" and nothing_runs)
+
+
+@contextmanager
+def cluster_address(address: str) -> Iterator[str]:
+    """Of the cluster that the setting names, or of one that ends with the block. Raises OSError."""
+    if not is_local(address):
+        yield address
+        return
+    os.environ |= ENVIRONMENT  # read when Ray is imported
+    cluster = LocalCluster()
+    try:
+        yield cluster.address
+    finally:
+        cluster.stop()
 
 
 class LocalCluster:

@@ -27,7 +27,7 @@ from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event, LogLine
 from asr_server.transport.tcp import TcpEngineClient
 from asr_server.workers.executor import ReplicaGone, StartImpossible
-from asr_server.workers.local_cluster import ENVIRONMENT, LocalCluster
+from asr_server.workers.local_cluster import ENVIRONMENT, LocalCluster, is_local
 from asr_server.workers.replica import ReplicaSpec
 
 JOIN_LIMIT_S: Final = 300.0
@@ -35,7 +35,6 @@ CALL_LIMIT_S: Final = 10.0
 KILL_LIMIT_S: Final = 10.0
 PLACE_WAIT_S: Final = 0.25
 PLACE_LOG_S: Final = 20.0
-_CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves its address
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ class RayExecutor:
     def _join(self) -> int:
         """Connects to the cluster and asks for places. The number of replicas."""
         address = self._settings.ray_address
-        if _is_local(address):
+        if is_local(address):
             os.environ |= ENVIRONMENT  # read when Ray is imported
             self._local_cluster = LocalCluster()
             address = self._local_cluster.address
@@ -221,9 +220,3 @@ async def _in_thread(function: Callable[[], T], limit_s: float) -> T:
 
     threading.Thread(target=run, name="ray", daemon=True).start()
     return await asyncio.wait_for(result, limit_s)
-
-
-def _is_local(address: str) -> bool:
-    """Whether there is no cluster to join. Without Ray, as it reads its environment when it is imported."""
-    nothing_runs = not os.environ.get("RAY_ADDRESS") and not _CURRENT_CLUSTER.exists()
-    return address == "local" or (address == "auto" and nothing_runs)

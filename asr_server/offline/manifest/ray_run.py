@@ -21,7 +21,7 @@ import msgspec
 import ray
 import ray.data
 
-from asr_server.checkpoint import resolve_checkpoint
+from asr_server.checkpoint import name_elsewhere, resolve_checkpoint
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
 from asr_server.offline.batch import FILES_AT_ONCE
@@ -42,8 +42,8 @@ PARTS_AT_ONCE: Final = 2  # by one actor, so that the end of one part leaves no 
 _REPORT: Final = msgspec.json.Decoder(LineReport | JobStopped)
 
 
-def run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports) -> None:
-    """Transcribes the manifest on the cluster that RAY_ADDRESS names, or one started here.
+def run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports, address: str) -> None:
+    """Transcribes the manifest on the cluster of this address.
 
     Raises:
         OutputError: no further entry can be transcribed, or written.
@@ -51,7 +51,7 @@ def run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports) -> None
     quiet = settings.log_level != "debug"
     if quiet:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # the driver's part of Ray writes to stderr
-    ray.init(log_to_driver=not quiet, logging_level=logging.ERROR if quiet else logging.INFO)
+    ray.init(address=address, log_to_driver=not quiet, logging_level=logging.ERROR if quiet else logging.INFO)
     try:
         _quieten(quiet)
         for row in _dataset(settings, job).iter_rows():
@@ -83,7 +83,11 @@ def _dataset(settings: Settings, job: TranscribeJob) -> ray.data.Dataset:
         return ray.data.from_items([])
     return ray.data.range(num_parts, override_num_blocks=num_parts).map_batches(
         PartTranscriber,
-        fn_constructor_kwargs={"settings": settings, "job": _absolute(job), "part_bytes": part_bytes},
+        fn_constructor_kwargs={
+            "settings": _settings_elsewhere(settings),
+            "job": _absolute(job),
+            "part_bytes": part_bytes,
+        },
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=num_actors, max_tasks_in_flight_per_actor=PARTS_AT_ONCE + 1),
         num_cpus=1,
@@ -154,9 +158,12 @@ class PartTranscriber:
             return await self._lines.transcribe(line)
 
 
+def _settings_elsewhere(settings: Settings) -> Settings:
+    """For an actor: one replica, and the model by the name that every node finds it by."""
+    model = name_elsewhere(Path(settings.model))
+    return replace(settings, executor="multiprocess", replicas=1, model=model)
+
+
 def _settings_here(settings: Settings) -> Settings:
-    """One replica, with the model as this node has it: a directory of that path, or the hub's."""
-    here = replace(settings, executor="multiprocess", replicas=1)
-    if Path(settings.model).is_dir():
-        return here
-    return replace(here, model=str(resolve_checkpoint(settings.served_model_name)))
+    """The same with the model's directory on this node, fetched if need be."""
+    return replace(settings, model=str(resolve_checkpoint(settings.model)))

@@ -24,6 +24,7 @@ from asr_server.offline.stopping import INTERRUPTED, TERMINATED, cancel_on_sigte
 from asr_server.offline.summary import SOME_FAILED, SUCCESS
 from asr_server.offline.transcriber import LocalTranscriber
 from asr_server.transcription import first_error
+from asr_server.workers.local_cluster import cluster_address
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
 
@@ -60,10 +61,11 @@ def _num_lines(job: TranscribeJob) -> int:
 
 
 def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports) -> None:
-    from asr_server.offline.manifest.ray_run import run_on_ray  # Ray, an extra
-
     signal.signal(signal.SIGTERM, _cancel)
-    run_on_ray(settings, job, reports)
+    with cluster_address(settings.ray_address) as address:
+        from asr_server.offline.manifest.ray_run import run_on_ray  # Ray: reads its environment at the import
+
+        run_on_ray(settings, job, reports, address)
 
 
 def _cancel(*_: object) -> None:
