@@ -21,6 +21,7 @@ from torch import Tensor
 
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult, Samples
 from asr_server.engine.dtw import first_frames
+from asr_server.engine.peaks import increasing_peaks
 from asr_server.engine.sequence import Sequence, sot_sequence
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import DecoderCache, Whisper
@@ -45,15 +46,15 @@ class PendingAlignment:
     result: ChunkResult
     num_tokens: int  # text tokens that are to have times
     gain: HostCopy  # [rows, positions]: what it is worth to lay a row at a position
-    peaks: HostCopy  # [rows]: the position attended to most
+    attention: HostCopy  # [rows, positions]
 
     def is_ready(self) -> bool:
-        return self.gain.is_ready() and self.peaks.is_ready()
+        return self.gain.is_ready() and self.attention.is_ready()
 
     def aligned_result(self) -> ChunkResult:
         """Waits until the device is done."""
         times_s = first_frames(self.gain.array()) * SECONDS_PER_POSITION
-        peaks_s = (self.peaks.array() + 0.5) * SECONDS_PER_POSITION
+        peaks_s = (increasing_peaks(self.attention.array()) + 0.5) * SECONDS_PER_POSITION
         return msgspec.structs.replace(
             self.result,
             token_times_s=_of_length(times_s, self.num_tokens + 1),
@@ -97,7 +98,7 @@ class Aligner:
         sums = [self._model.shard.sum(each) for each in sums]
         to_host = self._transfers.to_host
         return [
-            PendingAlignment(sequence, result, text.num_text, to_host(gain), to_host(attention.argmax(-1)))
+            PendingAlignment(sequence, result, text.num_text, to_host(gain), to_host(attention))
             for (sequence, result), text, (gain, attention) in zip(finished, texts, sums, strict=True)
         ]
 

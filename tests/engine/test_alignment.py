@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import shutil
@@ -16,6 +17,7 @@ import torch
 from asr_server.core import Cancel, ChunkResult, DecodingOptions, Result, Samples
 from asr_server.engine.alignment import smooth
 from asr_server.engine.dtw import first_frames
+from asr_server.engine.peaks import increasing_peaks
 from benchmarks.clips import make_clip
 from tests.checkpoints import english_only_directory, large_directory, pocket_directory, tiny_directory
 from tests.engine.engine_helpers import Checkpoint, results, run, submit, transcribe
@@ -174,6 +176,22 @@ def _best_path(gain: npt.NDArray[np.float64]) -> list[int]:
 
     walk(0, 0, 0.0, [0])
     return best[1]
+
+
+def test_peaks_follow_each_other_and_attend_to_the_most_in_all() -> None:
+    random = np.random.default_rng(0)
+    for num_rows, num_frames in ((1, 1), (1, 5), (3, 3), (3, 6), (4, 7)):
+        attention = random.random((num_rows, num_frames))
+        best = max(
+            itertools.combinations(range(num_frames), num_rows),
+            key=lambda frames: sum(attention[row, frame] for row, frame in enumerate(frames)),
+        )
+        assert increasing_peaks(attention).tolist() == list(best)
+
+
+def test_peaks_of_more_tokens_than_positions_never_run_backwards() -> None:
+    peaks = increasing_peaks(np.random.default_rng(0).random((9, 4))).tolist()
+    assert peaks == sorted(peaks)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 7, 50])
