@@ -10,8 +10,8 @@ def increasing_peaks(attention: npt.NDArray[np.floating]) -> npt.NDArray[np.intp
     """A frame for each row, behind the frame of the row before, such that their attention sums up to the
     most.
 
-    Each row's own greatest attention will not do: now and then it lies on another word, often on the same word
-    said again, and a pause would be looked for on the wrong side.
+    Each row's own greatest attention will not do: now and then it lies on another word, often on the
+    same word said again, and a pause would be looked for on the wrong side.
 
     Args:
         attention: [rows, frames]. Where there are more rows than frames, neighbours may share one.
