@@ -56,7 +56,9 @@ def file_number(number: int, num_sequences: int = 1) -> bytes:
 async def test_a_stream_goes_on_when_its_replica_is_killed(two_replicas: Server) -> None:
     upload = {"file": file_number(1, 25)}
     deltas: list[str] = []
-    replicas = ready_replicas(two_replicas)
+    async with asyncio.timeout(100):
+        while len(replicas := ready_replicas(two_replicas)) < 2:
+            await asyncio.sleep(0.05)
     async with httpx.AsyncClient(base_url=two_replicas.url, timeout=100) as client:
         undisturbed = (await client.post(PATH, files=upload, data=MODEL)).json()["text"]
         async with client.stream("POST", PATH, files=upload, data=MODEL | {"stream": "true"}) as reply:
