@@ -87,9 +87,10 @@ class Settings:
     compute_workers: int = _setting(
         0, "encode batches under way at once; 0: one a core, up to 4, on CPU, 1 on CUDA", ge=0, le=4
     )
-    short_audio: Literal["exact", "fast"] = _setting(
-        "exact",
-        "fast: encodes a short chunk in 5, 10, 15 or 20 s, not in the whole window; texts may differ",
+    short_audio: Literal["auto", "exact", "fast"] = _setting(
+        "auto",
+        "fast: encodes a short chunk in 5, 10, 15 or 20 s, not in the whole window; texts may differ. "
+        "auto: fast where the checkpoint asks for it (whisper-digits), else exact",
     )
     copy_overlap: bool = _setting(False, "CUDA: copies to and from the device on streams of their own")
     cuda_graphs: bool = _setting(True, "CUDA: steps are recorded once and replayed")

@@ -23,6 +23,7 @@ class AudioWindow:
     num_positions: int = 1500  # of the encoder
     max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
     short_lengths: tuple[int, ...] = ()  # fewer positions to which the encoder may be limited, rising
+    short_audio: str = "exact"  # what the checkpoint asks for where the settings leave it to that
 
     @property
     def num_samples(self) -> int:
@@ -36,9 +37,13 @@ class AudioWindow:
         """The longest chunk to cut. 0 leaves it to the checkpoint; the window bounds it either way."""
         return min(max_chunk_s or self.max_chunk_s or self.duration_s, self.duration_s)
 
+    def mode_for_short_audio(self, mode: str) -> str:
+        """`auto` leaves it to the checkpoint."""
+        return self.short_audio if mode == "auto" else mode
+
     def for_short_audio(self, mode: str) -> AudioWindow:
         """The same window; `fast`: chunks that do not fill it are encoded in fewer positions."""
-        if mode != "fast":
+        if self.mode_for_short_audio(mode) != "fast":
             return self
         lengths = [seconds * POSITIONS_PER_S for seconds in SHORT_AUDIO_S]
         return replace(self, short_lengths=tuple(each for each in lengths if each < self.num_positions))
@@ -50,8 +55,9 @@ class AudioWindow:
 
     @classmethod
     def from_directory(cls, directory: Path) -> AudioWindow:
-        """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, its
-        `max_chunk_s`: a key of this server's own, for a checkpoint that hears better in shorter chunks.
+        """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, two keys
+        of this server's own: `max_chunk_s`, for a checkpoint that hears better in shorter chunks, and
+        `short_audio` ("fast"), for one that hears as well without the silence behind a chunk.
 
         Raises:
             CheckpointError: the two files contradict each other, or ask for other features than Whisper's.
@@ -62,7 +68,10 @@ class AudioWindow:
         window = cls(
             int(config.get("max_source_positions", cls.num_positions)),
             float(preprocessor.get("max_chunk_s", cls.max_chunk_s)),
+            short_audio=str(preprocessor.get("short_audio", cls.short_audio)),
         )
+        if window.short_audio not in ("exact", "fast"):
+            raise CheckpointError(f"short_audio in {path} is {window.short_audio!r}: exact or fast")
         expected = {**FEATURES, "chunk_length": window.duration_s}
         for key, value in expected.items():
             if preprocessor.get(key, value) != value:

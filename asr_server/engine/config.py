@@ -38,7 +38,7 @@ class EngineConfig:
     cuda_graphs: bool = True
     num_on_device: int = 1  # engines that share the device's memory
     num_ranks: int = 1  # processes that are one engine, each with its part of the model (tensor parallelism)
-    short_audio: str = "exact"  # fast: what a chunk does not reach is not encoded
+    short_audio: str = "exact"  # fast: what a chunk does not reach is not encoded; auto: the checkpoint's own
 
     @classmethod
     def from_settings(cls, settings: Settings, num_on_device: int = 1) -> EngineConfig:
@@ -83,6 +83,7 @@ class EngineConfig:
             cuda_graphs=self.cuda_graphs and self.num_ranks == 1,
             # On CPU there is nothing that a step could overlap with.
             lookahead=not on_cpu if self.lookahead is None else self.lookahead,
+            short_audio=sizes.window.mode_for_short_audio(self.short_audio),
         )
 
 

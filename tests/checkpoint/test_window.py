@@ -40,6 +40,20 @@ def test_a_checkpoint_may_ask_for_chunks_shorter_than_its_window(tmp_path: Path)
     assert (window.duration_s, window.chunk_s(0.0)) == (30.0, 6.5)
 
 
+def test_a_checkpoint_may_ask_for_short_audio_and_the_setting_overrules_it(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {"max_source_positions": 1500}, {"chunk_length": 30, "short_audio": "fast"})
+    asks, silent = AudioWindow.from_directory(tmp_path), AudioWindow()
+    assert [bool(asks.for_short_audio(mode).short_lengths) for mode in ("auto", "exact", "fast")] == [1, 0, 1]
+    assert [bool(silent.for_short_audio(mode).short_lengths) for mode in ("auto", "fast")] == [0, 1]
+    assert AudioWindow.from_directory(EMBEDDED_MODEL).short_audio == "fast"
+
+
+def test_short_audio_is_exact_or_fast(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {}, {"short_audio": "quick"})
+    with pytest.raises(CheckpointError, match=r"short_audio in .* is 'quick': exact or fast"):
+        AudioWindow.from_directory(tmp_path)
+
+
 def test_short_audio_is_rounded_up_to_a_few_lengths() -> None:
     fast = AudioWindow().for_short_audio("fast")
     seconds = (0.1, 5, 5.001, 9.5, 14, 15.5, 20.001, 30)
