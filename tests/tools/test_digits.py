@@ -107,7 +107,7 @@ def test_each_head_of_a_fresh_encoder_looks_its_number_of_positions_away() -> No
 def test_the_encoders_first_layers_learn_alone_before_the_others_join(pool: VoicePool) -> None:
     learner, toy = Learner(make_network(WORDS), WORDS), batch(pool, 1)
     encoder = learner.network.model.encoder
-    learner(toy, hearing=True)["frame"].backward()
+    learner(toy, frames_only=True)["frame"].backward()
     assert encoder.layers[0].fc1.weight.grad is not None
     assert encoder.layers[-1].fc2.weight.grad is None
     torch.stack(list(learner(toy).values())).sum().backward()  # type: ignore[no-untyped-call]

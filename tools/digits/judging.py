@@ -15,7 +15,7 @@ from torch import nn
 
 from .clips import SAMPLE_RATE, Clip, ClipStore
 from .losses import Learner
-from .network import NUM_HEARING_LAYERS, WINDOW_S, encode
+from .network import NUM_FRAME_LAYERS, WINDOW_S, encode
 from .sequences import Example, digit_errors, sequences
 from .speakers import SPEAKERS
 from .voices import is_held_out
@@ -58,17 +58,20 @@ def held_out_clips(cache: Path, files: str = "*.npz") -> list[Clip]:
 
 
 @torch.inference_mode()
-def judge(learner: Learner, windows: JudgedSet, hearing: bool) -> dict[str, float]:
+def judge(learner: Learner, windows: JudgedSet, frames_only: bool) -> dict[str, float]:
     """Digit error rates of the CTC head, of the decoder (without times) and of the frame head, all greedy.
 
     While only the encoder's first layers learn, there is nothing but the frame head to judge.
     """
     features = learner.log_mel(torch.from_numpy(windows.samples))
-    shift, num_layers = torch.zeros(len(features), dtype=torch.long), NUM_HEARING_LAYERS if hearing else None
+    shift, num_layers = (
+        torch.zeros(len(features), dtype=torch.long),
+        NUM_FRAME_LAYERS if frames_only else None,
+    )
     encoded = encode(learner.network, features, shift, num_layers)
     readings = {
-        "ctc": None if hearing else _read_best(learner.ctc_head(encoded)),
-        "decoder": None if hearing else _read_decoder(learner, encoded),
+        "ctc": None if frames_only else _read_best(learner.ctc_head(encoded)),
+        "decoder": None if frames_only else _read_decoder(learner, encoded),
         "frame": _read_best(_smoothed(learner.frame_head(encoded))),
     }
     total = sum(map(len, windows.digits))

@@ -8,7 +8,7 @@ from transformers import WhisperForConditionalGeneration
 
 from .batches import IGNORED, Batch
 from .features import LogMel, mask, warp
-from .network import NUM_HEARING_LAYERS, decode, encode
+from .network import NUM_FRAME_LAYERS, decode, encode
 from .vocabulary import NUM_TIMESTAMPS, Vocabulary
 
 NUM_CLASSES = 11
@@ -30,16 +30,18 @@ class Learner(nn.Module):
         nn.init.constant_(self.ctc_head.bias[:1], 4.0)  # it begins with blanks, where it would get first
         self.log_mel = LogMel()
 
-    def forward(self, batch: Batch, hearing: bool = False, spoiled: float = 1.0) -> dict[str, torch.Tensor]:
-        """The losses of one batch by name; with ``hearing`` that of the frames alone, by the first layers.
+    def forward(
+        self, batch: Batch, frames_only: bool = False, spoiled: float = 1.0
+    ) -> dict[str, torch.Tensor]:
+        """The losses of one batch by name; ``frames_only``: that of the frames alone, by the first layers.
 
         ``spoiled`` is the chance of a batch to be stretched along the mel axis and masked.
         """
         features = self.log_mel(torch.from_numpy(batch.samples).float() / 32768)
         if torch.rand(()) < spoiled:
             features = mask(warp(features))
-        if hearing:
-            encoded = encode(self.network, features, torch.from_numpy(batch.shift), NUM_HEARING_LAYERS)
+        if frames_only:
+            encoded = encode(self.network, features, torch.from_numpy(batch.shift), NUM_FRAME_LAYERS)
             return {"frame": self._frame(encoded, batch)}
         encoded = encode(self.network, features, torch.from_numpy(batch.shift))
         hidden, attention = decode(

@@ -18,7 +18,7 @@ MAX_POSITIONS = WINDOW_S * 50
 MAX_TOKENS = 448
 MAX_PROMPT_TOKENS = MAX_TOKENS // 2 - 1
 NUM_ENCODER_LAYERS = 4
-NUM_HEARING_LAYERS = 2
+NUM_FRAME_LAYERS = 2
 """Encoder layers that learn first, alone: the others add nothing until then."""
 HEAD_OFFSETS = ((-3, -1, 1, 3), (-12, -4, 4, 12), (-6, -2, 2, 6), (-24, -8, 8, 24))
 """How many positions away each attention head of each encoder layer looks at first."""
@@ -71,7 +71,7 @@ def make_network(words: Vocabulary) -> WhisperForConditionalGeneration:
         _spectral_filters(encoder.conv1)
         for layer, offsets in zip(encoder.layers, HEAD_OFFSETS, strict=True):
             _look_nearby(layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, offsets)
-        for layer in encoder.layers[NUM_HEARING_LAYERS:]:
+        for layer in encoder.layers[NUM_FRAME_LAYERS:]:
             layer.self_attn.out_proj.weight.zero_()
             layer.fc2.weight.zero_()
         embedding = network.model.decoder.embed_tokens.weight

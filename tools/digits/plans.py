@@ -29,7 +29,7 @@ _OTHER_SPEECH = {"asterisk": 0.08}
 
 LOSS_WEIGHTS = {"text": 1.0, "time": 0.4, "ctc": 1.5, "frame": 1.0, "look": 0.3}
 """Of each loss in their sum."""
-HEARING_LOSSES = ("ctc", "frame")
+ENCODER_LOSSES = ("ctc", "frame")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Phase:
 
     until: float
     mixtures: tuple[Mixture, ...]
-    hearing: bool = False
+    frames_only: bool = False
     """Only the encoder's first layers learn, from which digit is said in each frame."""
 
 
@@ -57,24 +57,24 @@ class Plan:
     """What is exported is a mean of the weights, with this share of those that the run began with."""
     seed: int = 1
     judge_every: int = 500
-    hearing_weight: float = 1.0
+    encoder_weight: float = 1.0
     """Of the losses on the encoder's two heads. They begin from nothing, so where the encoder does not, their
     weight rises from zero while they learn."""
 
     def loss_weight(self, loss: str, step: int) -> float:
         """The weight of this loss at this step."""
-        if loss not in HEARING_LOSSES:
+        if loss not in ENCODER_LOSSES:
             return LOSS_WEIGHTS[loss]
-        rise = min(1.0, (step - self.hearing_steps) / 200) if self.start_from or loss == "ctc" else 1.0
-        return LOSS_WEIGHTS[loss] * self.hearing_weight * rise
+        rise = min(1.0, (step - self.frames_only_steps) / 200) if self.start_from or loss == "ctc" else 1.0
+        return LOSS_WEIGHTS[loss] * self.encoder_weight * rise
 
     @property
-    def hearing_steps(self) -> int:
+    def frames_only_steps(self) -> int:
         """How many steps belong to the first phases, in which only the encoder learns.
 
         CTC joins after them, and slowly: from nothing it learns blanks first, and frames later for it.
         """
-        return round(self.steps * max((p.until for p in self.phases if p.hearing), default=0.0))
+        return round(self.steps * max((p.until for p in self.phases if p.frames_only), default=0.0))
 
     def phase(self, step: int) -> Phase:
         """The phase of this step."""
@@ -101,7 +101,7 @@ def _whole(rows: int, prompt_share: float = 0.3) -> Mixture:
 
 
 FROM_NOTHING = (
-    Phase(0.20, (_short(1.6, 2, 18), _short(1.6, 3, 18)), hearing=True),
+    Phase(0.20, (_short(1.6, 2, 18), _short(1.6, 3, 18)), frames_only=True),
     Phase(0.35, (_short(2.4, 4, 16), _short(2.4, 5, 16), _short(3.2, 6, 12))),
     Phase(0.55, (_short(3.2, 7, 16), _short(4.0, 9, 13), _short(5.0, 12, 10))),
     Phase(0.75, (_short(4.0, 10, 13, 0.25), _short(6.0, 14, 9, 0.25), _whole(7))),
@@ -132,7 +132,7 @@ REFINED = Plan(
     start_from=MODEL_FOLDER,
     share_of_start=0.5,
     judge_every=150,
-    hearing_weight=0.4,
+    encoder_weight=0.4,
 )
 
 PLANS = {plan.name: plan for plan in (EXAMINED, REFINED, QUICK)}

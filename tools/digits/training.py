@@ -119,7 +119,7 @@ class Run:
         torch.manual_seed(self.plan.seed * 1_000_003 + self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(self.plan, self.step)
-        losses = self.learner(batch, self.plan.phase(self.step).hearing, self.plan.spoiled(self.step))
+        losses = self.learner(batch, self.plan.phase(self.step).frames_only, self.plan.spoiled(self.step))
         loss = torch.stack([self.plan.loss_weight(n, self.step) * value for n, value in losses.items()]).sum()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -143,7 +143,7 @@ class Run:
         averaged.eval()
         rates: dict[str, float] = {}
         for windows in sets:
-            rates |= judge(averaged, windows, hearing=self.plan.phase(self.step - 1).hearing)
+            rates |= judge(averaged, windows, frames_only=self.plan.phase(self.step - 1).frames_only)
         losses = {name: self.recent.get(name, math.nan) for name in sorted(LOSS_WEIGHTS)}
         append_to_curve(self.folder / f"{self.plan.name}-curve.csv", self.step, losses, rates)
         return rates
