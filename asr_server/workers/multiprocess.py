@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import replace
 
-import zmq
-
 from asr_server.child_process import child_environment
 from asr_server.config import Settings
-from asr_server.core import Command, Drain, Event
 from asr_server.machine import visible_gpus
 from asr_server.transport.socket_folder import remove_abandoned_folders
 from asr_server.transport.zeromq import ZmqEngineClient
-from asr_server.workers.executor import ReplicaGone
+from asr_server.workers.remote_replica import RemoteReplica
 from asr_server.workers.replica import ReplicaSpec
 
 KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
@@ -73,44 +69,21 @@ class MultiprocessExecutor:
         return len(range(index % num_devices, self._settings.replicas, num_devices))
 
 
-class ProcessReplica:
+class ProcessReplica(RemoteReplica):
     def __init__(self, name: str, process: Process, client: ZmqEngineClient) -> None:
-        self.name = name
+        super().__init__(name, client, asyncio.ensure_future(process.wait()))
         self.pid = process.pid
         self._process = process
-        self._client = client
-        self._exit = asyncio.ensure_future(process.wait())
-
-    def send(self, command: Command) -> None:
-        if self._exit.done():
-            raise ReplicaGone(self._exit_message())
-        try:
-            self._client.send(command)
-        except zmq.Again:
-            raise ReplicaGone(f"{self.name} is not connected") from None
-
-    async def receive(self) -> Event:
-        event = asyncio.ensure_future(self._client.receive())
-        try:
-            await asyncio.wait((event, self._exit), return_when=asyncio.FIRST_COMPLETED)
-            if event.done():
-                return event.result()
-            raise ReplicaGone(self._exit_message())
-        finally:
-            event.cancel()
 
     def _exit_message(self) -> str:
         return f"{self.name} (pid {self.pid}) exited with status {self._process.returncode}"
 
     async def close(self, drain_s: float = 0.0) -> None:
-        if drain_s > 0 and not self._exit.done():
-            with contextlib.suppress(zmq.Again):
-                self._client.send(Drain())
-            await asyncio.wait((self._exit,), timeout=drain_s)
-        if not self._exit.done():
+        await self._drain(drain_s)
+        if not self._end.done():
             self._process.kill()
-            await asyncio.wait((self._exit,), timeout=KILL_LIMIT_S)
-        if not self._exit.done():
+            await asyncio.wait((self._end,), timeout=KILL_LIMIT_S)
+        if not self._end.done():
             logger.error("%s (pid %d) does not end although it was killed", self.name, self.pid)
         if self._process.stdin is not None:
             self._process.stdin.close()

@@ -19,15 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import zmq
-
 from asr_server import __version__
 from asr_server.checkpoint import name_elsewhere
 from asr_server.config import Settings
-from asr_server.core import Command, Drain, Event, LogLine
+from asr_server.core import Event, LogLine
 from asr_server.transport.tcp import TcpEngineClient
-from asr_server.workers.executor import ReplicaGone, StartImpossible
+from asr_server.workers.executor import StartImpossible
 from asr_server.workers.local_cluster import ENVIRONMENT, LocalCluster, is_local
+from asr_server.workers.remote_replica import RemoteReplica
 from asr_server.workers.replica import ReplicaSpec
 
 JOIN_LIMIT_S: Final = 300.0
@@ -139,40 +138,15 @@ class RayExecutor:
             _ray().shutdown()
 
 
-class RayReplica:
-    def __init__(
-        self,
-        name: str,
-        actor: Any,
-        end: asyncio.Future[None],
-        client: TcpEngineClient,
-    ) -> None:
-        self.name = name
+class RayReplica(RemoteReplica):
+    def __init__(self, name: str, actor: Any, end: asyncio.Future[None], client: TcpEngineClient) -> None:
+        super().__init__(name, client, end)
         self._actor = actor
-        self._end = end
-        self._client = client
-
-    def send(self, command: Command) -> None:
-        if self._end.done():
-            raise ReplicaGone(self._exit_message())
-        try:
-            self._client.send(command)
-        except zmq.Again:
-            raise ReplicaGone(f"{self.name} is not connected") from None
 
     async def receive(self) -> Event:
-        while True:
-            event = asyncio.ensure_future(self._client.receive())
-            try:
-                await asyncio.wait((event, self._end), return_when=asyncio.FIRST_COMPLETED)
-                if not event.done():
-                    raise ReplicaGone(self._exit_message())
-                received = event.result()
-                if not isinstance(received, LogLine):
-                    return received
-                print(received.text, file=sys.stderr)
-            finally:
-                event.cancel()
+        while isinstance(event := await super().receive(), LogLine):
+            print(event.text, file=sys.stderr)
+        return event
 
     def _exit_message(self) -> str:
         error = None if self._end.cancelled() else self._end.exception()
@@ -181,10 +155,7 @@ class RayReplica:
         return f"{self.name} has ended: {' '.join(str(error).split())}"
 
     async def close(self, drain_s: float = 0.0) -> None:
-        if drain_s > 0 and not self._end.done():
-            with contextlib.suppress(zmq.Again):
-                self._client.send(Drain())
-            await asyncio.wait((self._end,), timeout=drain_s)
+        await self._drain(drain_s)
         with contextlib.suppress(Exception):  # the cluster may be gone
             await _in_thread(lambda: _ray().kill(self._actor), CALL_LIMIT_S)
         await asyncio.wait((self._end,), timeout=KILL_LIMIT_S)
