@@ -49,7 +49,8 @@ def machine() -> dict[str, Any]:
 
 def command() -> str:
     """The command line, as someone else would type it."""
-    module = Path(sys.argv[0]).stem
+    path = Path(sys.argv[0])
+    module = path.parent.name if path.stem == "__main__" else path.stem
     return " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
 
 
