@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from asr_server.api.errors import body_of
 from asr_server.api.realtime import client_events as client
 from asr_server.api.realtime import server_events as out
-from asr_server.api.realtime import turn as turns
+from asr_server.api.realtime import turn_types as turns
 from asr_server.api.realtime.audio_in import AudioInput
 from asr_server.api.realtime.buffer import AudioBuffer
 from asr_server.api.realtime.config import (
@@ -31,7 +31,8 @@ from asr_server.api.realtime.config import (
     update_config,
 )
 from asr_server.api.realtime.reader import Backlog, TurnReader
-from asr_server.api.realtime.turn import SAMPLES_PER_MS, State, next_state
+from asr_server.api.realtime.turn import next_state
+from asr_server.api.realtime.turn_types import SAMPLES_PER_MS, State
 from asr_server.api.realtime.voice_activity import ONSET_MARGIN_MS, LevelScorer, VoiceActivity
 from asr_server.api.state import AppState
 from asr_server.core import SAMPLE_RATE, Samples

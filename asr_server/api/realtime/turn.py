@@ -23,171 +23,39 @@ from msgspec.structs import replace
 
 from asr_server.api.realtime import server_events as out
 from asr_server.api.realtime.agreement import Agreement, agree, conclude
+from asr_server.api.realtime.turn_types import (
+    SAMPLES_PER_MS,
+    AudioWritten,
+    ChunkRead,
+    ClearRequested,
+    CommitRequested,
+    DetectionSet,
+    DiscardAhead,
+    DropTurn,
+    Effect,
+    Event,
+    FinishTurn,
+    InputEnded,
+    InterimRead,
+    OpenTurn,
+    ReadAhead,
+    ReadInterim,
+    RestartDetection,
+    Send,
+    State,
+    Step,
+    Turn,
+    TurnFailed,
+    TurnRead,
+    VoicePaused,
+    VoiceResumed,
+    VoiceStarted,
+    VoiceStopped,
+)
 from asr_server.api.schemas import ErrorDetail
-from asr_server.core import SAMPLE_RATE
 from asr_server.transcription.text import continuation
 
 MIN_COMMIT_MS: Final = 100
-SAMPLES_PER_MS: Final = SAMPLE_RATE // 1000
-
-
-class Turn(msgspec.Struct, frozen=True):
-    item_id: str
-    start: int
-    read_to: int  # where the last interim reading ended
-    is_reading: bool = False  # an interim reading is under way
-    is_paused: bool = False  # the speaker pauses: perhaps this is the end
-    is_announced: bool = False  # by `speech_started`
-    num_chunks: int = 0  # whose text is final
-    text: str = ""  # of those
-    deltas: str = ""  # sent, joined
-    agreement: Agreement = Agreement()  # about the chunk that is growing
-
-
-class State(msgspec.Struct, frozen=True):
-    tag: str = ""  # of this session, in the ids of its items
-    interim_samples: int = 0  # between interim readings; 0: none
-    is_detecting: bool = False
-    padding: int = 0  # samples kept before speech
-    idle_timeout: int | None = None  # samples
-    num_samples: int = 0  # written so far
-    uncommitted_from: int = 0  # the end of the last turn
-    num_turns: int = 0
-    open: Turn | None = None
-    committed: tuple[Turn, ...] = ()  # without their final text
-    previous_item_id: str | None = None  # the last one committed
-
-
-# -- Events --
-
-
-class AudioWritten(msgspec.Struct, frozen=True):
-    num_samples: int
-
-
-class VoiceStarted(msgspec.Struct, frozen=True):
-    at: int
-
-
-class VoicePaused(msgspec.Struct, frozen=True):
-    """It may be the end: the time until that is certain can be used to read."""
-
-
-class VoiceResumed(msgspec.Struct, frozen=True):
-    pass
-
-
-class VoiceStopped(msgspec.Struct, frozen=True):
-    pass
-
-
-class CommitRequested(msgspec.Struct, frozen=True):
-    event_id: str | None = None
-
-
-class ClearRequested(msgspec.Struct, frozen=True):
-    pass
-
-
-class DetectionSet(msgspec.Struct, frozen=True):
-    is_detecting: bool
-    padding: int = 0
-    idle_timeout: int | None = None
-
-
-class InputEnded(msgspec.Struct, frozen=True):
-    """The session ends: what was said so far is still transcribed."""
-
-
-class InterimRead(msgspec.Struct, frozen=True):
-    """What the growing chunk reads like so far; None: it was not read."""
-
-    item_id: str
-    chunk: int = 0
-    text: str | None = None
-    language: str | None = None
-
-
-class ChunkRead(msgspec.Struct, frozen=True):
-    """The final text of the turn's next chunk."""
-
-    item_id: str
-    text: str
-    language: str | None = None
-
-
-class TurnRead(msgspec.Struct, frozen=True):
-    """All chunks of a committed turn have been read."""
-
-    item_id: str
-    duration_s: float
-    languages: tuple[str, ...] = ()
-    logprobs: tuple[out.Logprob, ...] | None = None
-
-
-class TurnFailed(msgspec.Struct, frozen=True):
-    item_id: str
-    error: out.ItemError
-
-
-Event = (
-    AudioWritten
-    | VoiceStarted
-    | VoicePaused
-    | VoiceResumed
-    | VoiceStopped
-    | CommitRequested
-    | ClearRequested
-    | DetectionSet
-    | InputEnded
-    | InterimRead
-    | ChunkRead
-    | TurnRead
-    | TurnFailed
-)
-
-# -- Effects --
-
-
-class Send(msgspec.Struct, frozen=True):
-    event: out.ServerEvent
-
-
-class OpenTurn(msgspec.Struct, frozen=True):
-    """Audio from `start` on belongs to this turn, what is written from now on too."""
-
-    item_id: str
-    start: int
-
-
-class FinishTurn(msgspec.Struct, frozen=True):
-    item_id: str
-
-
-class DropTurn(msgspec.Struct, frozen=True):
-    item_id: str
-
-
-class ReadInterim(msgspec.Struct, frozen=True):
-    item_id: str
-
-
-class ReadAhead(msgspec.Struct, frozen=True):
-    """Read what is there as if the turn ended here."""
-
-    item_id: str
-
-
-class DiscardAhead(msgspec.Struct, frozen=True):
-    item_id: str
-
-
-class RestartDetection(msgspec.Struct, frozen=True):
-    """Speech that goes on begins a new turn."""
-
-
-Effect = Send | OpenTurn | FinishTurn | DropTurn | ReadInterim | ReadAhead | DiscardAhead | RestartDetection
-Step = tuple[State, list[Effect]]
 
 
 def next_state(state: State, event: Event) -> Step:

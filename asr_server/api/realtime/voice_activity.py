@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from asr_server.api.realtime.config import ServerVad
-from asr_server.api.realtime.turn import (
+from asr_server.api.realtime.turn_types import (
     SAMPLES_PER_MS,
     VoicePaused,
     VoiceResumed,

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_server.api.realtime import server_events as out
-from asr_server.api.realtime import turn as t
+from asr_server.api.realtime import turn_types as t
+from asr_server.api.realtime.turn import next_state
 
 MS = t.SAMPLES_PER_MS
 ERROR = out.ItemError("server_error", None, "broken", None)
@@ -19,7 +20,7 @@ ERROR = out.ItemError("server_error", None, "broken", None)
 def run(events: Iterable[t.Event], state: t.State | None = None) -> tuple[t.State, list[t.Effect]]:
     state, effects = state or t.State(), []
     for event in events:
-        state, more = t.next_state(state, event)
+        state, more = next_state(state, event)
         effects += more
     return state, effects
 
@@ -222,7 +223,7 @@ def test_the_rules_hold_whatever_happens(events: list[t.Event]) -> None:
     for event in events:
         if isinstance(event, t.AudioWritten):
             witness.num_samples += event.num_samples
-        state, effects = t.next_state(state, event)
+        state, effects = next_state(state, event)
         for effect in effects:
             witness.see(effect)
         assert (state.open.item_id if state.open else None) == witness.open
@@ -238,7 +239,7 @@ def test_a_result_for_a_turn_that_is_not_there_changes_nothing(events: list[t.Ev
         t.ChunkRead("item_gone", "one"),
         t.TurnRead("item_gone", 1.0),
     ):
-        assert t.next_state(state, late) == (state, [])
+        assert next_state(state, late) == (state, [])
 
 
 @settings(max_examples=100, deadline=None)

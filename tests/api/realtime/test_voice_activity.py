@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asr_server.api.realtime.config import ServerVad
-from asr_server.api.realtime.turn import VoicePaused, VoiceResumed, VoiceStarted, VoiceStopped
+from asr_server.api.realtime.turn_types import VoicePaused, VoiceResumed, VoiceStarted, VoiceStopped
 from asr_server.api.realtime.voice_activity import LevelScorer, VoiceActivity, VoiceEvent
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.speech import Spoken, say, silence
