@@ -194,6 +194,10 @@ class Settings:
         return self.model == str(EMBEDDED_MODEL)
 
     @property
+    def model_description(self) -> str:
+        return f"a Whisper model{f' that {EMBEDDED_MODEL_LIMIT}' if self.serves_embedded_model else ''}"
+
+    @property
     def temperatures(self) -> tuple[float, ...]:
         """The temperature ladder as far as `max_fallbacks` lets a chunk climb it."""
         return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]

@@ -53,9 +53,14 @@ first_text_seconds: Final = _histogram(
     "From the complete upload to the first text that is final.",
     _REQUEST_BUCKETS_S,
 )
-audio_received_seconds: Final = _counter("asr_audio_received_seconds", "Audio decoded from uploads.")
+audio_received_seconds: Final = _counter(
+    "asr_audio_received_seconds", "Audio decoded from uploads and taken in by realtime sessions."
+)
 audio_transcribed_seconds: Final = _counter(
-    "asr_audio_transcribed_seconds", "Audio of requests transcribed to the end."
+    "asr_audio_transcribed_seconds", "Audio of requests and realtime turns whose text is final."
+)
+realtime_closed: Final = _counter(
+    "asr_realtime_sessions_closed", "Realtime sessions ended or refused, by the close code.", ("code",)
 )
 
 # -- Preprocessing ------------------------------------------------------------------------------------------

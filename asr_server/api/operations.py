@@ -13,7 +13,6 @@ from asr_server.api.openapi_replies import OF_A_KEY, OF_A_MODEL, OF_AN_ENGINE, e
 from asr_server.api.request import check_model
 from asr_server.api.schemas import Load, Model, ModelList, ReplicaLoad, Status, Version
 from asr_server.api.state import AppState, get_state
-from asr_server.config import EMBEDDED_MODEL_LIMIT
 from asr_server.errors import EngineUnavailable
 from asr_server.workers.replica_state import ReplicaState
 
@@ -93,12 +92,11 @@ def _model(name: str, state: AppState) -> Model:
     settings, transcriber = state.settings, state.transcriber
     own_name = settings.model_names[0]
     alias = "" if name == own_name else f"another name of {own_name}: "
-    limit = f" that {EMBEDDED_MODEL_LIMIT}" if settings.serves_embedded_model else ""
     return Model(
         id=name,
         created=state.started_at,
         root=own_name,
-        description=f"{alias}a Whisper model{limit}",
+        description=alias + settings.model_description,
         languages=sorted(transcriber.languages.codes),
         tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
     )

@@ -1,4 +1,4 @@
-"""Logs and counts each request with its outcome."""
+"""Logs and counts each request, and each WebSocket, with its outcome."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from asr_server import metrics
 QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 UNKNOWN_ROUTE: Final = "other"
 NO_REPLY: Final = 499  # nginx's number for a client that left
+NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
+MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +26,15 @@ class RequestLogMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        match scope["type"]:
+            case "http":
+                await self._serve_request(scope, receive, send)
+            case "websocket":
+                await self._serve_session(scope, receive, send)
+            case _:
+                await self._app(scope, receive, send)
+
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
         status = NO_REPLY
 
@@ -39,16 +47,51 @@ class RequestLogMiddleware:
         try:
             await self._app(scope, receive, send_and_note_status)
         finally:
-            _report(scope, status, time.monotonic() - started_at)
+            route = _route_of(scope)
+            path = _path_of(scope, route)
+            report_request(f"{scope['method']} {path}", route, status, time.monotonic() - started_at)
+
+    async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Of a WebSocket. Whoever closes it first gives the code."""
+        started_at = time.monotonic()
+        closed_by, code = "nobody", 0
+
+        def note(who: str, message: Message, type: str) -> None:
+            nonlocal closed_by, code
+            if message["type"] == type and not code:
+                closed_by, code = who, message.get("code") or NO_CLOSE_CODE
+
+        async def receive_and_note_code() -> Message:
+            message = await receive()
+            note("the client", message, "websocket.disconnect")
+            return message
+
+        async def send_and_note_code(message: Message) -> None:
+            note("the server", message, "websocket.close")
+            await send(message)
+
+        try:
+            await self._app(scope, receive_and_note_code, send_and_note_code)
+        finally:
+            route, duration_s = _route_of(scope), time.monotonic() - started_at
+            if route != UNKNOWN_ROUTE:
+                metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
+            path = _path_of(scope, route)
+            logger.info("WebSocket %s: closed by %s with %d after %.3f s", path, closed_by, code, duration_s)
 
 
-def _report(scope: Scope, status: int, duration_s: float) -> None:
-    route = _route_of(scope)
+def report_request(what: str, route: str, status: int, duration_s: float) -> None:
+    """Logs one request and counts it; a door with a protocol of its own gives the status that HTTP has."""
     metrics.requests.labels(route, str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
-    path = route if route != UNKNOWN_ROUTE else scope.get("raw_path", b"").decode("ascii", "replace")[:200]
-    logger.log(level, "%s %s: %d in %.3f s", scope["method"], path, status, duration_s)
+    logger.log(level, "%s: %d in %.3f s", what, status, duration_s)
+
+
+def _path_of(scope: Scope, route: str) -> str:
+    if route != UNKNOWN_ROUTE:
+        return route
+    return str(scope.get("raw_path", b"").decode("ascii", "replace")[:200])
 
 
 def _route_of(scope: Scope) -> str:

@@ -81,8 +81,7 @@ class Transcriber:
         Raises: EngineUnavailable, ChunkFailed.
         """
         async with self._run(ChunkSource(chunk), options) as session:
-            deltas = [delta async for delta in session]
-        return deltas[0]
+            return await session.only_delta()
 
     @asynccontextmanager
     async def _run(
@@ -139,6 +138,7 @@ class TranscriptionSession:
         self._started_at = time.monotonic()
         self._text = ""
         self._has_sent_text = False
+        self._counted_s = 0.0
         self._num_segments = 0
 
     def start(self, group: asyncio.TaskGroup) -> None:
@@ -158,8 +158,21 @@ class TranscriptionSession:
             if delta.text and not self._has_sent_text:
                 self._has_sent_text = True
                 metrics.first_text_seconds.observe(time.monotonic() - self._started_at)
+            self._count_audio(delta.end_s)
             yield delta
-        metrics.audio_transcribed_seconds.inc(self._source.duration_s)
+        self._count_audio(self._source.duration_s)
+
+    async def only_delta(self) -> TranscriptDelta:
+        """Of a source of one chunk. It is left out of what requests are measured by: the caller knows
+        whether it counts.
+        """
+        (delta,) = [delta async for delta in self._all_deltas()]
+        return delta
+
+    def _count_audio(self, until_s: float) -> None:
+        """Up to here the text is final."""
+        metrics.audio_transcribed_seconds.inc(max(0.0, until_s - self._counted_s))
+        self._counted_s = max(self._counted_s, until_s)
 
     async def _all_deltas(self) -> AsyncIterator[TranscriptDelta]:
         while (pending := await self._pending.get()) is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from asr_server import __version__
 from asr_server.api.metrics import _buckets
@@ -17,32 +16,12 @@ from asr_server.config import Settings
 from asr_server.core import Event
 from asr_server.engine.step_times import StepTimer
 from asr_server.workers.executor import ReplicaGone
+from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server
 from tests.fake_replica import FakeReplica
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.wav"
-
-Figures = dict[str, float]
-
-
-def figures_of(reply: httpx.Response) -> Figures:
-    """By name and labels: `asr_requests_total{route="/health",status="200"}`."""
-    assert reply.headers["content-type"].startswith("text/plain")
-    figures = {}
-    for family in text_string_to_metric_families(reply.text):
-        for sample in family.samples:
-            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            figures[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
-    return figures
-
-
-async def read(app: RunningApp) -> Figures:
-    return figures_of(await app.client.get("/metrics"))
-
-
-def growth(before: Figures, after: Figures, name: str) -> float:
-    return after.get(name, 0.0) - before.get(name, 0.0)
 
 
 async def test_what_was_decoded_is_counted_once_it_is_done(app: RunningApp) -> None:
@@ -50,7 +29,7 @@ async def test_what_was_decoded_is_counted_once_it_is_done(app: RunningApp) -> N
     await app.post(THREE_CHUNKS)
     after = await read(app)
     for name in ("asr_audio_received_seconds_total", "asr_audio_transcribed_seconds_total"):
-        assert growth(before, after, name) == 75
+        assert growth(before, after, name) == pytest.approx(75)
     assert after["asr_chunk_bytes_total"] == 75 * 16_000 * 4
     slices = after["asr_preprocess_slices_total"]
     assert slices >= 2  # the first chunk leaves alone
@@ -58,6 +37,18 @@ async def test_what_was_decoded_is_counted_once_it_is_done(app: RunningApp) -> N
         assert growth(before, after, f"{name}_count") >= slices
         assert growth(before, after, f'{name}_bucket{{le="+Inf"}}') >= slices
     assert after["asr_preprocess_workers"] == app.pool.num_workers
+
+
+async def test_audio_counts_as_soon_as_its_text_is_final(app: RunningApp) -> None:
+    before = await read(app)
+    app.replica.holding = True
+    asking = asyncio.create_task(app.post(THREE_CHUNKS))
+    await until(lambda: app.replica.held)
+    app.replica.release(app.replica.held[0])
+    name = "asr_audio_transcribed_seconds_total"
+    while not 0 < growth(before, await read(app), name) < 75:
+        assert not asking.done()
+    asking.cancel()
 
 
 async def test_requests_are_counted_by_route_and_status_and_timed(app: RunningApp) -> None:

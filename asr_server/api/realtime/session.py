@@ -8,7 +8,6 @@ than that, or does not read, waits in its own connection.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from asr_server import metrics
 from asr_server.api.errors import body_of
 from asr_server.api.realtime import client_events as client
 from asr_server.api.realtime import server_events as out
@@ -46,8 +46,6 @@ INTERNAL_ERROR: Final = 1011
 PARSED_INLINE_BYTES: Final = 256 * 1024  # longer messages are parsed in a thread
 BLOCK: Final = SAMPLE_RATE // 10  # samples that are worked on at once
 MAX_SEND_S: Final = 30.0  # for a client that does not read
-
-logger = logging.getLogger(__name__)
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -178,6 +176,7 @@ class RealtimeSession:
                     await self._send(out.OldSessionUpdated(session=described))
 
     async def _write_audio(self, samples: Samples) -> None:
+        metrics.audio_received_seconds.inc(len(samples) / SAMPLE_RATE)
         for block in _blocks(samples):
             self._buffer.push(block)
             if self._open:
@@ -265,6 +264,8 @@ class RealtimeSession:
         if event.is_last:
             self._readers.pop(event.item_id)  # type: ignore[attr-defined]
             self._app.realtime.num_turns += 1
+        if isinstance(event, out.Completed):
+            metrics.audio_transcribed_seconds.inc(event.usage.seconds)
         self._num_events += 1
         event = msgspec.structs.replace(event, event_id=f"event_{self._state.tag}{self._num_events:06d}")
         try:

@@ -21,21 +21,25 @@ from wyoming.ping import Pong
 
 from asr_server import __version__
 from asr_server.api.disconnect import cancel_on_disconnect
-from asr_server.api.errors import body_of
+from asr_server.api.errors import body_of, response_to
 from asr_server.api.request import check_model
 from asr_server.api.request_id import new_request_id
+from asr_server.api.request_log import NO_REPLY, report_request
 from asr_server.api.state import AppState
 from asr_server.api.upload import Upload
 from asr_server.api.wyoming.events import AudioFormat, Transcribe, content_of, read_event
 from asr_server.audio import Recording
 from asr_server.config import naming
 from asr_server.core import DecodingOptions, Transcript
-from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, TooSlow
+from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
 from asr_server.telemetry import current_request_id
 from asr_server.transcription import first_error, prompt_tokens
 
 ATTRIBUTION: Final = Attribution("asr-server", "")
 AUDIO: Final = ("audio-start", "audio-chunk")
+ROUTE: Final = "wyoming"  # among those of HTTP, in the log and the metrics
+LAST_WORDS_S: Final = 0.2  # in which who is cut off by the server's end is told so
+GONE: Final = (ClientDisconnect, ConnectionError, TimeoutError)
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +51,22 @@ class WyomingConnection:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=1)
         self._has_left = asyncio.Event()
         self._wanted = Transcribe()
+        self._asked_at: float | None = None  # when the utterance under way began
 
     async def run(self) -> None:
         """Until the client leaves, or is told an error: then the connection is of no more use to it."""
-        current_request_id.set(new_request_id())
         try:
             async with asyncio.TaskGroup() as group:
                 reading = group.create_task(self._read())
                 while (event := await self._next_event()) is not None:
                     await self._handle(event)
                 reading.cancel()
+        except asyncio.CancelledError:  # the server's end
+            if self._asked_at is not None:
+                await self._refuse(ShuttingDown(), LAST_WORDS_S)
+            raise
         except BaseExceptionGroup as errors:
-            await self._refuse(first_error(errors))
+            await self._refuse(first_error(errors), self._state.settings.client_grace_s)
 
     async def _read(self) -> None:
         """Raises InvalidValue."""
@@ -78,10 +86,11 @@ class WyomingConnection:
 
     async def _handle(self, event: Event) -> None:
         """Events of other services are let pass, as the protocol asks."""
+        grace_s = self._state.settings.client_grace_s
         if event.type == "describe":
-            await self._write(self._info())
+            await self._write(self._info(), grace_s)
         elif event.type == "ping":
-            await self._write(Pong(text=event.data.get("text")))
+            await self._write(Pong(text=event.data.get("text")), grace_s)
         elif event.type == "transcribe":
             self._wanted = content_of(event, Transcribe)
         elif event.type in AUDIO:
@@ -94,7 +103,9 @@ class WyomingConnection:
 
         Raises RequestError, ServiceUnavailable, ChunkFailed, ClientDisconnect.
         """
-        state, started_at = self._state, time.monotonic()
+        state = self._state
+        current_request_id.set(new_request_id())
+        self._asked_at = time.monotonic()
         state.require_engine()
         options = self._decoding_options()
         with (
@@ -103,9 +114,9 @@ class WyomingConnection:
         ):
             await self._receive_audio(first, upload)
             transcript = await self._transcribe(upload, options)
-            await self._write(TranscriptEvent(transcript.text, language=_language_of(transcript)))
-        took_s = time.monotonic() - started_at
-        logger.info("wyoming: %.1f s of audio answered in %.3f s", transcript.duration_s, took_s)
+            answer = TranscriptEvent(transcript.text, language=_language_of(transcript))
+            await self._write(answer, state.settings.client_grace_s)
+        self._report(200)
 
     async def _receive_audio(self, first: Event, upload: Upload) -> None:
         audio_format = content_of(first, AudioFormat)
@@ -151,16 +162,18 @@ class WyomingConnection:
 
     # -- What is written -----------------------------------------------------------------------------------
 
-    async def _write(self, event: Eventable) -> None:
-        async with asyncio.timeout(self._state.settings.client_grace_s):
+    async def _write(self, event: Eventable, limit_s: float) -> None:
+        async with asyncio.timeout(limit_s):
             await async_write_event(event.event(), self._writer)
 
-    async def _refuse(self, error: BaseException) -> None:
-        if isinstance(error, ClientDisconnect | ConnectionError | TimeoutError):
+    async def _refuse(self, error: BaseException, limit_s: float) -> None:
+        if isinstance(error, GONE):
+            self._report(NO_REPLY)
             logger.info("wyoming: the client has left, or does not read")
             return
         if not isinstance(error, Exception):
             raise error
+        self._report(response_to(error).status_code)
         is_expected = isinstance(error, RequestError | ServiceUnavailable)
         logger.log(
             logging.INFO if is_expected else logging.ERROR,
@@ -170,16 +183,22 @@ class WyomingConnection:
         )
         detail = body_of(error).error
         try:
-            await self._write(Error(detail.message, detail.code or detail.type))
+            await self._write(Error(detail.message, detail.code or detail.type), limit_s)
         except (OSError, TimeoutError):
             return  # nobody is left to tell
+
+    def _report(self, status: int) -> None:
+        """The utterance under way, if there is one, has come to its end."""
+        if self._asked_at is not None:
+            report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at)
+            self._asked_at = None
 
     def _info(self) -> Info:
         settings = self._state.settings
         about = {"attribution": ATTRIBUTION, "installed": True, "version": __version__}
         languages = sorted(self._state.transcriber.languages.codes)
         name = settings.model_names[0]
-        model = AsrModel(name=name, description=name, languages=languages, **about)  # type: ignore[arg-type]
+        model = AsrModel(name=name, description=settings.model_description, languages=languages, **about)  # type: ignore[arg-type]
         program = AsrProgram(name="asr-server", description="asr-server", models=[model], **about)  # type: ignore[arg-type]
         return Info(asr=[program])
 

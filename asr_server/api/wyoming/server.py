@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
 
 from asr_server.api.state import AppState
-from asr_server.api.wyoming.connection import WyomingConnection
+from asr_server.api.wyoming.connection import LAST_WORDS_S, WyomingConnection
 from asr_server.api.wyoming.events import MAX_LINE_BYTES
-
-_LAST_WORDS_S: Final = 0.2  # in which who was cut off is told so
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +18,7 @@ class WyomingServer:
 
     def __init__(self, state: AppState) -> None:
         self._state = state
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -37,19 +34,24 @@ class WyomingServer:
         """Ends every connection. What is still being transcribed has had its time: see `api.server`."""
         if self._listener is not None:
             self._listener.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LAST_WORDS_S)
-        for task in self._tasks:
+        tasks = list(self._writers)
+        if tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=2 * LAST_WORDS_S)
+        for writer in self._writers.values():  # of clients that do not read
+            writer.transport.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= self._state.settings.max_connections:
+        if len(self._writers) >= self._state.settings.max_connections:
             writer.close()
             return
         task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._writers[task] = writer
+        task.add_done_callback(self._writers.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from asr_server.api.realtime import session as session_module
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, Submit
+from tests.api.figures import growth, read
 from tests.api.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts
 from tests.api.running_app import RunningApp, run_app, until
 from tests.fake_replica import noise, say
@@ -89,6 +90,61 @@ async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late
         assert len({event["item_id"] for event in events if "item_id" in event}) == 1
         assert len(transcripts(events)) == 1
         assert app.replica.cancelled
+
+
+async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
+    async with run_app(Settings(realtime_interim_s=0.5), one) as app, open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        for _ in range(2):
+            await client.append(SECOND)
+            await until(lambda: not app.dispatcher.num_chunks)
+        delta = await client.receive()  # nothing has been committed
+        assert (delta["type"], delta["delta"]) == (
+            "conversation.item.input_audio_transcription.delta",
+            "one",
+        )
+
+
+async def test_a_turn_counts_once_however_often_it_is_read() -> None:
+    async with run_app(Settings(realtime_interim_s=0.2), one) as app:
+        before = await read(app)
+        async with open_session(url(app)) as client:
+            await client.update(**MANUAL)
+            await client.append(SECOND)
+            await until(lambda: len(app.replica.submits) >= 2)
+            await client.commit()
+            await client.until(".completed")
+        while not growth(before, after := await read(app), 'asr_realtime_sessions_closed_total{code="1000"}'):
+            await asyncio.sleep(0.01)
+    for name in ("asr_audio_received_seconds_total", "asr_audio_transcribed_seconds_total"):
+        assert growth(before, after, name) == pytest.approx(1.0, abs=0.01)
+    assert growth(before, after, "asr_realtime_turns_total") == 1
+    assert not growth(before, after, "asr_time_to_first_text_seconds_count")
+
+
+async def test_each_session_is_a_line_and_a_count_by_its_close_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="asr_server.api.request_log")
+    async with run_app(Settings(api_key="s3cret")) as app:
+        before = await read(app)
+        async with open_session(url(app), expect="error") as client:
+            assert await client.closed() == 1008
+        headers = {"Authorization": "Bearer s3cret"}
+        async with open_session(url(app), additional_headers=headers) as client:
+            await client.socket.close(4321)
+        await until(lambda: len(sessions_in(caplog)) == 2)
+        after = await read(app)
+    for code in ("1008", "other"):
+        assert growth(before, after, f'asr_realtime_sessions_closed_total{{code="{code}"}}') == 1
+    assert [line.partition(" after ")[0] for line in sessions_in(caplog)] == [
+        "WebSocket /v1/realtime: closed by the server with 1008",
+        "WebSocket /v1/realtime: closed by the client with 4321",
+    ]
+
+
+def sessions_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if message.startswith("WebSocket")]
 
 
 async def test_a_turn_that_fails_is_failed_and_the_session_goes_on() -> None:

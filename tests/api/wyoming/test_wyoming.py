@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -15,12 +16,14 @@ import numpy as np
 import pytest
 
 from asr_server.config import Settings
+from tests.api.figures import growth, read
 from tests.api.running_app import RunningApp, run_app, until
 from tests.api.wyoming.wyoming_client import (
     FORMAT,
     AsyncTcpClient,
     Event,
     Transcribe,
+    WyomingServer,
     answers_to,
     heard_by,
     next_event,
@@ -82,7 +85,9 @@ async def test_describe_names_the_model_and_its_languages() -> None:
     assert info is not None
     (program,) = info.data["asr"]
     assert (program["name"], program["installed"]) == ("asr-server", True)
-    assert [(model["name"], model["languages"]) for model in program["models"]] == [("turbo", ["en"])]
+    (model,) = program["models"]
+    assert (model["name"], model["languages"]) == ("turbo", ["en"])
+    assert model["description"] == "a Whisper model that hears English digits only"
 
 
 async def test_a_ping_is_answered_and_events_of_other_services_are_let_pass() -> None:
@@ -163,6 +168,69 @@ async def test_the_format_may_not_change_within_a_recording() -> None:
         error = await next_event(client)
         assert error is not None
         assert "may not change" in error.data["text"]
+
+
+# -- What an operator sees -----------------------------------------------------------------------------------
+
+
+async def test_each_utterance_is_counted_and_logged_as_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="asr_server.api.request_log")
+    async with door(max_concurrent_requests=1) as (app, port):
+        before = await read(app)
+        async with client_at(port) as client:
+            for _ in range(2):
+                await say_to(client, SECOND)
+                await heard_by(client)
+            await client.write_event(Transcribe(name="nobody").event())
+            await say_to(client, SECOND)
+            await next_event(client)
+        await answers_to(port, wire("audio-start", **FORMAT) + b"junk\n")
+        await answers_to(port, wire("audio-start", **FORMAT), leave=True)
+        await answers_to(port, b"junk\n")  # belongs to no utterance
+        after = await read(app)
+    counted = {status: growth(before, after, wyoming_requests(status)) for status in (200, 400, 404, 499)}
+    assert counted == {200: 2, 400: 1, 404: 1, 499: 1}
+    assert growth(before, after, 'asr_request_seconds_count{route="wyoming"}') == 5
+    for name in ("asr_audio_received_seconds_total", "asr_audio_transcribed_seconds_total"):
+        assert growth(before, after, name) == pytest.approx(2.0)
+    lines = [record for record in caplog.records if record.message.startswith("wyoming: ")]
+    assert [line.message.split()[1] for line in lines] == ["200", "200", "404", "400", "499"]
+
+
+def wyoming_requests(status: int) -> str:
+    return f'asr_requests_total{{route="wyoming",status="{status}"}}'
+
+
+async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_up() -> None:
+    async with run_app(replace(Settings(), wyoming_port=0)) as app:
+        server = WyomingServer(app.app.state.server)
+        _, port = await server.start()
+        before = await read(app)
+        _, deaf = await asyncio.open_connection("127.0.0.1", port)
+        async with client_at(port) as speaking, client_at(port) as idle:
+            await speaking.write_event(event_of("audio-start", **FORMAT))
+            await until(lambda: app.app.state.server.admission.num_open)
+            flood = asyncio.create_task(describe_for_ever(deaf))
+            writers = server._writers.values()
+            await until(lambda: any(writer.transport.get_write_buffer_size() for writer in writers))
+            started_at = time.monotonic()
+            await server.close()
+            assert time.monotonic() - started_at < app.app.state.server.settings.client_grace_s / 2
+            refused = await next_event(speaking)
+            assert refused is not None
+            assert refused.data["code"] == "engine_unavailable"
+            assert await next_event(idle) is None
+            flood.cancel()
+            deaf.close()
+        assert growth(before, await read(app), wyoming_requests(503)) == 1
+
+
+async def describe_for_ever(writer: asyncio.StreamWriter) -> None:
+    """Without reading what it is told."""
+    with contextlib.suppress(OSError):
+        while True:
+            writer.write(wire("describe") * 100)
+            await writer.drain()
 
 
 # -- Limits --------------------------------------------------------------------------------------------------
