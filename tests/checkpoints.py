@@ -14,6 +14,7 @@ from benchmarks.checkpoints import SHAPES, Shape, make_checkpoint
 
 # Everything that whisper-tiny has, in a size that needs no patience.
 POCKET = Shape(128, 2, encoder_layers=2, decoder_layers=2)
+LARGE_V3_NARROW = Shape(128, 2, encoder_layers=2, decoder_layers=2, num_mels=128, num_languages=100)
 LARGE_V3_SHORT = Shape(1280, 20, encoder_layers=1, decoder_layers=2, num_mels=128, num_languages=100)
 
 
@@ -71,6 +72,12 @@ def english_only_directory() -> Path:
 def tiny_directory() -> Path:
     """whisper-tiny's layout."""
     return make_checkpoint(_parent() / "tiny", SHAPES["tiny"], lively=True)
+
+
+@cache
+def narrow_large_directory() -> Path:
+    """large-v3's vocabulary, languages and features in the pocket checkpoint's width."""
+    return make_checkpoint(_parent() / "large-narrow", LARGE_V3_NARROW, lively=True)
 
 
 @cache

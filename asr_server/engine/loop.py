@@ -8,7 +8,7 @@ from typing import NamedTuple
 from asr_server.core import ChunkResult
 from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
-from asr_server.engine.sampling import uniforms_of
+from asr_server.engine.sampling import noise_seed_of
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.slots import SlotStart
 from asr_server.engine.transfers import HostCopy
@@ -72,11 +72,9 @@ class DecodeLoop:
             self._runner.start([self._slot_start(sequence) for sequence in sequences])
 
     def _slot_start(self, sequence: Sequence) -> SlotStart:
-        options, temperature, uniforms = sequence.options, sequence.temperature, None
-        if temperature > 0:
-            count = self._runner.model.sizes.text_positions
-            uniforms = uniforms_of(options.seed, sequence.id, temperature, count)
-        return SlotStart(sequence.slot, sequence.prompt, options, temperature, uniforms)
+        options, temperature = sequence.options, sequence.temperature
+        noise_seed = noise_seed_of(options.seed, sequence.id, temperature) if temperature > 0 else 0
+        return SlotStart(sequence.slot, sequence.prompt, options, temperature, noise_seed)
 
     def _launch(self) -> Launched | None:
         if not self.sequences:
@@ -94,6 +92,7 @@ class DecodeLoop:
             context=min(context, self._runner.model.sizes.text_positions),
             timestamps=any(sequence.options.timestamps for sequence in self.sequences),
             sampled=tuple(sequence.slot for sequence in self.sequences if sequence.temperature > 0),
+            restricted=any(sequence.is_restricted for sequence in self.sequences if sequence.temperature > 0),
             penalised=tuple(
                 sequence.slot
                 for sequence in self.sequences

@@ -59,7 +59,7 @@ class StartedSlot(msgspec.Struct, frozen=True):
     prompt: tuple[int, ...]
     options: DecodingOptions
     temperature: float
-    uniforms: bytes | None  # float32
+    noise_seed: int
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -195,15 +195,11 @@ def _do(runner: Runner, operation: Operation) -> None:
 
 
 def _started(start: SlotStart) -> StartedSlot:
-    uniforms = None if start.uniforms is None else start.uniforms.numpy().tobytes()
-    return StartedSlot(start.slot, tuple(start.prompt), start.options, start.temperature, uniforms)
+    return StartedSlot(start.slot, tuple(start.prompt), start.options, start.temperature, start.noise_seed)
 
 
 def _slot_start(started: StartedSlot) -> SlotStart:
-    uniforms = None
-    if started.uniforms is not None:
-        uniforms = torch.from_numpy(np.frombuffer(started.uniforms, np.float32).copy())
-    return SlotStart(started.slot, started.prompt, started.options, started.temperature, uniforms)
+    return SlotStart(started.slot, started.prompt, started.options, started.temperature, started.noise_seed)
 
 
 def _finished(sequence: Sequence) -> FinishedSlot:

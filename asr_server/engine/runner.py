@@ -37,6 +37,7 @@ class StepPlan:
     context: int  # text positions that are looked at
     timestamps: bool  # some row is decoded with timestamps
     sampled: tuple[int, ...] = ()  # rows that draw at a temperature
+    restricted: bool = False  # some of these within a top-k, top-p or min-p
     penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
 
 
@@ -161,7 +162,7 @@ class Runner:
             index = self._transfers.to_device(torch.tensor(rows))
             state = self.state[index]
             own = penalise(scores[index], state, self._specials.end_of_text)
-            tokens = draw(own, state) if is_drawn else own.argmax(-1)
+            tokens = draw(own, state, plan.restricted) if is_drawn else own.argmax(-1)
             self._tokens.index_copy_(0, index, tokens)
             self._logprobs.index_copy_(0, index, log_probabilities(scores[index], tokens))
 

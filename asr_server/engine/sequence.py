@@ -53,6 +53,11 @@ class Sequence:
         return len(self.prompt) - 1 + len(self.tokens)
 
     @property
+    def is_restricted(self) -> bool:
+        """Draws from a part of the vocabulary alone."""
+        return (self.options.top_k, self.options.top_p, self.options.min_p) != (0, 1.0, 0.0)
+
+    @property
     def is_penalised(self) -> bool:
         options = self.options
         return (options.repetition_penalty, options.frequency_penalty, options.presence_penalty) != (

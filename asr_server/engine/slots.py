@@ -20,7 +20,7 @@ class SlotStart:
     prompt: Sequence[int]
     options: DecodingOptions
     temperature: float = 0.0
-    uniforms: Tensor | None = None  # [positions]: the random numbers of a try at a temperature above 0
+    noise_seed: int = 0  # of a try at a temperature above 0
 
 
 @dataclass
@@ -41,7 +41,7 @@ class SlotState:
     repetition_penalty: Tensor
     frequency_penalty: Tensor
     presence_penalty: Tensor
-    uniforms: Tensor  # [slots, positions]: the random number each draw will use
+    noise_seed: Tensor  # what the random numbers of each draw follow from
     generated: Tensor  # [slots, positions]: the tokens after the prompt
 
     @classmethod
@@ -58,7 +58,7 @@ class SlotState:
             no_speech=column(torch.float),
             timestamps=column(torch.bool),
             top_k=column(torch.long),
-            uniforms=column(torch.float, num_positions),
+            noise_seed=column(torch.long),
             generated=column(torch.long, num_positions),
         )
 
@@ -82,11 +82,6 @@ class SlotState:
         for name, values in zip(_START_COLUMNS, columns, strict=True):
             column = getattr(self, name)
             column.index_copy_(0, slots, values.to(column.dtype))
-        drawing = [(start.slot, start.uniforms) for start in starts if start.uniforms is not None]
-        if drawing:
-            rows = transfers.to_device(torch.tensor([slot for slot, _ in drawing]))
-            uniforms = transfers.to_device(torch.stack([uniforms for _, uniforms in drawing]))
-            self.uniforms.index_copy_(0, rows, uniforms)
 
     def advance(self, tokens: Tensor, first_time: int) -> None:
         """Appends one token [B] to every row."""
@@ -117,6 +112,7 @@ _START_COLUMNS = (
     "num_generated",
     "last_time",
     "temperature",
+    "noise_seed",
     *_FROM_OPTIONS,
 )
 
@@ -124,7 +120,7 @@ _START_COLUMNS = (
 def _start_row(start: SlotStart, before_first_time: int) -> list[float]:
     """The slot, then a value for each of `_START_COLUMNS`."""
     last, position = start.prompt[-1], len(start.prompt) - 1
-    state = (last, last, position, 0, before_first_time, start.temperature)
+    state = (last, last, position, 0, before_first_time, start.temperature, start.noise_seed)
     return [float(each) for each in (start.slot, *state, *(getattr(start.options, n) for n in _FROM_OPTIONS))]
 
 

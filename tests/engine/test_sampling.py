@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asr_server.core import ChunkId
-from asr_server.engine.sampling import draw, log_probabilities, penalise, uniforms_of
+from asr_server.engine.sampling import draw, log_probabilities, noise_seed_of, penalise
 from asr_server.engine.slots import SlotState
 
 SCORES = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, float("-inf")])
@@ -32,22 +32,50 @@ def state(rows: int, **settings: Any) -> SlotState:
 
 
 def draws(count: int, **settings: Any) -> Tensor:
-    """Many draws from SCORES, with evenly spread random numbers."""
-    made = state(count, **settings)
-    made.uniforms[:, 0] = (torch.arange(count) + 0.5) / count
-    return draw(SCORES.expand(count, -1), made)
+    """Many draws from SCORES, each with another seed."""
+    return draw(SCORES.expand(count, -1), state(count, noise_seed=torch.arange(count), **settings))
+
+
+def shares(drawn: Tensor) -> Tensor:
+    return torch.bincount(drawn, minlength=len(SCORES)) / len(drawn)
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 2.5])
 def test_tokens_come_as_often_as_their_probability_says(temperature: float) -> None:
-    shares = torch.bincount(draws(10_000, temperature=temperature), minlength=6) / 10_000
-    torch.testing.assert_close(shares, (SCORES / temperature).softmax(-1), atol=2e-4, rtol=0)
+    found = shares(draws(100_000, temperature=temperature))
+    torch.testing.assert_close(found, (SCORES / temperature).softmax(-1), atol=5e-3, rtol=0)
+    assert found[5] == 0, "a forbidden token"
 
 
-def test_a_forbidden_token_is_never_drawn_even_by_the_last_random_number() -> None:
-    made = state(1)
-    made.uniforms[:, 0] = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
-    assert draw(SCORES[None], made).item() == 4
+def test_the_steps_of_one_try_are_drawn_as_freely_as_different_tries() -> None:
+    made = state(100_000, noise_seed=7, num_generated=torch.arange(100_000))
+    drawn = draw(SCORES.expand(100_000, -1), made)
+    torch.testing.assert_close(shares(drawn), SCORES.softmax(-1), atol=5e-3, rtol=0)
+    likely = (drawn[1:] == 0) & (drawn[:-1] == 0)
+    assert likely.float().mean().item() == pytest.approx(SCORES.softmax(-1)[0].item() ** 2, abs=5e-3)
+
+
+def test_the_last_digit_of_scores_decides_no_draw() -> None:
+    """Among thousands of about equally likely tokens, as another batch or several ranks find them."""
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.rand(64, 51866, generator=generator)
+    rounded = scores * (1 + 3e-7 * torch.randn(scores.shape, generator=generator))
+    made = state(64, temperature=0.4, top_p=0.999, noise_seed=torch.arange(64))
+    assert torch.equal(draw(scores, made), draw(rounded, made))
+    assert len(set(draw(scores, made).tolist())) > 50
+
+
+def test_the_rows_of_a_batch_draw_as_alone() -> None:
+    made = state(4, noise_seed=torch.arange(4), num_generated=torch.arange(4) * 3)
+    scores = torch.randn(4, 1000, generator=torch.Generator().manual_seed(1))
+    alone = [draw(scores[row : row + 1], made[slice(row, row + 1)]).item() for row in range(4)]
+    assert draw(scores, made).tolist() == alone
+
+
+def test_neutral_settings_restrict_nothing() -> None:
+    made = state(64, noise_seed=torch.arange(64))
+    scores = torch.rand(64, 51866, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(draw(scores, made, restricted=True), draw(scores, made, restricted=False))
 
 
 @pytest.mark.parametrize(
@@ -67,9 +95,9 @@ def test_the_choice_is_restricted_as_asked(settings: dict[str, float], allowed: 
 
 
 def test_each_row_draws_by_its_own_settings() -> None:
-    made = state(3, top_k=torch.tensor([1, 0, 2]))
-    made.uniforms[:, 0] = 0.999
-    assert draw(SCORES.expand(3, -1), made).tolist() == [0, 4, 1]
+    made = state(3000, top_k=torch.tensor([1, 0, 2] * 1000), noise_seed=torch.arange(3000))
+    by_setting = draw(SCORES.expand(3000, -1), made).reshape(1000, 3)
+    assert [set(column.tolist()) for column in by_setting.T] == [{0}, {0, 1, 2, 3, 4}, {0, 1}]
 
 
 def test_penalties_lower_what_was_generated_and_nothing_else() -> None:
@@ -88,17 +116,20 @@ def test_log_probabilities_are_those_of_the_softmax() -> None:
 
 
 def test_random_numbers_are_the_same_in_every_process() -> None:
-    found = uniforms_of(7, ChunkId("any request", 3, part=1), 0.4, 3)
-    torch.testing.assert_close(found, torch.tensor(KNOWN), atol=0, rtol=0)
+    seed = noise_seed_of(7, ChunkId("any request", 3, part=1), 0.4)
+    assert seed == KNOWN_SEED
+    made = state(5, noise_seed=seed, num_generated=torch.arange(5))
+    assert draw(torch.zeros(5, 51866), made).tolist() == KNOWN_DRAWS
 
 
 def test_random_numbers_hang_on_seed_chunk_part_and_temperature_alone() -> None:
-    base = uniforms_of(7, ChunkId("a", 3, 1), 0.4, 8)
-    assert torch.equal(base, uniforms_of(7, ChunkId("b", 3, 1, attempt=2), 0.4, 8))
+    base = noise_seed_of(7, ChunkId("a", 3, 1), 0.4)
+    assert base == noise_seed_of(7, ChunkId("b", 3, 1, attempt=2), 0.4)
+    assert base < 2**53, "it crosses to the device as a double"
     others = [(8, 3, 1, 0.4), (7, 2, 1, 0.4), (7, 3, 0, 0.4), (7, 3, 1, 0.6)]
-    for seed, chunk, part, temperature in others:
-        assert not torch.equal(base, uniforms_of(seed, ChunkId("a", chunk, part), temperature, 8))
-    assert ((base >= 0) & (base < 1)).all()
+    seeds = {noise_seed_of(seed, ChunkId("a", chunk, part), at) for seed, chunk, part, at in others}
+    assert len(seeds | {base}) == 5
 
 
-KNOWN = [0.2466111183166504, 0.6899994611740112, 0.3356826901435852]
+KNOWN_SEED = 3054469152052268
+KNOWN_DRAWS = [20964, 16800, 51852, 26998, 45850]
