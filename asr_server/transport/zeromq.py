@@ -57,6 +57,8 @@ class ZmqEngineClient:
         self._events.setsockopt(zmq.RCVHWM, 0)
         self._commands.setsockopt(zmq.SNDHWM, 0)
         self._is_connected = False
+        self._folder: SocketFolder | None = None
+        self._heard: set[bool] = set()  # heartbeats, other events
         try:
             self._listen()
         except zmq.ZMQError as error:
@@ -93,9 +95,20 @@ class ZmqEngineClient:
                 continue
             if not self._is_connected:
                 await self._wait_until_connected()
+            if self._folder is not None:
+                self._remove_names_once_connected(event)
             if not isinstance(event, Released):
                 return event
             self._release(event)
+
+    def _remove_names_once_connected(self, event: Event) -> None:
+        """All three sockets of the replica are connected once a heartbeat and another event have come, and
+        commands can go. Nobody looks for their names then, and none is left, however both processes end.
+        """
+        self._heard.add(isinstance(event, Heartbeat))
+        if len(self._heard) == 2 and self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     def _release(self, event: Released) -> None:
         if self.shared is not None:
@@ -113,7 +126,7 @@ class ZmqEngineClient:
         self._commands.close(linger=0)
         self._events.close(linger=0)
         self._context.term()
-        if hasattr(self, "_folder"):
+        if self._folder is not None:
             self._folder.remove()
         if self.shared is not None:
             self.shared.close()

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from setproctitle import setproctitle
 
-from asr_server.child_process import end_with_the_parent, leave_stopping_to_the_parent
+from asr_server.child_process import (
+    be_killed_with_the_parent,
+    end_with_the_parent,
+    leave_stopping_to_the_parent,
+)
 from asr_server.config import Settings
 from asr_server.telemetry import configure_logging
 from asr_server.transport.zeromq import Address, ZmqEngineServer
@@ -39,6 +43,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
 
 def main() -> None:
     leave_stopping_to_the_parent()
+    be_killed_with_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")

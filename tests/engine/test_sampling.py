@@ -42,27 +42,27 @@ def shares(drawn: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 2.5])
 def test_tokens_come_as_often_as_their_probability_says(temperature: float) -> None:
-    found = shares(draws(100_000, temperature=temperature))
-    torch.testing.assert_close(found, (SCORES / temperature).softmax(-1), atol=5e-3, rtol=0)
+    found = shares(draws(20_000, temperature=temperature))
+    torch.testing.assert_close(found, (SCORES / temperature).softmax(-1), atol=1.2e-2, rtol=0)
     assert found[5] == 0, "a forbidden token"
 
 
 def test_the_steps_of_one_try_are_drawn_as_freely_as_different_tries() -> None:
-    made = state(100_000, noise_seed=7, num_generated=torch.arange(100_000))
-    drawn = draw(SCORES.expand(100_000, -1), made)
-    torch.testing.assert_close(shares(drawn), SCORES.softmax(-1), atol=5e-3, rtol=0)
+    made = state(20_000, noise_seed=7, num_generated=torch.arange(20_000))
+    drawn = draw(SCORES.expand(20_000, -1), made)
+    torch.testing.assert_close(shares(drawn), SCORES.softmax(-1), atol=1.2e-2, rtol=0)
     likely = (drawn[1:] == 0) & (drawn[:-1] == 0)
-    assert likely.float().mean().item() == pytest.approx(SCORES.softmax(-1)[0].item() ** 2, abs=5e-3)
+    assert likely.float().mean().item() == pytest.approx(SCORES.softmax(-1)[0].item() ** 2, abs=1.2e-2)
 
 
-def test_the_last_digit_of_scores_decides_no_draw() -> None:
+def test_the_last_digits_of_scores_decide_no_draw() -> None:
     """Among thousands of about equally likely tokens, as another batch or several ranks find them."""
     generator = torch.Generator().manual_seed(5)
-    scores = torch.rand(64, 51866, generator=generator)
-    rounded = scores * (1 + 3e-7 * torch.randn(scores.shape, generator=generator))
-    made = state(64, temperature=0.4, top_p=0.999, noise_seed=torch.arange(64))
+    scores = torch.rand(24, 51866, generator=generator)
+    rounded = scores + 1e-5 * torch.randn(scores.shape, generator=generator)
+    made = state(24, temperature=0.4, top_p=0.999, noise_seed=torch.arange(24))
     assert torch.equal(draw(scores, made), draw(rounded, made))
-    assert len(set(draw(scores, made).tolist())) > 50
+    assert len(set(draw(scores, made).tolist())) > 20
 
 
 def test_the_rows_of_a_batch_draw_as_alone() -> None:
@@ -73,8 +73,8 @@ def test_the_rows_of_a_batch_draw_as_alone() -> None:
 
 
 def test_neutral_settings_restrict_nothing() -> None:
-    made = state(64, noise_seed=torch.arange(64))
-    scores = torch.rand(64, 51866, generator=torch.Generator().manual_seed(5))
+    made = state(24, noise_seed=torch.arange(24))
+    scores = torch.rand(24, 51866, generator=torch.Generator().manual_seed(5))
     assert torch.equal(draw(scores, made, restricted=True), draw(scores, made, restricted=False))
 
 

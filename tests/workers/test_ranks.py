@@ -100,23 +100,22 @@ async def test_two_ranks_hear_what_one_hears_with_cancels_words_penalties_and_th
     await until_gone(ranks)
 
 
-@pytest.mark.parametrize(
-    "directory", [narrow_large_directory, pytest.param(large_directory, marks=pytest.mark.trial)]
-)
+@pytest.mark.trial
+@pytest.mark.parametrize("directory", [narrow_large_directory, large_directory])
 async def test_two_ranks_of_large_v3s_layout_hear_what_one_hears(directory: Callable[[], Path]) -> None:
-    """And find its languages, and draw its tokens, among thousands that random weights make about as likely."""
+    """And find its languages, and draw its tokens, among thousands that random weights make alike."""
     model, few = str(directory()), {"max_new_tokens": 10}
     options = [
         DecodingOptions(timestamps=True, **few),
         DecodingOptions(language="de", word_timestamps=True, **few),
-        DecodingOptions(language="en", prompt_tokens=(400, 500, 600), temperatures=(0.8,), top_p=0.9, **few),
-        DecodingOptions(temperatures=(0.0, 0.4, 1.0), logprob_threshold=0.0, **few),
+        DecodingOptions(language="en", prompt_tokens=(400, 500, 600), temperatures=(3.0,), top_p=0.9, **few),
+        DecodingOptions(temperatures=(0.0, 1.0, 2.0), logprob_threshold=0.0, **few),
     ]
     async with running(executor="inline", model=model) as one:
         expected = await decode(one, options)
     async with running(tensor_parallel_size=2, model=model) as two:
         assert_alike(await decode(two, options), expected)
-    assert {result.temperature for result in expected} >= {0.0, 0.8, 1.0}
+    assert {result.temperature for result in expected} >= {0.0, 2.0, 3.0}
 
 
 @pytest.mark.trial
