@@ -71,7 +71,7 @@ def until_connected(folder: Path) -> None:
 
 
 def descendants(server: Server) -> list[psutil.Process]:
-    return psutil.Process(server.process.pid).children(recursive=True)
+    return list(psutil.Process(server.process.pid).children(recursive=True))
 
 
 def actors(but_not: list[psutil.Process]) -> list[psutil.Process]:

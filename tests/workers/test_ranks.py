@@ -104,12 +104,14 @@ async def test_two_ranks_hear_what_one_hears_with_cancels_words_penalties_and_th
 @pytest.mark.parametrize("directory", [narrow_large_directory, large_directory])
 async def test_two_ranks_of_large_v3s_layout_hear_what_one_hears(directory: Callable[[], Path]) -> None:
     """And find its languages, and draw its tokens, among thousands that random weights make alike."""
-    model, few = str(directory()), {"max_new_tokens": 10}
+    model = str(directory())
     options = [
-        DecodingOptions(timestamps=True, **few),
-        DecodingOptions(language="de", word_timestamps=True, **few),
-        DecodingOptions(language="en", prompt_tokens=(400, 500, 600), temperatures=(3.0,), top_p=0.9, **few),
-        DecodingOptions(temperatures=(0.0, 1.0, 2.0), logprob_threshold=0.0, **few),
+        DecodingOptions(timestamps=True, max_new_tokens=10),
+        DecodingOptions(language="de", word_timestamps=True, max_new_tokens=10),
+        DecodingOptions(
+            language="en", prompt_tokens=(400, 500, 600), temperatures=(3.0,), top_p=0.9, max_new_tokens=10
+        ),
+        DecodingOptions(temperatures=(0.0, 1.0, 2.0), logprob_threshold=0.0, max_new_tokens=10),
     ]
     async with running(executor="inline", model=model) as one:
         expected = await decode(one, options)
