@@ -30,6 +30,9 @@ _OTHER_SPEECH = {"asterisk": 0.08}
 LOSS_WEIGHTS = {"text": 1.0, "time": 0.4, "ctc": 1.5, "frame": 1.0, "look": 0.3}
 """Of each loss in their sum."""
 ENCODER_LOSSES = ("ctc", "frame")
+LATE_LOOK_FROM, LATE_LOOK_WEIGHT = 0.48, 1.0
+"""From this share of a run's steps that begins from nothing, where the decoder looks counts more: by then the
+encoder hears, and what lags is the decoder's finding its place."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Plan:
 
     def loss_weight(self, loss: str, step: int) -> float:
         """The weight of this loss at this step."""
+        if loss == "look" and not self.start_from and step >= LATE_LOOK_FROM * self.steps:
+            return LATE_LOOK_WEIGHT
         if loss not in ENCODER_LOSSES:
             return LOSS_WEIGHTS[loss]
         rise = min(1.0, (step - self.frames_only_steps) / 200) if self.start_from or loss == "ctc" else 1.0
