@@ -30,7 +30,7 @@ _OTHER_SPEECH = {"asterisk": 0.08}
 LOSS_WEIGHTS = {"text": 1.0, "time": 0.4, "ctc": 1.5, "frame": 1.0, "look": 0.3}
 """Of each loss in their sum."""
 ENCODER_LOSSES = ("ctc", "frame")
-LATE_LOOK_FROM, LATE_LOOK_WEIGHT = 0.48, 1.0
+LATE_LOOK_FROM, LATE_LOOK_WEIGHT = 0.4, 1.0
 """From this share of a run's steps that begins from nothing, where the decoder looks counts more: by then the
 encoder hears, and what lags is the decoder's finding its place."""
 
@@ -86,8 +86,8 @@ class Plan:
         return next(phase for phase in self.phases if step / self.steps < phase.until)
 
     def spoiled(self, step: int) -> float:
-        """How hard windows are made: from nothing, it rises over a fifth of the steps."""
-        return 1.0 if self.start_from else min(1.0, 0.1 + 4.5 * step / self.steps)
+        """How hard windows are made: from nothing, it rises over a sixth of the steps."""
+        return 1.0 if self.start_from else min(1.0, 0.1 + 5.4 * step / self.steps)
 
     def mixture(self, step: int) -> Mixture:
         """What this step's batch is made of."""
@@ -106,10 +106,10 @@ def _whole(rows: int, prompt_share: float = 0.3) -> Mixture:
 
 
 FROM_NOTHING = (
-    Phase(0.20, (_short(1.6, 2, 18), _short(1.6, 3, 18)), frames_only=True),
-    Phase(0.35, (_short(2.4, 4, 16), _short(2.4, 5, 16), _short(3.2, 6, 12))),
-    Phase(0.55, (_short(3.2, 7, 16), _short(4.0, 9, 13), _short(5.0, 12, 10))),
-    Phase(0.75, (_short(4.0, 10, 13, 0.25), _short(6.0, 14, 9, 0.25), _whole(7))),
+    Phase(2 / 12, (_short(1.6, 2, 18), _short(1.6, 3, 18)), frames_only=True),
+    Phase(3.5 / 12, (_short(2.4, 4, 16), _short(2.4, 5, 16), _short(3.2, 6, 12))),
+    Phase(5.5 / 12, (_short(3.2, 7, 16), _short(4.0, 9, 13), _short(5.0, 12, 10))),
+    Phase(9 / 12, (_short(4.0, 10, 13, 0.25), _short(6.0, 14, 9, 0.25), _whole(7))),
     Phase(1.01, (_short(4.0, 10, 13, 0.3), _whole(7), _whole(7))),
 )
 """A few digits in little noise first, for the encoder's first layers alone, then more and longer; whole
@@ -122,7 +122,7 @@ FROM_SHIPPED = (
 )
 """Weights that hear already learn the shorter window, prompts, uneven levels and more noise."""
 
-EXAMINED = Plan("examined", 10_000, 1e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
+EXAMINED = Plan("examined", 12_000, 1e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
 """From nothing, without the speaker left out: not run to its end yet."""
 QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
 """A toy: the whole road in a minute."""
