@@ -51,6 +51,13 @@ class RunningApp:
         text: str = (await self.post(file)).json()["text"]
         return text == "zero"
 
+    def cut_off(self) -> None:
+        """What clients see of a server that is killed: it listens no more, and every connection is gone."""
+        for listener in self.server.servers:
+            listener.close()
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()  # type: ignore[union-attr]
+
 
 @asynccontextmanager
 async def run_app(
@@ -58,6 +65,7 @@ async def run_app(
     answer: Callable[[Submit], ChunkResult | Exception] = number_of_the_chunk,
     credit: int = 100,
     languages: tuple[str, ...] = ("en",),
+    port: int = 0,
 ) -> AsyncIterator[RunningApp]:
     settings = settings or Settings()
     replica = FakeReplica(answer, credit)
@@ -67,7 +75,7 @@ async def run_app(
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            port=0,
+            port=port,
             root_path=settings.root_path,
             ws="websockets-sansio",
             http=bounded_http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it

@@ -134,6 +134,19 @@ async def test_a_429_is_sent_again_when_the_server_said() -> None:
     assert second_at - first_at >= 0.9  # this limiter's first turn is a second away
 
 
+async def test_a_server_that_stays_full_is_a_rate_limit_error() -> None:
+    async with app_with(max_concurrent_requests=1) as app:
+        app.replica.holding = True
+        first = asyncio.create_task(app.post())
+        await until(lambda: app.replica.held)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await Attempts(app, max_retries=0).transcribe()
+        app.replica.release(app.replica.held[0])
+        await first
+    assert (caught.value.status_code, caught.value.code) == (429, "server_overloaded")
+    assert 1 <= int(caught.value.response.headers["retry-after"]) <= 120
+
+
 async def test_a_server_that_drains_is_an_internal_server_error() -> None:
     async with app_with() as app:
         app.dispatcher.drain()

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import soundfile
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, FilePayload, Locator, Page, Route, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    FilePayload,
+    Locator,
+    Page,
+    Route,
+    WebSocketRoute,
+    expect,
+    sync_playwright,
+)
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from asr_server.core import SAMPLE_RATE
@@ -91,13 +100,57 @@ def card(page: Page, name: str) -> Locator:
 
 def test_a_file_becomes_text_with_language_times_and_speed(open_page: OpenPage) -> None:
     page = open_page()
-    expect(page.locator("#model")).to_contain_text("whisper-digits. It hears spoken English digits only")
+    expect(page.locator("#model")).to_contain_text(
+        "whisper-digits, a Whisper model that hears English digits only."
+    )
     choose(page, payload("call.wav"))
+    expect(page.get_by_label("Language")).to_be_hidden()  # there is one alone
     done = card(page, "call.wav")
     expect(done.locator(".transcript")).to_have_text(SPOKEN.text)
     for fact in ("0:05", "English", "× real time"):
         expect(done.locator(".facts")).to_contain_text(fact)
     expect(page.locator("#announce")).to_have_text("call.wav is transcribed.")
+
+
+def test_the_upload_is_shown_as_it_goes_and_text_as_it_is_recognised(open_page: OpenPage) -> None:
+    page = open_page()
+    page.evaluate(
+        """() => {
+            window.seen = [];
+            new MutationObserver(() => {
+                const card = document.querySelector(".card.is-working");
+                const text = (name) => card.querySelector(name).textContent;
+                if (card) window.seen.push([text(".facts"), text(".transcript")]);
+            }).observe(document.body, { subtree: true, childList: true, characterData: true });
+        }"""
+    )
+    slow_upload = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 1_000_000}
+    page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", slow_upload)
+    choose(page, payload("call.wav", say("314159265358979323" * 2, gap_s=0.6)))
+    expect(card(page, "call.wav").locator(".facts")).to_contain_text("× real time")
+    seen = page.evaluate("window.seen")
+    assert len({facts for facts, _ in seen if facts.startswith("uploading, ")}) >= 2
+    assert len({text for _, text in seen if text}) >= 2  # not all of it at once
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download call.wav as json").click()
+    segments = json.loads(Path(download.value.path()).read_text())["segments"]
+    assert max(segment["seek"] for segment in segments) > 0  # a border of chunks to draw
+    borders = page.evaluate(
+        """async () => (await import("/web/waveform.js")).chunkBorders(
+            [{ seek: 0 }, { seek: 0 }, { seek: 2450 }, { seek: 600 }, { seek: 2450 }, {}])"""
+    )
+    assert borders == [6, 24.5]
+
+
+def test_the_languages_to_choose_from_are_those_of_the_model(open_page: OpenPage) -> None:
+    def multilingual(page: Page) -> None:
+        model = {"id": "turbo", "description": "a Whisper model", "languages": ["yue", "de", "en"]}
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [model]}))
+
+    page = open_page(mock=multilingual)
+    expect(page.locator("#model")).to_have_text("Served here: turbo, a Whisper model.")
+    offered = page.get_by_label("Language").locator("option")
+    expect(offered).to_have_text(["detected", "Cantonese", "English", "German"])
 
 
 def test_several_files_wait_their_turn_and_a_bad_one_says_why(open_page: OpenPage) -> None:
@@ -163,7 +216,7 @@ def test_the_microphone_is_heard_while_one_speaks(open_page: OpenPage) -> None:
 
 def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:
     page = open_page()
-    page.locator("#files").focus()
+    tab_to(page, "document.activeElement.id === 'files'")
     choose_by_key(page, payload("call.wav"))
     done = card(page, "call.wav")
     words = done.locator(".transcript[tabindex='0']")
@@ -173,13 +226,76 @@ def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.getAttribute('aria-label')"))
     assert {"Play call.wav", "Position in call.wav", "Download call.wav as srt", "Remove call.wav"} <= reached
-    words.focus()
+    tab_to(page, "document.activeElement.getAttribute('role') === 'group'", "Shift+Tab")
     for word in ("three", "one"):
         page.keyboard.press("ArrowRight")
         expect(done.locator(".word.is-lit")).to_have_text(word)
-    done.get_by_role("slider").focus()
+    tab_to(page, "document.activeElement.getAttribute('role') === 'slider'", "Shift+Tab")
     page.keyboard.press("End")
     expect(done.locator(".clock")).to_contain_text("0:05 / 0:05")
+    page.keyboard.press("Home")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")  # on "Play"
+    expect(done.locator(".word.is-lit")).to_have_text("three")
+    tab_to(page, "document.activeElement.textContent === 'SRT'")
+    with page.expect_download():
+        page.keyboard.press("Enter")
+    tab_to(page, "document.activeElement.textContent === 'Server'", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#replicas")).to_contain_text("slots in use")
+
+
+def tab_to(page: Page, condition: str, key: str = "Tab") -> None:
+    for _ in range(40):
+        if page.evaluate(condition):
+            return
+        page.keyboard.press(key)
+    raise AssertionError(f"{key} does not lead there: {condition}")
+
+
+ERROR_STREAM = 'data: {"error": {"message": "The engine stumbled.", "type": "server_error"}}\n\n'
+
+
+def test_each_error_is_told_in_words(open_page: OpenPage) -> None:
+    too_large = {"error": {"message": "The upload is over 26214400 bytes: --max-upload-bytes."}}
+    answers: dict[str, Callable[[Route], None]] = {
+        "The connection broke. Is the server still running?": lambda route: route.abort("connectionreset"),
+        "The upload is over 26214400 bytes": lambda route: route.fulfill(status=413, json=too_large),
+        "The server answered with status 502.": lambda route: route.fulfill(status=502, body="<html>"),
+        "The engine stumbled.": lambda route: route.fulfill(body=ERROR_STREAM),
+        "The answer ended early": lambda route: route.fulfill(body=""),
+    }
+    pending = list(answers.values())
+    page = open_page(
+        mock=lambda page: page.route("**/v1/audio/transcriptions", lambda route: pending.pop(0)(route))
+    )
+    for number, message in enumerate(answers):
+        choose(page, payload(f"{number}.wav"))
+        expect(card(page, f"{number}.wav").get_by_role("alert")).to_contain_text(message)
+        expect(page.locator("#announce")).to_have_text(f"{number}.wav could not be transcribed.")
+
+
+def test_without_a_microphone_or_a_place_the_page_says_so(open_page: OpenPage) -> None:
+    def full(page: Page) -> None:
+        page.route_web_socket("**/v1/realtime*", refuse)
+
+    def refuse(socket: WebSocketRoute) -> None:
+        error = {"message": "64 realtime sessions are open: --max-realtime-sessions."}
+        socket.send(json.dumps({"type": "error", "error": error}))
+        socket.close(code=1013)
+
+    page = open_page(permissions=["microphone"], mock=full)
+    page.get_by_role("button", name="Speak").click()
+    expect(page.locator("#message")).to_contain_text("64 realtime sessions are open")
+    page.evaluate(
+        """() => {
+            const refusal = new DOMException("no", "NotAllowedError");
+            navigator.mediaDevices.getUserMedia = () => Promise.reject(refusal);
+        }"""
+    )
+    page.get_by_role("button", name="Speak").click()
+    expect(page.locator("#message")).to_contain_text("The microphone was not allowed.")
+    expect(page.get_by_role("button", name="Speak")).to_be_visible()
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(open_page: OpenPage) -> None:
@@ -196,8 +312,28 @@ def test_the_second_view_shows_the_server_live(open_page: OpenPage) -> None:
     expect(page.locator("#health")).to_have_text("Ready: an engine takes work.")
     assert page.evaluate("window.scrollY") == 0
     expect(page.locator("#replicas")).to_contain_text("slots in use")
-    expect(page.locator("#sessions")).to_have_text("0")
     expect(page.locator("#throughput")).not_to_have_text("–")
+    other = open_page()
+    choose(other, payload("call.wav", say("31415926" * 3, gap_s=0.3)))
+    expect(card(other, "call.wav").locator(".facts")).to_contain_text("× real time")
+    expect(page.locator("#throughput")).not_to_have_text("0.0")
+    expect(page.locator("#preprocess")).to_contain_text("waiting for a slot")
+    error = {"message": "The engine is starting."}
+    page.route("**/ready", lambda route: route.fulfill(status=503, json={"error": error}))
+    expect(page.locator("#health.is-bad")).to_have_text("The engine is starting.")
+    page.route("**/metrics", lambda route: route.abort())
+    expect(page.locator("#health.is-bad")).to_contain_text("cannot be reached")
+
+
+def test_the_description_of_the_api_works_without_any_other_host(open_page: OpenPage, server: Server) -> None:
+    hosts: set[str] = set()
+
+    def watch(page: Page) -> None:
+        page.on("request", lambda request: hosts.add(request.url.partition("//")[2].partition("/")[0]))
+
+    page = open_page("/docs", mock=watch)
+    expect(page.locator(".swagger-ui")).to_contain_text("/v1/audio/transcriptions")
+    assert hosts - {""} == {server.url.partition("//")[2]}
 
 
 def test_a_server_with_a_key_asks_for_it(open_page: OpenPage) -> None:

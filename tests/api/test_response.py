@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from asr_server.api.answer_headers import answer_headers
+from asr_server.api.events import EventWriter
 from asr_server.api.response import _body_response
-from asr_server.config import Settings
+from asr_server.config import MIB, Settings
 from asr_server.core import ChunkResult, Submit
 from asr_server.formats import DEFAULTS, ResponseFormat
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
@@ -66,6 +67,25 @@ async def test_the_first_event_leaves_while_the_rest_is_being_read(app: RunningA
     rest = [line async for line in lines if line]
     assert json.loads(rest[-2].removeprefix("data: "))["text"] == "zero one two"
     await reply.aclose()
+
+
+async def test_a_client_that_does_not_read_its_stream_holds_up_neither_its_work_nor_others(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each event is made larger than what the system's buffers take."""
+    delta = EventWriter.delta
+    comment = b": " + b"x" * (8 * MIB) + b"\n\n"
+    monkeypatch.setattr(EventWriter, "delta", lambda writer, said: delta(writer, said) + comment)
+    admission = app.app.state.server.admission
+    form: dict[str, Any] = {"files": {"file": THREE_CHUNKS}, "data": {"model": "whisper-1", "stream": "true"}}
+    async with app.client.stream("POST", "/v1/audio/transcriptions", **form) as reply:
+        await until(lambda: not admission.num_in_flight)  # all has been read by the engine
+        assert admission.num_open == 1  # and not by the client
+        assert await app.still_works()
+        text = (await reply.aread()).decode()
+    *deltas, done, _ = (line for line in text.splitlines() if line.startswith("data: "))
+    joined = "".join(json.loads(line.removeprefix("data: "))["delta"] for line in deltas)
+    assert joined == json.loads(done.removeprefix("data: "))["text"] == "zero one two"
 
 
 async def test_a_stream_of_silence_has_no_delta(app: RunningApp) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -11,7 +16,8 @@ from click.testing import CliRunner, Result
 
 from asr_server.cli import main
 from asr_server.core import SAMPLE_RATE
-from tests.conftest import Server
+from tests.api.running_app import SECOND, run_app
+from tests.conftest import Server, run_server
 from tests.speech import say
 
 SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
@@ -114,3 +120,86 @@ def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert done.stderr.startswith("stopped: cannot reach http://127.0.0.1:1/v1/models: ")
     assert done.stderr.endswith("1 not begun or not finished\n")
+
+
+# -- A server that is killed in the middle -------------------------------------------------------------------
+
+LIMIT_S = 100
+NUM_FILES = 20  # more than are under way at once
+
+
+def begin(folder: Path, url: str, output_dir: Path, *flags: str) -> subprocess.Popen[str]:
+    arguments = ("transcribe", folder, "--url", url, "-o", output_dir, *flags)
+    return subprocess.Popen(
+        [sys.executable, "-m", "asr_server", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def texts_in(folder: Path) -> list[str]:
+    return [path.read_text().strip() for path in sorted(folder.glob("*.txt"))]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_files_in_flight_are_sent_again_to_the_server_that_comes_in_its_place(tmp_path: Path) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for number in range(NUM_FILES):
+        (folder / f"{number:02}.wav").write_bytes(SECOND)
+    async with run_app() as first:
+        first.replica.holding = True
+        running = begin(folder, f"http://{first.host}:{first.port}", out)
+        await until(lambda: len(first.replica.held) == 16)
+        for submit in first.replica.held[:3]:
+            first.replica.release(submit)
+        await until(lambda: len(texts_in(out)) == 3)
+        first.cut_off()
+    async with run_app(port=first.port) as second:
+        _, errors = await asyncio.to_thread(running.communicate, timeout=LIMIT_S)
+        assert running.returncode == 0, errors
+        assert len(second.replica.submits) == NUM_FILES - 3
+    assert texts_in(out) == ["zero"] * NUM_FILES
+    assert errors.endswith(f"{NUM_FILES} transcribed\n")
+
+
+@pytest.mark.trial
+def test_a_killed_server_costs_no_file_and_one_that_stays_away_ends_the_run_in_order(tmp_path: Path) -> None:
+    """Killed once and started anew; killed again and not started before the run has given up."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    for number in range(NUM_FILES):
+        record(folder / f"{number:02}.wav")
+    with run_server() as server:
+        running = begin(folder, server.url, out)
+        wait_for_results(out, running)
+        server.process.kill()
+    with run_server("--port", server.url.rpartition(":")[2]) as server:
+        _, errors = running.communicate(timeout=LIMIT_S)
+        assert running.returncode == 0, errors
+        assert texts_in(out) == [SPOKEN.text] * NUM_FILES
+        running = begin(folder, server.url, out, "--overwrite")
+        wait_for_results(out, running, newer_than=time.time())
+        server.process.kill()
+        _, errors = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 1
+    *_, reason, numbers = errors.splitlines()
+    assert reason.startswith(f"stopped: cannot reach {server.url}/v1/audio/transcriptions")
+    assert "not begun or not finished" in numbers
+    assert "failed" not in numbers
+    for path in out.glob("*.txt"):  # nothing is there by halves
+        assert path.read_text().strip() == SPOKEN.text
+
+
+def wait_for_results(folder: Path, running: subprocess.Popen[str], newer_than: float = 0.0) -> None:
+    """Some, and not all."""
+    deadline = time.monotonic() + LIMIT_S
+    while not any(path.stat().st_mtime > newer_than for path in folder.glob("*.txt")):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

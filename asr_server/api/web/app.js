@@ -7,8 +7,6 @@ import { Microphone } from "./microphone.js";
 import { startWatching, stopWatching } from "./server-view.js";
 
 const AT_ONCE = 2; // files; the others wait in the queue
-const EMBEDDED = "whisper-digits";
-const LANGUAGES = "Arabic Chinese Czech Dutch English Finnish French German Greek Hebrew Hindi Hungarian Indonesian Italian Japanese Korean Norwegian Polish Portuguese Romanian Russian Spanish Swedish Thai Turkish Ukrainian Vietnamese";
 
 let model = "";
 const queue = [];
@@ -20,9 +18,8 @@ async function greet() {
   try {
     const served = (await models())[0];
     model = served.id;
-    const isDigits = model === EMBEDDED;
-    $("model").replaceChildren("Served here: ", h("strong", {}, model), isDigits ? ". It hears spoken English digits only, and nothing else." : ".");
-    $("language-row").hidden = isDigits;
+    $("model").replaceChildren("Served here: ", h("strong", {}, model), `, ${served.description}.`);
+    offerLanguages(served.languages);
     $("key-form").hidden = true;
     return true;
   } catch (error) {
@@ -30,6 +27,15 @@ async function greet() {
     $("model").textContent = error.status === 401 ? "This server is locked." : error.message;
     return false;
   }
+}
+
+/** A choice where the model knows more than one. */
+function offerLanguages(codes) {
+  $("language-row").hidden = codes.length < 2;
+  const names = new Intl.DisplayNames(["en"], { type: "language" });
+  const options = codes.map((code) => h("option", { value: code }, names.of(code)));
+  options.sort((a, b) => a.textContent.localeCompare(b.textContent));
+  $("language").replaceChildren(h("option", { value: "" }, "detected"), ...options);
 }
 
 $("key-form").onsubmit = async (event) => {
@@ -186,7 +192,6 @@ function route() {
 }
 
 addEventListener("hashchange", route);
-for (const name of LANGUAGES.split(" ")) $("language").append(h("option", { value: name.toLowerCase() }, name));
 route();
 greet();
 request("version").then(async (reply) => ($("version").textContent = `version ${(await reply.json()).version}`), () => {});

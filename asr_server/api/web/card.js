@@ -8,6 +8,7 @@ import { analyse, draw } from "./waveform.js";
 
 const PLAY = "M8 5v14l11-7z";
 const PAUSE = "M7 5h4v14H7zM13 5h4v14h-4z";
+const WAVE_MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks.";
 
 function pathIcon(path) {
   const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -53,7 +54,7 @@ export class Card {
   #buildPlayer() {
     this.play = h("button", { type: "button", className: "icon play", "aria-label": `Play ${this.name}` }, pathIcon(PLAY));
     this.canvas = h("canvas", { "aria-hidden": "true" });
-    this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-label": `Position in ${this.name}` }, this.canvas);
+    this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-label": `Position in ${this.name}`, title: WAVE_MEANING }, this.canvas);
     this.clock = h("span", { className: "clock" });
     this.player = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock);
     this.play.onclick = () => (this.audio.paused ? this.audio.play() : this.audio.pause());

@@ -59,7 +59,9 @@ function showMetrics(metrics) {
   plot("chunks", sum("asr_chunks"));
   plot("sessions", sum("asr_realtime_sessions"));
   $("rejected").textContent = `${sum("asr_requests_rejected_total")} turned away so far`;
-  $("preprocess").textContent = `${sum("asr_preprocess_busy")} of ${sum("asr_preprocess_workers")} decoding threads`;
+  const numWaiting = Math.max(0, sum("asr_chunks") - sum("asr_slots_in_use"));
+  const threads = `${sum("asr_preprocess_busy")} of ${sum("asr_preprocess_workers")} decoding threads busy`;
+  $("preprocess").textContent = `${numWaiting} waiting for a slot; ${threads}`;
   $("turns").textContent = `${sum("asr_realtime_turns_total")} turns so far`;
   showReplicas(metrics);
 }

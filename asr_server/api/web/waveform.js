@@ -1,4 +1,5 @@
-// The picture of a recording: its loudness, with the segments as bands and the silence between them pale.
+// The picture of a recording: its loudness, with the segments as bands, the silence between them pale, and a line
+// wherever the server cut the recording into chunks.
 
 import { color, context2d } from "./dom.js";
 
@@ -29,6 +30,12 @@ function peaksOf(samples) {
   return peaks.map((peak) => Math.sqrt(peak / loudest));
 }
 
+/** Seconds at which another chunk begins: a segment names the start of its own, in hundredths. */
+export function chunkBorders(segments) {
+  const starts = new Set(segments.map(({ seek }) => (seek || 0) / 100));
+  return [...starts].filter((start) => start > 0).sort((a, b) => a - b);
+}
+
 const BAR = 3; // pixels, with its gap of 1
 
 export function draw(canvas, { peaks, duration, segments, position }) {
@@ -39,6 +46,10 @@ export function draw(canvas, { peaks, duration, segments, position }) {
     context.beginPath();
     context.roundRect(x(segment.start) + 1, 0, Math.max(2, x(segment.end) - x(segment.start) - 2), height, 6);
     context.fill();
+  }
+  context.fillStyle = color("muted");
+  for (const border of chunkBorders(segments)) {
+    for (let y = 0; y < height; y += 6) context.fillRect(Math.round(x(border)), y, 1, 3);
   }
   const [played, ahead] = [color("accent"), color("wave")];
   for (let at = 0; at + BAR <= width; at += BAR) {

@@ -16,9 +16,13 @@ import soundfile
 import soxr
 from openai import AsyncOpenAI
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from openai.types.websocket_reconnection import ReconnectingEvent
+from websockets.exceptions import ConnectionClosedError
 
+from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.api.realtime.realtime_client import EVENTS, MANUAL, of_type, open_session, pcm24, transcripts
+from tests.api.running_app import run_app
 from tests.conftest import Server
 from tests.speech import say
 
@@ -136,6 +140,32 @@ async def test_the_secret_that_the_official_client_is_given_opens_a_session(clie
     async with client.with_options(api_key=secret.value).realtime.connect() as connection:
         created = json.loads(await connection.recv_bytes())
         assert created["session"]["audio"]["input"]["turn_detection"] is None
+
+
+async def test_the_client_connects_again_where_the_close_code_says_so_and_not_where_it_is_refused() -> None:
+    """It goes by a list of its own of codes after which a session is worth another try."""
+    codes: list[int] = []
+
+    def note(event: ReconnectingEvent) -> None:
+        codes.append(event.close_code)
+
+    async with run_app(Settings(max_realtime_session_s=0.3, api_key="s3cret")) as app:
+        url = f"http://{app.host}:{app.port}/v1"
+        async with (
+            AsyncOpenAI(base_url=url, api_key="s3cret") as client,
+            client.realtime.connect(extra_query=INTENT, on_reconnecting=note) as connection,
+        ):
+            created = [await anext(aiter(connection)) for _ in range(2)]
+        assert ([event.type for event in created], codes) == (["session.created"] * 2, [1001])
+        async with (
+            AsyncOpenAI(base_url=url, api_key="wrong") as client,
+            client.realtime.connect(extra_query=INTENT, on_reconnecting=note) as connection,
+        ):
+            assert (await connection.recv()).type == "error"
+            with pytest.raises(ConnectionClosedError) as caught:
+                await anext(aiter(connection))
+        assert caught.value.rcvd is not None
+        assert (caught.value.rcvd.code, codes) == (1008, [1001])
 
 
 def test_metrics_count_sessions_and_turns(server: Server) -> None:
