@@ -56,7 +56,7 @@ class RunningApp:
         for listener in self.server.servers:
             listener.close()
         for connection in list(self.server.server_state.connections):
-            connection.transport.abort()  # type: ignore[union-attr]
+            connection.transport.abort()
 
 
 @asynccontextmanager
