@@ -8,6 +8,7 @@ Needs the test dependencies, a chromium (tests/install-browser.sh) and the embed
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any
 
 import soundfile
 from PIL import Image
-from playwright.sync_api import Browser, FilePayload, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, FilePayload, Page, ViewportSize, expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.api.sample_files import sound_file
@@ -26,6 +27,7 @@ from tests.speech import Spoken, say
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 DESK: ViewportSize = {"width": 1000, "height": 760}
+LIMIT_MS = 180_000  # the machine may be busy
 PHONE: ViewportSize = {"width": 390, "height": 720}
 
 
@@ -47,16 +49,23 @@ def chromium() -> Iterator[Browser]:
         arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
         arguments.append(f"--use-file-for-fake-audio-capture={speech}")
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        expect.set_options(timeout=LIMIT_MS)
         yield browser
         browser.close()
 
 
+def new_page(browser: Browser, **options: Any) -> Page:
+    page = browser.new_page(**options)
+    page.set_default_timeout(LIMIT_MS)
+    return page
+
+
 def transcribe_files(browser: Browser, url: str, name: str, **options: Any) -> None:
-    page = browser.new_page(viewport=DESK, **options)
+    page = new_page(browser, viewport=DESK, **options)
     page.goto(url)
     long = say("31415926535897932384", gap_s=[0.2, 0.2, 0.9] * 6 + [0.2, 0.5])
     bad: FilePayload = {"name": "letter.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7"}
-    page.set_input_files("#files", [bad, wav("number.wav", say("271828", "m5", 0.3)), wav("order.wav", long)])
+    page.set_input_files("#files", [bad, wav("number.wav", say("271828", gap_s=0.3)), wav("order.wav", long)])
     page.locator("#cards .card:not(.is-working)").nth(2).wait_for()
     page.locator(".card .word").nth(7).click()
     page.mouse.move(0, 0)
@@ -65,25 +74,25 @@ def transcribe_files(browser: Browser, url: str, name: str, **options: Any) -> N
 
 def show_server(browser: Browser, url: str) -> None:
     """The server view, with some work to show."""
-    worker = browser.new_page()
+    worker = new_page(browser)
     worker.goto(url)
     spoken = say("3141592653" * 6, gap_s=0.3)
     worker.set_input_files("#files", [wav(f"{number}.wav", spoken) for number in range(8)])
-    page = browser.new_page(viewport={"width": 1000, "height": 560}, color_scheme="dark")
+    page = new_page(browser, viewport={"width": 1000, "height": 600}, color_scheme="dark")
     page.goto(f"{url}/#server")
-    page.wait_for_timeout(15_000)
+    expect(page.locator("#throughput")).not_to_have_text(re.compile("^(0.0|–)$"))
+    page.wait_for_timeout(8_000)
     save(page, "page-server")
-    worker.locator("#cards .card:not(.is-working)").nth(7).wait_for(timeout=180_000)
+    worker.locator("#cards .card:not(.is-working)").nth(7).wait_for()
 
 
 def speak(browser: Browser, url: str) -> None:
-    context = browser.new_context(
-        viewport=PHONE, device_scale_factor=1.5, is_mobile=True, has_touch=True, permissions=["microphone"]
-    )
-    page = context.new_page()
+    phone = {"viewport": PHONE, "device_scale_factor": 1.5, "is_mobile": True, "has_touch": True}
+    page = new_page(browser, **phone, permissions=["microphone"])
     page.goto(url)
     page.get_by_role("button", name="Speak").click()
-    page.wait_for_timeout(7500)
+    page.locator("#live-text span").first.wait_for()
+    page.wait_for_timeout(6_000)
     save(page, "page-phone-live")
     page.get_by_role("button", name="Stop").click()
     page.locator(".card .word").first.wait_for()

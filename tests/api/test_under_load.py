@@ -19,6 +19,8 @@ from asr_server.audio import AudioLimits, Recording
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import SAMPLE_RATE
+from benchmarks.client import connected
+from benchmarks.client import transcribe as transcribe_stream
 from tests.api.official_client import FORMATS, plain, transcribe
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
@@ -111,6 +113,17 @@ def test_ten_minutes_come_back_complete_and_in_order(ten_minutes_heard: Transcri
     starts = [segment.start for segment in answer.segments]
     assert starts == sorted(starts)
     assert answer.segments[-1].end <= answer.duration
+
+
+@pytest.mark.trial
+async def test_the_first_text_of_20_minutes_comes_within_1_5_s(server: Server) -> None:
+    file = sound_of(ten_minutes() * 2)
+    async with connected(server.url) as client:
+        await transcribe_stream(client, "warm.wav", sound_file(spoken(0).samples))
+        answers = [await transcribe_stream(client, "20-minutes.flac", file) for _ in range(5)]
+    for answer in answers:
+        print(f"first text after {answer.first_text_s:.2f} s, the whole after {answer.total_s:.1f} s")
+    assert max(answer.first_text_s for answer in answers) < 1.5
 
 
 def test_no_border_falls_into_a_digit() -> None:
