@@ -16,6 +16,7 @@ from torch import Tensor
 from asr_server.core import Samples
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.graphs import record_graphs
+from asr_server.engine.streams import new_stream
 from asr_server.engine.transfers import Transfers
 from asr_server.model import DecoderCache, Whisper
 
@@ -105,13 +106,18 @@ class CudaEncoder:
     @torch.inference_mode()
     def start(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
         worker = next(self._workers)
-        worker.stream.wait_stream(torch.cuda.current_stream())  # a slot may just be moving out of there
-        with torch.cuda.stream(worker.stream):
-            for num_positions, alike in self._by_length(slots, chunks).items():
-                self._encode(worker, num_positions, *zip(*alike, strict=True))
-            encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            encoded.record()
-            return PendingEncode(encoded)
+        decoding = torch.cuda.current_stream()
+        worker.stream.wait_stream(decoding)  # a slot may just be moving out of there
+        try:
+            with torch.cuda.stream(worker.stream):
+                for num_positions, alike in self._by_length(slots, chunks).items():
+                    self._encode(worker, num_positions, *zip(*alike, strict=True))
+                encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                encoded.record()
+                return PendingEncode(encoded)
+        except BaseException:  # its slots are given to others, whom what is launched already must not disturb
+            decoding.wait_stream(worker.stream)
+            raise
 
     def close(self) -> None:
         torch.cuda.synchronize()
@@ -138,7 +144,7 @@ class _CudaWorker:
     """A stream, and the encoder as graphs that replay on it: one for each size of batch and length."""
 
     def __init__(self, model: Whisper, config: EngineConfig) -> None:
-        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.stream = new_stream()
         self._encoder = model.encoder
         shape = (config.encode_batch, model.sizes.num_mels, model.sizes.num_frames)
         self._mel = torch.zeros(shape, device=model.device)

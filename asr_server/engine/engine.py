@@ -28,7 +28,7 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
-from asr_server.engine.alignment import PendingAlignment
+from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.loading import load
@@ -81,6 +81,7 @@ class Engine:
         self._encoding: list[tuple[PendingEncode, list[Sequence]]] = []
         self._encoded: list[Sequence] = []  # their audio is in; the prompt is not
         self._detecting: list[tuple[HostCopy, list[Sequence]]] = []
+        self._to_align: list[tuple[Sequence, ChunkResult]] = []  # in their slots, but no longer decoded
         self._aligning: list[PendingAlignment] = []  # finished, but for the times of their tokens
         self._held: list[Sequence] = []  # waiting for SetLanguage
         self._events: list[Event] = []
@@ -126,7 +127,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything: not while all that is left waits for SetLanguage."""
         can_admit = bool(self._waiting) and self.slots_in_use < self.num_slots
-        on_device = self._encoding or self._detecting or self._aligning or self._loop.has_work
+        aligning = self._to_align or self._aligning
+        on_device = self._encoding or self._detecting or aligning or self._loop.has_work
         return bool(can_admit or on_device or self._encoded or self._events)
 
     def handle(self, command: Command) -> None:
@@ -145,9 +147,11 @@ class Engine:
         """Moves everything on by one token; what came of it since the last step."""
         self.num_steps += 1
         started_at, has_work = time.monotonic(), self.has_work
-        self._encode(self._admit())
-        self._prefill()
-        self._decode()
+        with self._runner.launching():
+            self._encode(self._admit())
+            self._prefill()
+            self._decode()
+            self._align()
         if has_work:
             self.step_timer.add(time.monotonic() - started_at)
         return self._emit()
@@ -181,6 +185,9 @@ class Engine:
             for sequence in [each for each in sequences if each.id.request_id == request_id]:
                 sequences.remove(sequence)
                 self._finish(sequence)
+        for sequence, _ in [each for each in self._to_align if each[0].id.request_id == request_id]:
+            self._finish(sequence)
+        self._to_align = [each for each in self._to_align if each[0].id.request_id != request_id]
         for _, run in self._encoding:
             for sequence in run:  # its slot is being written to: it is freed afterwards
                 sequence.finished |= sequence.id.request_id == request_id
@@ -300,29 +307,32 @@ class Engine:
     def _decode(self) -> None:
         """One token for every sequence."""
         self._compact()
-        to_align: dict[Sequence, ChunkResult] = {}
         for sequence, result in self._loop.step():
             if sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
-                to_align[sequence] = result
+                self._to_align.append((sequence, result))
             else:
                 self._finish(sequence, Result(sequence.id, result, sequence.times()))
-        self._align(to_align)
 
     def _report(self, sequence: Sequence, result: ChunkResult) -> None:
         self._events.append(EarlyResult(sequence.id, result))
 
     # -- Align --------------------------------------------------------------------------------------------
 
-    def _align(self, results: dict[Sequence, ChunkResult]) -> None:
-        """Gives tokens their times. The slots are free as soon as the device has been told to."""
-        if results:
-            with self._failing(list(results), "alignment"):
-                self._aligning += self._runner.align(list(results.items()))
-                for sequence in results:
+    def _align(self) -> None:
+        """Gives tokens their times, of a few sequences a step: those that run do not wait for long where many
+        finish together. The slots are free as soon as the device has been told to.
+        """
+        batch, self._to_align = self._to_align[:ALIGN_BATCH], self._to_align[ALIGN_BATCH:]
+        if batch:
+            with self._failing([sequence for sequence, _ in batch], "alignment"):
+                self._aligning += self._runner.align(batch)
+                for sequence, _ in batch:
                     self._finish(sequence)
         idle = not self._loop.has_work
-        while self._aligning and (idle or self._aligning[0].is_ready()):
-            pending = self._aligning.pop(0)
+        for pending in self._aligning[:ALIGN_BATCH]:
+            if not idle and not pending.is_ready():
+                break  # they end in the order they began
+            self._aligning.remove(pending)
             self._events.append(
                 Result(pending.sequence.id, pending.aligned_result(), pending.sequence.times())
             )

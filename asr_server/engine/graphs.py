@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from asr_server.engine.streams import DEFAULT_PRIORITY, new_stream
+
 _WARM_UPS = 2  # cuBLAS and the allocator settle before anything is recorded
 
 # Two replicas in one process (executor inline) must not record at the same time.
@@ -31,14 +33,17 @@ class Replayable(Protocol):
 
 
 def record_graphs(
-    compute: Callable[..., Tensor], shapes: Collection[Shape], device: torch.device
+    compute: Callable[..., Tensor],
+    shapes: Collection[Shape],
+    device: torch.device,
+    priority: int = DEFAULT_PRIORITY,
 ) -> Replayable | None:
     """Graphs of a computation. None on CPU, and where recording fails, which is logged."""
     if device.type != "cuda":
         return None
     try:
         with torch.inference_mode():
-            return Graphs(compute, shapes)
+            return Graphs(compute, shapes, priority)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -53,13 +58,15 @@ class Graphs:
     stream share, and their replays on several streams at once would then write into it together.
     """
 
-    def __init__(self, compute: Callable[..., Tensor], shapes: Collection[Shape]) -> None:
+    def __init__(self, compute: Callable[..., Tensor], shapes: Collection[Shape], priority: int) -> None:
         """
         Args:
             compute: is called with the numbers of a shape; reads always the same tensors.
+            priority: of its kernels. They keep that of the stream they are recorded on, whichever stream
+                they are replayed on (torch sets cudaGraphInstantiateFlagUseNodePriority).
         """
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = new_stream(priority)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         for shape in sorted(shapes, key=math.prod, reverse=True):
             self._graphs[shape] = self._capture(compute, shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Several
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -124,6 +125,9 @@ class LeadingRunner:
         self._runner = runner
         self._broadcast = broadcast
 
+    def launching(self) -> AbstractContextManager[object]:
+        return self._runner.launching()
+
     def encode(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
         operation = Encode(tuple(slots), tuple(chunk.tobytes() for chunk in chunks))
         return self._together(operation, lambda: self._runner.encode(slots, chunks))
@@ -169,8 +173,9 @@ def follow(loaded: Loaded, receive: Callable[[], Operation | None]) -> None:
     if not isinstance(begin, Begin):
         return
     runner = Runner(loaded.model, loaded.rules, loaded.tokenizer, begin.config)
-    while (operation := receive()) is not None:
-        _do(runner, operation)
+    with runner.launching():
+        while (operation := receive()) is not None:
+            _do(runner, operation)
     runner.close()
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,12 +22,11 @@ from asr_server.engine.rules import GenerationRules, TokenRules
 from asr_server.engine.sampling import draw, log_probabilities, penalise
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.slots import SlotStart, SlotState
+from asr_server.engine.streams import DECODE_PRIORITY, DecodeStream
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import Whisper
 from asr_server.model.cache import Slots
 from asr_server.tokenizer import Tokenizer
-
-ALIGN_BATCH = 4  # sequences whose tokens are given their times together: bounds the memory that it takes
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,23 @@ class Runner:
         # What the current step has chosen for each slot: written by its first half, read by its second.
         self._tokens = torch.zeros(num_slots, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(num_slots, device=device)
+        self._decode_stream = DecodeStream(device)
         self._transfers = Transfers(device, config.copy_overlap)
         self._encoder = make_encoder(model, self.cache, config, self._transfers)
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._score_graphs = self._advance_graphs = None
         if config.cuda_graphs:
             rows, contexts = row_buckets(num_slots), context_buckets(model.sizes.text_positions)
-            self._score_graphs = record_graphs(self._score, list(product(rows, contexts)), device)
+            shapes = list(product(rows, contexts))
+            self._score_graphs = record_graphs(self._score, shapes, device, DECODE_PRIORITY)
             if self._score_graphs is not None:
-                self._advance_graphs = record_graphs(self._advance, [(count,) for count in rows], device)
+                shapes_of_rows = [(count,) for count in rows]
+                self._advance_graphs = record_graphs(self._advance, shapes_of_rows, device, DECODE_PRIORITY)
+        self._decode_stream.wait_for_current()  # where weights and caches were filled
+
+    def launching(self) -> AbstractContextManager[object]:
+        """Every other method is called within this, so that all it launches keeps its order."""
+        return self._decode_stream.entered()
 
     def close(self) -> None:
         self._encoder.close()
@@ -177,11 +185,7 @@ class Runner:
     @torch.inference_mode()
     def align(self, finished: Several[tuple[Sequence, ChunkResult]]) -> list[PendingAlignment]:
         """When the tokens of these sequences were said, or on CUDA begins to find out."""
-        pending: list[PendingAlignment] = []
-        for first in range(0, len(finished), ALIGN_BATCH):
-            batch = finished[first : first + ALIGN_BATCH]
-            pending += self._aligner.start(batch, self._block([sequence.slot for sequence, _ in batch]))
-        return pending
+        return self._aligner.start(finished, self._block([sequence.slot for sequence, _ in finished]))
 
     # -- Slots --------------------------------------------------------------------------------------------
 

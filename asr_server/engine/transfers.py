@@ -8,6 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asr_server.engine.streams import new_stream
+
 
 class Transfers:
     """On CUDA through pinned memory, so that the host never waits for a copy to start or end.
@@ -21,8 +23,7 @@ class Transfers:
         self._h2d: torch.cuda.Stream | None = None
         self._d2h: torch.cuda.Stream | None = None
         if overlap and device.type == "cuda":
-            self._h2d = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            self._d2h = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._h2d, self._d2h = new_stream(), new_stream()
 
     @classmethod
     def none(cls) -> Transfers:
@@ -34,13 +35,16 @@ class Transfers:
         if self._device.type == "cuda" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
         if self._h2d is None:
-            return tensor.to(self._device, non_blocking=True)
+            return self._copy(tensor)
         computing = torch.cuda.current_stream()
         with torch.cuda.stream(self._h2d):
-            copied = tensor.to(self._device, non_blocking=True)
+            copied = self._copy(tensor)
         computing.wait_stream(self._h2d)
         copied.record_stream(computing)
         return copied
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
 
     def to_host(self, tensor: Tensor) -> HostCopy:
         """Of what the current stream has computed; `tensor` may be overwritten by what follows there."""
@@ -60,8 +64,8 @@ class HostCopy:
     def __init__(self, tensor: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
         self._host = tensor
-        if tensor.is_cuda:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        if is_on_gpu(tensor):
+            self._host = pinned_like(tensor)
             self._host.copy_(tensor, non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
@@ -79,3 +83,12 @@ class HostCopy:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.numpy()
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def pinned_like(tensor: Tensor) -> Tensor:
+    """Memory of the host that a GPU can write to while the host goes on. torch keeps it for the next one."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

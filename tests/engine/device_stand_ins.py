@@ -17,6 +17,7 @@ from torch import Tensor
 from asr_server.core import Samples
 from asr_server.engine import encoding, runner
 from asr_server.engine.graphs import Shape, smallest
+from tests.engine import engine_helpers
 
 
 class StandInGraphs:
@@ -84,12 +85,12 @@ class LateEncoder:
 
 
 class LateCopy:
-    """A copy to the host that takes its values at once, as the device would, but shows them late."""
+    """A copy to the host that takes its values at once, as the device would, but arrives late."""
 
     choose = random.Random(0)
 
     def __init__(self, tensor: Tensor) -> None:
-        self._values = tensor.tolist()
+        self._values = tensor.clone()
         self._num_polls = self.choose.randrange(4)
 
     def is_ready(self) -> bool:
@@ -97,21 +98,27 @@ class LateCopy:
         return self._num_polls < 0
 
     def read(self) -> Any:
-        return self._values
+        return self.array().tolist()
+
+    def array(self) -> Any:
+        return self._values.numpy()
+
+
+def record(compute: Callable[..., Tensor], shapes: Collection[Shape], *_: object) -> StandInGraphs:
+    return StandInGraphs(compute, shapes)
 
 
 def imitate_graphs(monkeypatch: Any) -> None:
     """Engines made from here on replay stand-ins of graphs and read copies of what these give."""
-
-    def record(compute: Callable[..., Tensor], shapes: Collection[Shape], device: object) -> StandInGraphs:
-        return StandInGraphs(compute, shapes)
 
     monkeypatch.setattr(runner, "record_graphs", record)
     monkeypatch.setattr("asr_server.engine.transfers.HostCopy", LateCopy)
 
 
 def imitate_late_device(monkeypatch: Any, seed: int = 0) -> list[LateEncoder]:
-    """Graphs as above; and encoders made from here on finish late. They appear in the list."""
+    """Graphs as above; and encoders made from here on finish late. They appear in the list. Engines of the
+    tests look ahead, unless they say otherwise.
+    """
     choose = random.Random(seed)
     encoders: list[LateEncoder] = []
 
@@ -121,4 +128,5 @@ def imitate_late_device(monkeypatch: Any, seed: int = 0) -> list[LateEncoder]:
 
     imitate_graphs(monkeypatch)
     monkeypatch.setattr(runner, "make_encoder", make)
+    monkeypatch.setitem(engine_helpers.DEFAULTS, "lookahead", True)
     return encoders

@@ -27,6 +27,8 @@ from asr_server.engine.rules import GenerationRules
 from asr_server.model import Whisper, load_whisper
 from asr_server.tokenizer import Tokenizer
 
+DEFAULTS: dict[str, Any] = {"num_slots": 16, "encode_batch": 8, "compute_workers": 1, "lookahead": False}
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -48,8 +50,7 @@ class Checkpoint:
 
     def engine(self, **config: Any) -> Engine:
         """An engine with these fields of `EngineConfig`; the others are the same on every machine."""
-        same = {"num_slots": 16, "encode_batch": 8, "compute_workers": 1, "lookahead": False}
-        return Engine(self.model, self.tokenizer, self.rules, EngineConfig(**(same | config)))
+        return Engine(self.model, self.tokenizer, self.rules, EngineConfig(**(DEFAULTS | config)))
 
 
 def submit(engine: Engine, name: str, samples: Samples, options: DecodingOptions) -> ChunkId:

@@ -19,6 +19,7 @@ OPTIONS = [
     DecodingOptions(language="de", max_new_tokens=24),
     DecodingOptions(language="de", max_new_tokens=24, timestamps=True),
     DecodingOptions(max_new_tokens=24, timestamps=True),
+    DecodingOptions(language="de", max_new_tokens=24, word_timestamps=True),
 ]
 
 
@@ -43,6 +44,21 @@ def test_graphs_streams_and_lookahead_give_what_eager_computes(
     found = transcribe(on_gpu.engine(**config), CLIPS, options)
     plain = transcribe(on_gpu.engine(cuda_graphs=False), CLIPS, options)
     assert [r.tokens for r in found] == [r.tokens for r in plain]
+
+
+@pytest.mark.parametrize(
+    "options", [*OPTIONS, DecodingOptions(language="de", max_new_tokens=24, temperatures=(0.7,))]
+)
+def test_the_host_never_waits_for_the_gpu_but_for_what_it_reads(
+    on_gpu: Checkpoint, options: DecodingOptions
+) -> None:
+    engine = on_gpu.engine(lookahead=True)
+    transcribe(engine, CLIPS, options)  # allocates what later steps find allocated
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        transcribe(engine, CLIPS, options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("options", OPTIONS)
