@@ -74,6 +74,9 @@ class Settings:
         0, "engine replicas, each with the whole model; 0: one for each GPU, or one on the CPU", ge=0
     )
     replicas_per_device: int = _setting(1, "replicas for each device, where --replicas is 0", ge=1)
+    pin_cores: Literal["auto", "on", "off"] = _setting(
+        "auto", "a share of the cores for each replica alone; auto: where several share a GPU"
+    )
     tensor_parallel_size: int = _setting(
         1, "GPUs, or processes on the CPU, that share out each replica's weights and slots", ge=1
     )

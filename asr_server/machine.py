@@ -12,6 +12,7 @@ from typing import Final
 MAX_OPEN_FILES: Final = 65_536
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUPS: Final = Path("/proc/self/cgroup")
+_MPS_PIPES: Final = "/tmp/nvidia-mps"
 
 
 def available_cores() -> int:
@@ -20,7 +21,33 @@ def available_cores() -> int:
     A container limited to two CPUs sees all of the host's cores in its affinity mask. A thread for each of
     them would use up the quota in a fraction of every period and then stand still for the rest of it.
     """
-    return max(1, int(min(_cores_in_affinity_mask(), cpu_quota())))
+    return max(1, int(min(len(_affinity_mask()), cpu_quota())))
+
+
+def cores_of(index: int, count: int) -> tuple[int, ...]:
+    """The cores that one of `count` processes gets for itself: alike in number, neighbours, nobody else's.
+
+    All cores of the affinity mask are dealt out, whatever the CPU quota: other groups of processes that are
+    limited by a quota would else crowd the same first ones. None, where there are fewer cores than processes.
+    """
+    cores = sorted(_affinity_mask())
+    share = len(cores) // count
+    return tuple(cores[index * share : (index + 1) * share])
+
+
+def pin_to(cores: tuple[int, ...]) -> None:
+    """Keeps this thread, and all that it starts from now on, to these cores. None: leaves it as it is."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def mps_is_running() -> bool:
+    """Whether NVIDIA's Multi-Process Service is there for the processes of this one: with it the kernels of
+    several processes run on a GPU at the same time, without it they take turns.
+    """
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _MPS_PIPES))
+    pid = _read(folder / "nvidia-cuda-mps-control.pid").strip()
+    return (folder / "control").exists() and (not pid.isdigit() or Path(f"/proc/{pid}").exists())
 
 
 def cpu_quota() -> float:
@@ -53,8 +80,10 @@ def raise_open_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _cores_in_affinity_mask() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _affinity_mask() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _quotas(own_cgroups: Path, root: Path) -> Iterator[float]:

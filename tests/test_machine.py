@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -65,6 +66,39 @@ def test_threads_follow_from_the_quota(cgroups: Path) -> None:
     assert config.default_preprocess_workers() == 2
     (cgroups / "cpu.max").write_text("100000 100000\n")
     assert config.default_preprocess_workers() == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_replicas_get_cores_of_their_own_from_the_affinity_mask(
+    count: int, cgroups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = {2, 3, 4, 8, 9, 10, 11}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: mask)
+    (cgroups / "cpu.max").write_text("300000 100000\n")  # says how many threads, not on which cores
+    shares = [machine.cores_of(index, count) for index in range(count)]
+    assert {len(share) for share in shares} == {len(mask) // count}
+    assert len({core for share in shares for core in share}) == sum(map(len, shares))
+    assert {core for share in shares for core in share} <= mask
+    assert EngineConfig.from_settings(Settings(replicas=count)).cpu_threads == max(1, 3 // count)
+
+
+def test_more_replicas_than_cores_are_not_pinned(cgroups: Path) -> None:
+    assert machine.cores_of(64, 65) == ()
+    machine.pin_to(())
+
+
+@pytest.mark.parametrize(("mode", "pinned"), [("auto", True), ("on", True), ("off", False)])
+def test_replicas_that_share_a_gpu_are_pinned(
+    mode: Literal["auto", "on", "off"], pinned: bool, cgroups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asr_server.workers.multiprocess.visible_gpus", lambda: ["0"])
+    executor = MultiprocessExecutor(Settings(replicas=2, pin_cores=mode))
+    expected = [tuple(range(32)), tuple(range(32, 64))] if pinned else [(), ()]
+    assert [executor._cores_of(index) for index in range(2)] == expected
+    alone = MultiprocessExecutor(Settings(replicas=1, pin_cores="auto"))
+    assert alone._cores_of(0) == ()
+    on_cpu = MultiprocessExecutor(Settings(replicas=2, device="cpu", pin_cores="auto"))
+    assert on_cpu._cores_of(0) == ()
 
 
 @pytest.mark.parametrize(

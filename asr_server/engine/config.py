@@ -113,7 +113,7 @@ def choose_num_slots(
     num_ranks: int = 1,
 ) -> int:
     """As many slots as a share of the free memory holds, up to the number that still speeds up a step."""
-    share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device) / num_on_device
+    share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device, num_on_device)
     ranks_elsewhere = (
         num_ranks if device.type == "cuda" else 1
     )  # on CPU all parts of a slot lie in one memory
@@ -121,9 +121,17 @@ def choose_num_slots(
     return max(1, min(MAX_SLOTS[device.type], int(share) // slot_bytes))
 
 
-def free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device, num_on_device: int = 1) -> int:
+    """What an engine whose weights are loaded may still take, if `num_on_device` share the memory alike."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        torch.cuda.empty_cache()  # what torch keeps unused would count as taken
+        free, total = torch.cuda.mem_get_info(device)
+        # Not the free memory divided: what is free depends on who of them started first, or starts again.
+        return min(free, total // num_on_device - torch.cuda.memory_reserved(device))
+    return _free_bytes_of_the_host() // num_on_device
+
+
+def _free_bytes_of_the_host() -> int:
     fields = dict(line.split(":") for line in _read("/proc/meminfo").splitlines() if ":" in line)
     if "MemAvailable" not in fields:
         return 4 << 30  # no Linux: a modest guess

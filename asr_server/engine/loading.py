@@ -29,8 +29,7 @@ def load(config: EngineConfig, rank: int = 0) -> Loaded:
     """
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
-    if device.type == "cpu":
-        torch.set_num_threads(config.cpu_threads or available_cores())
+    torch.set_num_threads(config.cpu_threads or available_cores())
     directory = Path(config.model)
     model = load_whisper(directory, device, dtype, Shard(rank, config.num_ranks))
     if device.type == "cpu":

@@ -6,6 +6,7 @@ import torch
 
 from asr_server.core import EngineInfo
 from asr_server.engine.config import MAX_SLOTS, SLOT_MEMORY_SHARE, EngineConfig
+from asr_server.machine import mps_is_running
 
 
 def engine_info(config: EngineConfig) -> EngineInfo:
@@ -19,7 +20,14 @@ def engine_info(config: EngineConfig) -> EngineInfo:
         "dtype": _why_dtype(config.dtype, "GPU" if on_gpu else "processor"),
         "num_slots": _why_num_slots(config),
     }
+    if on_gpu and config.num_on_device > 1:
+        reasons["num_replicas"] = _how_they_share(config.num_on_device)
     return EngineInfo(config.device, config.dtype, config.num_slots, torch.get_num_threads(), reasons)
+
+
+def _how_they_share(num_on_device: int) -> str:
+    how = "at once, through MPS" if mps_is_running() else "in turns, as no MPS daemon runs"
+    return f"{num_on_device} share a GPU {how}"
 
 
 def _why_dtype(dtype: str, processor: str) -> str:

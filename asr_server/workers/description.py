@@ -18,12 +18,13 @@ def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
         asked = getattr(settings, setting) not in ("auto", 0)
         return f"{value} ({flag_name(setting) if asked else why})"
 
+    shared = engine.reasons.get("num_replicas")
     parts = (
         f"device {chosen(engine.device, 'device', engine.reasons['device'])}",
         f"dtype {chosen(engine.dtype, 'dtype', engine.reasons['dtype'])}",
         f"slots {chosen(engine.num_slots, 'max_slots', engine.reasons['num_slots'])}",
         f"threads {chosen(engine.num_threads, 'cpu_threads', _why_threads(num_replicas))}",
-        f"replicas {num_replicas}",
+        f"replicas {num_replicas}{f' ({shared})' if shared else ''}",
     )
     return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}"
 

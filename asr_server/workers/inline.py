@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from dataclasses import replace
 
 from asr_server.config import Settings
 from asr_server.core import Command, Drain, Event
@@ -20,10 +21,11 @@ logger = logging.getLogger(__name__)
 
 class InlineExecutor:
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        # All of them are on the first GPU: a thread has no environment of its own to see another one in.
+        self._settings = replace(settings, replicas=settings.replicas or settings.replicas_per_device)
 
     async def start(self) -> int:
-        return self._settings.num_replicas
+        return self._settings.replicas
 
     async def stop(self) -> None:
         pass

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from asr_server.child_process import child_environment
 from asr_server.config import Settings
-from asr_server.machine import visible_gpus
+from asr_server.machine import available_cores, cores_of, visible_gpus
 from asr_server.transport.socket_folder import remove_abandoned_folders
 from asr_server.transport.zeromq import ZmqEngineClient
 from asr_server.workers.remote_replica import RemoteReplica
@@ -25,7 +25,15 @@ class MultiprocessExecutor:
     module = "asr_server.workers.replica"
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = replace(settings, api_key="", replicas=settings.num_replicas)
+        num_replicas = settings.num_replicas
+        # Told to replicas, because one that is pinned sees its own cores alone.
+        num_threads = available_cores() // (num_replicas * settings.tensor_parallel_size)
+        self._settings = replace(
+            settings,
+            api_key="",
+            replicas=num_replicas,
+            cpu_threads=settings.cpu_threads or max(1, num_threads),
+        )
         gpus, size = visible_gpus() if settings.device != "cpu" else [], settings.tensor_parallel_size
         self._devices = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
         remove_abandoned_folders()
@@ -53,7 +61,9 @@ class MultiprocessExecutor:
             client.close()
             raise
         assert process.stdin is not None
-        spec = ReplicaSpec(index, client.address, self._settings, self._num_on_device(index))
+        spec = ReplicaSpec(
+            index, client.address, self._settings, self._num_on_device(index), self._cores_of(index)
+        )
         process.stdin.write(spec.to_line())
         return ProcessReplica(f"replica {index}", process, client)
 
@@ -62,6 +72,15 @@ class MultiprocessExecutor:
         if not self._devices:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._devices[index % len(self._devices)])}
+
+    def _cores_of(self, index: int) -> tuple[int, ...]:
+        """Those that the replica is kept to; none: all.
+
+        On one GPU each replica waits for its host thread most of the time: not for another's as well.
+        """
+        share_gpu = bool(self._devices) and self._num_on_device(index) > 1
+        pinned = share_gpu if self._settings.pin_cores == "auto" else self._settings.pin_cores == "on"
+        return cores_of(index, self._settings.replicas) if pinned else ()
 
     def _num_on_device(self, index: int) -> int:
         """Replicas that share the device of this one."""

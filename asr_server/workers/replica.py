@@ -18,6 +18,7 @@ from asr_server.child_process import (
     leave_stopping_to_the_parent,
 )
 from asr_server.config import Settings
+from asr_server.machine import pin_to
 from asr_server.telemetry import configure_logging
 from asr_server.transport.zeromq import Address, ZmqEngineServer
 from asr_server.workers.engine_loop import load_engine, run
@@ -32,6 +33,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     address: Address
     settings: Settings
     num_on_device: int = 1  # replicas that share this one's device
+    cores: tuple[int, ...] = ()  # that this one is kept to; none: all
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"
@@ -45,6 +47,7 @@ def main() -> None:
     leave_stopping_to_the_parent()
     be_killed_with_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
+    pin_to(spec.cores)  # before there is another thread
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     end_with_the_parent()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from asr_server.config import Settings
 from asr_server.engine import Engine, EngineConfig, config
 from asr_server.engine.config import choose_device, choose_dtype, choose_num_slots
+from asr_server.engine.reasons import engine_info
 from asr_server.machine import available_cores
 from asr_server.model import WhisperSizes
+from asr_server.workers.description import describe
 from tests.checkpoints import pocket_directory
 
 CPU = torch.device("cpu")
@@ -30,11 +35,11 @@ def test_auto_precision_is_bfloat16_where_the_processor_has_it(
 
 def test_slots_follow_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = 2 * 2 * (448 + 1500) * 128 * 4  # keys and values, layers, positions, width, bytes
-    monkeypatch.setattr(config, "free_bytes", lambda device: 4 * 10 * slot)  # a quarter is for slots
+    monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 4 * 10 * slot)  # a quarter is for slots
     assert choose_num_slots(sizes(), CPU, torch.float32) == 10
-    monkeypatch.setattr(config, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 0)
     assert choose_num_slots(sizes(), CPU, torch.float32) == 1
-    monkeypatch.setattr(config, "free_bytes", lambda device: 1 << 50)
+    monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 1 << 50)
     assert choose_num_slots(sizes(), CPU, torch.float32) == 32
     assert EngineConfig(num_slots=5).resolved(sizes(), CPU, torch.float32).num_slots == 5
 
@@ -51,9 +56,47 @@ def test_replicas_share_the_cores() -> None:
 
 def test_replicas_on_one_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = 2 * 2 * (448 + 1500) * 128 * 4
-    monkeypatch.setattr(config, "free_bytes", lambda device: 4 * 30 * slot)
+    monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 4 * 30 * slot)
     shared = EngineConfig.from_settings(Settings(), num_on_device=3).resolved(sizes(), CPU, torch.float32)
     assert shared.num_slots == 10
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "num_on_device", "expected_gib"),
+    [(75, 1, 75), (75, 2, 35), (35, 2, 35), (20, 2, 20)],
+)
+def test_replicas_on_one_gpu_take_alike_whoever_starts_first(
+    free_gib: int, num_on_device: int, expected_gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 80 GiB, with weights of 5: the first finds 75 free, the second 35 less than that or so."""
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_gib * gib, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * gib)
+    assert config.free_bytes(torch.device("cuda"), num_on_device) == expected_gib * gib
+
+
+@pytest.mark.parametrize(
+    ("num_on_device", "daemon_pid", "line"),
+    [
+        (1, None, "replicas 1"),
+        (3, None, "replicas 3 (3 share a GPU in turns, as no MPS daemon runs)"),
+        (3, os.getpid(), "replicas 3 (3 share a GPU at once, through MPS)"),
+        (3, 1 << 30, "replicas 3 (3 share a GPU in turns, as no MPS daemon runs)"),
+    ],
+)
+def test_the_start_line_says_how_replicas_share_a_gpu(
+    num_on_device: int, daemon_pid: int | None, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    if daemon_pid is not None:
+        (tmp_path / "control").touch()
+        (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{daemon_pid}\n")
+    info = engine_info(
+        EngineConfig(device="cuda", dtype="bfloat16", num_slots=9, num_on_device=num_on_device)
+    )
+    assert describe(Settings(device="cuda"), info, num_on_device).endswith(line)
 
 
 def test_the_device_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -43,9 +43,10 @@ class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
         executor: Literal["inline", "multiprocess", "ray"],
         replicas: int = 1,
         ray_address: str = "auto",
+        **settings: Any,
     ) -> None:
-        settings = Settings(executor=executor, replicas=replicas, dtype="float32", ray_address=ray_address)
-        self._dispatcher = Dispatcher(settings)
+        common: dict[str, Any] = {"executor": executor, "replicas": replicas, "dtype": "float32"}
+        self._dispatcher = Dispatcher(Settings(ray_address=ray_address, **common, **settings))
 
     async def __aenter__(self) -> Dispatcher:
         await self._dispatcher.start()

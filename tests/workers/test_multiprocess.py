@@ -1,6 +1,7 @@
 """What only replicas in processes of their own have: titles, signals, a parent that may be killed."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -71,6 +72,30 @@ async def test_two_replicas_share_the_work_and_one_carries_on_alone() -> None:
             *(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
         )
         assert [heard(result) for result in results] == [spoken.digits for spoken in said]
+
+
+async def test_pinned_replicas_run_on_cores_of_their_own_with_all_their_threads() -> None:
+    mask = os.sched_getaffinity(0)
+    if len(mask) < 2:
+        pytest.skip("needs two cores")
+    async with running("multiprocess", replicas=2, pin_cores="on") as dispatcher:
+        said = [say(digits) for digits in ("17", "28")]
+        results = await asyncio.gather(
+            *(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
+        )
+        assert [heard(result) for result in results] == [spoken.digits for spoken in said]
+        cores = [
+            {
+                frozenset(os.sched_getaffinity(thread.id))
+                for thread in replica_process(dispatcher, index).threads()
+            }
+            for index in range(2)
+        ]
+    assert [len(each) for each in cores] == [1, 1], "all threads of a replica share its cores"
+    (first,), (second,) = cores
+    assert len(first) == len(second) == len(mask) // 2
+    assert not first & second
+    assert first | second <= mask
 
 
 async def test_stopping_ends_every_process() -> None:
