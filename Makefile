@@ -5,10 +5,10 @@ ARGS   ?=
 FILE   ?= examples/digits.wav
 
 .DEFAULT_GOAL := help
-.PHONY: help serve transcribe test check format bench trial train clean
+.PHONY: help serve transcribe test check format bench gpu-dry-run trial train clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/serve.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -51,6 +51,9 @@ bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
 	@for benchmark in frontend engine peers serving fairness transport executors realtime accuracy digits parity; do \
 		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
 	done
+
+gpu-dry-run: .venv/test.stamp  ## what would be measured on a GPU, on CPU with a small shape: does all of it run
+	@PATH="$(CURDIR)/$(BIN):$$PATH" OUT=.cache/gpu-dry-run benchmarks/gpu.sh --dry-run $(ARGS)
 
 .venv/train.stamp: .venv/serve.stamp
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'

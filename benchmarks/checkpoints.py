@@ -63,6 +63,7 @@ class Shape:
 
 
 SHAPES = {
+    "pocket": Shape(128, 2, encoder_layers=2, decoder_layers=2),  # no model's: for dry runs and tests
     "tiny": Shape(384, 6, 4, 4),
     "base": Shape(512, 8, 6, 6),
     "small": Shape(768, 12, 12, 12),
@@ -265,7 +266,7 @@ def _alignment_heads(shape: Shape) -> list[tuple[int, int]]:
     """[layer, head] of the published model of this shape; none for other shapes."""
     import whisper
 
-    names = [name for name, published in SHAPES.items() if published == shape]
+    names = [name for name, known in SHAPES.items() if known == shape and name in whisper._ALIGNMENT_HEADS]
     if not names:
         return []
     mask = gzip.decompress(base64.b85decode(whisper._ALIGNMENT_HEADS[names[0]]))

@@ -30,7 +30,7 @@ from asr_server.core import Chunk, DecodingOptions
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.local_cluster import ENVIRONMENT, LocalCluster
 from benchmarks.clips import make_clip
-from benchmarks.reporting import command, error_bars, machine, quantile, spread, write_json
+from benchmarks.reporting import Budget, command, error_bars, machine, quantile, spread, write_json
 
 OPTIONS = DecodingOptions(language="en", max_new_tokens=32)
 CHUNK_S = 7.0
@@ -94,8 +94,11 @@ async def _send_together(dispatcher: Dispatcher, num_chunks: int) -> float:
 
 
 @contextmanager
-def ray_cluster(console: Console) -> Iterator[str | None]:
-    """Its address; None where Ray is not installed."""
+def ray_cluster(console: Console, wanted: bool) -> Iterator[str | None]:
+    """Its address; None where Ray is not wanted or not installed."""
+    if not wanted:
+        yield None
+        return
     if find_spec("ray") is None:
         console.print("left out, as Ray is not installed: ray")
         yield None
@@ -108,12 +111,14 @@ def ray_cluster(console: Console) -> Iterator[str | None]:
         cluster.stop()
 
 
-def measure(cases: list[Case], work: Work, rounds: int, address: str, path: Path | None) -> dict[str, Any]:
+def measure(
+    cases: list[Case], work: Work, rounds: int, address: str, path: Path | None, budget: Budget
+) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("cases", total=len(cases) * rounds)
         for _ in range(rounds):
-            for case in cases:
+            for case in (case for case in cases if budget.allows(case)):
                 progress.update(bar, description=str(case))
                 outcome = asyncio.run(run_case(case, work, address))
                 for name, value in outcome.items():
@@ -158,17 +163,22 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="1 round of few chunks")
+    parser.add_argument("--executors", nargs="+", default=["inline", "multiprocess", "ray"])
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     console = Console()
     work, rounds = (Work(10, 32), 1) if options.quick else (Work(100, 256), options.rounds)
     console.print(command(), machine())
-    with ray_cluster(console) as address:
+    with ray_cluster(console, "ray" in options.executors) as address:
         cases = [Case(executor, replicas) for replicas in (1, 2) for executor in ("inline", "multiprocess")]
+        cases = [case for case in cases if case.executor in options.executors]
         if address is not None:
             cases += [Case("ray", 1), Case("ray", 2)]
-        figures = measure(cases, work, rounds, address or "auto", options.json)
+        figures = measure(
+            cases, work, rounds, address or "auto", options.json, Budget(options.budget_s, console)
+        )
     show(figures, console)
     if options.plot:
         plot(figures, options.plot)

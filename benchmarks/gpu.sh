@@ -1,23 +1,40 @@
 #!/usr/bin/env bash
-# All that is to be measured on a GPU, in parts that each keep to their time:
-#   benchmarks/gpu_wheels.sh                 beforehand, where there is a network: what a bare machine lacks
-#   benchmarks/gpu.sh check                  on the GPU machine, three minutes: is all well, and where does a step go
-#   benchmarks/gpu.sh engine                 arrays in, nine minutes: both shapes at 128, then the sweeps
-#   benchmarks/gpu.sh http peers             the whole server and transformers, nine minutes
-#   benchmarks/gpu.sh --dry-run [PART...]    anywhere: every part on CPU, with small shapes
+# All that is to be measured on a GPU, in calls that each keep within ten minutes:
+#   benchmarks/gpu_wheels.sh               beforehand, where there is a network: what a bare machine lacks
+#   benchmarks/gpu.sh check                first, three minutes: is all well, and where does a step go
+#   benchmarks/gpu.sh engine               second, arrays in: both shapes at 128, then the sweeps
+#   benchmarks/gpu.sh http                 third, the whole server, and transformers in the same run
+#   benchmarks/gpu.sh systems              with time left: replicas that share the GPU, transport, executors
+#   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
+#   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
 # Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
-# benchmarks/results. Random weights, a fixed number of tokens a chunk. .cache/gpu must travel too.
+# benchmarks/results; a case without a result is named, and ends the script with status 1. Random weights, a fixed
+# number of tokens a chunk. .cache/gpu must travel too.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 results=${OUT:-benchmarks/results}
-export OUT=${TMPDIR:-/tmp}/asr-server-gpu-results PYTHONUNBUFFERED=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
-mkdir -p "$OUT" "$results"
+export PYTHONUNBUFFERED=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
 
-device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 limit_s=530 quick=()
-if [[ ${1:-} == --dry-run ]]; then
+device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 limit_s=530 peer=bfloat16:64
+threads=(4 8 16 1 2) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
+patience=1 brief=() executors=(inline multiprocess ray)
+while [[ ${1:-} == --* ]]; do
+    case $1 in
+    --mps) mps=true ;;
+    --dry-run)
+        dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 limit_s=6000 peer=float32:4
+        threads=(1 2) workers=(1 2) sharing=(2) quick=(--quick)
+        patience=10 brief=(--budget-s 5) executors=(inline) # a busy machine may take its time
+        ;;
+    *) echo "unknown: $1" >&2 && exit 2 ;;
+    esac
     shift
-    device=cpu turbo=tiny large=base clips=4 tokens=20 rounds=1 limit_s=3600 quick=(--quick)
+done
+if (($# == 0)); then
+    set -- check engine http systems
 fi
+OUT=$(mktemp --directory) && export OUT
+mkdir -p "$results"
 
 prepare() {
     python3 -c 'import fastapi, msgspec, soundfile, soxr' 2>/dev/null && return
@@ -27,67 +44,120 @@ prepare() {
     export PYTHONPATH=$site:$PWD/.cache/gpu/site
 }
 
-# NAME SECONDS COMMAND...: within what is left of the whole. The command finds its seconds in $budget_s.
+# FILE SECONDS COMMAND...: within what is left of the whole. The command finds its seconds in $budget_s, and its
+# result is to be FILE.
 timed() {
-    local name=$1 seconds=$2 started=$SECONDS left=$((limit_s - SECONDS))
+    local file=$1 seconds=$((patience * $2)) started=$SECONDS left=$((limit_s - SECONDS))
     shift 2
+    echo "$file" >>"$OUT/expected.txt"
     export budget_s=$((seconds < left ? seconds : left))
     if ((budget_s < 20)); then
-        echo "== $name: left out, no time"
+        echo "== $file: left out, no time"
         return
     fi
-    echo "== $name, $budget_s s"
+    echo "== $file, $budget_s s"
     timeout --kill-after=5 $((budget_s + 10)) "$@"
-    echo "== $name ended with status $? after $((SECONDS - started)) s"
+    echo "== $file ended with status $? after $((SECONDS - started)) s"
 }
 
-bench() {  # NAME SECONDS MODULE FLAG...
+bench() { # NAME SECONDS MODULE FLAG...
     local name=$1 seconds=$2
     shift 2
-    timed "$name" "$seconds" bash -c 'python3 -m "benchmarks.$0" --budget-s "$budget_s" "$@"' "$@" \
-        --device "$device" --json "$OUT/$name.json" "${quick[@]}"
+    timed "$name.json" "$seconds" bash -c 'python3 -m "benchmarks.$0" --budget-s "$budget_s" "$@"' "$@" \
+        --json "$OUT/$name.json" "${quick[@]}"
+}
+
+on_device() { # NAME SECONDS MODULE FLAG...
+    bench "$@" --device "$device"
+}
+
+has() { # MODULE FLAG: whether that benchmark knows it
+    grep -q -- "\"$2\"" "benchmarks/$1.py"
 }
 
 check() {
-    timed cuda-tests 70 python3 -m pytest -q -W default tests/engine/test_cuda.py
-    bench parity 60 parity --shape "$turbo"
-    bench graphs-off 30 engine --shape "$turbo" --in-flight 32 --tokens 40 --rounds 1 --slots 32 --no-cuda-graphs
-    bench profile 60 engine --shape "$turbo" --in-flight 32 --tokens 40 --rounds 1 --slots 32 --profile
+    local one=(--shape "$turbo" --in-flight 32 --tokens 40 --rounds 1 --slots 32)
+    timed cuda-tests.xml 70 python3 -m pytest -q -W default --junit-xml "$OUT/cuda-tests.xml" \
+        tests/engine/test_cuda.py
+    on_device parity 60 parity --shape "$turbo"
+    on_device graphs-off 40 engine "${one[@]}" --no-cuda-graphs
+    on_device profile 60 engine "${one[@]}" --profile
 }
 
 engine() {
     local common=(--rounds "$rounds" --slots 128)
-    bench turbo 90 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100
-    bench large 100 engine "${common[@]}" --shape "$large" --in-flight 128 1 --tokens 100
-    bench sweep 320 engine "${common[@]}" --shape "$turbo" --one-at-a-time \
-        --in-flight 128 8 32 512 --tokens 100 60 150 --clip-s 30 5 10 \
-        --compute-workers 1 2 3 4 --copy-overlap off on --plot "$OUT/engine.png"
+    on_device turbo 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100
+    on_device large 110 engine "${common[@]}" --shape "$large" --in-flight 128 1 --tokens 100
+    if has engine --kernels; then
+        on_device kernels 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100 \
+            --kernels torch triton
+    fi
+    if has engine --fp8; then
+        on_device fp8 70 engine "${common[@]}" --shape "$large" --in-flight 128 --tokens 100 --fp8
+    fi
+    on_device workers 150 engine "${common[@]}" --shape "$turbo" --in-flight 128 8 32 --tokens 100 \
+        --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
+    on_device lengths 150 engine "${common[@]}" --shape "$turbo" --one-at-a-time \
+        --in-flight 128 8 32 512 --tokens 100 60 150 --clip-s 30 5 10 --plot "$OUT/lengths.png"
 }
 
 http() {
     local common=(--shape "$turbo" --tokens "$tokens" --repeats "$rounds")
-    bench http-long 170 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 6 \
-        --preprocess-workers 4 8 16 --plot "$OUT/http-long.png"
-    bench http-clips 170 serving "${common[@]}" --length 30 5 10 --formats wav,flac,mp3 wav flac mp3 \
+    on_device http-long 230 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 128 1 \
+        --preprocess-workers "${threads[@]}" --plot "$OUT/http-long.png"
+    on_device http-clips 170 serving "${common[@]}" --length 30 5 10 --formats wav,flac,mp3 wav flac mp3 \
         --concurrency 128 1 8 32 512 --requests 512 --one-at-a-time --plot "$OUT/http-clips.png"
+    on_device peers 120 peers --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
+        --peers "transformers:$peer" --plot "$OUT/peers.png"
 }
 
-peers() {
-    local common=(--tokens "$tokens" --clips "$clips" --rounds "$rounds")
-    bench peers 120 peers "${common[@]}" --shape "$turbo" --peers transformers:bfloat16:64 --plot "$OUT/peers.png"
+systems() {
+    local count
+    for count in "${sharing[@]}"; do
+        replicas "replicas-$count" "$count"
+    done
+    if $mps; then
+        export CUDA_MPS_PIPE_DIRECTORY=$OUT/mps CUDA_MPS_LOG_DIRECTORY=$OUT/mps-log
+        mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+        if nvidia-cuda-mps-control -d; then
+            for count in "${sharing[@]}"; do
+                replicas "replicas-$count-mps" "$count"
+            done
+            echo quit | nvidia-cuda-mps-control
+        fi
+        rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
+        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    fi
+    bench transport 60 transport "${brief[@]}"
+    bench executors 60 executors --executors "${executors[@]}" "${brief[@]}"
+}
+
+replicas() { # NAME COUNT: so many on the GPU, short clips
+    on_device "$1" 70 serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" --length 5 --formats wav \
+        --concurrency 128 --requests 512 --serve "--replicas $2"
 }
 
 main() {
     prepare
     nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null
     for part in "$@"; do
-        "$part"
+        if $dry; then
+            "$part" & # two cores are busier so: most of a dry run is starting processes
+        else
+            "$part"
+        fi
     done
+    wait
     python3 -m benchmarks.gpu_summary "$OUT"
 }
 
-if (($# == 0)); then
-    set -- check engine http peers
-fi
 main "$@" 2>&1 | tee "$OUT/log.txt"
-tar --create --gzip --file "$results/gpu-$1.tar.gz" --directory "$OUT" .
+archive=$results/gpu-$1.tar.gz
+tar --create --gzip --file "$archive" --directory "$OUT" .
+missing=$(sed 's|^|./|' "$OUT/expected.txt" | sort | comm -23 - <(tar --list --file "$archive" | sort))
+rm -rf "$OUT"
+if [[ -n $missing ]]; then
+    printf 'no result of:\n%s\n' "$missing"
+    exit 1
+fi
+echo "all results are in $archive"

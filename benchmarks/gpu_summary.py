@@ -31,6 +31,11 @@ def engine(figures: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _busy(rounds: list[dict[str, Any]]) -> str:
+    shares = [each["gpu_busy"] for each in rounds if each["gpu_busy"] is not None]
+    return f", GPU busy {statistics.mean(shares):.0%}" if shares else ""
+
+
 def serving(figures: dict[str, Any]) -> Iterator[str]:
     for case in figures["cases"]:
         rounds = case["rounds"]
@@ -41,6 +46,7 @@ def serving(figures: dict[str, Any]) -> Iterator[str]:
         yield (
             f"{case['concurrency']} at once, {case['length']} {case['formats']}, "
             f"{case['preprocess_workers']} threads: RTFx {spread([each['rtfx'] for each in rounds], 0)}, "
+            f"{statistics.median(each['requests_per_s'] for each in rounds):.0f} requests/s{_busy(rounds)}, "
             f"first text {quantile(first_s, 0.5):.2f} s, /health {'/'.join(health)} ms, "
             f"client busy {max(each['client_busy'] for each in rounds):.0%}"
         )
@@ -55,11 +61,12 @@ def peers(figures: dict[str, Any]) -> Iterator[str]:
 
 SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     "parity": parity,
-    "engine": engine,
+    **dict.fromkeys(("graphs-off", "profile", "turbo", "large", "kernels", "fp8"), engine),
+    **dict.fromkeys(("workers", "lengths"), engine),
     "http-clips": serving,
     "http-long": serving,
     "peers": peers,
-    "peers-large": peers,
+    **{f"replicas-{count}{mps}": serving for count in (1, 2, 3) for mps in ("", "-mps")},
 }
 
 

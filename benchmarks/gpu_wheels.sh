@@ -10,7 +10,7 @@ rm -rf "$target"
 mkdir -p "$target/wheels" "$target/site/whisper"
 
 packages=(
-    fastapi opentelemetry-api starlette annotated-doc pydantic pydantic-core annotated-types typing-inspection typing-extensions
+    fastapi fastapi-offline websockets opentelemetry-api starlette annotated-doc pydantic pydantic-core annotated-types typing-inspection typing-extensions
     uvicorn h11 httptools click python-multipart anyio idna
     soundfile soxr av cffi pycparser
     msgspec pyzmq setproctitle pytest-asyncio pytest-timeout

@@ -158,11 +158,11 @@ def main() -> None:
         if budget.allows(name):
             console.print("checking:", name)
             findings += step()
+            write_json(options.json, [finding._asdict() for finding in findings])
     table = Table("on " + device, "found", "holds")
     for finding in findings:
         table.add_row(finding.what, finding.found, "yes" if finding.holds else "NO")
     console.print(table)
-    write_json(options.json, [finding._asdict() for finding in findings])
     sys.exit(0 if all(finding.holds for finding in findings) else 1)
 
 

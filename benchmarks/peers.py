@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -146,9 +146,14 @@ def choose(
 
 
 def take_turns(
-    settings: Sequence[Setting], work: Work, rounds: int, budget: Budget, progress: Progress
+    settings: Sequence[Setting],
+    work: Work,
+    rounds: int,
+    budget: Budget,
+    progress: Progress,
+    write: Callable[[dict[Setting, list[float]]], None],
 ) -> dict[Setting, list[float]]:
-    """Seconds of every round, the systems interleaved."""
+    """Seconds of every round, the systems interleaved. What there is, is written after each round."""
     runners = {setting: Runner(setting, work) for setting in settings}
     seconds: dict[Setting, list[float]] = {setting: [] for setting in settings}
     try:
@@ -157,6 +162,7 @@ def take_turns(
             if i == 0 or budget.allows(f"round {i + 1}", round_s):
                 for setting, runner in runners.items():
                     seconds[setting].append(runner.run())
+                write(seconds)
     finally:
         for runner in runners.values():
             runner.close()
@@ -260,14 +266,19 @@ def main() -> None:
             best = [_best_of(searched, system) for system in dict.fromkeys(each.system for each in searched)]
         ours = [Setting(OURS[way], dtype, options.clips) for way in options.ours for dtype in options.dtype]
         rounds = 2 if options.quick else options.rounds
-        seconds = take_turns([*ours, *best], work, rounds, budget, progress)
+
+        def write(seconds: dict[Setting, list[float]]) -> None:
+            figures: dict[str, Any] = {
+                "work": asdict(work) | {"checkpoint": options.shape, "converted": None},
+                "searched_s": {str(setting): round(least, 3) for setting, least in searched.items()},
+                "rounds_s": {
+                    str(setting): [round(s, 3) for s in times] for setting, times in seconds.items()
+                },
+            }
+            write_json(options.json, figures)
+
+        seconds = take_turns([*ours, *best], work, rounds, budget, progress, write)
     show(work, seconds, console)
-    figures: dict[str, Any] = {
-        "work": asdict(work) | {"checkpoint": options.shape, "converted": None},
-        "searched_s": {str(setting): round(least, 3) for setting, least in searched.items()},
-        "rounds_s": {str(setting): [round(s, 3) for s in times] for setting, times in seconds.items()},
-    }
-    write_json(options.json, figures)
     if options.plot:
         plot(work, seconds, options.plot)
 

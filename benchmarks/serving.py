@@ -21,7 +21,7 @@ import asyncio
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -100,8 +100,10 @@ class Load:
         return mean
 
 
-async def measure(url: str, cases: list[Case], options: argparse.Namespace, budget: Budget) -> None:
-    """The rounds of one server, the cases taking turns."""
+async def measure(
+    url: str, cases: list[Case], options: argparse.Namespace, budget: Budget, write: Callable[[], None]
+) -> None:
+    """The rounds of one server, the cases taking turns. What there is, is written after each."""
     fields = {"language": "en", "max_completion_tokens": str(options.tokens)} if options.shape else {}
     with watching_the_gpu() as busy, probing_health(url) as health:
         async with connected(url) as client:
@@ -115,6 +117,7 @@ async def measure(url: str, cases: list[Case], options: argparse.Namespace, budg
                 for case in progress.track(turns, description="rounds"):
                     if budget.allows(f"a round of {case}", case.rounds[-1].wall_s if case.rounds else 0):
                         case.rounds.append(await load.round(uploads_of(case, options), case.concurrency))
+                        write()
 
 
 def uploads_of(case: Case, options: argparse.Namespace) -> list[Upload]:
@@ -157,6 +160,10 @@ def main() -> None:
     console.print("command:", command())
     console.print("machine:", machine())
     cases, budget = plan(options), Budget(options.budget_s, console)
+
+    def write() -> None:
+        write_json(options.json, figures([case for case in cases if case.rounds], options))
+
     for workers in dict.fromkeys(case.preprocess_workers for case in cases):
         own = [case for case in cases if case.preprocess_workers == workers]
         if budget.allows(f"{workers} preprocess workers"):
@@ -165,10 +172,9 @@ def main() -> None:
                 uploads_of(case, options)
             console.print(f"a server with {workers} preprocess workers")
             with server(workers, options) as url:
-                asyncio.run(measure(url, own, options, budget))
+                asyncio.run(measure(url, own, options, budget, write))
     measured = [case for case in cases if case.rounds]
     show(measured, console)
-    write_json(options.json, figures(measured, options))
     if options.plot:
         plot(measured, options.plot)
 

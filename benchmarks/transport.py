@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.reporting import command, machine, quantile, spread, write_json
+from benchmarks.reporting import Budget, command, machine, quantile, spread, write_json
 from benchmarks.transport_variants import (
     SPAWN,
     VARIANTS,
@@ -195,11 +195,11 @@ def cases(scale: int) -> list[Work]:
     return [*table, Work("chunks, 133 a second", 400 // scale, 1, CHUNK_BYTES, rate=133.0, num_distinct=16)]
 
 
-def measure(works: list[Work], rounds: int, path: Path | None) -> dict[str, Any]:
+def measure(works: list[Work], rounds: int, path: Path | None, budget: Budget) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("cases", total=len(works) * len(VARIANTS) * (rounds + 1))
-        for work in works:
+        for work in (work for work in works if budget.allows(work.name)):
             for number in range(rounds + 1):
                 for variant in VARIANTS:
                     outcome, extra_bytes = run_case(variant, work, watch_memory=number == rounds)
@@ -231,12 +231,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="1 round, an eighth of the payload")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     console = Console()
     rounds = 1 if options.quick else options.rounds
-    figures = measure(cases(8 if options.quick else 1), rounds, options.json)
+    budget = Budget(options.budget_s, console)
+    figures = measure(cases(8 if options.quick else 1), rounds, options.json, budget)
     trips_s = run_ping(200 if options.quick else 2000)
     console.print(command(), machine())
     show(figures, console)

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.checkpoints import SHAPES, Shape, make_checkpoint
 
 # Everything that whisper-tiny has, in a size that needs no patience.
-POCKET = Shape(128, 2, encoder_layers=2, decoder_layers=2)
+POCKET = SHAPES["pocket"]
 LARGE_V3_NARROW = Shape(128, 2, encoder_layers=2, decoder_layers=2, num_mels=128, num_languages=100)
 LARGE_V3_SHORT = Shape(1280, 20, encoder_layers=1, decoder_layers=2, num_mels=128, num_languages=100)
 
