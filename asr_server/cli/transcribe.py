@@ -225,8 +225,6 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
 
 def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
     settings = settings_from(options, FOR_A_MODEL)
-    if settings.executor == "ray" and not job["manifest"]:
-        raise click.UsageError("--executor ray is for --manifest.")
     if settings.log_level == "info":
         settings = replace(settings, log_level="error")  # what a server's log tells is no news here
     configure_logging(settings.log_level, settings.log_format)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from asr_server import __version__
@@ -17,6 +18,7 @@ from asr_server.checkpoint import CheckpointError, resolve_checkpoint
 from asr_server.telemetry import configure_logging
 from asr_server.transport.tcp import TcpEngineServer
 from asr_server.workers.engine_loop import CannotStart, load_engine, run
+from asr_server.workers.ranks import Ranks
 from asr_server.workers.replica import ReplicaSpec
 
 if TYPE_CHECKING:
@@ -46,4 +48,6 @@ def _create_engine(spec: ReplicaSpec) -> Engine:
         model = resolve_checkpoint(spec.settings.model)
     except CheckpointError as error:
         raise CannotStart(f"on {_HOST}: {error}") from error
-    return load_engine(replace(spec.settings, model=str(model)), spec.num_on_device)
+    settings = replace(spec.settings, model=str(model))
+    start_ranks = partial(Ranks, spec.index, settings, spec.num_on_device)
+    return load_engine(settings, spec.num_on_device, start_ranks)

@@ -54,6 +54,8 @@ class RayExecutor:
         """Raises StartImpossible where there is no cluster to join."""
         try:
             return await _in_thread(self._join, JOIN_LIMIT_S)
+        except StartImpossible:
+            raise
         except Exception as error:  # of any kind, as Ray has it
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise StartImpossible(f"no Ray cluster at {self._settings.ray_address}: {reason}") from error
@@ -93,11 +95,14 @@ class RayExecutor:
         num_hosts = sum(node["Alive"] for node in ray.nodes())
         gpus = int(ray.cluster_resources().get("GPU", 0))
         use_gpus = self._settings.device == "cuda" or (self._settings.device == "auto" and gpus > 0)
-        shared_by = self._settings.replicas_per_device
-        num_replicas = self._settings.replicas or (gpus if use_gpus else num_hosts) * shared_by
+        shared_by, num_ranks = self._settings.replicas_per_device, self._settings.tensor_parallel_size
+        num_replicas = self._settings.replicas or (gpus // num_ranks if use_gpus else num_hosts) * shared_by
+        if not num_replicas:
+            raise StartImpossible(f"each replica needs {num_ranks} GPUs: the Ray cluster has {gpus}")
         num_on_host = math.ceil(num_replicas / num_hosts)
         self._num_on_device = shared_by if use_gpus else num_on_host
-        self._resources = {"GPU": 1 / shared_by} if use_gpus else {"CPU": max(1, self._settings.cpu_threads)}
+        threads = max(1, self._settings.cpu_threads)
+        self._resources = {"GPU": num_ranks / shared_by} if use_gpus else {"CPU": num_ranks * threads}
         self._settings = replace(self._settings, replicas=num_on_host)  # what shares a host's cores
         self._places = ray.util.placement_group([self._resources] * num_replicas, strategy="SPREAD")
         return num_replicas

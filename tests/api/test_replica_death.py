@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -17,10 +18,12 @@ import pytest
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server
 from tests.speech import VOICES, say
+from tests.workers.ray_cluster import ray_cluster
 
 MODEL = {"model": "whisper-1"}
 PATH = "/v1/audio/transcriptions"
-NUM_KILLS = 10
+NUM_KILLS = 10  # of each kind
+NUM_CLIENTS = 32
 
 
 @pytest.fixture(scope="module")
@@ -79,42 +82,109 @@ async def test_a_stream_goes_on_when_its_replica_is_killed(two_replicas: Server)
     assert done == "".join(deltas) == undisturbed
 
 
+@pytest.fixture
+def two_processes() -> Iterator[Server]:
+    with run_server("--dtype", "float32", "--replicas", "2") as server:
+        yield server
+
+
+@pytest.fixture
+def one_process() -> Iterator[Server]:
+    with run_server("--dtype", "float32", "--replicas", "1") as server:
+        yield server
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[Server]:
+    with run_server("--dtype", "float32", "--device", "cpu", "--tensor-parallel-size", "2") as server:
+        yield server
+
+
+@pytest.fixture
+def two_actors() -> Iterator[Server]:
+    """Each with a raylet of its own."""
+    ray = ("--executor", "ray", "--replicas", "2")
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(ray_cluster()).address
+        yield stack.enter_context(run_server("--dtype", "float32", *ray, "--ray-address", address))
+
+
 @pytest.mark.trial
-@pytest.mark.timeout(900)
-async def test_ten_random_kills_under_32_requests_change_no_text(two_replicas: Server) -> None:
-    files = [file_number(number, 1 + number % 3) for number in range(32)]
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("how", ["two_processes", "one_process", "two_ranks", "two_actors"])
+async def test_ten_kills_and_ten_stops_under_32_requests_change_no_text(
+    how: str, request: pytest.FixtureRequest
+) -> None:
+    server: Server = await asyncio.to_thread(request.getfixturevalue, how)
+    files = [file_number(number, 1 + number % 3) for number in range(NUM_CLIENTS)]
     killed = asyncio.Event()
     num_answers = 0
 
-    async def ask(client: httpx.AsyncClient, file: bytes) -> str:
-        reply = await client.post(PATH, files={"file": file}, data=MODEL)
-        assert reply.status_code == 200, reply.text
-        return str(reply.json()["text"])
-
-    async def keep_asking(client: httpx.AsyncClient, file: bytes, undisturbed: str) -> None:
+    async def keep_asking(client: httpx.AsyncClient, number: int, undisturbed: str) -> None:
         nonlocal num_answers
         while not killed.is_set():
-            assert await ask(client, file) == undisturbed
+            ask = ask_for_a_stream if number % 4 == 0 else ask_for_text
+            assert await ask(client, files[number]) == undisturbed
             num_answers += 1
 
-    limits = httpx.Limits(max_connections=64)
-    async with httpx.AsyncClient(base_url=two_replicas.url, timeout=200, limits=limits) as client:
-        undisturbed = [await ask(client, file) for file in files]
+    limits = httpx.Limits(max_connections=2 * NUM_CLIENTS)
+    async with httpx.AsyncClient(base_url=server.url, timeout=900, limits=limits) as client:
+        undisturbed = [await ask_for_text(client, file) for file in files]
         async with asyncio.TaskGroup() as group:
-            for file, text in zip(files, undisturbed, strict=True):
-                group.create_task(keep_asking(client, file, text))
-            await asyncio.to_thread(kill_at_random, two_replicas, random.Random(8))
+            for number, text in enumerate(undisturbed):
+                group.create_task(keep_asking(client, number, text))
+            detected_s = await asyncio.to_thread(kill_at_random, server, random.Random(8))
             killed.set()
-    print(f"{num_answers} answers during {NUM_KILLS} kills")
-    assert num_answers >= 32
+    print(f"{how}: {num_answers} answers meanwhile; stops noticed after at most {max(detected_s):.1f} s")
+    assert num_answers >= NUM_CLIENTS
 
 
-def kill_at_random(server: Server, rng: random.Random) -> None:
-    """A kill is -9 or STOP to one replica, or TERM to all of them as a group."""
-    for _ in range(NUM_KILLS):
+async def ask_for_text(client: httpx.AsyncClient, file: bytes) -> str:
+    reply = await client.post(PATH, files={"file": file}, data=MODEL)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["text"])
+
+
+async def ask_for_a_stream(client: httpx.AsyncClient, file: bytes) -> str:
+    deltas, done = "", None
+    data = MODEL | {"stream": "true"}
+    async with client.stream("POST", PATH, files={"file": file}, data=data) as reply:
+        assert reply.status_code == 200
+        async for line in reply.aiter_lines():
+            event = json.loads(line[6:]) if line.startswith("data: {") else {}
+            deltas += event.get("delta", "")
+            done = event.get("text", done)
+    assert done == deltas
+    return deltas
+
+
+def kill_at_random(server: Server, rng: random.Random) -> list[float]:
+    """How long it took until the server had noticed of each stop that the replica is frozen."""
+    detected_s: list[float] = []
+    signals = [signal.SIGKILL, signal.SIGSTOP] * NUM_KILLS
+    rng.shuffle(signals)
+    for number in signals:
         time.sleep(rng.uniform(0.5, 5.0))
-        while not (replicas := ready_replicas(server)):
+        while not (processes := processes_of_ready_replicas(server)):
             time.sleep(rng.uniform(0.5, 5.0))
-        how = rng.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM))
-        for replica in replicas if how == signal.SIGTERM else [rng.choice(replicas)]:
-            replica.send_signal(how)
+        before, started = num_frozen(server), time.monotonic()
+        rng.choice(processes).send_signal(number)
+        while number == signal.SIGSTOP and num_frozen(server) == before:
+            assert time.monotonic() - started < 30
+            time.sleep(0.02)
+        if number == signal.SIGSTOP:
+            detected_s.append(time.monotonic() - started)
+    return detected_s
+
+
+def processes_of_ready_replicas(server: Server) -> list[psutil.Process]:
+    """With their other ranks, and as actors of the test's own Ray cluster."""
+    replicas = server.get("/load").json()["replicas"]
+    names = [f"asr-server {replica['name']}" for replica in replicas if replica["ready"]]
+    mine = psutil.Process(server.process.pid).children(recursive=True)
+    actors = [each for each in psutil.Process().children(recursive=True) if "ray::" in title_of(each)]
+    return [each for each in mine + actors if any(name in title_of(each) for name in names)]
+
+
+def num_frozen(server: Server) -> int:
+    return server.written().count("has been silent for")

@@ -24,6 +24,7 @@ from tests.api.sample_files import sound_file
 from tests.checkpoints import large_directory, narrow_large_directory
 from tests.conftest import run_server
 from tests.speech import digits_of, say
+from tests.workers.ray_cluster import ray_cluster
 from tests.workers.test_executors import chunk, until_ready
 
 SAID = [say(digits) for digits in ("407", "12", "98653", "5550", "1234567", "8", "31415", "926")]
@@ -121,6 +122,26 @@ async def test_two_ranks_of_large_v3s_layout_hear_what_one_hears(directory: Call
 
 
 @pytest.mark.trial
+async def test_two_ranks_in_an_actor_of_ray_hear_what_one_hears_and_end_with_it() -> None:
+    options = [PLAIN, LADDER]
+    async with running(executor="inline") as one:
+        expected = await decode(one, options)
+    with ray_cluster(cpus_for_each=2) as cluster:
+        on_ray: dict[str, Any] = {"executor": "ray", "replicas": 1, "ray_address": cluster.address}
+        async with running(tensor_parallel_size=2, **on_ray) as two:
+            assert_alike(await decode(two, options), expected)
+            ranks = [each for each in psutil.Process().children(recursive=True) if is_replica(each)]
+            assert len(ranks) == 2
+            ranks[0].kill()
+            await until_gone(ranks)
+            assert_alike(await decode(two, options), expected)
+
+
+def is_replica(process: psutil.Process) -> bool:
+    return "asr-server replica 0" in " ".join(process.cmdline())
+
+
+@pytest.mark.trial
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_rank_that_is_killed_or_frozen_under_load_costs_no_chunk_and_leaves_no_rank(
@@ -183,7 +204,8 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"executor": "inline"}, "needs --executor multiprocess"),
+        ({"executor": "inline"}, "needs --executor multiprocess or ray"),
+        ({"executor": "ray", "replicas_per_device": 2}, "with --executor ray needs --replicas-per-device 1"),
         ({"compute_workers": 2}, "needs --compute-workers 0 or 1"),
     ],
 )

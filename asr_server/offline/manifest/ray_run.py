@@ -75,7 +75,8 @@ def _quieten(quiet: bool) -> None:
 def _dataset(settings: Settings, job: TranscribeJob) -> ray.data.Dataset:
     assert job.manifest is not None
     on_gpu = settings.device == "cuda" or (settings.device == "auto" and _cluster_gpus() > 0)
-    num_actors = settings.replicas or (_cluster_gpus() if on_gpu else _num_nodes())
+    num_ranks = settings.tensor_parallel_size
+    num_actors = settings.replicas or (_cluster_gpus() // num_ranks if on_gpu else _num_nodes())
     num_bytes = job.manifest.stat().st_size
     part_bytes = _part_bytes(num_bytes, num_actors)
     num_parts = math.ceil(num_bytes / part_bytes)
@@ -91,7 +92,7 @@ def _dataset(settings: Settings, job: TranscribeJob) -> ray.data.Dataset:
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=num_actors, max_tasks_in_flight_per_actor=PARTS_AT_ONCE + 1),
         num_cpus=1,
-        num_gpus=1 if on_gpu else 0,
+        num_gpus=num_ranks if on_gpu else 0,
         max_concurrency=PARTS_AT_ONCE,
         scheduling_strategy="SPREAD",
     )
