@@ -42,7 +42,7 @@ from asr_server.workers.replica_state import ReplicaState
 from asr_server.workers.request_handle import OnEarlyResult, OnLanguage, PendingChunk, RequestHandle
 from asr_server.workers.supervisor import Supervisor
 
-MAX_ATTEMPTS = 4  # the first beside others, the later ones alone
+MAX_ATTEMPTS = 6  # the first beside others, the later ones alone: few convict a chunk by chance
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from asr_server.child_process import child_environment
 # Samples do not go through Ray's shared store of objects: nearly the least that Ray takes.
 OBJECT_STORE_BYTES: Final = 80 << 20
 STOP_LIMIT_S: Final = 20.0
+CONNECT_LIMIT_S: Final = 10.0
 # Nothing of such a cluster listens on other addresses than 127.0.0.1, and its processes share a token.
 ENVIRONMENT: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 _CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves its address
@@ -36,10 +38,23 @@ def is_local(address: str) -> bool:
     return address == "local" or (address == "auto" and nothing_runs)
 
 
+def connect_once(address: str) -> None:
+    """Raises OSError where nothing listens: Ray itself would try for a minute, and then write many lines."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT_S).close()
+    except OSError as error:
+        reason = f"cannot connect to {address}: {error.strerror or error}"
+        raise OSError(error.errno or 0, reason) from error
+
+
 @contextmanager
 def cluster_address(address: str) -> Iterator[str]:
     """Of the cluster that the setting names, or of one that ends with the block. Raises OSError."""
     if not is_local(address):
+        connect_once(address)
         yield address
         return
     os.environ |= ENVIRONMENT  # read when Ray is imported

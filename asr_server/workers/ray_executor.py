@@ -8,6 +8,7 @@ some do so for good once the cluster is gone: each is made in a thread of its ow
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import math
@@ -25,12 +26,14 @@ from asr_server.config import Settings
 from asr_server.core import Event, LogLine
 from asr_server.transport.tcp import TcpEngineClient
 from asr_server.workers.executor import StartImpossible
-from asr_server.workers.local_cluster import ENVIRONMENT, LocalCluster, is_local
+from asr_server.workers.local_cluster import ENVIRONMENT, LocalCluster, connect_once, is_local
 from asr_server.workers.remote_replica import RemoteReplica
 from asr_server.workers.replica import ReplicaSpec
 
 JOIN_LIMIT_S: Final = 300.0
 CALL_LIMIT_S: Final = 10.0
+LEAVE_LIMIT_S: Final = 30.0
+CALL_THREAD: Final = "ray call"
 KILL_LIMIT_S: Final = 10.0
 PLACE_WAIT_S: Final = 0.25
 PLACE_LOG_S: Final = 20.0
@@ -74,9 +77,10 @@ class RayExecutor:
 
     async def stop(self) -> None:
         try:
-            await _in_thread(self._leave, CALL_LIMIT_S)
+            await _in_thread(self._leave, LEAVE_LIMIT_S)
         except Exception as error:
             logger.warning("the Ray cluster could not be left in order: %s: %s", type(error).__name__, error)
+            atexit.unregister(_ray().shutdown)  # which would wait again, for good perhaps
         if self._local_cluster is not None:
             await asyncio.to_thread(self._local_cluster.stop)
 
@@ -89,6 +93,7 @@ class RayExecutor:
             os.environ |= ENVIRONMENT  # read when Ray is imported
             self._local_cluster = LocalCluster()
             address = self._local_cluster.address
+        connect_once(address)
         ray = _ray()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         self._host = ray.util.get_node_ip_address()
@@ -136,6 +141,12 @@ class RayExecutor:
                 )
 
     def _leave(self) -> None:
+        """Not while another call is under way, such as one that waits for a place: Ray ends its side of the
+        connection beneath that, and neither may come back.
+        """
+        for thread in threading.enumerate():
+            if thread.name == CALL_THREAD and thread is not threading.current_thread():
+                thread.join(CALL_LIMIT_S)
         if "ray" in sys.modules:
             if self._places is not None:
                 with contextlib.suppress(Exception):  # the cluster may be gone
@@ -194,5 +205,5 @@ async def _in_thread(function: Callable[[], T], limit_s: float) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, set_outcome, outcome)
 
-    threading.Thread(target=run, name="ray", daemon=True).start()
+    threading.Thread(target=run, name=CALL_THREAD, daemon=True).start()
     return await asyncio.wait_for(result, limit_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,11 +86,21 @@ def title_of(process: psutil.Process) -> str:
 def until_gone(processes: list[psutil.Process], limit_s: float) -> float:
     """The seconds that it took."""
     started = time.perf_counter()
-    _, alive = psutil.wait_procs(processes, limit_s)
-    for process in alive:
-        process.send_signal(signal.SIGKILL)
-    assert not alive
+    while alive := [process for process in processes if is_alive(process)]:
+        if time.perf_counter() - started > limit_s:
+            for process in alive:
+                process.kill()
+            raise AssertionError(f"left after {limit_s} s: {list(map(title_of, alive))}")
+        time.sleep(0.01)
     return time.perf_counter() - started
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A process that has ended, and whom nobody has asked about yet, is not."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def shared_memory() -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -36,17 +37,35 @@ def test_a_host_with_another_version_says_so() -> None:
         ReplicaActor().run(b"", "0.0.0")
 
 
-@pytest.mark.trial
-async def test_a_cluster_that_is_not_there_is_told_and_given_up() -> None:
-    pytest.importorskip("ray")
-    dispatcher = Dispatcher(Settings(executor="ray", ray_address="127.0.0.1:1024"))
-    await dispatcher.start()
-    async with asyncio.timeout(120):
-        while not dispatcher.given_up:
-            await asyncio.sleep(0.1)
+async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> None:
+    with socket.socket() as bound:  # and not listening
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        dispatcher = Dispatcher(Settings(executor="ray", ray_address=address))
+        await dispatcher.start()
+        async with asyncio.timeout(30):
+            while not dispatcher.given_up:
+                await asyncio.sleep(0.02)
     assert dispatcher.failed_to_start
-    assert "no Ray cluster at 127.0.0.1:1024" in dispatcher.last_failure
+    assert dispatcher.last_failure.startswith(f"no Ray cluster at {address}: ")
+    assert dispatcher.last_failure.endswith(f"cannot connect to {address}: Connection refused")
     await dispatcher.stop()
+
+
+def test_without_ray_a_server_says_what_to_install_and_ends() -> None:
+    """As on a machine without it: no import of it is found."""
+    code = """if True:
+        import importlib.util, sys
+        find_spec = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *rest: None if name == "ray" else find_spec(name, *rest)
+        sys.modules["ray"] = None  # an import of it fails
+        sys.argv = ["asr-server", "serve", "--port", "0", "--executor", "ray"]
+        from asr_server.__main__ import main
+        main()"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].endswith("needs Ray, an extra: pip install 'asr-server[ray]'")
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> None:
