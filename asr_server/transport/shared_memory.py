@@ -26,7 +26,7 @@ import numpy.typing as npt
 from asr_server.transport import arrays
 
 SIZE: Final = 1 << 30  # address space; memory is taken only where something was written
-KEPT_BYTES: Final = 64 << 20
+KEPT_BYTES: Final = 256 << 20
 ALIGNMENT: Final = 4096  # whole pages, so that what is freed can be given back
 HEADER_BYTES: Final = 64  # the length of the array, and what keeps the array aligned
 
