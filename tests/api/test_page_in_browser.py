@@ -36,6 +36,7 @@ pytestmark = pytest.mark.skipif(
 
 LIMIT_MS = 60_000
 SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+TURN = "conversation.item.input_audio_transcription"
 OpenPage = Callable[..., Page]
 
 
@@ -212,6 +213,51 @@ def test_the_microphone_is_heard_while_one_speaks(open_page: OpenPage) -> None:
     expect(done.locator(".transcript")).to_contain_text("two seven one")
     expect(done.get_by_role("slider", name="Position in Recording 1")).to_be_visible()
     expect(page.get_by_role("button", name="Speak")).to_be_visible()
+
+
+def test_what_the_server_had_not_heard_when_one_stopped_is_waited_for(open_page: OpenPage) -> None:
+    """A server that lags behind: the second turn begins, for it, after the button was pressed."""
+
+    def lagging(page: Page) -> None:
+        page.route_web_socket("**/v1/realtime*", serve)
+
+    def serve(socket: WebSocketRoute) -> None:
+        def send(type: str, **fields: object) -> None:
+            socket.send(json.dumps({"type": type, **fields}))
+
+        def on_message(message: str | bytes) -> None:
+            received.append(json.loads(message)["type"])
+            match received[-1]:
+                case "input_audio_buffer.append" if len(received) == 1:
+                    send("input_audio_buffer.speech_started", item_id="a", audio_start_ms=0)
+                    send(f"{TURN}.delta", item_id="a", delta="one")
+                    send("input_audio_buffer.speech_stopped", item_id="a", audio_end_ms=100)
+                    send("input_audio_buffer.committed", item_id="a")
+                case "input_audio_buffer.commit":
+                    send("input_audio_buffer.speech_started", item_id="b", audio_start_ms=200)
+                    send("input_audio_buffer.committed", item_id="b")
+                    send(f"{TURN}.completed", item_id="a", transcript="one")
+                case "session.update":
+                    send("session.updated")
+                    send(f"{TURN}.completed", item_id="b", transcript="two")
+
+        socket.on_message(on_message)
+        send("session.created")
+
+    received: list[str] = []
+    page = open_page(permissions=["microphone"], mock=lagging)
+    page.get_by_role("button", name="Speak").click()
+    expect(page.locator("#live-text")).to_contain_text("one")
+    page.evaluate(
+        """() => {
+            for (const end = performance.now() + 600; performance.now() < end; ); // blocks are waiting now
+            document.getElementById("record").click();
+        }"""
+    )
+    expect(card(page, "Recording 1").locator(".transcript")).to_have_text("one two")
+    *appends, commit, update = received  # audio behind the commit would never be committed
+    assert set(appends) == {"input_audio_buffer.append"}
+    assert (commit, update) == ("input_audio_buffer.commit", "session.update")
 
 
 def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:

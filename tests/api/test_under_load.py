@@ -120,7 +120,7 @@ async def test_the_first_text_of_20_minutes_comes_within_1_5_s(server: Server) -
     file = sound_of(ten_minutes() * 2)
     async with connected(server.url) as client:
         await transcribe_stream(client, "warm.wav", sound_file(spoken(0).samples))
-        answers = [await transcribe_stream(client, "20-minutes.flac", file) for _ in range(5)]
+        answers = [await transcribe_stream(client, "20-minutes.flac", file) for _ in range(3)]
     for answer in answers:
         print(f"first text after {answer.first_text_s:.2f} s, the whole after {answer.total_s:.1f} s")
     assert max(answer.first_text_s for answer in answers) < 1.5

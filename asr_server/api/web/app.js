@@ -126,6 +126,7 @@ async function record() {
   try {
     await microphone.start();
   } catch (error) {
+    if (!microphone) return; // stopped meanwhile
     show($("message"), error.message);
     microphone.hasEnded = true;
     microphone = null;

@@ -3,6 +3,7 @@
 import { apiKey } from "./api.js";
 
 const RATE = 24000;
+const END_MS = 1000; // in which the last block comes, unless the browser has stopped the audio
 
 const FAILURES = {
   NotAllowedError: "The microphone was not allowed. Allow it for this page in the browser's settings.",
@@ -25,8 +26,9 @@ export class Microphone {
     } catch (error) {
       throw new Error(FAILURES[error.name] || error.message);
     }
-    await this.#connect();
-    await this.#listen();
+    if (!this.isStopping) await this.#connect();
+    if (!this.isStopping) await this.#listen();
+    else this.#release();
   }
 
   #connect() {
@@ -58,11 +60,13 @@ export class Microphone {
     }
     await this.context.audioWorklet.addModule(new URL("pcm-worklet.js", import.meta.url));
     const writer = new AudioWorkletNode(this.context, "pcm-writer", { numberOfOutputs: 0 });
-    writer.port.onmessage = ({ data }) => this.#send(data);
+    writer.port.onmessage = ({ data }) => (data.length ? this.#send(data) : this.#commit());
     source.connect(writer);
+    this.writer = writer;
   }
 
   #send(block) {
+    if (this.hasCommitted) return;
     this.blocks.push(block);
     this.on.level(block);
     if (this.socket.readyState !== WebSocket.OPEN) return;
@@ -80,22 +84,32 @@ export class Microphone {
     } else if (type.endsWith("transcription.delta")) turn.text += event.delta;
     else if (type.endsWith("transcription.completed")) Object.assign(turn, { text: event.transcript, final: true });
     else if (type.endsWith("transcription.failed")) Object.assign(turn, { failed: event.error.message, final: true });
+    else if (type === "session.updated") this.isHeard = true;
     else return;
     this.on.text([...this.turns.values()]);
-    if (this.isStopping && [...this.turns.values()].every((t) => t.final)) this.#end();
+    if (this.isHeard && [...this.turns.values()].every((t) => t.final)) this.#end();
   }
 
   get duration() {
     return this.blocks.reduce((sum, block) => sum + block.length, 0) / RATE;
   }
 
-  /** What is being said is committed; ends when its text is there. */
+  /** What was said is committed; ends when its text is there. */
   stop() {
+    if (this.isStopping) return;
     this.isStopping = true;
+    this.writer?.port.postMessage("end");
+    setTimeout(() => this.#commit(), this.writer ? END_MS : 0);
+  }
+
+  /** Behind the last block. The server may not have heard all of it yet: its answer to an update says that it has. */
+  #commit() {
+    if (this.hasCommitted) return;
+    this.hasCommitted = true;
     this.#release();
-    const isOpen = [...this.turns.values()].some((turn) => turn.end === null && !turn.final);
-    if (isOpen) this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
-    if ([...this.turns.values()].every((turn) => turn.final)) this.#end();
+    if (this.socket?.readyState !== WebSocket.OPEN) return this.#end();
+    this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
+    this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription" } }));
   }
 
   #release() {
@@ -108,7 +122,7 @@ export class Microphone {
     if (this.hasEnded) return;
     this.hasEnded = true;
     this.#release();
-    this.socket.close(1000);
+    this.socket?.close(1000);
     this.on.end([...this.turns.values()], error);
   }
 

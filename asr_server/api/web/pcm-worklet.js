@@ -10,11 +10,20 @@ class PcmWriter extends AudioWorkletProcessor {
     this.filled = 0;
     this.position = 0; // of the next output sample, in input samples behind `last`
     this.last = 0;
+    this.hasEnded = false;
+    this.port.onmessage = () => this.end();
   }
 
   process([[samples]]) {
-    if (samples) this.resample(samples);
-    return true;
+    if (samples && !this.hasEnded) this.resample(samples);
+    return !this.hasEnded;
+  }
+
+  /** Gives the block begun, and an empty one behind which nothing comes. */
+  end() {
+    this.port.postMessage(this.block.slice(0, this.filled));
+    if (this.filled) this.port.postMessage(new Int16Array(0));
+    this.hasEnded = true;
   }
 
   /** Linear between neighbours; exact where the context runs at 24 kHz already. */
