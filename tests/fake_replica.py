@@ -40,7 +40,7 @@ def say(
 ) -> ChunkResult:
     return ChunkResult(
         tokens=tokens,
-        logprobs=(-0.1,) * len(tokens),
+        logprobs=(avg_logprob,) * len(tokens),
         avg_logprob=avg_logprob,
         no_speech_prob=no_speech_prob,
         compression_ratio=1.0,

@@ -1,15 +1,17 @@
 """Cuts samples into a chunk for each stretch of speech, where a request asks for that (`chunking_strategy`).
 
-Used by `recording.py` in place of `split.py`'s rule, whose buffer it shares.
+Used by `recording.py` in place of `split.py`'s rule, whose buffer it shares. Its chunks are of even loudness
+(`loudness.py`), for the detector and the model alike.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from asr_server.audio.loudness import LoudnessNormalizer
 from asr_server.audio.split import HOP, MIN_REST, Splitter, powers, quietest_cut
 from asr_server.audio.voice import FRAME, VoiceDetector, is_speech
-from asr_server.core import SAMPLE_RATE, Samples, VoiceChunking
+from asr_server.core import SAMPLE_RATE, Piece, Samples, VoiceChunking
 
 
 class VoiceSplitter(Splitter):
@@ -22,10 +24,29 @@ class VoiceSplitter(Splitter):
         self._threshold = chunking.threshold
         self._padding = min(chunking.prefix_padding_ms * SAMPLE_RATE // 1000, self._max_chunk // 2)
         self._silence = chunking.silence_duration_ms * SAMPLE_RATE // 1000
+        self._loudness = LoudnessNormalizer()
         self._detector = VoiceDetector()
         self._speech: list[bool] = []  # by frame of the file, from `_first_frame` on
         self._first_frame = 0
         self._num_scored = 0  # samples of the file that the detector has had
+
+    @property
+    def num_samples(self) -> int:
+        return super().num_samples + self._loudness.num_held
+
+    @property
+    def held_bytes(self) -> int:
+        return super().held_bytes + 4 * self._loudness.num_held
+
+    def drop(self) -> None:
+        super().drop()
+        self._loudness = LoudnessNormalizer()
+
+    def push(self, samples: Samples) -> list[Piece]:
+        return super().push(self._loudness.push(samples))
+
+    def finish(self) -> list[Piece]:
+        return [*super().push(self._loudness.finish()), *super().finish()]
 
     def _next_chunk(self, held: Samples, last: bool) -> tuple[int, int]:
         self._score(held, last)

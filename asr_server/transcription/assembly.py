@@ -30,6 +30,7 @@ class Span(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     tokens: tuple[int, ...]  # timestamps included
+    logprobs: tuple[float, ...]  # of each token
     words: tuple[Word, ...] = ()  # where word times were asked for
 
 
@@ -67,7 +68,7 @@ def decode_part(
     parser = _TimestampParser(tokenizer, chunk.duration_s)
     may_go_on = options.timestamps and options.max_new_tokens is None and not is_last
     num_read, tail_s = parser.tail(result) if may_go_on else (len(result.tokens), None)
-    spans = tuple(parser.spans(result.tokens[:num_read]))
+    spans = tuple(parser.spans(result, num_read))
     if result.token_times_s:
         spans = _with_words(spans, result, chunk, tokenizer, spaced=is_spaced(options, result))
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
@@ -136,8 +137,9 @@ class _TimestampParser:
             at for at in range(1, len(tokens)) if self.is_time(tokens[at - 1]) and self.is_time(tokens[at])
         ]
 
-    def spans(self, tokens: tuple[int, ...]) -> Iterator[Span]:
+    def spans(self, result: ChunkResult, num_read: int) -> Iterator[Span]:
         """In order, times never running back; those without a text token are left out."""
+        tokens = result.tokens[:num_read]
         edges = [0, *self.borders(tokens), len(tokens)]
         after_s = 0.0
         for first, last in pairwise(edges):
@@ -148,7 +150,7 @@ class _TimestampParser:
             end_s = self.time_s(part[-1]) if self.is_time(part[-1]) else self._duration_s
             start_s = max(start_s, after_s)
             after_s = max(end_s, start_s)
-            yield Span(start_s, after_s, part)
+            yield Span(start_s, after_s, part, result.logprobs[first:last])
 
     def tail(self, result: ChunkResult) -> tuple[int, float | None]:
         """How many tokens are read, and from where decoding has to go on; None: all is read."""
@@ -201,12 +203,11 @@ def _segment(part: DecodedPart, span: Span, text: str, segment_id: int, speaker:
 
 
 def token_logprobs(part: DecodedPart, tokenizer: Tokenizer) -> list[TokenLogprob]:
-    """The text tokens that were read, each with its log-probability and bytes."""
-    result = part.result
-    read_tokens = zip(result.tokens[: part.num_read], result.logprobs, strict=False)
+    """The text tokens of its spans, each with its log-probability and bytes."""
     return [
         _token_logprob(tokenizer.decode_bytes(token), logprob)
-        for token, logprob in read_tokens
+        for span in part.spans
+        for token, logprob in zip(span.tokens, span.logprobs, strict=True)
         if tokenizer.is_text(token)
     ]
 

@@ -29,7 +29,7 @@ from asr_server.core import (
 )
 from asr_server.telemetry import unique_request_id
 from asr_server.tokenizer import Tokenizer
-from asr_server.transcription import assembly
+from asr_server.transcription import assembly, voice_check
 from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.interleaving import Interleaver
 from asr_server.transcription.language import ENGLISH, Languages, likeliest, name_of
@@ -38,7 +38,6 @@ from asr_server.transcription.previous_text import PreviousText
 from asr_server.transcription.progress import NOTHING, ChunkProgress, EarlyResults, beyond
 from asr_server.transcription.source import ChunkSource, RecordingSource, Source
 from asr_server.transcription.text import continuation
-from asr_server.transcription.voice_check import VoiceCheck, is_doubtful
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.request_handle import RequestHandle
 
@@ -241,7 +240,6 @@ class TranscriptionSession:
         options = msgspec.structs.replace(self._options, language=language)
         parts: list[DecodedPart] = []
         previous_text = self._previous_texts[chunk.channel]
-        voice = VoiceCheck(self._pool, chunk)
         tail: Chunk | None = chunk
         for part in range(first_part, first_part + MAX_PARTS):
             if tail is None:
@@ -259,12 +257,10 @@ class TranscriptionSession:
             if _stopped_nowhere(result, options) and part == first_part:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
-            if self._check_voice and await voice.is_invented(result):
-                if early_results.last is None:
-                    parts.append(assembly.part_without_text(tail, result))
-                    break
-                result = early_results.last
-            parts.append(assembly.decode_part(tail, result, options, self._tokenizer, is_last))
+            decoded = assembly.decode_part(tail, result, options, self._tokenizer, is_last)
+            if self._check_voice:
+                decoded = await voice_check.without_invented(decoded, tail, self._pool)
+            parts.append(decoded)
             previous_text.add(parts[-1])
             tail = assembly.unread_tail(tail, parts[-1])
         return parts
@@ -280,15 +276,16 @@ class TranscriptionSession:
         """Tells `progress` of the segments closed in the part under way, behind the parts before it."""
 
         def on_early_result(result: ChunkResult) -> None:
-            if self._is_final(result) and early_results.add(result):
-                progress.report([*before, assembly.decode_part(chunk, result, options, self._tokenizer)])
+            decoded = assembly.decode_part(chunk, result, options, self._tokenizer)
+            if self._is_final(decoded) and early_results.add(result):
+                progress.report([*before, decoded])
 
         return on_early_result
 
-    def _is_final(self, result: ChunkResult) -> bool:
+    def _is_final(self, early: DecodedPart) -> bool:
         """Whether neither the vote on the language nor the voice detector can still replace an early text."""
         is_settled = self._is_mixed or self._language.code is not None
-        return is_settled and not (self._check_voice and is_doubtful(result))
+        return is_settled and not (self._check_voice and voice_check.holds_doubtful(early))
 
     def _choose_language(self, probabilities: dict[str, float]) -> str:
         """Of a chunk whose language is not given."""

@@ -1,36 +1,50 @@
-"""Drops texts that a model invents where nobody speaks. Used by `transcriber.py`.
+"""Drops segments that a model invents where nobody speaks. Used by `transcriber.py`.
 
-Whisper's own judgement (`assembly.is_silence`) is a matter of its training: a bark can be a confident "five".
-A text in doubt is therefore kept only where a voice detector hears speech in its chunk. Texts beyond doubt,
-nearly all of real speech, cost nothing.
+Whisper's own judgement (`assembly.is_silence`) is a matter of its training, and of a whole chunk: a bark can
+be a "five", between two that somebody said. A segment in doubt is therefore kept only where a voice detector
+hears speech in its own stretch of audio. Segments beyond doubt, nearly all of real speech, cost nothing.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+import numpy as np
+
 from asr_server.audio import PreprocessPool, holds_speech
-from asr_server.core import Chunk, ChunkResult
+from asr_server.core import SAMPLE_RATE, Chunk, Samples
+from asr_server.transcription.assembly import DecodedPart, Span
 
-DOUBTFUL_LOGPROB: Final = -0.6  # of invented words, the most confident had -0.8
+DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
+MARGIN_S: Final = 0.2  # on both sides of a segment: what its times may be off
 
 
-def is_doubtful(result: ChunkResult) -> bool:
-    """Whether a text may be one of a chunk in which nobody speaks."""
-    return result.avg_logprob < DOUBTFUL_LOGPROB or result.no_speech_prob > DOUBTFUL_NO_SPEECH
+def holds_doubtful(part: DecodedPart) -> bool:
+    return any(_is_doubtful(span, part) for span in part.spans)
 
 
-class VoiceCheck:
-    """Of one chunk, however many parts it is read in: the detector runs at most once."""
+async def without_invented(part: DecodedPart, chunk: Chunk, pool: PreprocessPool) -> DecodedPart:
+    """The part without segments that are in doubt and in whose time nobody speaks.
 
-    def __init__(self, pool: PreprocessPool, chunk: Chunk) -> None:
-        self._pool, self._chunk = pool, chunk
-        self._holds_speech: bool | None = None
+    Args:
+        chunk: what the part was read from.
+    """
+    spans = tuple(
+        [
+            span
+            for span in part.spans
+            if not _is_doubtful(span, part) or await pool.run(holds_speech, _samples_of(span, chunk))
+        ]
+    )
+    return msgspec.structs.replace(part, spans=spans)
 
-    async def is_invented(self, result: ChunkResult) -> bool:
-        if not result.tokens or not is_doubtful(result):
-            return False
-        if self._holds_speech is None:
-            self._holds_speech = await self._pool.run(holds_speech, self._chunk.samples)
-        return not self._holds_speech
+
+def _is_doubtful(span: Span, part: DecodedPart) -> bool:
+    return part.result.no_speech_prob > DOUBTFUL_NO_SPEECH or float(np.mean(span.logprobs)) < DOUBTFUL_LOGPROB
+
+
+def _samples_of(span: Span, chunk: Chunk) -> Samples:
+    first, end = ((span.start_s - MARGIN_S) * SAMPLE_RATE, (span.end_s + MARGIN_S) * SAMPLE_RATE)
+    return chunk.samples[max(0, round(first)) : round(end)]
