@@ -37,6 +37,10 @@ class ChunkProgress:
         self.parts = parts
         self._on_change()
 
+    def num_spans(self, part: int) -> int:
+        """Of the part with this number, reported so far: they stand."""
+        return len(self.parts[part].spans) if part < len(self.parts) else 0
+
     def _on_change(self) -> None:
         self._changed.set()
         self._has_begun.set()

@@ -259,7 +259,8 @@ class TranscriptionSession:
                 continue
             decoded = assembly.decode_part(tail, result, options, self._tokenizer, is_last)
             if self._check_voice:
-                decoded = await voice_check.without_invented(decoded, tail, self._pool)
+                num_sent = progress.num_spans(part=len(parts))
+                decoded = await voice_check.without_invented(decoded, tail, self._pool, num_sent)
             parts.append(decoded)
             previous_text.add(parts[-1])
             tail = assembly.unread_tail(tail, parts[-1])

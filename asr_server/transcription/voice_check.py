@@ -25,20 +25,23 @@ def holds_doubtful(part: DecodedPart) -> bool:
     return any(_is_doubtful(span, part) for span in part.spans)
 
 
-async def without_invented(part: DecodedPart, chunk: Chunk, pool: PreprocessPool) -> DecodedPart:
+async def without_invented(
+    part: DecodedPart, chunk: Chunk, pool: PreprocessPool, num_sent: int = 0
+) -> DecodedPart:
     """The part without segments that are in doubt and in whose time nobody speaks.
 
     Args:
         chunk: what the part was read from.
+        num_sent: segments at its beginning that a client has already, so that they stand.
     """
-    spans = tuple(
-        [
-            span
-            for span in part.spans
-            if not _is_doubtful(span, part) or await pool.run(holds_speech, _samples_of(span, chunk))
-        ]
-    )
-    return msgspec.structs.replace(part, spans=spans)
+    kept = [
+        span
+        for number, span in enumerate(part.spans)
+        if number < num_sent
+        or not _is_doubtful(span, part)
+        or await pool.run(holds_speech, _samples_of(span, chunk))
+    ]
+    return msgspec.structs.replace(part, spans=tuple(kept))
 
 
 def _is_doubtful(span: Span, part: DecodedPart) -> bool:

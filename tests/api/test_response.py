@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
@@ -298,6 +299,28 @@ async def test_languages_are_candidates_for_detection() -> None:
         assert reply.json()["language"] == "english"
         await app.post(**{"languages[]": "german"})
         assert app.replica.submits[-1].options.language == "de"
+
+
+async def test_verbose_json_says_how_probable_the_language_is_where_it_was_detected() -> None:
+    async with run_app(languages=("en", "de", "zh")) as app:
+        app.replica.probabilities = {"zh": 0.05, "en": 0.05, "de": 0.9}
+        body = (await app.post(response_format="verbose_json")).json()
+        assert (body["language"], body["language_probability"]) == ("german", pytest.approx(0.9))
+        given = (await app.post(response_format="verbose_json", language="de")).json()
+        assert "language_probability" not in given
+
+
+async def test_a_mixed_recording_has_the_language_of_each_chunk() -> None:
+    spoken = ("en", "de", "en")
+
+    def answer(submit: Submit) -> ChunkResult:
+        return msgspec.structs.replace(number_of_the_chunk(submit), language=spoken[submit.id.chunk])
+
+    async with run_app(answer=answer, languages=("en", "de", "zh")) as app:
+        app.replica.probabilities_of = lambda submit: {spoken[submit.id.chunk]: 0.9, "zh": 0.1}
+        body = (await app.post(THREE_CHUNKS, response_format="verbose_json", multilingual="true")).json()
+        assert body["text"] == "zero one two"
+        assert (body["language"], body["languages"]) == ("english", [{"code": "en"}, {"code": "de"}])
 
 
 async def test_auto_and_no_language_are_both_to_be_detected() -> None:

@@ -229,6 +229,28 @@ async def test_a_doubtful_text_is_kept_where_somebody_speaks(app: RunningApp) ->
     assert transcript.text == "five"
 
 
+async def test_only_the_segment_in_which_nobody_speaks_is_dropped(app: RunningApp) -> None:
+    """Both are in doubt; one is of noise, the other of somebody's words."""
+    spoken = speak("12", gap_s=0.2).samples
+    sound = np.concatenate([noise(2.0), np.zeros(8000, np.float32), spoken])
+    app.answer = lambda submit: say(t(0), *words("9"), t(2), t(2.6), *words("12"), t(4), avg_logprob=-0.9)
+    for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True)):
+        deltas, transcript = await app.transcribe(wav(sound), options)
+        assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
+        assert [segment.start_s for segment in transcript.segments] == [2.6]
+        assert len(transcript.logprobs) == 2
+
+
+async def test_a_segment_beyond_doubt_is_kept_whatever_the_detector_hears(app: RunningApp) -> None:
+    def answer(submit: Submit) -> ChunkResult:
+        result = say(t(0), *words("9"), t(2), t(2), *words("12"), t(4), avg_logprob=-0.9)
+        return msgspec.structs.replace(result, logprobs=(-0.1,) * 3 + result.logprobs[3:])
+
+    app.answer = answer
+    _, transcript = await app.transcribe(wav(noise(4)), TIMED)
+    assert transcript.text == "nine"
+
+
 async def test_silence_is_an_empty_text(app: RunningApp) -> None:
     deltas, transcript = await app.transcribe(wav(np.zeros(32_000, np.float32)), DecodingOptions())
     assert (transcript.text, transcript.segments) == ("", ())
