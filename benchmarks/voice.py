@@ -72,7 +72,8 @@ async def _round(
 
 def _server_cpu_s() -> float:
     times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
-    return sum(each.user + each.system for each in times)
+    total: float = sum(each.user + each.system for each in times)
+    return total
 
 
 def show(costs: Rounds, audio_s: float, console: Console) -> dict[str, list[float]]:

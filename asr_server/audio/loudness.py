@@ -76,7 +76,8 @@ class LoudnessNormalizer:
             around = np.append(around, around[-1])
         edges = np.minimum(around[1:], around[:-1]).astype(np.float32)
         steps = np.linspace(0, 1, BLOCK, endpoint=False, dtype=np.float32)
-        return edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * steps
+        ramps: npt.NDArray[np.float32] = edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * steps
+        return ramps
 
 
 def _gains(levels: PerBlock) -> PerBlock:
