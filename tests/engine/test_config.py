@@ -33,6 +33,16 @@ def test_auto_precision_is_bfloat16_where_the_processor_has_it(
     assert choose_dtype("float16", CPU) == torch.float16
 
 
+@pytest.mark.parametrize(("in_hardware", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_that_only_emulates_bfloat16_gets_float16(
+    in_hardware: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or in_hardware
+    )
+    assert choose_dtype("auto", torch.device("cuda")) == dtype
+
+
 def test_slots_follow_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = 2 * 2 * (448 + 1500) * 128 * 4  # keys and values, layers, positions, width, bytes
     monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 4 * 10 * slot)  # a quarter is for slots

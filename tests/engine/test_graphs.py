@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+from asr_server.engine import graphs
 from asr_server.engine.graphs import context_buckets, row_buckets, smallest
+from tests.engine.stream_stand_ins import imitate_streams
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8, 50, 128, 256])
@@ -28,3 +33,54 @@ def test_the_smallest_shape_that_covers_a_step_is_taken() -> None:
     assert smallest(shapes, (1, 65)) == (1, 448)
     with pytest.raises(ValueError):
         smallest(shapes, (9, 1))
+
+
+class StandInCapture:
+    """torch.cuda.graph: notes how it is called."""
+
+    calls: list[dict[str, Any]]
+
+    def __init__(self, graph: object, **how: Any) -> None:
+        StandInCapture.calls.append(how | {"locked": graphs._CAPTURE_LOCK.locked()})
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_recordings_disturb_no_other_thread_and_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inline replicas are threads of one process."""
+    imitate_streams(monkeypatch, copy_overlap=False)
+    StandInCapture.calls = []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", StandInCapture)
+    shapes: list[tuple[int, ...]] = []
+
+    def compute(*shape: int) -> torch.Tensor:
+        shapes.append(shape)
+        return torch.zeros(shape)
+
+    graphs.record_graphs(compute, [(1, 2), (4, 2), (4, 8)], torch.device("cuda"), priority=-1)
+    assert list(dict.fromkeys(shapes)) == [(4, 8), (4, 2), (1, 2)], "the largest first"
+    for call in StandInCapture.calls:
+        assert call["locked"]
+        assert call["capture_error_mode"] == "thread_local"
+        assert call["pool"] == "pool"
+        assert call["stream"].priority == -1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("operation not permitted when stream is capturing"), None])
+def test_an_engine_goes_on_without_graphs_that_cannot_be_recorded(
+    error: RuntimeError | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise error or torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(graphs, "Graphs", fail)
+    if error is None:  # without graphs it would not have the memory either
+        with pytest.raises(torch.OutOfMemoryError):
+            graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda"))
+    else:
+        assert graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda")) is None
+        assert "going on without them" in caplog.text

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.checkpoint import CheckpointError
-from asr_server.model import Whisper, load_whisper
+from asr_server.model import Whisper, WhisperSizes, load_whisper
+from asr_server.model.whisper import Decoder
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
 
@@ -148,3 +152,39 @@ def test_a_slot_moved_elsewhere_gives_the_same_numbers() -> None:
         here = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(0, 1), last, context=4))
         there = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(1, 2), last, context=4))
     assert torch.equal(here, there)
+
+
+class LargestOf(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes of one tensor made in each precision, and the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes: dict[torch.dtype, int] = {}
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        self.names.add(str(function))
+        if isinstance(output, torch.Tensor):
+            self.bytes[output.dtype] = max(self.bytes.get(output.dtype, 0), output.nbytes)
+        return output
+
+
+def test_a_model_is_never_made_in_float32_first() -> None:
+    """On a GPU that would take twice the memory of its weights."""
+    sizes = WhisperSizes.from_directory(pocket_directory())
+    with LargestOf() as made:
+        Whisper(sizes, torch.device("cpu"), torch.bfloat16)
+    assert made.bytes[torch.bfloat16] >= 2 * sizes.vocabulary * sizes.width
+    assert made.bytes.get(torch.float32, 0) <= 4 * sizes.num_mels * 201, "the mel filters are the largest"
+
+
+def test_a_gpus_scores_are_never_rounded_to_bfloat16() -> None:
+    """Likely tokens would tie. With tensors that only pretend to be on a GPU."""
+    with FakeTensorMode(), LargestOf() as made:
+        embedding = torch.zeros(500, 64, device="cuda", dtype=torch.bfloat16)
+        hidden = torch.zeros(3, 64, device="cuda", dtype=torch.bfloat16)
+        decoder: Any = SimpleNamespace(_packed_embedding=None, embedding=embedding)
+        scores = Decoder.logits(decoder, hidden)
+    assert scores.dtype == torch.float32
+    assert "aten.mm.dtype" in made.names
