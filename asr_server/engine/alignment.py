@@ -25,7 +25,7 @@ from asr_server.engine.peaks import increasing_peaks
 from asr_server.engine.sequence import Sequence, sot_sequence
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import DecoderCache, Whisper
-from asr_server.model.cache import Slots
+from asr_server.model.cache_rows import Slots
 from asr_server.tokenizer import Tokenizer
 
 SAMPLES_PER_POSITION = SAMPLE_RATE // POSITIONS_PER_S  # of the encoder's output

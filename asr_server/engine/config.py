@@ -36,6 +36,7 @@ class EngineConfig:
     copy_overlap: bool = False  # CUDA: copies on streams of their own
     lookahead: bool | None = None  # whether a step starts before the results of the previous one are read
     cuda_graphs: bool = True
+    kernels: str = "auto"  # torch; triton; auto: on CUDA whichever is faster, tried at load
     num_on_device: int = 1  # engines that share the device's memory
     num_ranks: int = 1  # processes that are one engine, each with its part of the model (tensor parallelism)
     short_audio: str = "exact"  # fast: what a chunk does not reach is not encoded; auto: the checkpoint's own
@@ -59,6 +60,7 @@ class EngineConfig:
             compute_workers=settings.compute_workers,
             copy_overlap=settings.copy_overlap,
             cuda_graphs=settings.cuda_graphs,
+            kernels=settings.kernels,
             num_on_device=num_on_device,
             num_ranks=settings.tensor_parallel_size,
             short_audio=settings.short_audio,

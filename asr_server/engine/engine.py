@@ -104,7 +104,9 @@ class Engine:
         A credit is a place in the queue before the slots, given back when its chunk leaves that queue:
         the dispatcher, which knows what is fair, decides as late as it can.
         """
-        return Credit(self.encode_batch, self.num_slots, engine_info(self.config))
+        return Credit(
+            self.encode_batch, self.num_slots, engine_info(self.config, self._runner.kernels_report)
+        )
 
     @property
     def slots_in_use(self) -> int:

@@ -122,6 +122,7 @@ class LeadingRunner:
 
     def __init__(self, runner: Runner, broadcast: Broadcast) -> None:
         self.model = runner.model
+        self.kernels_report = runner.kernels_report
         self._runner = runner
         self._broadcast = broadcast
 

@@ -9,16 +9,18 @@ from asr_server.engine.config import MAX_SLOTS, SLOT_MEMORY_SHARE, EngineConfig
 from asr_server.machine import mps_is_running
 
 
-def engine_info(config: EngineConfig) -> EngineInfo:
+def engine_info(config: EngineConfig, kernels: str) -> EngineInfo:
     """
     Args:
         config: with everything chosen.
+        kernels: which of them are used, and why; empty where there was nothing to choose.
     """
     on_gpu = config.device == "cuda"
     reasons = {
         "device": torch.cuda.get_device_name() if on_gpu else "no GPU was found",
         "dtype": _why_dtype(config.dtype, "GPU" if on_gpu else "processor"),
         "num_slots": _why_num_slots(config),
+        "kernels": kernels,
     }
     if on_gpu and config.num_on_device > 1:
         reasons["num_replicas"] = _how_they_share(config.num_on_device)

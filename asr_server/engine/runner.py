@@ -25,7 +25,8 @@ from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.streams import DECODE_PRIORITY, DecodeStream
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import Whisper
-from asr_server.model.cache import Slots
+from asr_server.model.cache_rows import Slots
+from asr_server.model.kernels.candidates import choose_kernels
 from asr_server.tokenizer import Tokenizer
 
 
@@ -47,7 +48,10 @@ class Runner:
     ) -> None:
         num_slots, device, specials = config.num_slots, model.device, tokenizer.specials
         self.model = model
-        self.cache = model.new_cache(num_slots, short_audio=config.short_audio == "fast")
+        kernels, self.kernels_report = choose_kernels(
+            config.kernels, model.sizes, device, model.dtype, config.num_ranks
+        )
+        self.cache = model.new_cache(num_slots, config.short_audio == "fast", kernels)
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
         self._specials = specials
@@ -153,7 +157,7 @@ class Runner:
         """Scores [B, vocabulary] of the next token; the likeliest tokens become the chosen ones."""
         state = self.state[:num_rows]
         positions = state.position[:, None]
-        rows = self.cache.rows(slice(0, num_rows), positions, context)
+        rows = self.cache.rows(slice(0, num_rows), positions, context, state.active)
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         scores: Tensor = self.model.decoder.logits(hidden)
         self._rules.apply(scores, state, timestamps)
@@ -177,7 +181,7 @@ class Runner:
     def _advance(self, num_rows: int) -> Tensor:
         """Appends the chosen tokens to the slots; [3, B] for the host."""
         state, tokens = self.state[:num_rows], self._tokens[:num_rows]
-        state.advance(tokens, self._specials.timestamp_begin)
+        state.advance(tokens, self._specials.timestamp_begin, self._specials.end_of_text)
         return torch.stack([tokens.double(), self._logprobs[:num_rows].double(), state.no_speech.double()])
 
     # -- Align --------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class SlotState:
     num_generated: Tensor  # tokens after the prompt
     last_time: Tensor  # the last timestamp token; one before the first, where there is none yet
     no_speech: Tensor  # how likely the chunk is silence
+    active: Tensor  # bool: begun, and not yet at the end of the text; kernels pass over the others
     timestamps: Tensor  # bool: decode with timestamps
     temperature: Tensor
     top_p: Tensor
@@ -56,6 +57,7 @@ class SlotState:
             **settings,
             last_time=column(torch.long),
             no_speech=column(torch.float),
+            active=column(torch.bool),
             timestamps=column(torch.bool),
             top_k=column(torch.long),
             noise_seed=column(torch.long),
@@ -69,6 +71,7 @@ class SlotState:
         for field in fields(self):
             column = getattr(self, field.name)
             column[target] = column[source]
+        self.active[source].zero_()
 
     def begin(self, starts: Sequence[SlotStart], before_first_time: int, transfers: Transfers) -> None:
         """Sets slots to the ends of their prompts, with nothing generated yet.
@@ -82,9 +85,11 @@ class SlotState:
         for name, values in zip(_START_COLUMNS, columns, strict=True):
             column = getattr(self, name)
             column.index_copy_(0, slots, values.to(column.dtype))
+        self.active.index_fill_(0, slots, True)
 
-    def advance(self, tokens: Tensor, first_time: int) -> None:
+    def advance(self, tokens: Tensor, first_time: int, end_of_text: int) -> None:
         """Appends one token [B] to every row."""
+        self.active.logical_and_(tokens != end_of_text)
         last_position = self.generated.shape[1] - 1
         self.generated.scatter_(1, self.num_generated.clamp(max=last_position)[:, None], tokens[:, None])
         self.previous.copy_(self.token)

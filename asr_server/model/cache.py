@@ -6,16 +6,17 @@ Sequences being decoded lie side by side from slot 0 on, so that a decode step r
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from asr_server.model.attention import split_heads
+from asr_server.model.cache_rows import CacheRows, FlashRows, Slots, TorchRows, slot_ids
+from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.sizes import WhisperSizes
 
-# Which slots a call is about: a slice where they lie side by side, else their indices [B].
-Slots = slice | Tensor
+# Beyond that many queries a sequence, the kernel would read the same keys too often.
+_MAX_FLASH_QUERIES = 8
+_ROW_ALIGNMENT = 16  # positions at whose multiples the kernel's key rows start
 
 
 class DecoderCache:
@@ -33,21 +34,27 @@ class DecoderCache:
         dtype: torch.dtype,
         short_audio: bool = False,
         num_ranks: int = 1,
+        kernels: Kernels = TORCH,
     ) -> None:
         """
         Args:
             short_audio: the audio of a sequence may have fewer positions than the window.
             num_ranks: ranks that share out the heads.
         """
+        self._kernels = kernels
         heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
         text = (sizes.decoder_layers, num_slots, heads, sizes.text_positions, depth)
-        audio_keys = (sizes.decoder_layers, num_slots, heads, depth, sizes.audio_positions)
+        alignment = 1 if kernels.flash_decode is None else _ROW_ALIGNMENT
+        row = -(-sizes.audio_positions // alignment) * alignment
+        audio_keys = (sizes.decoder_layers, num_slots, heads, depth, row)
         audio_values = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)
         # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
         self.keys = torch.zeros(text, device=device, dtype=dtype)
         self.values = torch.zeros(text, device=device, dtype=dtype)
-        self.cross_keys = torch.zeros(audio_keys, device=device, dtype=dtype)
+        padded_keys = torch.zeros(audio_keys, device=device, dtype=dtype)
+        self.cross_keys = padded_keys[..., : sizes.audio_positions]
         self.cross_values = torch.zeros(audio_values, device=device, dtype=dtype)
+        self.audio_lengths = torch.zeros(num_slots, device=device, dtype=torch.int32)
         # Minus infinity at positions that a slot's audio does not have.
         self.cross_mask = (
             torch.zeros(num_slots, 1, 1, sizes.audio_positions, device=device, dtype=dtype)
@@ -70,6 +77,7 @@ class DecoderCache:
         for layer, (keys, values) in enumerate(keys_values):
             self.cross_keys[layer, slots, ..., :length] = keys.view(len(keys), heads, -1, length)
             self.cross_values[layer, slots, :, :length] = split_heads(values, heads).transpose(1, 2)
+        self.audio_lengths.index_fill_(0, slot_ids(slots, self.audio_lengths.device), length)
         if self.cross_mask is not None:
             positions = torch.arange(self.cross_mask.shape[-1], device=self.cross_mask.device)
             mask = torch.zeros_like(positions, dtype=self.cross_mask.dtype)
@@ -79,67 +87,22 @@ class DecoderCache:
         """Copies one slot's sequence into another slot."""
         for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
             tensor[:, target] = tensor[:, source]
+        self.audio_lengths[target] = self.audio_lengths[source]
         if self.cross_mask is not None:
             self.cross_mask[target] = self.cross_mask[source]
 
-    def rows(self, slots: Slots, positions: Tensor, context: int) -> CacheRows:
+    def audio(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
+        """Keys [B, H, d, F] and values [B, H, F, d] of some slots."""
+        return self.cross_keys[layer, slots], self.cross_values[layer, slots]
+
+    def rows(self, slots: Slots, positions: Tensor, context: int, active: Tensor | None = None) -> CacheRows:
         """Slots whose sequences stand at `positions` [B, T].
 
         Args:
             context: text positions that are looked at; more than any of `positions`.
+            active: bool [B], False where nobody will read what comes of a row; None: all are.
         """
-        return CacheRows(self, slots, positions, context)
-
-
-class CacheRows:
-    """Some slots for one call of the decoder. Slots side by side are read in place, others are copied."""
-
-    def __init__(self, cache: DecoderCache, slots: Slots, positions: Tensor, context: int) -> None:
-        self._cache = cache
-        self._slots = slots
-        self._positions = positions
-        if isinstance(slots, slice):
-            slots = torch.arange(slots.start, slots.stop, device=positions.device)
-        self._index = slots[:, None]
-        unseen = torch.arange(context, device=positions.device) > positions[:, :, None]  # [B, T, context]
-        mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
-        self._mask = mask[:, None]
-        self._context = context
-
-    def layer(self, index: int) -> LayerView:
-        cache = self._cache
-        return LayerView(
-            cache.keys[index],
-            cache.values[index],
-            cache.cross_keys[index, self._slots],
-            cache.cross_values[index, self._slots],
-            cache.cross_rows,
-            None if cache.cross_mask is None else cache.cross_mask[self._slots],
-            self._slots,
-            self._index,
-            self._positions,
-            self._context,
-            self._mask,
-        )
-
-
-class LayerView(NamedTuple):
-    """One layer's keys and values of some slots."""
-
-    keys: Tensor  # [slots, H, positions, d], all slots
-    values: Tensor
-    cross_keys: Tensor  # [B, H, d, F]
-    cross_values: Tensor  # [B, H, F, d]
-    cross_rows: Tensor
-    cross_mask: Tensor | None  # [B, 1, 1, F]
-    slots: Slots
-    slot_ids: Tensor  # [B, 1], the same slots
-    positions: Tensor  # [B, T]
-    context: int
-    mask: Tensor  # [B, 1, T, context], zero or minus infinity
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes [B, T, H, d] at the sequences' positions; all they may look at, [B, H, context, d]."""
-        self.keys[self.slot_ids, :, self.positions] = keys
-        self.values[self.slot_ids, :, self.positions] = values
-        return self.keys[self.slots, :, : self.context], self.values[self.slots, :, : self.context]
+        flash_decode = self._kernels.flash_decode
+        if flash_decode is not None and positions.shape[1] <= _MAX_FLASH_QUERIES:
+            return FlashRows(self, slots, positions, context, active, flash_decode)
+        return TorchRows(self, slots, positions, context)

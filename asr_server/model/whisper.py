@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr_server.model.alignment_heads import upper_half
-from asr_server.model.attention import attend_audio, attend_cached, attend_cached_audio, split_heads
-from asr_server.model.cache import CacheRows, DecoderCache, LayerView
+from asr_server.model.attention import attend_audio, split_heads
+from asr_server.model.cache import DecoderCache
+from asr_server.model.cache_rows import CacheRows, LayerView
 from asr_server.model.features import LogMel
+from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.linear import Linear, can_pack, multiply, pack, packed_linear
 from asr_server.model.shard import WHOLE, Shard
 from asr_server.model.sizes import WhisperSizes
@@ -46,8 +48,10 @@ class Whisper(nn.Module):
                 self.encoder = Encoder(sizes, shard)
                 self.decoder = Decoder(sizes, shard)
 
-    def new_cache(self, num_slots: int, short_audio: bool = False) -> DecoderCache:
-        return DecoderCache(self.sizes, num_slots, self.device, self.dtype, short_audio, self.shard.count)
+    def new_cache(self, num_slots: int, short_audio: bool = False, kernels: Kernels = TORCH) -> DecoderCache:
+        return DecoderCache(
+            self.sizes, num_slots, self.device, self.dtype, short_audio, self.shard.count, kernels
+        )
 
     def load_hugging_face(self, weights: Weights) -> None:
         """Takes every weight from `weights`, named as Hugging Face names them without `model.`.
@@ -223,8 +227,7 @@ class DecoderLayer(nn.Module):
 
     def attend_text(self, x: Tensor, cache: LayerView) -> Tensor:
         query, key, value = split_heads(self.qkv(self.norm(x)), 3 * self.num_heads).chunk(3, dim=2)
-        keys, values = cache.append(key, value)
-        attended: Tensor = x + self.shard.sum(self.out(attend_cached(query, keys, values, cache.mask)))
+        attended: Tensor = x + self.shard.sum(self.out(cache.attend_text(query, key, value)))
         return attended
 
     def audio_query(self, x: Tensor) -> Tensor:
@@ -232,10 +235,7 @@ class DecoderLayer(nn.Module):
         return split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
 
     def attend_audio(self, x: Tensor, query: Tensor, cache: LayerView) -> Tensor:
-        attended = attend_cached_audio(
-            query, cache.cross_keys, cache.cross_values, cache.cross_rows, cache.cross_mask
-        )
-        y: Tensor = self.feed_forward(x + self.shard.sum(self.cross_out(attended)))
+        y: Tensor = self.feed_forward(x + self.shard.sum(self.cross_out(cache.attend_audio(query))))
         return y
 
     def keys_of(self, audio: Tensor) -> Tensor:

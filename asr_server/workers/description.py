@@ -26,9 +26,15 @@ def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
         f"threads {chosen(engine.num_threads, 'cpu_threads', _why_threads(num_replicas))}",
         f"replicas {num_replicas}{f' ({shared})' if shared else ''}",
     )
-    return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}"
+    return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}{_kernels(engine)}"
 
 
 def _why_threads(replicas: int) -> str:
     cores = available_cores()
     return f"{cores} cores" if replicas == 1 else f"{cores} cores for {replicas} replicas"
+
+
+def _kernels(engine: EngineInfo) -> str:
+    """Where there was something to choose."""
+    chosen = engine.reasons.get("kernels")
+    return f", kernels: {chosen}" if chosen else ""

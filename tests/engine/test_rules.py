@@ -40,7 +40,7 @@ def state_after(sequences: list[list[int]], timestamps: list[bool]) -> SlotState
         options = DecodingOptions(timestamps=wanted)
         state.begin([SlotStart(slot, [61, 67, 65], options)], FIRST_TIME - 1, Transfers.none())
         for token in sequences[slot]:
-            state[slice(slot, slot + 1)].advance(torch.tensor([token]), FIRST_TIME)
+            state[slice(slot, slot + 1)].advance(torch.tensor([token]), FIRST_TIME, end_of_text=-1)
     return state
 
 

@@ -103,7 +103,7 @@ def test_each_row_draws_by_its_own_settings() -> None:
 def test_penalties_lower_what_was_generated_and_nothing_else() -> None:
     made = state(1, repetition_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.5)
     for token in (0, 0, 4, 5):  # 5 stands for end-of-text here
-        made.advance(torch.tensor([token]), first_time=99)
+        made.advance(torch.tensor([token]), first_time=99, end_of_text=5)
     scores = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, 3.0]])
     found = penalise(scores, made, end_of_text=5)
     expected = torch.tensor([[2.0 / 2 - 0.5 - 0.5, 1.0, 0.5, 0.0, -1.0 * 2 - 0.25 - 0.5, 3.0]])

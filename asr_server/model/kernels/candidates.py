@@ -1,0 +1,106 @@
+"""The kernels written in Triton, and random data of a model's own shapes to try each on.
+
+`choose_kernels` is what the runner calls. This file alone imports Triton, and only when it is asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from asr_server.model.attention import attend_cached_audio
+from asr_server.model.kernels.choice import Candidate, Choice, choose
+from asr_server.model.kernels.table import TORCH, Kernels
+from asr_server.model.sizes import WhisperSizes
+
+_MAX_ROWS = 32  # enough to tell which is faster, and little memory
+_REPEATS = 20
+
+
+def choose_kernels(
+    setting: str, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, num_ranks: int = 1
+) -> Choice:
+    """
+    Args:
+        setting: torch; triton: all kernels, untried; auto: what proves itself here, on CPU torch.
+        num_ranks: ranks that work as one. They must not choose differently: for several, auto is torch.
+    Raises:
+        ValueError: triton is asked for where it cannot run.
+    """
+    if setting == "triton":
+        return Choice(_triton_kernels(device), "all triton (--kernels)")
+    if setting == "torch" or device.type != "cuda" or num_ranks > 1:
+        return Choice(TORCH, "")
+    try:
+        kernels = _triton_kernels(device)
+    except ValueError as error:
+        return Choice(TORCH, f"torch: {error}")
+    with torch.inference_mode():
+        return choose(kernels, _candidates(kernels, sizes, device, dtype), _time_s)
+
+
+def _triton_kernels(device: torch.device) -> Kernels:
+    try:
+        from triton import knobs
+
+        from asr_server.model.kernels.flash_decode import flash_decode
+    except ImportError as error:
+        raise ValueError(f"Triton cannot be imported: {error}") from error
+    if device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError("--kernels triton needs a GPU (or TRITON_INTERPRET=1, which is slow and for tests)")
+    return Kernels(flash_decode)
+
+
+def _candidates(
+    kernels: Kernels, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype
+) -> Iterator[Candidate]:
+    yield audio_attention(kernels, sizes, device, dtype)
+
+
+def audio_attention(
+    kernels: Kernels, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, rows: int = _MAX_ROWS
+) -> Candidate:
+    """A decode step's attention over the audio, which is most of what a step reads."""
+    heads, positions = sizes.decoder_heads, sizes.audio_positions
+    depth, stride = sizes.width // heads, -(-positions // 16) * 16
+    draw = _random(device, dtype)
+    query = draw(rows, 1, heads, depth) * depth**-0.5
+    keys, values = draw(rows, heads, depth, stride)[..., :positions], draw(rows, heads, positions, depth)
+    slots = torch.arange(rows, device=device)
+    lengths = torch.full_like(slots, positions)
+    flash_decode = kernels.flash_decode
+    assert flash_decode is not None
+
+    def kernel() -> Tensor:
+        return flash_decode(query[:, 0], keys.transpose(2, 3), values, slots, lengths, positions).flatten(1)
+
+    def reference() -> Tensor:
+        index = torch.arange(keys[..., 0].numel() * positions, device=device, dtype=torch.int32)
+        return attend_cached_audio(query, keys, values, index, None)[:, 0]
+
+    return Candidate("flash_decode", kernel, reference, _tolerance(dtype))
+
+
+def _random(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
+    generator = torch.Generator(device).manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator, device=device, dtype=dtype)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Of numbers about 1: some roundings of the type."""
+    return 1e-4 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps
+
+
+def _time_s(compute: Callable[[], Tensor]) -> float:
+    """Seconds a call, on the device alone: the calls lie in its queue before the first one is timed."""
+    for _ in range(3):
+        compute()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(_REPEATS):
+        compute()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / _REPEATS

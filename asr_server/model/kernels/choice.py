@@ -1,0 +1,68 @@
+"""Decides at load which kernels are used: tried on random data against torch, and timed. Used by the runner.
+
+`judge` and `choose` know neither Triton nor a GPU; `candidates.py` has what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from asr_server.model.kernels.table import TORCH, Kernels
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One computation, done by a kernel and by torch on the same data."""
+
+    name: str  # a field of `Kernels`
+    kernel: Callable[[], Tensor]
+    reference: Callable[[], Tensor]
+    tolerance: float  # greatest difference of any number
+
+
+class Verdict(NamedTuple):
+    is_better: bool
+    reason: str  # with both times, or why there are none
+
+
+class Choice(NamedTuple):
+    kernels: Kernels
+    report: str  # one line for the log; empty where there was nothing to choose
+
+
+Timer = Callable[[Callable[[], Tensor]], float]  # seconds that a call takes
+
+
+def judge(candidate: Candidate, time_s: Timer) -> Verdict:
+    """Whether the kernel gives torch's numbers in less time. Never raises."""
+    # Whatever goes wrong in a compiler, a driver or a kernel, torch can do the same.
+    try:
+        error = float((candidate.kernel().float() - candidate.reference().float()).abs().max())
+        if not error <= candidate.tolerance:
+            return Verdict(False, f"torch: triton differs by {error:.2g}, more than {candidate.tolerance:g}")
+        kernel_s, reference_s = time_s(candidate.kernel), time_s(candidate.reference)
+    except Exception as failure:
+        return Verdict(False, f"torch: triton failed with {_one_line(failure)}")
+    name = "triton" if kernel_s < reference_s else "torch"
+    times = f"triton {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
+    return Verdict(kernel_s < reference_s, f"{name} ({times})")
+
+
+def choose(all_kernels: Kernels, candidates: Iterable[Candidate], time_s: Timer) -> Choice:
+    """Those of the kernels that are better than torch. A candidate is made when its turn comes."""
+    chosen, reasons = all_kernels, []
+    for candidate in candidates:
+        verdict = judge(candidate, time_s)
+        reasons.append(f"{candidate.name} {verdict.reason}")
+        if not verdict.is_better:
+            chosen = replace(chosen, **{candidate.name: getattr(TORCH, candidate.name)})
+    return Choice(chosen, ", ".join(reasons))
+
+
+def _one_line(failure: Exception) -> str:
+    lines = str(failure).strip().splitlines() or [""]
+    return f"{type(failure).__name__}: {lines[0][:120]}"

@@ -1,0 +1,191 @@
+"""Attention of single queries over the cache, read in place, in one pass with the softmax in float32.
+
+The way of computing is flash decoding's (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/): the keys
+of a row are split where there are few rows, each part is reduced by itself with its own maximum, and a second
+kernel puts the parts together. `attention.py` has what it must agree with.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 64  # positions that are read at once
+_ENOUGH_PROGRAMS = 256  # from here on a GPU is busy without splitting
+_MAX_SPLITS = 8
+
+
+def flash_decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    most: int,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
+    """Each row's query over the first positions of its slot.
+
+    A graph may record it: what is launched depends on shapes alone, and lengths are read on the device.
+
+    Args:
+        query: [R, H, d], scaled; d is a power of two.
+        keys: [slots, H, n, d], in any order of the last two in memory; rows of n have to start at multiples
+            of 16 elements where n lies innermost, and have that many elements.
+        values: [slots, H, n, d], d innermost.
+        slots: [R], the slot of each row.
+        lengths: [R], positions that the row looks at; 0: it costs nothing, and the result is zero.
+        most: that no length is greater than.
+        key_scales, value_scales: float32 [slots, H], by which a cache in fp8 is to be multiplied.
+    Returns:
+        [R, H, d], of the query's type.
+    """
+    assert slots.is_contiguous()
+    assert lengths.is_contiguous()
+    assert query.stride(2) == values.stride(3) == 1
+    num_rows, num_heads, depth = query.shape
+    num_splits, split = plan_splits(num_rows * num_heads, most)
+    result = torch.empty_like(query)
+    # With one part the first kernel writes the result itself, and these stand in for what it does not touch.
+    parts = sums = maxima = result
+    if num_splits > 1:
+        parts = query.new_empty(num_splits, num_rows, num_heads, depth, dtype=torch.float32)
+        sums, maxima = query.new_empty(2, num_splits, num_rows, num_heads, dtype=torch.float32).unbind()
+    transposed = keys.stride(2) == 1
+    _attend[num_heads, num_rows, num_splits](
+        query,
+        keys,
+        values,
+        slots,
+        lengths,
+        result if key_scales is None else key_scales,
+        result if value_scales is None else value_scales,
+        result if num_splits == 1 else parts,
+        sums,
+        maxima,
+        query.stride(0),
+        query.stride(1),
+        *keys.stride()[:2],
+        keys.stride(3) if transposed else keys.stride(2),
+        *values.stride()[:3],
+        num_heads,
+        DEPTH=depth,
+        BLOCK=_BLOCK,
+        SPLIT=split,
+        CAPACITY=keys.stride(3) if transposed else 0,
+        IS_SPLIT=num_splits > 1,
+        IS_SCALED=key_scales is not None,
+        num_warps=4,
+    )
+    if num_splits > 1:
+        _combine[num_heads, num_rows](
+            parts, sums, maxima, result, num_rows, num_heads, NUM_SPLITS=num_splits, DEPTH=depth, num_warps=1
+        )
+    return result
+
+
+def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
+    """How many parts the positions are cut into, a power of two, and how long a part is."""
+    num_splits = 1
+    while num_splits < _MAX_SPLITS and num_programs * num_splits < _ENOUGH_PROGRAMS:
+        if most <= num_splits * 2 * _BLOCK:
+            break
+        num_splits *= 2
+    blocks = triton.cdiv(triton.cdiv(most, _BLOCK), num_splits)
+    return num_splits, blocks * _BLOCK
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    query,
+    keys,
+    values,
+    slots,
+    lengths,
+    key_scales,
+    value_scales,
+    result,
+    sums,
+    maxima,
+    query_row_stride,
+    query_head_stride,
+    key_slot_stride,
+    key_head_stride,
+    key_stride,
+    value_slot_stride,
+    value_head_stride,
+    value_stride,
+    num_heads,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+):
+    head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot = tl.load(slots + row).to(tl.int64)
+    first = part * SPLIT
+    last = tl.minimum(tl.load(lengths + row).to(tl.int32), first + SPLIT)
+    dims = tl.arange(0, DEPTH)
+    q = tl.load(query + row * query_row_stride + head * query_head_stride + dims).to(tl.float32)
+    if IS_SCALED:
+        q *= tl.load(key_scales + slot * num_heads + head)
+    keys += slot * key_slot_stride + head * key_head_stride
+    values += slot * value_slot_stride + head * value_head_stride
+
+    maximum = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    sum_of_values = tl.zeros([DEPTH], tl.float32)
+    for start in range(first, last, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        if CAPACITY:  # [d, n] in memory: the mask is one that leaves the loads wide
+            k = tl.load(keys + dims[:, None] * key_stride + n[None, :], (n < CAPACITY)[None, :], other=0.0)
+            scores = tl.sum(k.to(tl.float32) * q[:, None], 0)
+        else:
+            k = tl.load(keys + n[:, None] * key_stride + dims[None, :], (n < last)[:, None], other=0.0)
+            scores = tl.sum(k.to(tl.float32) * q[None, :], 1)
+        scores = tl.where(n < last, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
+        weights = tl.exp(scores - new_maximum)
+        old = tl.exp(maximum - new_maximum)
+        v = tl.load(values + n[:, None] * value_stride + dims[None, :], (n < last)[:, None], other=0.0)
+        sum_of_values = sum_of_values * old + tl.sum(v.to(tl.float32) * weights[:, None], 0)
+        total = total * old + tl.sum(weights, 0)
+        maximum = new_maximum
+
+    if IS_SCALED:
+        sum_of_values *= tl.load(value_scales + slot * num_heads + head)
+    place = row * num_heads + head
+    if IS_SPLIT:
+        place += part * tl.num_programs(1) * num_heads
+        tl.store(sums + place, total)
+        tl.store(maxima + place, maximum)
+    else:
+        sum_of_values /= tl.where(total > 0, total, 1.0)  # nothing was looked at: zero
+    tl.store(result + place * DEPTH + dims, sum_of_values.to(result.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _combine(  # type: ignore[no-untyped-def]
+    parts,
+    sums,
+    maxima,
+    result,
+    num_rows,
+    num_heads,
+    NUM_SPLITS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    place = tl.program_id(1) * num_heads + tl.program_id(0)
+    of_parts = place + tl.arange(0, NUM_SPLITS) * num_rows * num_heads
+    dims = tl.arange(0, DEPTH)
+    maximum = tl.load(maxima + of_parts)
+    share = tl.exp(maximum - tl.maximum(tl.max(maximum, 0), -1e30))  # finite, also where nothing was seen
+    total = tl.sum(tl.load(sums + of_parts) * share, 0)
+    part = tl.load(parts + of_parts[:, None] * DEPTH + dims[None, :])
+    attended = tl.sum(part * share[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(result + place * DEPTH + dims, attended.to(result.dtype.element_ty))

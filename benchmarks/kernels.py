@@ -1,0 +1,159 @@
+"""Compiles every kernel for GPUs that need not be there, as a server with large-v3's layout would have it.
+
+    python -m benchmarks.kernels --arch 80 90 100
+
+Each kernel goes through the functions that launch it, Triton's compiler and NVIDIA's assembler, which come
+with Triton; only the launch itself is left out. What the interpreter does not notice, this does: types that
+a device lacks, shapes the compiler refuses, registers that do not suffice (spilled to local memory).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from asr_server.model.kernels.flash_decode import flash_decode
+
+HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
+
+
+class Compiled(NamedTuple):
+    kernel: str
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
+    loads_16_bytes: bool  # whether some load takes 16 bytes at once, as fast memory traffic wants
+
+
+class CompilingDriver:
+    """Takes a GPU's place in Triton: kernels are compiled for it, and launched nowhere."""
+
+    def __init__(self, arch: int) -> None:
+        self.utils = self
+        self._target = GPUTarget("cuda", arch, 32)
+        self._compiled: list[Compiled] = []
+        self._launches: list[tuple[Any, ...]] = []
+
+    def take(self) -> tuple[list[Compiled], list[tuple[Any, ...]]]:
+        """What was compiled and launched since the last call."""
+        taken = self._compiled, self._launches
+        self._compiled, self._launches = [], []
+        return taken
+
+    def get_current_device(self) -> int:
+        return int(self._target.arch)  # Triton keeps what it compiled by device
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_device_properties(self, _: int) -> dict[str, int]:
+        return {"max_shared_mem": 99 << 10}  # what all of these devices have, and some have more
+
+    def load_binary(self, name: str, cubin: bytes, *_: Any) -> tuple[str, str, int, int, int]:
+        self._compiled.append(resources(name, cubin))
+        return name, name, 0, 0, 1024  # module, function, registers, spills, most threads
+
+    def unload_module(self, _: Any) -> None: ...
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        def launch(*arguments: Any) -> None:
+            grid, numbers = arguments[:3], [each for each in arguments[9:] if not isinstance(each, Tensor)]
+            self._launches.append((metadata.name, *grid, *numbers))
+
+        return launch
+
+
+def resources(kernel: str, cubin: bytes) -> Compiled:
+    """What the assembler made of a kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report, code = (_dump(each, file.name) for each in ("--dump-resource-usage", "--dump-sass"))
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", report)}
+    wide = re.search(r"LDG\.E[.\w]*\.128", code) is not None
+    return Compiled(kernel, found["REG"], found["SHARED"], found["STACK"] + found["LOCAL"], wide)
+
+
+def _dump(what: str, path: str) -> str:
+    folder = Path(triton.__file__).parent / "backends/nvidia/bin"
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    command = [str(folder / "cuobjdump"), what, path]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def attention(dtype: torch.dtype, rows: int, of_audio: bool) -> None:
+    """A step's attention with `rows` rows, over the audio or the text of two slots."""
+    if of_audio:
+        keys = torch.zeros(2, HEADS, DEPTH, -(-POSITIONS // 16) * 16).to(dtype)[..., :POSITIONS].mT
+    else:
+        keys = torch.zeros(2, HEADS, 448, DEPTH).to(dtype)
+    values = torch.zeros(2, HEADS, keys.shape[2], DEPTH).to(dtype)
+    is_scaled = dtype == torch.float8_e4m3fn
+    query = torch.zeros(rows, 3 * HEADS, DEPTH, dtype=torch.bfloat16 if is_scaled else dtype)[:, :HEADS]
+    scales = torch.ones(2, HEADS) if is_scaled else None
+    slots, most = torch.zeros(rows, dtype=torch.long), POSITIONS if of_audio else CONTEXT
+    flash_decode(query, keys, values, slots, slots, most, scales, scales)
+
+
+Case = tuple[str, Callable[[], None]]
+
+
+def cases(arch: int) -> list[Case]:
+    halves = [torch.bfloat16, torch.float16, torch.float32]
+    found: list[Case] = []
+    for dtype in halves + [torch.float8_e4m3fn] * (arch >= 89):
+        name = str(dtype).removeprefix("torch.")
+        found.append((f"audio, {name}, 128 rows", lambda dtype=dtype: attention(dtype, 128, True)))  # type: ignore[misc]
+    found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
+    found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
+    return found
+
+
+def compile_all(arch: int) -> list[tuple[str, Compiled]]:
+    """Every case's kernels. Each case is launched twice, and must launch the same: graphs replay it."""
+    device = CompilingDriver(arch)
+    driver.set_active(device)
+    results: list[tuple[str, Compiled]] = []
+    for name, launch in cases(arch):
+        launch()
+        compiled, launches = device.take()
+        launch()
+        again = device.take()
+        assert again == ([], launches), f"{name}: launched {launches} first, then {again}"
+        results += [(name, each) for each in compiled]
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--arch", type=int, nargs="+", default=[90], help="compute capabilities, as 90 for 9.0"
+    )
+    print("| sm | case | kernel | registers | shared, bytes | spilled, bytes | 16-byte loads |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for arch in parser.parse_args(arguments).arch:
+        for case, each in compile_all(arch):
+            wide = "yes" if each.loads_16_bytes else "no"
+            print(
+                f"| {arch} | {case} | {each.kernel} | {each.registers} | {each.shared_bytes} | "
+                f"{each.spilled_bytes} | {wide} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Every kernel through Triton's compiler and NVIDIA's assembler, for devices that are not here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("arch", [90, *(pytest.param(each, marks=pytest.mark.trial) for each in (80, 100))])
+def test_every_kernel_compiles_without_spilling_registers_and_loads_16_bytes_at_once(arch: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_DEFAULT_FP_FUSION"] = "1"  # Triton's default, which it else warns of
+    command = [sys.executable, "-m", "benchmarks.kernels", "--arch", str(arch)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
+    assert {row[2] for row in rows} == {"_attend", "_combine"}
+    assert {row[5] for row in rows} == {"0"}, done.stdout
+    assert all(row[6] == "yes" for row in rows if row[2] == "_attend"), done.stdout

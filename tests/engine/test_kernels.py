@@ -1,0 +1,41 @@
+"""The engine with Triton's kernels, under its interpreter: the tokens are those of torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from asr_server.core import DecodingOptions
+from asr_server.model.kernels import flash_decode
+from benchmarks.clips import make_clip
+from tests.checkpoints import short_window_directory
+from tests.engine.device_stand_ins import imitate_graphs
+from tests.engine.engine_helpers import Checkpoint, results, run, submit
+
+REQUESTS = [
+    (make_clip(0, 7.5), DecodingOptions(language="de", max_new_tokens=4)),
+    (make_clip(1, 3.0), DecodingOptions(language="en", max_new_tokens=7, timestamps=True)),
+    (make_clip(2, 6.0), DecodingOptions(max_new_tokens=5, temperatures=(0.7,), timestamps=True)),
+    (make_clip(3, 2.0), DecodingOptions(language="fr", max_new_tokens=3, repetition_penalty=1.5)),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return Checkpoint.load(short_window_directory())
+
+
+def tokens_of(checkpoint: Checkpoint, kernels: str) -> list[tuple[int, ...]]:
+    """Three slots for four requests: one of them takes a slot that was used, and rows are held and free."""
+    engine = checkpoint.engine(num_slots=3, kernels=kernels, short_audio="fast", lookahead=True)
+    for i, (clip, options) in enumerate(REQUESTS):
+        submit(engine, str(i), clip, options)
+    found = results(run(engine))
+    return [found[str(i)].tokens for i in range(len(REQUESTS))]
+
+
+def test_triton_gives_the_tokens_of_torch(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_decode, "_BLOCK", 512)  # the interpreter takes its time for each block
+    expected = tokens_of(checkpoint, "torch")
+    imitate_graphs(monkeypatch)
+    assert tokens_of(checkpoint, "triton") == expected
+    assert len({len(tokens) for tokens in expected}) > 1

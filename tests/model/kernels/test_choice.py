@@ -1,0 +1,73 @@
+"""The choice at load, with stand-ins for kernels and clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_server.model import WhisperSizes
+from asr_server.model.kernels import TORCH, Kernels
+from asr_server.model.kernels.candidates import audio_attention, choose_kernels
+from asr_server.model.kernels.choice import Candidate, choose
+
+SIZES = WhisperSizes(100, 80, 64, 1, 2, 128, 1, 2, 128)
+CPU = torch.device("cpu")
+
+
+def kernel(*_: Any, **__: Any) -> Tensor:
+    return torch.ones(3)
+
+
+def candidate(found: Any = kernel, tolerance: float = 0.01) -> Candidate:
+    return Candidate("flash_decode", found, lambda: torch.ones(3), tolerance)
+
+
+def of_times(kernel_s: float, torch_s: float) -> Any:
+    return lambda compute: kernel_s if compute is kernel else torch_s
+
+
+def test_the_faster_one_is_taken_and_both_times_are_told() -> None:
+    ours = Kernels(flash_decode=kernel)
+    fast = choose(ours, [candidate()], of_times(0.001, 0.002))
+    slow = choose(ours, [candidate()], of_times(0.002, 0.001))
+    assert fast == (ours, "flash_decode triton (triton 1.000 ms, torch 2.000 ms)")
+    assert slow == (TORCH, "flash_decode torch (triton 2.000 ms, torch 1.000 ms)")
+
+
+@pytest.mark.parametrize("off", [0.02, float("nan"), float("inf")])
+def test_a_kernel_that_disagrees_is_not_used_however_fast(off: float) -> None:
+    wrong = candidate(lambda: torch.tensor([1.0, 1.0, 1.0 + off]))
+    kernels, report = choose(Kernels(flash_decode=kernel), [wrong], of_times(0, 1))
+    assert kernels == TORCH
+    assert "differs by" in report
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no\ncompiler"), FileNotFoundError("gcc"), AssertionError()])
+def test_a_kernel_that_does_not_compile_is_not_used(error: Exception) -> None:
+    def fail() -> Tensor:
+        raise error
+
+    kernels, report = choose(Kernels(flash_decode=kernel), [candidate(fail)], of_times(0, 1))
+    assert kernels == TORCH
+    assert type(error).__name__ in report
+    assert "\n" not in report
+
+
+def test_on_cpu_torch_is_the_choice_and_triton_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_kernels("auto", SIZES, CPU, torch.float32) == (TORCH, "")
+    assert choose_kernels("torch", SIZES, CPU, torch.float32) == (TORCH, "")
+    assert choose_kernels("triton", SIZES, CPU, torch.float32).kernels.flash_decode is not None
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match="needs a GPU"):
+        choose_kernels("triton", SIZES, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_attention_tried_at_load_agrees_with_torch(dtype: torch.dtype) -> None:
+    kernels = choose_kernels("triton", SIZES, CPU, dtype).kernels
+    tried = audio_attention(kernels, SIZES, CPU, dtype, rows=1)
+    chosen = choose(kernels, [tried], lambda compute: float(compute is not tried.kernel))
+    assert chosen.kernels == kernels, chosen.report

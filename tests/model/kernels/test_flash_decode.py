@@ -1,0 +1,81 @@
+"""The kernel under Triton's interpreter (on a GPU: compiled) against products and a softmax in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_server.model.kernels import flash_decode as module
+from asr_server.model.kernels.flash_decode import flash_decode, plan_splits
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ERROR = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def expected(query: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
+    scores = torch.einsum("hd,hnd->hn", query.float(), keys[:, :length].float())
+    return torch.einsum("hn,hnd->hd", scores.softmax(-1), values[:, :length].float())
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_heads", "depth", "positions", "transposed", "dtype"),
+    [
+        (3, 2, 64, 150, True, torch.float32),
+        (3, 2, 64, 150, True, torch.bfloat16),
+        (3, 2, 64, 150, False, torch.float16),
+        (2, 3, 16, 33, False, torch.float32),
+        (1, 1, 64, 1500, True, torch.float32),  # eight parts
+        (1, 1, 128, 300, False, torch.bfloat16),
+        (4, 1, 32, 7, True, torch.float32),
+    ],
+)
+def test_rows_attend_to_their_slots_as_far_as_they_reach(
+    num_rows: int, num_heads: int, depth: int, positions: int, transposed: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(positions)
+    num_slots, stride = num_rows + 2, -(-positions // 16) * 16
+    stored = torch.randn(num_slots, num_heads, depth, stride, device=DEVICE)
+    stored[..., positions:] = float("nan")  # what lies behind a row's end must not matter
+    keys = stored.to(dtype)[..., :positions].transpose(2, 3)
+    if not transposed:
+        keys = keys.contiguous()
+    values = torch.randn(num_slots, num_heads, positions, depth, device=DEVICE).to(dtype)
+    packed = torch.randn(num_rows, 3 * num_heads, depth, device=DEVICE).to(dtype) * 0.3
+    query = packed[:, num_heads : 2 * num_heads]  # as it comes from the product of queries, keys and values
+    slots = torch.randperm(num_slots)[:num_rows]
+    lengths = torch.randint(1, positions + 1, (num_rows,))
+    lengths[0] = positions
+    if num_rows > 1:
+        lengths[1] = 0
+
+    found = flash_decode(query, keys, values, slots.to(DEVICE), lengths.to(DEVICE), positions)
+
+    for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        if length == 0:
+            assert not found[row].any(), "a row that looks at nothing must give zeros"
+        else:
+            wanted = expected(query[row], keys[slot], values[slot], length)
+            torch.testing.assert_close(found[row].float(), wanted, atol=ERROR[dtype], rtol=0)
+
+
+def test_splitting_changes_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 2, 1, 300, 64, device=DEVICE).unbind()
+    query, slots = torch.randn(2, 1, 64, device=DEVICE) * 0.3, torch.tensor([1, 0], device=DEVICE)
+    lengths = torch.tensor([300, 40], device=DEVICE)  # the second ends within the first part
+    assert plan_splits(2, 300)[0] == 4
+    split = flash_decode(query, keys, values, slots, lengths, 300)
+    monkeypatch.setattr(module, "_MAX_SPLITS", 1)
+    torch.testing.assert_close(split, flash_decode(query, keys, values, slots, lengths, 300))
+
+
+@pytest.mark.parametrize("num_programs", [1, 20, 160, 2560])
+@pytest.mark.parametrize("most", [1, 64, 65, 448, 1500, 3000])
+def test_the_parts_cover_all_positions_and_none_is_empty_for_the_longest(
+    num_programs: int, most: int
+) -> None:
+    num_splits, split = plan_splits(num_programs, most)
+    assert num_splits * split >= most
+    assert num_splits & (num_splits - 1) == 0
+    assert (num_splits - 1) * split < most
