@@ -98,7 +98,7 @@ class Settings:
     copy_overlap: bool = _setting(False, "CUDA: copies to and from the device on streams of their own")
     cuda_graphs: bool = _setting(True, "CUDA: steps are recorded once and replayed")
     kernels: Literal["auto", "torch", "triton"] = _setting(
-        "auto", "CUDA: who computes attention while decoding; auto: the faster of the two, tried at load"
+        "auto", "CUDA: who computes attention and the choice of a token; auto: the faster, tried at load"
     )
     max_fallbacks: int = _setting(
         len(TEMPERATURE_LADDER) - 1,

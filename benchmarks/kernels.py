@@ -24,6 +24,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from asr_server.model.kernels.choose_token import choose_token
 from asr_server.model.kernels.flash_decode import flash_decode
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
@@ -110,6 +111,15 @@ def attention(dtype: torch.dtype, rows: int, of_audio: bool) -> None:
     flash_decode(query, keys, values, slots, slots, most, scales, scales)
 
 
+def token_choice() -> None:
+    """The end of a step with 128 rows over large-v3's vocabulary."""
+    integers = torch.zeros(128, dtype=torch.long)
+    flags, suppressed = torch.ones(128, dtype=torch.bool), torch.zeros(51866, dtype=torch.int8)
+    scores, logprobs = torch.zeros(128, 51866), torch.zeros(128)
+    columns = (flags, flags, integers, integers, integers, integers)
+    choose_token(scores, suppressed, *columns, 50257, 50365, 50415, integers, logprobs)
+
+
 Case = tuple[str, Callable[[], None]]
 
 
@@ -121,6 +131,7 @@ def cases(arch: int) -> list[Case]:
         found.append((f"audio, {name}, 128 rows", lambda dtype=dtype: attention(dtype, 128, True)))  # type: ignore[misc]
     found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
     found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
+    found.append(("end of a step, 128 rows", token_choice))
     return found
 
 

@@ -17,6 +17,7 @@ from asr_server.engine.slots import SlotState
 from asr_server.tokenizer import SpecialTokens
 
 _NEVER = float("-inf")
+ALWAYS, AT_BEGIN, WITH_TIMES = 1, 2, 4  # when a token is suppressed, as bits; the kernel knows them too
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ class TokenRules:
         self._times = torch.arange(specials.timestamp_begin, vocabulary, device=device)
         limit = rules.max_initial_timestamp
         self._last_initial_time = vocabulary if limit is None else specials.timestamp_begin + limit
+        # The same for the kernel: in which cases each token is suppressed, and the tokens that are borders.
+        cases = torch.zeros(vocabulary, dtype=torch.int8)
+        cases[self._suppress.cpu()] |= ALWAYS
+        cases[self._suppress_at_begin.cpu()] |= AT_BEGIN
+        cases[specials.no_timestamps] |= WITH_TIMES
+        self.suppressed = cases.to(device)
+        self.limits = (self._end_of_text, self._first_time, self._last_initial_time)
 
     def apply(self, scores: Tensor, state: SlotState, timestamps: bool) -> None:
         """Changes `scores` [B, vocabulary] in place.

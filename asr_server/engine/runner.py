@@ -23,6 +23,7 @@ from asr_server.engine.sampling import draw, log_probabilities, penalise
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.slots import SlotStart, SlotState
 from asr_server.engine.streams import DECODE_PRIORITY, DecodeStream
+from asr_server.engine.token_choice import candidates, choose_likeliest
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import Whisper
 from asr_server.model.cache_rows import Slots
@@ -48,12 +49,17 @@ class Runner:
     ) -> None:
         num_slots, device, specials = config.num_slots, model.device, tokenizer.specials
         self.model = model
-        kernels, self.kernels_report = choose_kernels(
-            config.kernels, model.sizes, device, model.dtype, config.num_ranks
-        )
-        self.cache = model.new_cache(num_slots, config.short_audio == "fast", kernels)
-        self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
+        self._kernels, self.kernels_report = choose_kernels(
+            config.kernels,
+            model.sizes,
+            device,
+            model.dtype,
+            config.num_ranks,
+            lambda kernels: candidates(kernels, self._rules, device),
+        )
+        self.cache = model.new_cache(num_slots, config.short_audio == "fast", self._kernels)
+        self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
         self._specials = specials
         self._language_tokens = torch.tensor(
             list(specials.languages.values()), dtype=torch.long, device=device
@@ -160,10 +166,8 @@ class Runner:
         rows = self.cache.rows(slice(0, num_rows), positions, context, state.active)
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         scores: Tensor = self.model.decoder.logits(hidden)
-        self._rules.apply(scores, state, timestamps)
-        tokens = scores.argmax(-1)
-        self._tokens[:num_rows] = tokens
-        self._logprobs[:num_rows] = log_probabilities(scores, tokens)
+        tokens, logprobs = self._tokens[:num_rows], self._logprobs[:num_rows]
+        choose_likeliest(self._kernels, self._rules, scores, state, timestamps, tokens, logprobs)
         return scores
 
     def _choose_by_options(self, scores: Tensor, plan: StepPlan) -> None:
@@ -173,10 +177,13 @@ class Runner:
                 continue
             index = self._transfers.to_device(torch.tensor(rows))
             state = self.state[index]
-            own = penalise(scores[index], state, self._specials.end_of_text)
+            allowed = scores[index]
+            if self._kernels.choose_token is not None:  # which leaves the scores as they are
+                self._rules.apply(allowed, state, plan.timestamps)
+            own = penalise(allowed, state, self._specials.end_of_text)
             tokens = draw(own, state, plan.restricted) if is_drawn else own.argmax(-1)
             self._tokens.index_copy_(0, index, tokens)
-            self._logprobs.index_copy_(0, index, log_probabilities(scores[index], tokens))
+            self._logprobs.index_copy_(0, index, log_probabilities(allowed, tokens))
 
     def _advance(self, num_rows: int) -> Tensor:
         """Appends the chosen tokens to the slots; [3, B] for the host."""

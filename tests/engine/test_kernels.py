@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asr_server.core import DecodingOptions
-from asr_server.model.kernels import flash_decode
+from asr_server.model.kernels import choose_token, flash_decode
 from benchmarks.clips import make_clip
 from tests.checkpoints import short_window_directory
 from tests.engine.device_stand_ins import imitate_graphs
@@ -34,7 +34,9 @@ def tokens_of(checkpoint: Checkpoint, kernels: str) -> list[tuple[int, ...]]:
 
 
 def test_triton_gives_the_tokens_of_torch(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_decode, "_BLOCK", 512)  # the interpreter takes its time for each block
+    # The interpreter takes its time for each block.
+    monkeypatch.setattr(flash_decode, "_BLOCK", 512)
+    monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
     expected = tokens_of(checkpoint, "torch")
     imitate_graphs(monkeypatch)
     assert tokens_of(checkpoint, "triton") == expected

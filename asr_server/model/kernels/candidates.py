@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -20,12 +21,18 @@ _REPEATS = 20
 
 
 def choose_kernels(
-    setting: str, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, num_ranks: int = 1
+    setting: str,
+    sizes: WhisperSizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_ranks: int = 1,
+    more: Callable[[Kernels], Iterable[Candidate]] = lambda kernels: (),
 ) -> Choice:
     """
     Args:
         setting: torch; triton: all kernels, untried; auto: what proves itself here, on CPU torch.
         num_ranks: ranks that work as one. They must not choose differently: for several, auto is torch.
+        more: candidates of the caller's, who knows what the model does not.
     Raises:
         ValueError: triton is asked for where it cannot run.
     """
@@ -38,25 +45,21 @@ def choose_kernels(
     except ValueError as error:
         return Choice(TORCH, f"torch: {error}")
     with torch.inference_mode():
-        return choose(kernels, _candidates(kernels, sizes, device, dtype), _time_s)
+        tried = chain([audio_attention(kernels, sizes, device, dtype)], more(kernels))
+        return choose(kernels, tried, _time_s)
 
 
 def _triton_kernels(device: torch.device) -> Kernels:
     try:
         from triton import knobs
 
+        from asr_server.model.kernels.choose_token import choose_token
         from asr_server.model.kernels.flash_decode import flash_decode
     except ImportError as error:
         raise ValueError(f"Triton cannot be imported: {error}") from error
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError("--kernels triton needs a GPU (or TRITON_INTERPRET=1, which is slow and for tests)")
-    return Kernels(flash_decode)
-
-
-def _candidates(
-    kernels: Kernels, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype
-) -> Iterator[Candidate]:
-    yield audio_attention(kernels, sizes, device, dtype)
+    return Kernels(flash_decode, choose_token)
 
 
 def audio_attention(

@@ -24,11 +24,33 @@ class FlashDecode(Protocol):
     ) -> Tensor: ...
 
 
+class ChooseToken(Protocol):
+    """`choose_token.choose_token` has the meaning of the arguments."""
+
+    def __call__(
+        self,
+        scores: Tensor,
+        suppressed: Tensor,
+        active: Tensor,
+        timestamps: Tensor,
+        num_generated: Tensor,
+        token: Tensor,
+        previous: Tensor,
+        last_time: Tensor,
+        end_of_text: int,
+        first_time: int,
+        last_initial_time: int,
+        tokens: Tensor,
+        logprobs: Tensor,
+    ) -> None: ...
+
+
 @dataclass(frozen=True)
 class Kernels:
     """None: torch does it."""
 
     flash_decode: FlashDecode | None = None
+    choose_token: ChooseToken | None = None
 
 
 TORCH = Kernels()

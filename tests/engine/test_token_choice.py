@@ -1,0 +1,76 @@
+"""The kernel at the end of a step against the rules, argmax and log-softmax of torch: the same tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from asr_server.engine.rules import GenerationRules, TokenRules
+from asr_server.engine.slots import SlotState
+from asr_server.engine.token_choice import candidates, choose_likeliest
+from asr_server.model.kernels import TORCH, choose_token
+from asr_server.model.kernels.candidates import choose_kernels
+from asr_server.model.kernels.choice import choose
+
+CPU = torch.device("cpu")
+VOCABULARY, END_OF_TEXT, FIRST_TIME = 300, 190, 200
+SPECIALS: Any = SimpleNamespace(end_of_text=END_OF_TEXT, no_timestamps=199, timestamp_begin=FIRST_TIME)
+TRITON = choose_kernels("triton", None, CPU, torch.float32).kernels  # type: ignore[arg-type]
+ROWS = 24
+
+
+def random_state() -> SlotState:
+    """Rows at their beginning, after text, after one time and after two, some without times."""
+    state = SlotState.empty(ROWS, 8, CPU)
+    state.active.fill_(True)
+    state.timestamps.copy_(torch.arange(ROWS) % 4 > 0)
+    state.num_generated.copy_(torch.arange(ROWS) % 3)
+    for column in (state.token, state.previous):
+        texts, times = torch.randint(0, 180, (ROWS,)), torch.randint(FIRST_TIME, 280, (ROWS,))
+        column.copy_(torch.where(torch.rand(ROWS) < 0.5, texts, times))
+    state.last_time.copy_(torch.where(state.token >= FIRST_TIME, state.token, 205))
+    state.last_time[state.num_generated == 0] = FIRST_TIME - 1
+    return state
+
+
+@pytest.mark.parametrize(("max_initial", "seed"), [(50, 0), (None, 1)])
+def test_the_kernel_chooses_the_tokens_that_torch_chooses(
+    max_initial: int | None, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose_token, "_BLOCK", 128)  # several blocks, of which the last is not full
+    torch.manual_seed(seed)
+    rules = TokenRules(
+        GenerationRules((1, 5, 195, 196), (2, END_OF_TEXT), max_initial), SPECIALS, VOCABULARY, CPU
+    )
+    state = random_state()
+    scores = torch.randn(ROWS, 384)[:, :VOCABULARY] * 4  # rows lie further apart than the vocabulary is long
+    scores[:, FIRST_TIME:] -= torch.rand(ROWS, 1) * 12
+    scores[:, 30:34] = 30 * (torch.rand(ROWS, 1) < 0.2)  # ties, of which the first counts
+    found, expected = torch.zeros(2, ROWS, dtype=torch.long).unbind()
+    logprobs, expected_logprobs = torch.zeros(2, ROWS).unbind()
+    before = scores.clone()
+    choose_likeliest(TRITON, rules, scores, state, True, found, logprobs)
+    assert torch.equal(scores, before)
+    choose_likeliest(TORCH, rules, scores, state, True, expected, expected_logprobs)
+    assert found.tolist() == expected.tolist()
+    torch.testing.assert_close(logprobs, expected_logprobs, atol=1e-5, rtol=0)
+    assert 0 < (found >= FIRST_TIME).sum() < ROWS
+
+
+def test_rows_that_are_not_active_are_left_as_they_are() -> None:
+    state, rules = SlotState.empty(2, 8, CPU), TokenRules(GenerationRules(), SPECIALS, VOCABULARY, CPU)
+    state.active[1] = True
+    tokens, logprobs = torch.tensor([7, 7]), torch.tensor([0.5, 0.5])
+    scores = torch.zeros(2, VOCABULARY).index_fill_(1, torch.tensor([9]), 1.0)
+    choose_likeliest(TRITON, rules, scores, state, True, tokens, logprobs)
+    assert tokens.tolist() == [7, 9]
+    assert logprobs[0] == 0.5
+
+
+def test_the_choice_tried_at_load_agrees_with_torch() -> None:
+    rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, CPU)
+    chosen = choose(TRITON, candidates(TRITON, rules, CPU), lambda compute: 0.0)
+    assert "triton 0.000 ms" in chosen.report  # it was timed: its numbers were right
