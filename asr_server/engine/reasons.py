@@ -9,7 +9,7 @@ from asr_server.engine.config import MAX_SLOTS, SLOT_MEMORY_SHARE, EngineConfig
 from asr_server.machine import mps_is_running
 
 
-def engine_info(config: EngineConfig, kernels: str) -> EngineInfo:
+def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
     """
     Args:
         config: with everything chosen.
