@@ -8,9 +8,8 @@ import torch
 from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from .losses import GUIDED_HEADS
-from .network import MAX_TOKENS, WINDOW_S, load_network, make_network
+from .network import MAX_TOKENS, WINDOW_S, make_network
 from .plans import Plan
-from .training import kept_start
 from .vocabulary import Vocabulary, save_tokenizer
 
 
@@ -34,19 +33,16 @@ def generation_config(words: Vocabulary, alignment_heads: list[list[int]]) -> Ge
     )
 
 
-MAX_CHUNK_S = 6
-"""Chunks that asr-server shall cut: shorter than the window, for fuller ones lose digits."""
+SERVER_KEYS = {"max_chunk_s": 6, "short_audio": "fast"}
+"""What asr-server shall do: cut chunks shorter than the window, for fuller ones lose digits, and encode no
+more of the window than a chunk fills, as it is trained."""
 
 
 def exported_network(plan: Plan, folder: Path) -> WhisperForConditionalGeneration:
-    """The averaged weights of a run, mixed with those it began with where the plan says so."""
-    words, prefix = Vocabulary(), "network."
+    """The averaged weights of a run."""
+    network, prefix = make_network(Vocabulary()), "network."
     state = torch.load(folder / f"{plan.name}.pt")["average"]
-    trained = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-    network = load_network(words, kept_start(plan, folder)) if plan.start_from else make_network(words)
-    share = plan.share_of_start if plan.start_from else 0.0
-    began = network.state_dict()
-    network.load_state_dict({name: torch.lerp(value, began[name], share) for name, value in trained.items()})
+    network.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
     return network
 
 
@@ -57,7 +53,7 @@ def export(plan: Plan, folder: Path, model_folder: Path) -> None:
     network.generation_config = generation_config(words, [[last_layer, head] for head in GUIDED_HEADS])
     model_folder.mkdir(parents=True, exist_ok=True)
     network.save_pretrained(model_folder)
-    extractor = WhisperFeatureExtractor(chunk_length=WINDOW_S, max_chunk_s=MAX_CHUNK_S)  # type: ignore[no-untyped-call]
+    extractor = WhisperFeatureExtractor(chunk_length=WINDOW_S, **SERVER_KEYS)  # type: ignore[no-untyped-call]
     extractor.save_pretrained(model_folder)
     save_tokenizer(model_folder)
     for file in model_folder.iterdir():

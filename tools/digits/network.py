@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import nn
 from transformers import WhisperConfig, WhisperForConditionalGeneration
@@ -76,17 +74,6 @@ def make_network(words: Vocabulary) -> WhisperForConditionalGeneration:
             layer.fc2.weight.zero_()
         embedding = network.model.decoder.embed_tokens.weight
         embedding[words.timestamp_begin :] = positions / math.sqrt(network.config.d_model / 2)
-    return network
-
-
-def load_network(words: Vocabulary, folder: Path) -> WhisperForConditionalGeneration:
-    """Whisper with the weights of a model folder; of a longer window the first positions are kept."""
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    positions = "model.encoder.embed_positions.weight"
-    weights[positions] = weights[positions][:MAX_POSITIONS]
-    network = WhisperForConditionalGeneration(make_config(words))
-    network.load_state_dict(weights, strict=False)  # the output layer is the embedding, and not in the file
-    network.tie_weights()
     return network
 
 

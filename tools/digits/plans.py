@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -11,8 +10,6 @@ from .batches import Mixture
 from .network import WINDOW_S
 from .speakers import LEFT_OUT_SPEAKER
 from .windows import Shape
-
-MODEL_FOLDER = Path(__file__).parents[2] / "asr_server/models/whisper-digits"
 
 _SYNTHESISED = {
     "espeak": 0.24,
@@ -29,10 +26,9 @@ _OTHER_SPEECH = {"asterisk": 0.08}
 
 LOSS_WEIGHTS = {"text": 1.0, "time": 0.4, "ctc": 1.5, "frame": 1.0, "look": 0.3}
 """Of each loss in their sum."""
-ENCODER_LOSSES = ("ctc", "frame")
 LATE_LOOK_FROM, LATE_LOOK_WEIGHT = 0.4, 1.0
-"""From this share of a run's steps that begins from nothing, where the decoder looks counts more: by then the
-encoder hears, and what lags is the decoder's finding its place."""
+"""From this share of the steps on, where the decoder looks counts more: by then the encoder hears, and what
+lags is the decoder's finding its place."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +51,15 @@ class Plan:
     phases: tuple[Phase, ...]
     weights: dict[str, float]
     left_out_speaker: str | None = LEFT_OUT_SPEAKER
-    start_from: Path | None = None
-    share_of_start: float = 0.0
-    """What is exported is a mean of the weights, with this share of those that the run began with."""
     seed: int = 1
     judge_every: int = 500
-    encoder_weight: float = 1.0
-    """Of the losses on the encoder's two heads. They begin from nothing, so where the encoder does not, their
-    weight rises from zero while they learn."""
 
     def loss_weight(self, loss: str, step: int) -> float:
         """The weight of this loss at this step."""
-        if loss == "look" and not self.start_from and step >= LATE_LOOK_FROM * self.steps:
+        if loss == "look" and step >= LATE_LOOK_FROM * self.steps:
             return LATE_LOOK_WEIGHT
-        if loss not in ENCODER_LOSSES:
-            return LOSS_WEIGHTS[loss]
-        rise = min(1.0, (step - self.frames_only_steps) / 200) if self.start_from or loss == "ctc" else 1.0
-        return LOSS_WEIGHTS[loss] * self.encoder_weight * rise
+        rise = min(1.0, (step - self.frames_only_steps) / 200) if loss == "ctc" else 1.0
+        return LOSS_WEIGHTS[loss] * rise
 
     @property
     def frames_only_steps(self) -> int:
@@ -86,8 +74,8 @@ class Plan:
         return next(phase for phase in self.phases if step / self.steps < phase.until)
 
     def spoiled(self, step: int) -> float:
-        """How hard windows are made: from nothing, it rises over a sixth of the steps."""
-        return 1.0 if self.start_from else min(1.0, 0.1 + 5.4 * step / self.steps)
+        """How hard windows are made: it rises over a sixth of the steps."""
+        return min(1.0, 0.1 + 5.4 * step / self.steps)
 
     def mixture(self, step: int) -> Mixture:
         """What this step's batch is made of."""
@@ -113,31 +101,11 @@ FROM_NOTHING = (
     Phase(1.01, (_short(4.0, 10, 13, 0.3), _whole(7), _whole(7))),
 )
 """A few digits in little noise first, for the encoder's first layers alone, then more and longer; whole
-
 windows, as they are at inference, late."""
 
-FROM_SHIPPED = (
-    Phase(0.5, (_short(4.0, 10, 13, 0.3), _whole(7), _whole(7))),
-    Phase(1.01, (_short(4.0, 10, 13, 0.3), _whole(7), _whole(7), _whole(7))),
-)
-"""Weights that hear already learn the shorter window, prompts, uneven levels and more noise."""
-
 EXAMINED = Plan("examined", 12_000, 1e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
-"""From nothing, without the speaker left out: not run to its end yet."""
+"""From nothing, without the speaker left out."""
 QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
 """A toy: the whole road in a minute."""
 
-REFINED = Plan(
-    "refined",
-    1650,
-    4e-4,
-    FROM_SHIPPED,
-    {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH},
-    left_out_speaker=None,
-    start_from=MODEL_FOLDER,
-    share_of_start=0.5,
-    judge_every=150,
-    encoder_weight=0.4,
-)
-
-PLANS = {plan.name: plan for plan in (EXAMINED, REFINED, QUICK)}
+PLANS = {plan.name: plan for plan in (EXAMINED, QUICK)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from .batches import Batch, make_batch
 from .judging import JudgedSet, append_to_curve, judge
 from .losses import Learner
-from .network import load_network, make_network
+from .network import make_network
 from .plans import LOSS_WEIGHTS, Plan
 from .vocabulary import Vocabulary
 from .voice_pool import VoicePool
@@ -149,14 +148,6 @@ class Run:
         return rates
 
 
-def kept_start(plan: Plan, folder: Path) -> Path:
-    """The model folder that the run begins with, copied at once: export may write over the original."""
-    kept = folder / f"{plan.name}-start"
-    if plan.start_from and not kept.exists():
-        shutil.copytree(plan.start_from, kept)
-    return kept
-
-
 def train(
     plan: Plan,
     pool: VoicePool,
@@ -169,8 +160,7 @@ def train(
     torch.set_num_threads(num_threads)
     torch.manual_seed(plan.seed)
     words = Vocabulary()
-    network = load_network(words, kept_start(plan, folder)) if plan.start_from else make_network(words)
-    run = Run(plan, folder, Learner(network, words))
+    run = Run(plan, folder, Learner(make_network(words), words))
     run.resume()
     run.learner.train()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends through ``finally`` below
