@@ -50,7 +50,9 @@ def test_all_workers_are_gone_within_3_s(kind: str, request: pytest.FixtureReque
         options += ("--ray-address", request.getfixturevalue("cluster").address)
         others = psutil.Process().children(recursive=True)
     before = shared_memory()
-    with run_server(*options, TMPDIR=str(tmp_path)) as server:
+    # Ray's own sockets lie below TMPDIR, with names that are too long for this one.
+    folder = {} if "Ray" in kind else {"TMPDIR": str(tmp_path)}
+    with run_server(*options, **folder) as server:
         until_connected(tmp_path)
         workers = descendants(server) + actors(others)
         assert any("replica" in title_of(worker) for worker in workers)
