@@ -22,6 +22,7 @@ SHARED = {
     "machine",
     "metrics",
     "key_file",
+    "levels",
 }
 MAY_IMPORT = {
     "api": {"transcription", "audio", "workers", "formats"},
@@ -36,6 +37,7 @@ MAY_IMPORT = {
     "errors": set(),
     "formats": set(),
     "key_file": set(),
+    "levels": set(),
     "machine": set(),
     "metrics": set(),
     "model": set(),

@@ -1,8 +1,7 @@
 """Cuts samples into chunks at quiet points, and skips long silences between chunks. Used by `recording.py`.
 
-Levels are the standard deviation within 20 ms, taken every 5 ms: a constant offset and slow rumble do not
-count as sound. A place to cut is judged by the mean level in decibels of the fifth of a second around it,
-which tells a pause between words (150 ms and more) from the closure of a stop consonant (60 ms).
+A place to cut is judged by the mean level in decibels of the fifth of a second around it, which tells a
+pause between words (150 ms and more) from the closure of a stop consonant (60 ms).
 """
 
 from __future__ import annotations
@@ -11,28 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
+from asr_server.levels import HOP, HOPS_PER_LEVEL, SILENCE_POWER, Powers, decibels, powers
 
-HOP = SAMPLE_RATE // 200  # 5 ms
-HOPS_PER_LEVEL = 4  # 20 ms
+# What other modules of this package take from here too.
+__all__ = ["HOP", "MIN_REST", "Splitter", "decibels", "powers", "quietest_cut"]
+
 HOPS_PER_PAUSE = 40  # 200 ms
 REACH_HOPS = 8 * SAMPLE_RATE // HOP  # how far before the latest place a pause is looked for
 QUIET_SHARE = 0.05  # of the places within reach are taken to be pauses
-MAX_OFFSET = 1e-3
 MAX_ABOVE_DB = 15.0  # the quietest place
-FLOOR_DB = -90.0  # the last bit of 16
-# Quiet speech that peaks at -50 dBFS has its vowels at -60: what stays under this is the recorder's noise.
-SILENCE_DB = -72.0
 MIN_SILENCE = 1 * SAMPLE_RATE  # shorter pauses stay within their chunk
 MIN_MAX_CHUNK = 3 * SAMPLE_RATE  # in less there is no room to choose
 MIN_REST = 1 * SAMPLE_RATE  # left behind a cut: a chunk of less invites the model to invent words
 MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
-
-SILENCE_POWER = 10 ** (SILENCE_DB / 10)
-_FLOOR = np.float32(10 ** (FLOOR_DB / 10))
-_AVERAGE = np.full(HOPS_PER_LEVEL, 1 / (HOPS_PER_LEVEL * HOP), np.float32)
-_FEWER_HOPS = HOPS_PER_LEVEL / np.arange(HOPS_PER_LEVEL - 1, 0, -1, dtype=np.float32)
-
-Powers = npt.NDArray[np.float32]  # one every HOP samples, of the HOPS_PER_LEVEL hops from there
 
 
 class Splitter:
@@ -140,26 +130,6 @@ def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
     return speech_end + MARGIN if end - speech_end >= MIN_SILENCE else end
 
 
-def powers(samples: Samples) -> Powers:
-    """[len(samples) // HOP] variances; the last few reach over fewer hops."""
-    hops = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
-    if not len(hops):
-        return np.ones(min(1, len(samples)), np.float32)  # under 5 ms: nothing to tell, so not silent
-    sums = np.einsum("ij->i", hops)  # four times as fast as `sum(axis=1)`
-    offset = float(sums.sum()) / hops.size
-    if abs(offset) > MAX_OFFSET:  # its square would drown what float32 knows of a whisper
-        return powers(samples - np.float32(offset))
-    means = _sliding_mean(sums)
-    return _sliding_mean(np.einsum("ij,ij->i", hops, hops)) - means * means
-
-
-def _sliding_mean(hop_sums: Samples) -> Samples:
-    """The mean over the samples of HOPS_PER_LEVEL hops from each on, of fewer at the end."""
-    means: Samples = np.convolve(hop_sums, _AVERAGE)[HOPS_PER_LEVEL - 1 :]
-    means[1 - HOPS_PER_LEVEL :] *= _FEWER_HOPS[-len(means) :]
-    return means
-
-
 def quietest_cut(powers: Powers) -> int:
     """The sample at which so much sound is best cut: in the latest of the pauses within reach, but not in its
     first half.
@@ -180,8 +150,3 @@ def quietest_cut(powers: Powers) -> int:
     candidates = np.flatnonzero(within <= within.min() + 1.0)
     best = int(candidates[np.argmin(np.abs(candidates - len(within) / 2))])
     return (len(powers) - len(reach) + pause + best) * HOP + HOPS_PER_LEVEL * HOP // 2
-
-
-def decibels(powers: Powers) -> Powers:
-    """Of full scale, not less than FLOOR_DB."""
-    return 10 * np.log10(np.maximum(powers, _FLOOR))

@@ -3,6 +3,7 @@
 The method is openai/whisper's (timing.py): the text is fed once more, without timestamps and without the
 text before it; each head's attention is normalised over the tokens and smoothed over time; the mean of the
 heads is what dynamic time warping lays the tokens along. The audio's keys are those that are in the slot.
+Beyond that method, pauses part the tokens (`token_times.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult, Samples
-from asr_server.engine.dtw import first_frames
-from asr_server.engine.peaks import increasing_peaks
 from asr_server.engine.sequence import Sequence, sot_sequence
+from asr_server.engine.token_times import token_frames
 from asr_server.engine.transfers import HostCopy, Transfers
+from asr_server.levels import find_pauses
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache_rows import Slots
 from asr_server.tokenizer import Tokenizer
@@ -56,12 +57,12 @@ class PendingAlignment:
     def aligned_result(self) -> ChunkResult:
         """Waits until the device is done."""
         gain, attention = self.sums.array()
-        times_s = first_frames(gain) * SECONDS_PER_POSITION
-        peaks_s = (increasing_peaks(attention) + 0.5) * SECONDS_PER_POSITION
+        pauses = find_pauses(self.sequence.samples)
+        frames = token_frames(gain, attention, pauses, SECONDS_PER_POSITION)
         return msgspec.structs.replace(
             self.result,
-            token_times_s=_of_length(times_s, self.num_tokens + 1),
-            token_peaks_s=_of_length(peaks_s, self.num_tokens),
+            token_times_s=_of_length(frames.first * SECONDS_PER_POSITION, self.num_tokens + 1),
+            token_peaks_s=_of_length((frames.peaks + 0.5) * SECONDS_PER_POSITION, self.num_tokens),
         )
 
 
@@ -78,6 +79,7 @@ class Aligner:
         self, model: Whisper, cache: DecoderCache, tokenizer: Tokenizer, transfers: Transfers
     ) -> None:
         self._model, self._cache, self._tokenizer, self._transfers = model, cache, tokenizer, transfers
+        self._num_heads = sum(map(len, model.alignment_heads.values()))  # of all shards
         # On CPU one head at a time, whose attention the processor's cache can hold. As tensors: a list as an
         # index is copied to the device at each use, and the host waits for that.
         heads_at_once = 1 if model.device.type == "cpu" else model.sizes.decoder_heads
@@ -100,7 +102,7 @@ class Aligner:
             ):
                 keys = self._cache.cross_keys[layer, sequence.slot, :, :, : gain.shape[1]]
                 self._add_layer(gain, attention, text, layer, query, keys)
-        sums = [self._model.shard.sum(each) for each in sums]
+        sums = [self._model.shard.sum(each) / self._num_heads for each in sums]
         return [
             PendingAlignment(sequence, result, text.num_text, self._transfers.to_host(each))
             for (sequence, result), text, each in zip(finished, texts, sums, strict=True)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 Matrix = npt.NDArray[np.floating]
 
 
-def first_frames(gain: Matrix) -> npt.NDArray[np.intp]:
+def first_frames(gain: Matrix, stay_costs: Matrix | None = None) -> npt.NDArray[np.intp]:
     """The frame with which each row begins on the path of the greatest sum, from the first row and frame to
     the last.
 
@@ -18,8 +18,10 @@ def first_frames(gain: Matrix) -> npt.NDArray[np.intp]:
 
     Args:
         gain: [rows, frames], what it is worth to have a row at a frame.
+        stay_costs: [frames], what it costs that the row at a frame is that of the frame before.
     """
     num_rows, num_frames = gain.shape
+    stayed = 0.0 if stay_costs is None else np.cumsum(stay_costs, dtype=np.float64)
     up_to = np.zeros((num_rows, num_frames + 1))  # costs of a row's frames before each one
     np.cumsum(-gain.astype(np.float64), axis=1, out=up_to[:, 1:])
     reached = np.full((num_rows + 1, num_frames + 1), np.inf)  # a row and a column before the first ones
@@ -28,9 +30,9 @@ def first_frames(gain: Matrix) -> npt.NDArray[np.intp]:
     for row in range(num_rows):
         above = reached[row]
         np.minimum(above[:-1], above[1:], out=entered[row])
-        entered[row] -= up_to[row, :-1]
+        entered[row] -= up_to[row, :-1] + stayed
         np.minimum.accumulate(entered[row], out=reached[row + 1, 1:])
-        reached[row + 1, 1:] += up_to[row, 1:]
+        reached[row + 1, 1:] += up_to[row, 1:] + stayed
     return _way_back(entered, reached)
 
 

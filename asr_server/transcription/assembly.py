@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from asr_server.audio.pauses import find_pauses
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob, Word
+from asr_server.levels import find_pauses
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.language import ENGLISH, UNSPACED
 from asr_server.transcription.word_groups import group_words

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from asr_server.audio.pauses import Pauses
 from asr_server.core import ChunkResult, Word
+from asr_server.levels import Pauses
 
 MAX_OUTSIDE_S: Final = 0.5  # of its segment, that a word may begin or end: as openai/whisper
 MIN_PAUSE_S: Final = 0.03

@@ -55,6 +55,15 @@ async def test_words_lie_where_they_were_said_at_minute_0_and_at_minute_20(clien
     assert abs(np.median(early) - np.median(late)) < 0.01, "they drift"
 
 
+async def test_words_lie_where_they_were_said_though_noise_fills_the_pauses(client: AsyncOpenAI) -> None:
+    samples = np.concatenate([said.samples for said in SAID])
+    loudness = float(np.std(samples[samples != 0]))
+    noise = np.random.default_rng(0).normal(0, loudness * 10 ** (-30 / 20), len(samples))
+    starts_s = np.cumsum([0.0, *(len(said.samples) / 16_000 for said in SAID)]).tolist()
+    found = await times_of(client, sound_file((samples + noise).astype(np.float32), "FLAC"))
+    assert np.mean(np.array(off_by(found, SAID, starts_s[:-1])) <= NEAR_S) >= 0.9
+
+
 async def test_both_granularities_give_words_within_their_segments(client: AsyncOpenAI) -> None:
     answer = await transcribe(
         client,

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, decibels, powers, quietest_cut
+from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, quietest_cut
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
+from asr_server.levels import decibels, powers
 from tests.audio.audio_files import audio_of, tiled
 from tests.long_recordings import long_recording
 from tests.speech import Spoken, say, silence

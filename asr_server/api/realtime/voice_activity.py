@@ -19,8 +19,8 @@ from asr_server.api.realtime.turn_types import (
     VoiceStarted,
     VoiceStopped,
 )
-from asr_server.audio.split import decibels, powers
 from asr_server.core import Samples
+from asr_server.levels import decibels, powers
 
 ONSET_FRAMES: Final = 3  # of speech before it counts: a click is shorter
 PAUSE_SHARE: Final = 0.5  # of the silence that ends a turn: then it is read ahead

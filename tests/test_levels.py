@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from asr_server.audio.pauses import find_pauses
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.levels import find_pauses
 from tests.speech import say, silence
 
 
@@ -21,7 +21,7 @@ def test_pauses_are_found_to_5_ms(offset: float) -> None:
 
 def test_what_is_too_short_or_too_loud_is_no_pause() -> None:
     short = np.concatenate([tone(0.5), silence(0.02), tone(0.5)])
-    faint = np.concatenate([tone(0.5), tone(0.2, loudness=0.005), tone(0.5)])
+    faint = np.concatenate([tone(0.5), tone(0.08, loudness=0.005), tone(0.5)])
     assert len(find_pauses(short)) == len(find_pauses(faint)) == 0
 
 
@@ -36,3 +36,11 @@ def test_the_gaps_between_spoken_digits_are_pauses() -> None:
     for (_, end_s), (start_s, _) in zip(spoken.times, spoken.times[1:], strict=False):
         middle_s = (start_s + end_s) / 2
         assert any(first_s < middle_s < last_s for first_s, last_s in pauses.tolist())
+
+
+def test_a_pause_full_of_steady_noise_is_one() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.02, round(1.7 * SAMPLE_RATE)).astype(np.float32)
+    sound = np.concatenate([tone(0.5), silence(0.2), tone(0.5), silence(0.5)])
+    expected = np.array([(0.5, 0.7), (1.2, 1.7)])
+    np.testing.assert_allclose(find_pauses(sound + noise).astype(float), expected, atol=0.02)
+    assert len(find_pauses(tone(1.7) + noise)) == 0, "speech that never stops is no noise"
