@@ -87,20 +87,21 @@ def test_replicas_on_one_gpu_take_alike_whoever_starts_first(
 
 
 @pytest.mark.parametrize(
-    ("num_on_device", "daemon_pid", "line"),
+    ("num_on_device", "is_running", "line"),
     [
         (1, None, "replicas 1"),
         (3, None, "replicas 3 (3 share a GPU in turns, as no MPS daemon runs)"),
-        (3, os.getpid(), "replicas 3 (3 share a GPU at once, through MPS)"),
-        (3, 1 << 30, "replicas 3 (3 share a GPU in turns, as no MPS daemon runs)"),
+        (3, True, "replicas 3 (3 share a GPU at once, through MPS)"),
+        (3, False, "replicas 3 (3 share a GPU in turns, as no MPS daemon runs)"),
     ],
 )
 def test_the_start_line_says_how_replicas_share_a_gpu(
-    num_on_device: int, daemon_pid: int | None, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_on_device: int, is_running: bool | None, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    if daemon_pid is not None:
+    if is_running is not None:
+        daemon_pid = os.getpid() if is_running else 1 << 30
         (tmp_path / "control").touch()
         (tmp_path / "nvidia-cuda-mps-control.pid").write_text(f"{daemon_pid}\n")
     info = engine_info(
