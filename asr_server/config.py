@@ -100,6 +100,13 @@ class Settings:
     kernels: Literal["auto", "torch", "triton"] = _setting(
         "auto", "CUDA: who computes attention and the choice of a token; auto: the faster, tried at load"
     )
+    cache_dtype: Literal["auto", "fp8"] = _setting(
+        "auto",
+        "fp8: the audio's keys and values in 8 bits, so that memory holds more slots; texts may differ",
+    )
+    encoder_dtype: Literal["auto", "fp8"] = _setting(
+        "auto", "fp8: the encoder multiplies in 8 bits (CUDA; the CPU imitates it); texts may differ"
+    )
     max_fallbacks: int = _setting(
         len(TEMPERATURE_LADDER) - 1,
         "times an implausible chunk is decoded again, each time at a higher temperature",

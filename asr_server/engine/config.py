@@ -7,13 +7,15 @@ from pathlib import Path
 
 import torch
 
-from asr_server.config import Settings
+from asr_server.config import Settings, naming
 from asr_server.machine import available_cores
 from asr_server.model import DecoderCache, WhisperSizes
+from asr_server.model.float8 import FP8
 
 _ENCODE_BATCH_ON_CUDA = 8
 _MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FP8_CAPABILITY = (8, 9)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 and Arm, as /proc/cpuinfo spells them
 MAX_SLOTS = {"cpu": 32, "cuda": 256}  # more only lengthens a step: the products are large enough by then
 SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weights are in
@@ -37,6 +39,8 @@ class EngineConfig:
     lookahead: bool | None = None  # whether a step starts before the results of the previous one are read
     cuda_graphs: bool = True
     kernels: str = "auto"  # torch; triton; auto: on CUDA whichever is faster, tried at load
+    cache_dtype: str = "auto"  # of the audio's keys and values; fp8; auto: that of the model
+    encoder_dtype: str = "auto"  # of the products of the encoder's layers; the same
     num_on_device: int = 1  # engines that share the device's memory
     num_ranks: int = 1  # processes that are one engine, each with its part of the model (tensor parallelism)
     short_audio: str = "exact"  # fast: what a chunk does not reach is not encoded; auto: the checkpoint's own
@@ -61,10 +65,17 @@ class EngineConfig:
             copy_overlap=settings.copy_overlap,
             cuda_graphs=settings.cuda_graphs,
             kernels=settings.kernels,
+            cache_dtype=settings.cache_dtype,
+            encoder_dtype=settings.encoder_dtype,
             num_on_device=num_on_device,
             num_ranks=settings.tensor_parallel_size,
             short_audio=settings.short_audio,
         )
+
+    @property
+    def audio_dtype(self) -> torch.dtype | None:
+        """Of the audio's keys and values in the cache; None: the model's."""
+        return FP8 if self.cache_dtype == "fp8" else None
 
     def resolved(self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> EngineConfig:
         """The same configuration with everything chosen that was left open."""
@@ -77,7 +88,7 @@ class EngineConfig:
             device=device.type,
             dtype=str(dtype).removeprefix("torch."),
             num_slots=self.num_slots
-            or choose_num_slots(sizes, device, dtype, self.num_on_device, self.num_ranks),
+            or choose_num_slots(sizes, device, dtype, self.num_on_device, self.num_ranks, self.audio_dtype),
             # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache.
             encode_batch=self.encode_batch or (workers if on_cpu else _ENCODE_BATCH_ON_CUDA),
             compute_workers=workers,
@@ -107,19 +118,32 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if _cpu_flags() & _BFLOAT16_FLAGS else torch.float32
 
 
+def check_fp8(config: EngineConfig, device: torch.device) -> None:
+    """Raises ValueError where 8-bit floats are asked for and the GPU does not multiply in them."""
+    settings = [name for name in ("cache_dtype", "encoder_dtype") if getattr(config, name) == "fp8"]
+    if not settings or device.type != "cuda":
+        return  # the CPU imitates them
+    found = torch.cuda.get_device_capability(device)
+    if torch.version.hip or found < _FP8_CAPABILITY:
+        names = " and ".join(naming(name) for name in settings)
+        reason = f"{torch.cuda.get_device_name(device)} has {'.'.join(map(str, found))}"
+        raise ValueError(f"{names} fp8 needs an NVIDIA GPU of compute capability 8.9 or later; {reason}")
+
+
 def choose_num_slots(
     sizes: WhisperSizes,
     device: torch.device,
     dtype: torch.dtype,
     num_on_device: int = 1,
     num_ranks: int = 1,
+    audio_dtype: torch.dtype | None = None,
 ) -> int:
     """As many slots as a share of the free memory holds, up to the number that still speeds up a step."""
     share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device, num_on_device)
     ranks_elsewhere = (
         num_ranks if device.type == "cuda" else 1
     )  # on CPU all parts of a slot lie in one memory
-    slot_bytes = DecoderCache.bytes_per_slot(sizes, dtype) // ranks_elsewhere
+    slot_bytes = DecoderCache.bytes_per_slot(sizes, dtype, audio_dtype) // ranks_elsewhere
     return max(1, min(MAX_SLOTS[device.type], int(share) // slot_bytes))
 
 

@@ -57,8 +57,10 @@ class Runner:
             model.dtype,
             config.num_ranks,
             lambda kernels: candidates(kernels, self._rules, device),
+            config.audio_dtype,
         )
-        self.cache = model.new_cache(num_slots, config.short_audio == "fast", self._kernels)
+        short_audio = config.short_audio == "fast"
+        self.cache = model.new_cache(num_slots, short_audio, self._kernels, config.audio_dtype)
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
         self._specials = specials
         self._language_tokens = torch.tensor(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asr_server.model.attention import split_heads
 from asr_server.model.cache_rows import CacheRows, FlashRows, Slots, TorchRows, slot_ids
+from asr_server.model.float8 import FP8, as_bytes, dequantise, quantise
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.sizes import WhisperSizes
 
@@ -23,7 +24,8 @@ class DecoderCache:
     """Keys and values of every layer and slot, [layers, slots, H, positions, d] each.
 
     The keys of the audio are the other way round, [layers, slots, H, d, positions]: the form in which both
-    products of a decode step read their matrix row by row.
+    products of a decode step read their matrix row by row. In 8-bit floats both have a scale for each slot
+    and head: `audio_scales`, float32 [2, layers, slots, H], those of keys and those of values.
     """
 
     def __init__(
@@ -35,11 +37,13 @@ class DecoderCache:
         short_audio: bool = False,
         num_ranks: int = 1,
         kernels: Kernels = TORCH,
+        audio_dtype: torch.dtype | None = None,
     ) -> None:
         """
         Args:
             short_audio: the audio of a sequence may have fewer positions than the window.
             num_ranks: ranks that share out the heads.
+            audio_dtype: of the audio's keys and values; None: `dtype`.
         """
         self._kernels = kernels
         heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
@@ -51,9 +55,15 @@ class DecoderCache:
         # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
         self.keys = torch.zeros(text, device=device, dtype=dtype)
         self.values = torch.zeros(text, device=device, dtype=dtype)
-        padded_keys = torch.zeros(audio_keys, device=device, dtype=dtype)
+        audio_dtype = audio_dtype or dtype
+        padded_keys = torch.zeros(audio_keys, device=device, dtype=audio_dtype)
         self.cross_keys = padded_keys[..., : sizes.audio_positions]
-        self.cross_values = torch.zeros(audio_values, device=device, dtype=dtype)
+        self.cross_values = torch.zeros(audio_values, device=device, dtype=audio_dtype)
+        self.audio_scales = (
+            torch.zeros(2, sizes.decoder_layers, num_slots, heads, device=device)
+            if audio_dtype == FP8
+            else None
+        )
         self.audio_lengths = torch.zeros(num_slots, device=device, dtype=torch.int32)
         # Minus infinity at positions that a slot's audio does not have.
         self.cross_mask = (
@@ -66,17 +76,24 @@ class DecoderCache:
         )
 
     @staticmethod
-    def bytes_per_slot(sizes: WhisperSizes, dtype: torch.dtype) -> int:
+    def bytes_per_slot(
+        sizes: WhisperSizes, dtype: torch.dtype, audio_dtype: torch.dtype | None = None
+    ) -> int:
         """On all ranks together."""
-        positions = sizes.text_positions + sizes.audio_positions
-        return 2 * sizes.decoder_layers * positions * sizes.width * dtype.itemsize
+        text_bytes = sizes.text_positions * dtype.itemsize
+        audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize
+        return 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
 
     def write_audio(self, slots: Slots, keys_values: list[tuple[Tensor, Tensor]]) -> None:
         """Puts each layer's keys [B, D, F] and values [B, F, D] into B slots."""
         heads, length = self.cross_keys.shape[2], keys_values[0][0].shape[-1]
         for layer, (keys, values) in enumerate(keys_values):
-            self.cross_keys[layer, slots, ..., :length] = keys.view(len(keys), heads, -1, length)
-            self.cross_values[layer, slots, :, :length] = split_heads(values, heads).transpose(1, 2)
+            keys, values = keys.view(len(keys), heads, -1, length), split_heads(values, heads).transpose(1, 2)
+            if self.audio_scales is not None:
+                (keys, *scales), (values, *more) = (quantise(each, (-2, -1)) for each in (keys, values))
+                self.audio_scales[:, layer, slots] = torch.stack(scales + more).flatten(2)
+            as_bytes(self.cross_keys)[layer, slots, ..., :length] = as_bytes(keys)
+            as_bytes(self.cross_values)[layer, slots, :, :length] = as_bytes(values)
         self.audio_lengths.index_fill_(0, slot_ids(slots, self.audio_lengths.device), length)
         if self.cross_mask is not None:
             positions = torch.arange(self.cross_mask.shape[-1], device=self.cross_mask.device)
@@ -87,13 +104,29 @@ class DecoderCache:
         """Copies one slot's sequence into another slot."""
         for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
             tensor[:, target] = tensor[:, source]
+        if self.audio_scales is not None:
+            self.audio_scales[:, :, target] = self.audio_scales[:, :, source]
         self.audio_lengths[target] = self.audio_lengths[source]
         if self.cross_mask is not None:
             self.cross_mask[target] = self.cross_mask[source]
 
     def audio(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
         """Keys [B, H, d, F] and values [B, H, F, d] of some slots."""
-        return self.cross_keys[layer, slots], self.cross_values[layer, slots]
+        keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))
+        if self.audio_scales is None:
+            return keys, values
+        key_scales, value_scales = self.audio_scales[:, layer, slots, :, None, None]
+        dtype = self.keys.dtype
+        return dequantise(keys.view(FP8), key_scales, dtype), dequantise(
+            values.view(FP8), value_scales, dtype
+        )
+
+    def audio_keys(self, layer: int, slot: int, num_positions: int) -> Tensor:
+        """The first keys of one slot, [H, d, num_positions]."""
+        keys = self.cross_keys[layer, slot, ..., :num_positions]
+        if self.audio_scales is None:
+            return keys
+        return dequantise(keys, self.audio_scales[0, layer, slot, :, None, None], self.keys.dtype)
 
     def rows(self, slots: Slots, positions: Tensor, context: int, active: Tensor | None = None) -> CacheRows:
         """Slots whose sequences stand at `positions` [B, T].

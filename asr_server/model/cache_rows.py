@@ -132,10 +132,11 @@ class FlashRows:
         return attended.view(*query.shape[:2], -1)
 
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
-        keys = self._cache.cross_keys[layer].transpose(2, 3)
-        values, most = self._cache.cross_values[layer], keys.shape[2]
-        lengths, rows = self._audio_lengths, self._row_slots
-        attended = self._flash_decode(query.flatten(0, 1), keys, values, rows, lengths, most)
+        cache, lengths, rows = self._cache, self._audio_lengths, self._row_slots
+        keys, values = cache.cross_keys[layer].transpose(2, 3), cache.cross_values[layer]
+        scales = () if cache.audio_scales is None else cache.audio_scales[:, layer].unbind()
+        queries, most = query.flatten(0, 1), keys.shape[2]
+        attended = self._flash_decode(queries, keys, values, rows, lengths, most, *scales)
         return attended.view(*query.shape[:2], -1)
 
 

@@ -13,16 +13,24 @@ from torch import Tensor
 
 from asr_server.checkpoint import INDEX, PICKLED, SINGLE, CheckpointError
 from asr_server.model.alignment_heads import read_alignment_heads
+from asr_server.model.linear import Linear
+from asr_server.model.linear_fp8 import Float8Linear
 from asr_server.model.shard import WHOLE, Shard
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import Whisper
 
 
 def load_whisper(
-    directory: Path, device: str | torch.device, dtype: torch.dtype, shard: Shard = WHOLE
+    directory: Path,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    shard: Shard = WHOLE,
+    fp8_encoder: bool = False,
 ) -> Whisper:
     """The model of a Hugging Face Whisper directory, or a rank's part of it, ready for inference.
 
+    Args:
+        fp8_encoder: the encoder's layers multiply in 8-bit floats.
     Raises:
         CheckpointError: weights are missing or have other shapes than config.json says.
         ValueError: config.json describes no Whisper model, or its alignment heads are not there, or
@@ -32,7 +40,8 @@ def load_whisper(
         sizes = WhisperSizes.from_directory(directory)
     except KeyError as error:
         raise CheckpointError(f"{directory}/config.json has no {error}") from error
-    model = Whisper(sizes, device=torch.device(device), dtype=dtype, shard=shard)
+    encoder_linear = Float8Linear if fp8_encoder else Linear
+    model = Whisper(sizes, torch.device(device), dtype, shard, encoder_linear)
     try:
         model.load_hugging_face(_read_weights(directory))
     except (EOFError, SafetensorError, UnpicklingError) as error:  # torch's message gives dangerous advice

@@ -32,9 +32,19 @@ class Whisper(nn.Module):
     """Encoder and decoder of one checkpoint, with the log-mel that feeds them."""
 
     def __init__(
-        self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE
+        self,
+        sizes: WhisperSizes,
+        device: torch.device,
+        dtype: torch.dtype,
+        shard: Shard = WHOLE,
+        encoder_linear: type[Linear] = Linear,
     ) -> None:
-        """Raises ValueError where the model cannot be split among that many ranks."""
+        """
+        Args:
+            encoder_linear: computes the products of the encoder's layers.
+        Raises:
+            ValueError: the model cannot be split among that many ranks.
+        """
         super().__init__()
         shard.check(sizes)
         self.sizes = sizes
@@ -45,12 +55,19 @@ class Whisper(nn.Module):
         with torch.device(device):
             self.log_mel = LogMel(sizes.num_mels, sizes.num_frames).to(device)
             with _default_dtype(dtype):  # never in float32 first, which would take twice the memory
-                self.encoder = Encoder(sizes, shard)
+                self.encoder = Encoder(sizes, shard, encoder_linear)
                 self.decoder = Decoder(sizes, shard)
 
-    def new_cache(self, num_slots: int, short_audio: bool = False, kernels: Kernels = TORCH) -> DecoderCache:
+    def new_cache(
+        self,
+        num_slots: int,
+        short_audio: bool = False,
+        kernels: Kernels = TORCH,
+        audio_dtype: torch.dtype | None = None,
+    ) -> DecoderCache:
+        ranks = self.shard.count
         return DecoderCache(
-            self.sizes, num_slots, self.device, self.dtype, short_audio, self.shard.count, kernels
+            self.sizes, num_slots, self.device, self.dtype, short_audio, ranks, kernels, audio_dtype
         )
 
     def load_hugging_face(self, weights: Weights) -> None:
@@ -109,12 +126,12 @@ def _load_summed(linear: Linear, weights: Weights, name: str, shard: Shard) -> N
 
 
 class FeedForward(nn.Module):
-    def __init__(self, width: int, hidden: int, shard: Shard) -> None:
+    def __init__(self, width: int, hidden: int, shard: Shard, linear: type[Linear] = Linear) -> None:
         super().__init__()
         self.shard = shard
         self.norm = nn.LayerNorm(width)
-        self.up = Linear(width, hidden // shard.count, gelu=True)
-        self.down = Linear(hidden // shard.count, width)
+        self.up = linear(width, hidden // shard.count, gelu=True)
+        self.down = linear(hidden // shard.count, width)
 
     def forward(self, x: Tensor) -> Tensor:
         change: Tensor = self.shard.sum(self.down(self.up(self.norm(x))))
@@ -135,15 +152,15 @@ def _query_scale(qkv: Linear, num_heads: int) -> float:
 
 
 class EncoderLayer(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
+    def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear]) -> None:
         super().__init__()
         share = sizes.width // shard.count
         self.shard = shard
         self.num_heads = sizes.encoder_heads // shard.count
         self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = Linear(sizes.width, 3 * share)
-        self.out = Linear(share, sizes.width)
-        self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden, shard)
+        self.qkv = linear(sizes.width, 3 * share)
+        self.out = linear(share, sizes.width)
+        self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden, shard, linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, F, D] to the same."""
@@ -160,12 +177,12 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
+    def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear] = Linear) -> None:
         super().__init__()
         self.conv1 = Convolution(sizes.num_mels, sizes.width, stride=1)
         self.conv2 = Convolution(sizes.width, sizes.width, stride=2)
         self.positions = nn.Parameter(torch.empty(sizes.audio_positions, sizes.width))
-        self.layers = nn.ModuleList(EncoderLayer(sizes, shard) for _ in range(sizes.encoder_layers))
+        self.layers = nn.ModuleList(EncoderLayer(sizes, shard, linear) for _ in range(sizes.encoder_layers))
         self.norm = nn.LayerNorm(sizes.width)
 
     def forward(self, mel: Tensor) -> Tensor:

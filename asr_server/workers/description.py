@@ -9,6 +9,8 @@ from asr_server.config import Settings, flag_name
 from asr_server.core import EngineInfo
 from asr_server.machine import available_cores
 
+_FP8 = {"cache_dtype": "the audio's keys and values", "encoder_dtype": "encoder"}  # where settings ask for it
+
 
 def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
     """Without line breaks. `engine` is that of the first replica that is ready; the others are alike."""
@@ -23,6 +25,11 @@ def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
         f"device {chosen(engine.device, 'device', engine.reasons['device'])}",
         f"dtype {chosen(engine.dtype, 'dtype', engine.reasons['dtype'])}",
         f"slots {chosen(engine.num_slots, 'max_slots', engine.reasons['num_slots'])}",
+        *(
+            f"{what} fp8 ({flag_name(name)})"
+            for name, what in _FP8.items()
+            if getattr(settings, name) == "fp8"
+        ),
         f"threads {chosen(engine.num_threads, 'cpu_threads', _why_threads(num_replicas))}",
         f"replicas {num_replicas}{f' ({shared})' if shared else ''}",
     )

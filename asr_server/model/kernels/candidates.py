@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from asr_server.model.attention import attend_cached_audio
+from asr_server.model.float8 import FP8, dequantise, quantise
 from asr_server.model.kernels.choice import Candidate, Choice, choose
 from asr_server.model.kernels.table import TORCH, Kernels
 from asr_server.model.sizes import WhisperSizes
@@ -27,12 +28,14 @@ def choose_kernels(
     dtype: torch.dtype,
     num_ranks: int = 1,
     more: Callable[[Kernels], Iterable[Candidate]] = lambda kernels: (),
+    audio_dtype: torch.dtype | None = None,
 ) -> Choice:
     """
     Args:
         setting: torch; triton: all kernels, untried; auto: what proves itself here, on CPU torch.
         num_ranks: ranks that work as one. They must not choose differently: for several, auto is torch.
         more: candidates of the caller's, who knows what the model does not.
+        audio_dtype: of the audio's keys and values in the cache; None: `dtype`.
     Raises:
         ValueError: triton is asked for where it cannot run.
     """
@@ -45,7 +48,7 @@ def choose_kernels(
     except ValueError as error:
         return Choice(TORCH, f"torch: {error}")
     with torch.inference_mode():
-        tried = chain([audio_attention(kernels, sizes, device, dtype)], more(kernels))
+        tried = chain([audio_attention(kernels, sizes, device, dtype, audio_dtype)], more(kernels))
         return choose(kernels, tried, _time_s)
 
 
@@ -63,25 +66,40 @@ def _triton_kernels(device: torch.device) -> Kernels:
 
 
 def audio_attention(
-    kernels: Kernels, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, rows: int = _MAX_ROWS
+    kernels: Kernels,
+    sizes: WhisperSizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    audio_dtype: torch.dtype | None = None,
+    rows: int = _MAX_ROWS,
 ) -> Candidate:
     """A decode step's attention over the audio, which is most of what a step reads."""
     heads, positions = sizes.decoder_heads, sizes.audio_positions
     depth, stride = sizes.width // heads, -(-positions // 16) * 16
     draw = _random(device, dtype)
     query = draw(rows, 1, heads, depth) * depth**-0.5
-    keys, values = draw(rows, heads, depth, stride)[..., :positions], draw(rows, heads, positions, depth)
+    keys, values = draw(rows, heads, depth, stride), draw(rows, heads, positions, depth)
+    scales: tuple[Tensor, ...] = ()
+    if audio_dtype == FP8:
+        (keys, key_scales), (values, value_scales) = (quantise(each, (-2, -1)) for each in (keys, values))
+        scales = key_scales, value_scales
+    keys = keys[..., :positions]
     slots = torch.arange(rows, device=device)
     lengths = torch.full_like(slots, positions)
     flash_decode = kernels.flash_decode
     assert flash_decode is not None
 
     def kernel() -> Tensor:
-        return flash_decode(query[:, 0], keys.transpose(2, 3), values, slots, lengths, positions).flatten(1)
+        transposed = keys.transpose(2, 3)
+        attended = flash_decode(query[:, 0], transposed, values, slots, lengths, positions, *scales)
+        return attended.flatten(1)
 
     def reference() -> Tensor:
         index = torch.arange(keys[..., 0].numel() * positions, device=device, dtype=torch.int32)
-        return attend_cached_audio(query, keys, values, index, None)[:, 0]
+        exact = (keys, values)
+        if scales:
+            exact = dequantise(keys, scales[0], dtype), dequantise(values, scales[1], dtype)
+        return attend_cached_audio(query, *exact, index, None)[:, 0]
 
     return Candidate("flash_decode", kernel, reference, _tolerance(dtype))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from asr_server.model import WhisperSizes
+from asr_server.model.float8 import FP8
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.kernels.candidates import audio_attention, choose_kernels
 from asr_server.model.kernels.choice import Candidate, choose
@@ -65,9 +66,12 @@ def test_on_cpu_torch_is_the_choice_and_triton_must_be_asked_for(monkeypatch: py
         choose_kernels("triton", SIZES, CPU, torch.float32)
 
 
+@pytest.mark.parametrize("audio_dtype", [None, FP8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_attention_tried_at_load_agrees_with_torch(dtype: torch.dtype) -> None:
+def test_the_attention_tried_at_load_agrees_with_torch(
+    dtype: torch.dtype, audio_dtype: torch.dtype | None
+) -> None:
     kernels = choose_kernels("triton", SIZES, CPU, dtype).kernels
-    tried = audio_attention(kernels, SIZES, CPU, dtype, rows=1)
+    tried = audio_attention(kernels, SIZES, CPU, dtype, audio_dtype, rows=1)
     chosen = choose(kernels, [tried], lambda compute: float(compute is not tried.kernel))
     assert chosen.kernels == kernels, chosen.report

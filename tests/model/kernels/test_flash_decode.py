@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr_server.model.float8 import dequantise, quantise
 from asr_server.model.kernels import flash_decode as module
 from asr_server.model.kernels.flash_decode import flash_decode, plan_splits
 
@@ -57,6 +58,29 @@ def test_rows_attend_to_their_slots_as_far_as_they_reach(
         else:
             wanted = expected(query[row], keys[slot], values[slot], length)
             torch.testing.assert_close(found[row].float(), wanted, atol=ERROR[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("positions", [150, 1500])  # at once, and in parts
+def test_8_bit_keys_and_values_are_read_with_the_scales_of_their_slot_and_head(
+    positions: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(positions)
+    sizes = torch.logspace(-1, 1, 6, device=DEVICE).view(3, 2, 1, 1)  # of three slots with two heads
+    stored, key_scales = quantise(torch.randn(3, 2, 64, 1504, device=DEVICE) * sizes, (-2, -1))
+    values, value_scales = quantise(torch.randn(3, 2, positions, 64, device=DEVICE) * sizes, (-2, -1))
+    keys = stored[..., :positions].transpose(2, 3)
+    query = torch.randn(2, 2, 64, device=DEVICE).to(dtype) * 0.1
+    slots, lengths = torch.tensor([2, 0], device=DEVICE), torch.tensor([positions, 70], device=DEVICE)
+
+    found = flash_decode(query, keys, values, slots, lengths, positions, key_scales, value_scales)
+
+    exact_keys = dequantise(keys, key_scales, torch.float32)
+    exact_values = dequantise(values, value_scales, torch.float32)
+    for row, slot in enumerate(slots.tolist()):
+        wanted = expected(query[row], exact_keys[slot], exact_values[slot], int(lengths[row]))
+        error = (found[row].float() - wanted).norm() / wanted.norm()
+        assert error < ERROR[dtype], row
 
 
 def test_splitting_changes_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,61 @@
+"""Numbers and products in 8-bit floats, next to float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr_server.model.float8 import FP8, dequantise, quantise
+from asr_server.model.linear import Linear
+from asr_server.model.linear_fp8 import Float8Linear, scaled_product
+
+ROUNDING = 1 / 16  # half of the last of three bits, next to a mantissa of 1
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
+def test_numbers_keep_three_bits_whatever_their_size(size: float) -> None:
+    torch.manual_seed(0)
+    x = (torch.rand(4, 3, 50) + 0.1) * size * torch.tensor([1, 100, 0.01])[:, None]
+    quantised, scales = quantise(x, -1)
+    assert quantised.dtype == FP8
+    assert scales.shape == (4, 3, 1)
+    found = dequantise(quantised, scales, torch.float32)
+    assert ((found - x).abs() / x).max() <= ROUNDING
+    torch.testing.assert_close(found.amax(-1), x.amax(-1))  # the largest is exact
+
+
+def test_zeros_stay_zeros() -> None:
+    assert not dequantise(*quantise(torch.zeros(2, 3), -1), torch.float32).any()
+
+
+def products(gelu: bool) -> tuple[Linear, Float8Linear]:
+    torch.manual_seed(1)
+    exact, rounded = Linear(64, 32, gelu), Float8Linear(64, 32, gelu)
+    torch.nn.init.normal_(exact.weight)
+    torch.nn.init.normal_(exact.bias)
+    rounded.load_state_dict(exact.state_dict())
+    return exact, rounded
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("gelu", [False, True])
+def test_a_product_in_8_bits_is_near_the_one_in_float32(gelu: bool) -> None:
+    exact, rounded = products(gelu)
+    x = torch.randn(2, 100, 64) * torch.logspace(-3, 3, 100)[:, None]  # each row has a scale of its own
+    with torch.no_grad():
+        exact.pack()
+        rounded.pack()
+    expected, found = exact(x), rounded(x)
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert 0.001 < errors.max() < 0.08
+
+
+@torch.inference_mode()
+def test_the_product_for_gpus_is_the_one_that_the_cpu_imitates() -> None:
+    _, linear = products(gelu=False)
+    weight, scales = quantise(linear.weight, -1)
+    x = torch.randn(2, 5, 64)
+    found = scaled_product(x, weight, scales, linear.bias)
+    with torch.no_grad():
+        linear.pack()
+    torch.testing.assert_close(found, linear(x), atol=0.02, rtol=0.01)  # its result is rounded to bfloat16
