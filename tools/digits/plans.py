@@ -26,7 +26,7 @@ _OTHER_SPEECH = {"asterisk": 0.08}
 
 LOSS_WEIGHTS = {"text": 1.0, "time": 0.4, "ctc": 1.5, "frame": 1.0, "look": 0.3}
 """Of each loss in their sum."""
-LATE_LOOK_FROM, LATE_LOOK_WEIGHT = 0.4, 1.0
+LATE_LOOK_FROM, LATE_LOOK_WEIGHT = 4.8 / 14.5, 1.0
 """From this share of the steps on, where the decoder looks counts more: by then the encoder hears, and what
 lags is the decoder's finding its place."""
 
@@ -74,8 +74,8 @@ class Plan:
         return next(phase for phase in self.phases if step / self.steps < phase.until)
 
     def spoiled(self, step: int) -> float:
-        """How hard windows are made: it rises over a sixth of the steps."""
-        return min(1.0, 0.1 + 5.4 * step / self.steps)
+        """How hard windows are made: it rises over a seventh of the steps."""
+        return min(1.0, 0.1 + 6.525 * step / self.steps)
 
     def mixture(self, step: int) -> Mixture:
         """What this step's batch is made of."""
@@ -94,16 +94,16 @@ def _whole(rows: int, prompt_share: float = 0.3) -> Mixture:
 
 
 FROM_NOTHING = (
-    Phase(2 / 12, (_short(1.6, 2, 18), _short(1.6, 3, 18)), frames_only=True),
-    Phase(3.5 / 12, (_short(2.4, 4, 16), _short(2.4, 5, 16), _short(3.2, 6, 12))),
-    Phase(5.5 / 12, (_short(3.2, 7, 16), _short(4.0, 9, 13), _short(5.0, 12, 10))),
-    Phase(9 / 12, (_short(4.0, 10, 13, 0.25), _short(6.0, 14, 9, 0.25), _whole(7))),
+    Phase(2 / 14.5, (_short(1.6, 2, 18), _short(1.6, 3, 18)), frames_only=True),
+    Phase(3.5 / 14.5, (_short(2.4, 4, 16), _short(2.4, 5, 16), _short(3.2, 6, 12))),
+    Phase(5.5 / 14.5, (_short(3.2, 7, 16), _short(4.0, 9, 13), _short(5.0, 12, 10))),
+    Phase(9 / 14.5, (_short(4.0, 10, 13, 0.25), _short(6.0, 14, 9, 0.25), _whole(7))),
     Phase(1.01, (_short(4.0, 10, 13, 0.3), _whole(7), _whole(7))),
 )
 """A few digits in little noise first, for the encoder's first layers alone, then more and longer; whole
 windows, as they are at inference, late."""
 
-EXAMINED = Plan("examined", 12_000, 1e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
+EXAMINED = Plan("examined", 14_500, 1e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
 """From nothing, without the speaker left out."""
 QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
 """A toy: the whole road in a minute."""
