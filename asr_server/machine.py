@@ -36,9 +36,12 @@ def cores_of(index: int, count: int) -> tuple[int, ...]:
 
 
 def pin_to(cores: tuple[int, ...]) -> None:
-    """Keeps this thread, and all that it starts from now on, to these cores. None: leaves it as it is."""
+    """Keeps this process to these cores: its threads, some of which libraries start when imported, and all
+    that they start from now on. None: leaves it as it is.
+    """
     if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def mps_is_running() -> bool:

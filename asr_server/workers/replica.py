@@ -47,7 +47,7 @@ def main() -> None:
     leave_stopping_to_the_parent()
     be_killed_with_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
-    pin_to(spec.cores)  # before there is another thread
+    pin_to(spec.cores)
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     end_with_the_parent()

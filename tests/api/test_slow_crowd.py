@@ -38,7 +38,7 @@ async def test_600_slow_clients_leave_the_others_their_time_and_nothing_behind(t
             assert await usual_time_s(server) < 3 * usual_s + 0.5
             await until(lambda: process.num_fds() <= before.num_fds, 60)  # all have been shown out
         await until(lambda: process.memory_full_info().uss < before.uss_bytes + MAX_FRAGMENTS_BYTES, 30)
-        assert process.num_fds() == before.num_fds
+        assert process.num_fds() <= before.num_fds
         assert process.num_threads() <= before.num_threads + FILE_THREADS + 2  # pools grow to their bounds
         assert left_in(tmp_path, process) == files
 

@@ -55,7 +55,7 @@ def offs_s(
     ("directory", "language"),
     [
         pytest.param(tiny_directory, "de", marks=pytest.mark.trial),
-        (large_directory, "de"),
+        pytest.param(large_directory, "de", marks=pytest.mark.trial),
         (english_only_directory, None),
     ],
 )

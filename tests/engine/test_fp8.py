@@ -64,6 +64,7 @@ def test_nothing_is_in_8_bits_where_nobody_asks_for_it(embedded: Checkpoint) -> 
     assert cache.cross_keys.dtype == cache.cross_values.dtype == torch.float32
 
 
+@pytest.mark.trial
 def test_triton_reads_an_8_bit_cache_and_gives_the_tokens_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_decode, "_BLOCK", 512)
     monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)

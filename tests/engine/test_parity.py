@@ -40,7 +40,7 @@ def tiny_reference() -> Reference:
     ("language", "timestamps"),
     [
         ("de", True),
-        (None, False),
+        pytest.param(None, False, marks=pytest.mark.trial),
         pytest.param("de", False, marks=pytest.mark.trial),
         pytest.param(None, True, marks=pytest.mark.trial),
     ],

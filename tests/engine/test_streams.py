@@ -24,7 +24,8 @@ def shared_on_purpose(engine: Engine) -> list[torch.Tensor]:
     """A step reads slots side by side, also those being encoded into, whose rows it then drops."""
     assert isinstance(engine._runner, Runner)
     cache = engine._runner.cache
-    return [each for each in (cache.cross_keys, cache.cross_values, cache.cross_mask) if each is not None]
+    shared = (cache.cross_keys, cache.cross_values, cache.cross_mask, cache.audio_lengths, cache.audio_scales)
+    return [each for each in shared if each is not None]
 
 
 def run_watched(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch, copy_overlap: bool) -> int:
