@@ -196,6 +196,12 @@ class Settings:
         return self.replicas or num_devices * self.replicas_per_device
 
     @property
+    def threads_per_rank(self) -> int:
+        """Of a process that computes: its share of the cores, where no number is set."""
+        num_processes = self.num_replicas * self.tensor_parallel_size
+        return self.cpu_threads or max(1, available_cores() // num_processes)
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """What clients may ask for: the served name first, then the aliases."""
         directory = Path(self.model).expanduser()

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.audio.split import decibels
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.levels import decibels
 
 BLOCK: Final = SAMPLE_RATE // 20  # 50 ms, of which each has a level and a gain
 REACH: Final = 15  # blocks to each side: pauses of up to 1.5 s are bridged

@@ -12,9 +12,6 @@ import numpy.typing as npt
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
 from asr_server.levels import HOP, HOPS_PER_LEVEL, SILENCE_POWER, Powers, decibels, powers
 
-# What other modules of this package take from here too.
-__all__ = ["HOP", "MIN_REST", "Splitter", "decibels", "powers", "quietest_cut"]
-
 HOPS_PER_PAUSE = 40  # 200 ms
 REACH_HOPS = 8 * SAMPLE_RATE // HOP  # how far before the latest place a pause is looked for
 QUIET_SHARE = 0.05  # of the places within reach are taken to be pauses

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from asr_server.audio.loudness import LoudnessNormalizer
-from asr_server.audio.split import HOP, MIN_REST, Splitter, powers, quietest_cut
+from asr_server.audio.split import MIN_REST, Splitter, quietest_cut
 from asr_server.audio.voice import FRAME, VoiceDetector, is_speech
 from asr_server.core import SAMPLE_RATE, Piece, Samples, VoiceChunking
+from asr_server.levels import HOP, powers
 
 
 class VoiceSplitter(Splitter):

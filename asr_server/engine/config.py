@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from asr_server.config import Settings, naming
-from asr_server.machine import available_cores
 from asr_server.model import DecoderCache, WhisperSizes
 from asr_server.model.float8 import FP8
 
@@ -52,15 +51,13 @@ class EngineConfig:
         Args:
             num_on_device: replicas that share this one's device.
         """
-        num_processes = settings.num_replicas * settings.tensor_parallel_size
-        threads = settings.cpu_threads or max(1, available_cores() // num_processes)
         return cls(
             model=settings.model,
             device=settings.device,
             dtype=settings.dtype,
             num_slots=settings.max_slots,
             encode_batch=settings.encode_batch,
-            cpu_threads=threads,
+            cpu_threads=settings.threads_per_rank,
             compute_workers=settings.compute_workers,
             copy_overlap=settings.copy_overlap,
             cuda_graphs=settings.cuda_graphs,

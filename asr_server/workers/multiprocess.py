@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from asr_server.child_process import child_environment
 from asr_server.config import Settings
-from asr_server.machine import available_cores, cores_of, visible_gpus
+from asr_server.machine import cores_of, visible_gpus
 from asr_server.transport.socket_folder import remove_abandoned_folders
 from asr_server.transport.zeromq import ZmqEngineClient
 from asr_server.workers.remote_replica import RemoteReplica
@@ -25,14 +25,12 @@ class MultiprocessExecutor:
     module = "asr_server.workers.replica"
 
     def __init__(self, settings: Settings) -> None:
-        num_replicas = settings.num_replicas
-        # Told to replicas, because one that is pinned sees its own cores alone.
-        num_threads = available_cores() // (num_replicas * settings.tensor_parallel_size)
+        # Threads are told to replicas, because one that is pinned sees its own cores alone.
         self._settings = replace(
             settings,
             api_key="",
-            replicas=num_replicas,
-            cpu_threads=settings.cpu_threads or max(1, num_threads),
+            replicas=settings.num_replicas,
+            cpu_threads=settings.threads_per_rank,
         )
         gpus, size = visible_gpus() if settings.device != "cpu" else [], settings.tensor_parallel_size
         self._devices = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
