@@ -6,10 +6,12 @@ Hugging Face's, and transformers, CTranslate2 and this project all load the dire
 
 from __future__ import annotations
 
+import argparse
 import base64
 import gzip
 import json
 import math
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -115,6 +117,13 @@ def fix_length(directory: Path, target: Path) -> Path:
         (target / name).unlink()
         (target / name).write_text(json.dumps(config))
     return target
+
+
+def add_checkpoints_option(parser: argparse.ArgumentParser) -> None:
+    """The folder that checkpoints are written to, once, for all benchmarks."""
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
+    )
 
 
 def fixed_checkpoint(shape: str, directory: Path, device: str) -> Path:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,7 @@ from rich.table import Table
 
 from asr_server.core import ChunkId, DecodingOptions, Result, Samples, Submit
 from asr_server.engine import Engine, EngineConfig, encoding, engine, runner
-from benchmarks.checkpoints import SHAPES, fixed_checkpoint
+from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.reporting import command, machine, spread, write_json
 
@@ -120,9 +119,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=20, help="of a clip, in the mean")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="1 round of 64 clips, a small shape")
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
-    )
+    add_checkpoints_option(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.quick:

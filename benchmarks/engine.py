@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from rich.progress import Progress
 from asr_server.core import ChunkId, DecodingOptions, Result, Samples, Submit
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device, choose_dtype
-from benchmarks.checkpoints import SHAPES, fixed_checkpoint
+from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.engine_report import AllFloors, Case, Setup, figures, plot, show, show_profile
 from benchmarks.floors import measure_floors
@@ -221,9 +220,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--encode-batch", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
-    )
+    add_checkpoints_option(parser)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--quick", action="store_true", help="few rounds and clips, to see that it works")
     parser.add_argument("--json", type=Path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from asr_server.core import ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.model import Whisper, load_whisper
 from asr_server.model.float8 import FP8
-from benchmarks.checkpoints import Shape, make_checkpoint
+from benchmarks.checkpoints import Shape, add_checkpoints_option, make_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.digits import CONDITIONS, sequence, synthesised_takes
 from benchmarks.reporting import command, machine, write_json
@@ -180,9 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sequences", type=int, default=60, help="of digits, in each of three conditions")
     parser.add_argument("--layers", type=int, default=4, help="of the random encoder; 2 in its decoder")
     parser.add_argument("--quick", action="store_true", help="16 sequences, 2 layers, one clip")
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
-    )
+    add_checkpoints_option(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.quick:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from torch import Tensor
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper
-from benchmarks.checkpoints import SHAPES, fixed_checkpoint, make_checkpoint
+from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint, make_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.reporting import Budget, command, machine, write_json
 from tests.checkpoints import pocket_directory
@@ -172,9 +171,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
-    )
+    add_checkpoints_option(parser)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--quick", action="store_true", help="4 clips instead of 16")
     parser.add_argument("--json", type=Path)

@@ -21,7 +21,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -34,7 +33,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from asr_server.core import Samples
-from benchmarks.checkpoints import REVISION, SHAPES, fixed_checkpoint
+from benchmarks.checkpoints import REVISION, SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.reporting import Budget, command, error_bars, machine, spread, write_json
 
@@ -245,9 +244,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", nargs="+", help="settings as system:dtype:batch, instead of a search")
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
-    )
+    add_checkpoints_option(parser)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--quick", action="store_true", help="two rounds, fewer settings")
     parser.add_argument("--json", type=Path)

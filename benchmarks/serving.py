@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from asr_server.config import EMBEDDED_MODEL, default_preprocess_workers
-from benchmarks.checkpoints import SHAPES, fixed_checkpoint
+from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Answer, connected, transcribe
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.health import HealthProbe, probing_health
@@ -198,9 +197,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--serve", default="", help="more flags for the server, as one string")
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
-    )
+    add_checkpoints_option(parser)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--quick", action="store_true", help="12 requests, 1 repeat, short long files")
     parser.add_argument("--json", type=Path)

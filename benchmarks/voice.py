@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import httpx
 import psutil
@@ -26,21 +25,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from asr_server.config import EMBEDDED_MODEL
-from benchmarks.checkpoints import SHAPES, fixed_checkpoint
+from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import connected, transcribe
-from benchmarks.reporting import command, machine, spread, write_json
+from benchmarks.reporting import Seconds, command, machine, percent_more, spread, write_json
 from benchmarks.running_server import running_server
 from benchmarks.uploads import Upload, short_uploads
 
 WAYS: Final[dict[str, dict[str, str]]] = {"default": {}, "auto": {"chunking_strategy": "auto"}}
 
 
-class Cost(NamedTuple):
-    wall: float
-    cpu: float  # of the server's processes
-
-
-Rounds = dict[str, list[Cost]]  # by way
+Rounds = dict[str, list[Seconds]]  # by way; processor time is that of the server's processes
 
 
 async def measure(url: str, uploads: Sequence[Upload], options: argparse.Namespace) -> Rounds:
@@ -58,7 +52,7 @@ async def measure(url: str, uploads: Sequence[Upload], options: argparse.Namespa
 
 async def _round(
     client: httpx.AsyncClient, uploads: Sequence[Upload], in_flight: int, fields: Mapping[str, str]
-) -> Cost:
+) -> Seconds:
     places = asyncio.Semaphore(in_flight)
 
     async def one(upload: Upload) -> None:
@@ -67,7 +61,7 @@ async def _round(
 
     started, cpu_started = time.perf_counter(), _server_cpu_s()
     await asyncio.gather(*map(one, uploads))
-    return Cost(time.perf_counter() - started, _server_cpu_s() - cpu_started)
+    return Seconds(time.perf_counter() - started, _server_cpu_s() - cpu_started)
 
 
 def _server_cpu_s() -> float:
@@ -83,11 +77,7 @@ def show(costs: Rounds, audio_s: float, console: Console) -> dict[str, list[floa
             f"{way}: {spread(walls)} s, {audio_s / statistics.median(walls):.0f} times real time, "
             f"{spread([cost.cpu for cost in rounds])} s of processor time"
         )
-    pairs = list(zip(costs["default"], costs["auto"], strict=True))
-    more = {
-        what: [100 * (getattr(auto, what) / getattr(default, what) - 1) for default, auto in pairs]
-        for what in Cost._fields
-    }
+    more = percent_more(list(zip(costs["default"], costs["auto"], strict=True)))
     console.print(f"auto costs {spread(more['wall'], 1)} % more time, {spread(more['cpu'], 1)} % more CPU")
     return more
 
@@ -118,9 +108,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=64, help="files in a round")
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
-    )
+    add_checkpoints_option(parser)
     parser.add_argument("--quick", action="store_true", help="16 files, 3 rounds")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import track
@@ -24,14 +22,9 @@ from rich.progress import track
 from asr_server.core import ChunkId, DecodingOptions, Result, Samples, Submit
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device
-from benchmarks.checkpoints import SHAPES, fixed_checkpoint
+from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.reporting import command, machine, spread, write_json
-
-
-class Seconds(NamedTuple):
-    wall: float
-    cpu: float  # of this process: what a busy machine changes least
+from benchmarks.reporting import Seconds, command, machine, percent_more, spread, write_json
 
 
 def seconds_for(engine: Engine, clips: Sequence[Samples], tokens: int, with_words: bool) -> Seconds:
@@ -80,10 +73,7 @@ def main() -> None:
         console.print(
             f"{name} words: {spread(walls)} s, {audio_s / statistics.median(walls):.0f} times real time"
         )
-    # Of what is measured side by side, so that what else the machine does cancels out.
-    costs = {
-        what: [100 * (getattr(b, what) / getattr(a, what) - 1) for a, b in rounds] for what in Seconds._fields
-    }
+    costs = percent_more(rounds)
     console.print(
         f"word times cost {spread(costs['wall'], 1)} % more time, {spread(costs['cpu'], 1)} % more CPU"
     )
@@ -102,9 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--threads", type=int, default=0, help="0: one a core")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "asr-server-benchmarks"
-    )
+    add_checkpoints_option(parser)
     parser.add_argument("--quick", action="store_true", help="few rounds and clips, to see that it works")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,8 +1,9 @@
 """Cuts a replica's tokens into segments with times, and finds what they leave unread.
 
-Used by `transcriber.py`. The rule is openai-whisper's (`transcribe.py`): a pair of timestamp tokens side by
-side closes one segment and opens the next; a single one at the end says that the rest of the window is
-read; a segment opened and not closed was cut off, and decoding goes on from the last closed time.
+Used by `chunk_reader.py` and `transcript_builder.py`. The rule is openai-whisper's (`transcribe.py`): a pair
+of timestamp tokens side by side closes one segment and opens the next; a single one at the end says that the
+rest of the window is read; a segment opened and not closed was cut off, and decoding goes on from the last
+closed time.
 """
 
 from __future__ import annotations

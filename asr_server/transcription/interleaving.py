@@ -1,4 +1,4 @@
-"""Puts the segments of a file's channels in the order in which they begin. Used by `transcriber.py`."""
+"""Puts the segments of a file's channels in the order they begin in. Used by `transcript_builder.py`."""
 
 from __future__ import annotations
 

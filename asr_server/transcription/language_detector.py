@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
+
+from asr_server.transcription.assembly import DecodedPart
+from asr_server.transcription.language import likeliest
 
 CONFIDENT: Final = 0.8  # that the language is right: more chunks need not be heard
 MAX_VOTES: Final = 4  # chunks with speech, however doubtful
@@ -18,11 +21,22 @@ class LanguageDetector:
     A chunk votes with the logarithms of its probabilities; the language with the largest sum wins. Where the
     first chunk leaves little doubt, it alone decides. `guess` is what a chunk that detects is decoded with
     meanwhile; where the vote ends otherwise, the chunk is to be decoded again.
+
+    Args:
+        code: the language, where the request or the checkpoint leaves no choice.
+        candidates: the only languages to choose among; empty: all.
+        max_votes: chunks with speech that may vote.
+        per_chunk: every chunk has the language that it detects, and none waits.
     """
 
     def __init__(
-        self, code: str | None, candidates: tuple[str, ...] = (), max_votes: int = MAX_VOTES
+        self,
+        code: str | None,
+        candidates: tuple[str, ...] = (),
+        max_votes: int = MAX_VOTES,
+        per_chunk: bool = False,
     ) -> None:
+        self.is_per_chunk = per_chunk and code is None
         self.code = code  # once known
         self.probability: float | None = None  # that it is right, where it was detected
         self.guess = code  # the likeliest so far, perhaps of a chunk without speech
@@ -37,9 +51,18 @@ class LanguageDetector:
         if code is not None:
             self._settled.set()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no vote can change the language of a chunk any more."""
+        return self.is_per_chunk or self.code is not None
+
+    def of(self, parts: Sequence[DecodedPart]) -> str | None:
+        """The language of a chunk that was read in these parts."""
+        return parts[0].result.language if self.is_per_chunk and parts else self.code
+
     async def next_language(self) -> str | None:
-        """The language to decode the next chunk with; None: this chunk is the one that detects."""
-        while self.code is None:
+        """The language to decode the next chunk with; None: the chunk detects."""
+        while not self.is_settled:
             if self._probe_finished is None or self._probe_finished.is_set():
                 self._probe_finished = asyncio.Event()
                 return None
@@ -48,6 +71,8 @@ class LanguageDetector:
 
     def on_probabilities(self, probabilities: Mapping[str, float]) -> str:
         """The language for the chunk that detects; for all the others too when there is little doubt."""
+        if self.is_per_chunk:
+            return likeliest(probabilities, self._candidates)
         self._pending = self._log_probabilities(probabilities)
         self.guess, probability = _winner(self._sum())
         if probability >= CONFIDENT:

@@ -1,4 +1,4 @@
-"""The text so far as the prompt of what follows, where a request asks for it. Used by `transcriber.py`.
+"""The text so far as the prompt of what follows, where a request asks for it. Used by `chunk_reader.py`.
 
 The rules are openai-whisper's (`transcribe.py`, `condition_on_previous_text`).
 """

@@ -1,6 +1,6 @@
 """What is final of a chunk while it is still being read, for a stream that must not take anything back.
 
-Used by `transcriber.py`. A replica reports the segments of a part as they are closed (`core.EarlyResult`),
+Used by `session.py`. A replica reports the segments of a part as they are closed (`core.EarlyResult`),
 once they are plausible by themselves. They stand, whatever comes of the rest: where the whole part fails the
 temperature ladder or is judged silence, or another replica takes over and reads differently, the part ends
 with them, and what follows is read again as the next part, like any tail that was left unread.

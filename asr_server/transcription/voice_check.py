@@ -1,4 +1,4 @@
-"""Drops segments that a model invents where nobody speaks. Used by `transcriber.py`.
+"""Drops segments that a model invents where nobody speaks. Used by `chunk_reader.py`.
 
 Whisper's own judgement (`assembly.is_silence`) is a matter of its training, and of a whole chunk: a bark can
 be a "five", between two that somebody said. A segment in doubt is therefore kept only where a voice detector

@@ -12,7 +12,7 @@ from asr_server.checkpoint import AudioWindow
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.assembly import MIN_TAIL_S
-from asr_server.transcription.transcriber import MAX_PARTS
+from asr_server.transcription.chunk_reader import MAX_PARTS
 from benchmarks.clips import make_clip
 from tests.checkpoints import terse_directory
 from tests.engine.engine_helpers import Reference

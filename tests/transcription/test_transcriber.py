@@ -11,7 +11,7 @@ from asr_server.config import Settings
 from asr_server.core import ChunkResult, DecodingOptions, Submit, Transcript, TranscriptDelta
 from asr_server.errors import ChunkFailed, InvalidAudio
 from asr_server.transcription import Transcriber, TranscriptionSession
-from asr_server.transcription.transcriber import MAX_PARTS
+from asr_server.transcription.chunk_reader import MAX_PARTS
 from asr_server.workers.dispatcher import Dispatcher
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.speech import say as speak

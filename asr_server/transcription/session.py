@@ -1,0 +1,127 @@
+"""One request on its way: chunks go out as they are cut, text comes back in the order of the file."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+
+from asr_server import metrics
+from asr_server.core import Chunk, DecodingOptions, Transcript, TranscriptDelta
+from asr_server.transcription.assembly import DecodedPart
+from asr_server.transcription.chunk_reader import ChunkReader
+from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.progress import NOTHING, ChunkProgress, beyond
+from asr_server.transcription.source import Source
+from asr_server.transcription.transcript_builder import TranscriptBuilder
+from asr_server.workers.request_handle import RequestHandle
+
+
+class TranscriptionSession:
+    """One request on its way. Iterate over the deltas to the end, then ask for the transcript."""
+
+    def __init__(
+        self,
+        handle: RequestHandle,
+        source: Source,
+        options: DecodingOptions,
+        language: LanguageDetector,
+        reader: ChunkReader,
+        builder: TranscriptBuilder,
+        channels_apart: bool,
+    ) -> None:
+        self._handle = handle
+        self._source = source
+        self._options = options
+        self._language = language
+        self._reader = reader
+        self._builder = builder
+        self._channels_apart = channels_apart
+        # What to wait for, in the order of the file. A number: all before these seconds has been sent.
+        self._pending: asyncio.Queue[ChunkProgress | float | None] = asyncio.Queue()
+        self._running: set[asyncio.Task[None] | asyncio.Task[list[DecodedPart]]] = set()
+        self._started_at = time.monotonic()
+        self._has_sent_text = False
+        self._counted_s = 0.0
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        self._running.add(group.create_task(self._produce_chunks(group)))
+
+    def stop(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
+        """Each chunk's final text, in the order of the file, as soon as all before it is final too; with
+        early results each segment's. Where channels are kept apart, text comes once every channel has been
+        read as far.
+        """
+        async for delta in self._all_deltas():
+            self._builder.keep(delta)
+            if delta.text and not self._has_sent_text:
+                self._has_sent_text = True
+                metrics.first_text_seconds.observe(time.monotonic() - self._started_at)
+            self._count_audio(delta.end_s)
+            yield delta
+        self._count_audio(self._source.duration_s)
+
+    async def only_delta(self) -> TranscriptDelta:
+        """Of a source of one chunk. It is left out of what requests are measured by: the caller knows
+        whether it counts.
+        """
+        (delta,) = [delta async for delta in self._all_deltas()]
+        return delta
+
+    def _count_audio(self, until_s: float) -> None:
+        """Up to here the text is final."""
+        metrics.audio_transcribed_seconds.inc(max(0.0, until_s - self._counted_s))
+        self._counted_s = max(self._counted_s, until_s)
+
+    async def _all_deltas(self) -> AsyncIterator[TranscriptDelta]:
+        while (pending := await self._pending.get()) is not None:
+            if isinstance(pending, float):
+                yield self._builder.settle(pending)
+                continue
+            sent = NOTHING
+            while not await pending.is_finished():
+                whole = self._builder.early_delta(pending.parts)
+                yield beyond(sent, whole)
+                sent = whole
+            yield beyond(sent, self._builder.delta(await pending.result()))
+
+    def transcript(self) -> Transcript:
+        """The whole. Only after the last delta."""
+        return self._builder.transcript()
+
+    # -- Chunks out --
+
+    async def _produce_chunks(self, group: asyncio.TaskGroup) -> None:
+        """Decodes slice by slice, as far ahead as the dispatcher lets this request."""
+        finished = False
+        while not finished:
+            await asyncio.sleep(0)  # what was sent last is in the queue by then, and counts
+            decoded = await self._source.next_slice(await self._handle.wait_for_capacity())
+            for piece in decoded.pieces:
+                if isinstance(piece, Chunk):
+                    # Waiting here while another chunk detects also keeps this side from decoding on.
+                    language = await self._language.next_language()
+                    progress = self._send(group, piece, language)
+                    if self._options.condition_on_previous_text:
+                        await progress.result()  # its text is part of the next one's prompt
+                    elif self._options.early_results and piece.index == 0:
+                        await progress.first_text()  # which encoding more would hold up
+            finished = decoded.finished
+            if self._channels_apart:
+                self._pending.put_nowait(math.inf if finished else self._source.settled_s)
+        self._language.on_all_sent()
+        self._pending.put_nowait(None)
+
+    def _send(self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None) -> ChunkProgress:
+        progress = ChunkProgress()
+        task = group.create_task(self._reader.read(chunk, language, progress))
+        progress.watch(task)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        self._pending.put_nowait(progress)
+        return progress

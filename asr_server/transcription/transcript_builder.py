@@ -1,0 +1,143 @@
+"""Puts the text of a request together, chunk by chunk in the order of the file. Used by `session.py`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from asr_server.core import (
+    POSITIONS_PER_S,
+    DecodingOptions,
+    Segment,
+    TokenLogprob,
+    Transcript,
+    TranscriptDelta,
+)
+from asr_server.tokenizer import Tokenizer
+from asr_server.transcription import assembly
+from asr_server.transcription.assembly import DecodedPart
+from asr_server.transcription.interleaving import Interleaver
+from asr_server.transcription.language import ENGLISH, name_of
+from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.source import Source
+from asr_server.transcription.text import continuation
+
+logger = logging.getLogger(__name__)
+
+
+class TranscriptBuilder:
+    """Makes deltas of decoded parts, and at the end the transcript of the deltas.
+
+    Args:
+        speakers: who speaks in each channel that is kept apart; empty where they are mixed.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        source: Source,
+        options: DecodingOptions,
+        language: LanguageDetector,
+        speakers: Sequence[str],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._source = source
+        self._task = options.task
+        self._language = language
+        self._speakers = speakers
+        self._segments = Interleaver()
+        self._settled_s = 0.0 if speakers else math.inf
+        self._deltas: list[TranscriptDelta] = []
+        self._text = ""
+        self._num_segments = 0
+
+    def settle(self, until_s: float) -> TranscriptDelta:
+        """Every channel has been read so far: what was held back until here is final."""
+        self._settled_s = until_s
+        return self.delta([])
+
+    def keep(self, delta: TranscriptDelta) -> None:
+        """A delta that has been sent becomes part of the transcript."""
+        self._deltas.append(delta)
+
+    def delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
+        """Of one chunk's parts, and of what was held back for them; no parts: only of the latter."""
+        so_far, language = self._text, self._language.of(parts)
+        segments = self._next_segments(parts)
+        for segment in segments:
+            self._text += continuation(self._text, segment.text, language)
+        self._num_segments += len(segments)
+        return TranscriptDelta(
+            text=self._text[len(so_far) :],
+            segments=tuple(segments),
+            logprobs=self._logprobs(parts),
+            language=language,
+            num_audio_tokens=math.ceil(parts[0].duration_s * POSITIONS_PER_S) if parts else 0,
+            num_text_tokens=sum(part.num_read for part in parts),
+            end_s=min(
+                self._settled_s, parts[0].start_s + parts[0].duration_s if parts else self._source.duration_s
+            ),
+        )
+
+    def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
+        """Of what is final of the chunk under way. Its segments come with the chunk's end."""
+        text, language = self._text, self._language.of(parts)
+        for part in parts:
+            for segment in assembly.segments(part, self._tokenizer):
+                text += continuation(text, segment.text, language)
+        return TranscriptDelta(
+            text=text[len(self._text) :],
+            segments=(),
+            logprobs=self._logprobs(parts),
+            language=language,
+            num_audio_tokens=0,
+            num_text_tokens=sum(part.num_read for part in parts),
+            end_s=parts[-1].start_s,
+        )
+
+    def _logprobs(self, parts: list[DecodedPart]) -> tuple[TokenLogprob, ...]:
+        return tuple(entry for part in parts for entry in assembly.token_logprobs(part, self._tokenizer))
+
+    def _next_segments(self, parts: list[DecodedPart]) -> list[Segment]:
+        """Those that are final now, numbered through the whole file."""
+        for part in parts:
+            speaker = self._speakers[part.channel] if self._speakers else None
+            self._segments.add(assembly.segments(part, self._tokenizer, speaker))
+        return [
+            msgspec.structs.replace(segment, id=segment_id)
+            for segment_id, segment in enumerate(self._segments.take(self._settled_s), self._num_segments)
+        ]
+
+    def transcript(self) -> Transcript:
+        """The whole. Only after the last delta."""
+        if self._source.truncated:
+            logger.warning("the recording ends early: transcribed the %.1f s read", self._source.duration_s)
+        deltas = self._deltas
+        spoken = ENGLISH if self._task == "translate" else self._main_language()
+        return Transcript(
+            text=self._text,
+            segments=tuple(segment for delta in deltas for segment in delta.segments),
+            logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+            language=name_of(spoken),
+            duration_s=self._source.duration_s,
+            num_audio_tokens=sum(delta.num_audio_tokens for delta in deltas),
+            num_text_tokens=sum(delta.num_text_tokens for delta in deltas),
+            task=self._task,
+            languages=tuple(
+                dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
+            ),
+            is_cut_short=self._source.truncated,
+            language_probability=self._language.probability,
+        )
+
+    def _main_language(self) -> str | None:
+        """Of a recording of several languages, the one with most text."""
+        lengths = Counter[str]()
+        for delta in self._deltas if self._language.is_per_chunk else ():
+            if delta.language and delta.text:
+                lengths[delta.language] += len(delta.text)
+        return max(lengths, key=lengths.__getitem__, default=self._language.code)
