@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -41,7 +42,8 @@ def pin_to(cores: tuple[int, ...]) -> None:
     """
     if cores and hasattr(os, "sched_setaffinity"):
         for thread in Path("/proc/self/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cores)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread.name), cores)
 
 
 def mps_is_running() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -85,6 +86,24 @@ def test_replicas_get_cores_of_their_own_from_the_affinity_mask(
 def test_more_replicas_than_cores_are_not_pinned(cgroups: Path) -> None:
     assert machine.cores_of(64, 65) == ()
     machine.pin_to(())
+
+
+def test_a_thread_that_ends_while_the_process_is_pinned_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+
+    def set_affinity(thread: int, cores: tuple[int, ...]) -> None:
+        if thread != os.getpid():
+            raise ProcessLookupError
+        pinned.append(thread)
+
+    monkeypatch.setattr(os, "sched_setaffinity", set_affinity)
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    machine.pin_to((0,))
+    ended.set()
+    other.join()
+    assert pinned == [os.getpid()]
 
 
 @pytest.mark.parametrize(("mode", "pinned"), [("auto", True), ("on", True), ("off", False)])

@@ -102,6 +102,23 @@ def test_released_memory_goes_back_to_the_system() -> None:
     writer.close()
 
 
+def test_after_a_large_array_as_much_is_kept_as_ever() -> None:
+    writer = SharedMemoryWriter(512 * MIB)
+    for size in (300 * MIB, MIB):
+        offset = writer.write(np.ones(size, np.uint8))
+        assert offset is not None
+        writer.release(offset)
+        assert os.fstat(writer.fd).st_blocks * 512 == KEPT_BYTES
+    writer.close()
+
+
+def test_where_no_memory_is_left_an_array_finds_no_room(writer: SharedMemoryWriter) -> None:
+    os.close(writer.fd)
+    writer.fd = os.open("/dev/full", os.O_WRONLY)
+    assert writer.write(np.ones(MIB, np.uint8)) is None
+    assert writer.num_bytes_used == 0
+
+
 @pytest.mark.parametrize("offset", [-ALIGNMENT, 1, 64 * MIB, 1 << 60])
 def test_a_place_that_cannot_be_is_refused(writer: SharedMemoryWriter, offset: int) -> None:
     with pytest.raises(ValueError, match="no array at"):
