@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,13 @@ def test_samples_may_be_read_only_as_those_in_shared_memory_are() -> None:
     expected = LogMel(80, 3000)([clip])
     clip.flags.writeable = False
     assert torch.equal(LogMel(80, 3000)([clip]), expected)
+
+
+def test_on_a_gpu_all_chunks_have_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuFFT makes a plan for every shape that it meets. With memory that only pretends to be pinned."""
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory: zeros(*shape))
+    on_gpu: Any = SimpleNamespace(num_frames=3000, window=SimpleNamespace(is_cuda=True))
+    for names in (["a tenth of a second"], ["a few seconds", "thirty seconds"]):
+        gathered = LogMel.gather(on_gpu, [CLIPS[name] for name in names])
+        assert gathered.shape == (len(names), 30 * 16_000)
