@@ -91,6 +91,7 @@ class Bench:
                 setup.copy_overlap,
                 cuda_graphs=options.cuda_graphs,
                 short_audio=setup.short_audio,
+                kernels=setup.kernels,
                 cache_dtype="fp8" if options.fp8 else "auto",
                 encoder_dtype="fp8" if options.fp8 else "auto",
             )
@@ -130,12 +131,13 @@ def plan(options: argparse.Namespace) -> list[Case]:
         options.compute_workers,
         [each == "on" for each in options.copy_overlap],
         options.short_audio,
+        options.kernels,
         options.tokens,
         options.clip_s,
         options.in_flight,
     ]
     points = grid(axes, options.one_at_a_time, num_full=1)
-    return [Case(Setup(*point[:5]), *point[5:]) for point in points]
+    return [Case(Setup(*point[:6]), *point[6:]) for point in points]
 
 
 def measure(
@@ -213,6 +215,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--copy-overlap", nargs="+", choices=("off", "on"), default=["off"])
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--short-audio", nargs="+", choices=("exact", "fast"), default=["exact"])
+    parser.add_argument("--kernels", nargs="+", choices=("auto", "torch", "triton"), default=["auto"])
     parser.add_argument("--fp8", action="store_true", help="8-bit floats in the cache and the encoder")
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--threads", type=int, default=0)

@@ -28,12 +28,14 @@ class Setup:
     compute_workers: int
     copy_overlap: bool
     short_audio: str = "exact"
+    kernels: str = "auto"
 
     def __str__(self) -> str:
         workers = f", {self.compute_workers} workers" if self.compute_workers else ""
         overlap = ", copy overlap" if self.copy_overlap else ""
         short = ", short audio fast" if self.short_audio == "fast" else ""
-        return f"{self.shape} {self.dtype}{workers}{overlap}{short}"
+        kernels = "" if self.kernels == "auto" else f", {self.kernels} kernels"
+        return f"{self.shape} {self.dtype}{workers}{overlap}{short}{kernels}"
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     sizes: WhisperSizes | None = None
     num_slots: int = 0
+    kernels: str = ""  # which were taken, with the times of both where they were tried
     warm_up_s: float = 0.0
     wall_s: list[float] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)  # of every clip of every round
@@ -59,6 +62,7 @@ class Case:
 
     def describe(self, engine: Engine) -> None:
         self.dtype, self.num_slots = engine.model.dtype, engine.num_slots
+        self.kernels = engine.kernels_report
         window = engine.model.sizes.window.for_short_audio(self.setup.short_audio)
         encoded = replace(window, num_positions=window.positions_for(round(self.clip_s * SAMPLE_RATE)))
         self.sizes = replace(engine.model.sizes, window=encoded)
@@ -107,6 +111,8 @@ def show(cases: Sequence[Case], floors: AllFloors, console: Console) -> None:
             f"{statistics.mean(case.gpu_busy):.0%}" if case.gpu_busy else "",
         )
     console.print(table)
+    for setup, report in {case.setup: case.kernels for case in cases if case.kernels}.items():
+        console.print(f"kernels of {setup}: {report}")
     if cases and cases[-1].gpu_busy == []:  # the host's watch tells the two stages apart on CPU only
         _show_stages(cases[-1], floors[cases[-1].dtype], console)
 

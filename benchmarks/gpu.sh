@@ -17,14 +17,14 @@ export PYTHONUNBUFFERED=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
 
 device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 limit_s=530 peer=bfloat16:64
 threads=(4 8 16 1 2) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
-slots=128 patience=1 brief=() executors=(inline multiprocess ray)
+slots=128 patience=1 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
 while [[ ${1:-} == --* ]]; do
     case $1 in
     --mps) mps=true ;;
     --dry-run)
         dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 limit_s=6000 peer=float32:4
         threads=(1 2) workers=(1 2) sharing=(2) quick=(--quick)
-        slots=8 patience=10 brief=(--budget-s 5) executors=(inline) # a busy machine may take its time
+        slots=8 patience=10 brief=(--budget-s 5) executors=(inline) kernels=(torch) # a busy machine may take its time
         ;;
     *) echo "unknown: $1" >&2 && exit 2 ;;
     esac
@@ -71,10 +71,6 @@ on_device() { # NAME SECONDS MODULE FLAG...
     bench "$@" --device "$device"
 }
 
-has() { # MODULE FLAG: whether that benchmark knows it
-    grep -q -- "\"$2\"" "benchmarks/$1.py"
-}
-
 check() {
     local one=(--shape "$turbo" --in-flight 32 --tokens 40 --rounds 1 --slots "$((slots < 32 ? slots : 32))")
     timed cuda-tests.xml 70 python3 -m pytest -q -W default --junit-xml "$OUT/cuda-tests.xml" \
@@ -82,19 +78,17 @@ check() {
     on_device parity 60 parity --shape "$turbo"
     on_device graphs-off 40 engine "${one[@]}" --no-cuda-graphs
     on_device profile 60 engine "${one[@]}" --profile
+    timed kernel-tests.xml 60 python3 -m pytest -q -W default --junit-xml "$OUT/kernel-tests.xml" tests/model/kernels
 }
 
 engine() {
     local common=(--rounds "$rounds" --slots "$slots")
     on_device turbo 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100
     on_device large 110 engine "${common[@]}" --shape "$large" --in-flight 128 1 --tokens 100
-    if has engine --kernels; then
-        on_device kernels 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100 \
-            --kernels torch triton
-    fi
-    if has engine --fp8; then
-        on_device fp8 70 engine "${common[@]}" --shape "$large" --in-flight 128 --tokens 100 --fp8
-    fi
+    # What each kernel takes by itself, the trial at load tells: it is part of every result.
+    on_device kernels 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100 \
+        --kernels "${kernels[@]}"
+    on_device fp8 70 engine "${common[@]}" --shape "$large" --in-flight 128 --tokens 100 --fp8
     on_device workers 130 engine "${common[@]}" --shape "$turbo" --in-flight 128 8 32 --tokens 100 \
         --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
     on_device lengths 120 engine "${common[@]}" --shape "$turbo" --one-at-a-time \

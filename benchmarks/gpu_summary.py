@@ -25,10 +25,12 @@ def engine(figures: dict[str, Any]) -> Iterator[str]:
         busy = f", GPU busy {statistics.mean(case['gpu_busy']):.0%}" if case["gpu_busy"] else ""
         yield (
             f"{setup['shape']} {case['in_flight']} x {case['clip_s']:g} s, {case['tokens']} tokens, "
-            f"{setup['compute_workers']} workers{', copy overlap' * setup['copy_overlap']}: "
+            f"{setup['compute_workers']} workers{', copy overlap' * setup['copy_overlap']}, "
+            f"{setup['kernels']} kernels: "
             f"RTFx {spread(case['rtfx'], 0)}, "
             f"{statistics.median(case['rtfx']) / limit:.0%} of the limit {limit:.0f}{busy}"
         )
+    yield from dict.fromkeys(case["kernels"] for case in figures["cases"] if case["kernels"])
 
 
 def _busy(rounds: list[dict[str, Any]]) -> str:

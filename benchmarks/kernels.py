@@ -24,10 +24,16 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from asr_server.model.decoder import padded_vocabulary
+from asr_server.model.kernels.add_norm import add_norm
+from asr_server.model.kernels.bias_gelu import bias_gelu
 from asr_server.model.kernels.choose_token import choose_token
 from asr_server.model.kernels.flash_decode import flash_decode
+from asr_server.model.kernels.quantise_rows import quantise_rows
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
+WIDTH, HIDDEN, VOCABULARY = 1280, 5120, 51866
+PADDED_VOCABULARY = padded_vocabulary(VOCABULARY, torch.device("cuda"))
 
 
 class Compiled(NamedTuple):
@@ -114,10 +120,24 @@ def attention(dtype: torch.dtype, rows: int, of_audio: bool) -> None:
 def token_choice() -> None:
     """The end of a step with 128 rows over large-v3's vocabulary."""
     integers = torch.zeros(128, dtype=torch.long)
-    flags, suppressed = torch.ones(128, dtype=torch.bool), torch.zeros(51866, dtype=torch.int8)
-    scores, logprobs = torch.zeros(128, 51866), torch.zeros(128)
+    flags, suppressed = torch.ones(128, dtype=torch.bool), torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
+    scores, logprobs = torch.zeros(128, PADDED_VOCABULARY)[:, :VOCABULARY], torch.zeros(128)
     columns = (flags, flags, integers, integers, integers, integers)
     choose_token(scores, suppressed, *columns, 50257, 50365, 50415, integers, logprobs)
+
+
+def addition_and_norm() -> None:
+    x = torch.zeros(1, POSITIONS, WIDTH, dtype=torch.bfloat16)
+    add_norm(x, x, x[0, 0], x[0, 0], 1e-5, None)
+
+
+def bias_and_gelu() -> None:
+    x = torch.zeros(1, POSITIONS, HIDDEN, dtype=torch.bfloat16)
+    bias_gelu(x, x[0, 0])
+
+
+def rows_in_8_bits(width: int) -> None:
+    quantise_rows(torch.zeros(POSITIONS, width, dtype=torch.bfloat16))
 
 
 Case = tuple[str, Callable[[], None]]
@@ -132,6 +152,11 @@ def cases(arch: int) -> list[Case]:
     found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
     found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
     found.append(("end of a step, 128 rows", token_choice))
+    found.append(("encoder, addition and norm", addition_and_norm))
+    found.append(("encoder, bias and GELU", bias_and_gelu))
+    if arch >= 89:
+        found.append(("encoder, 1280 numbers in 8 bits", lambda: rows_in_8_bits(WIDTH)))
+        found.append(("encoder, 5120 numbers in 8 bits", lambda: rows_in_8_bits(HIDDEN)))
     return found
 
 

@@ -19,6 +19,7 @@ from asr_server.engine.graphs import record_graphs
 from asr_server.engine.streams import new_stream
 from asr_server.engine.transfers import Transfers
 from asr_server.model import DecoderCache, Whisper
+from asr_server.model.kernels import Kernels
 
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves their number
 
@@ -46,9 +47,11 @@ class Encoder(Protocol):
     def close(self) -> None: ...
 
 
-def make_encoder(model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers) -> Encoder:
+def make_encoder(
+    model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers, kernels: Kernels
+) -> Encoder:
     kind = CudaEncoder if model.device.type == "cuda" else CpuEncoder
-    return kind(model, cache, config, transfers)
+    return kind(model, cache, config, transfers, kernels)
 
 
 class CpuEncoder:
@@ -59,9 +62,14 @@ class CpuEncoder:
     """
 
     def __init__(
-        self, model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
+        self,
+        model: Whisper,
+        cache: DecoderCache,
+        config: EngineConfig,
+        transfers: Transfers,
+        kernels: Kernels,
     ) -> None:
-        self._model, self._cache = model, cache
+        self._model, self._cache, self._kernels = model, cache, kernels
         self._window = model.sizes.window.for_short_audio(config.short_audio)
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
@@ -88,7 +96,7 @@ class CpuEncoder:
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # of this thread
         num_frames = FRAMES_PER_POSITION * self._window.positions_for(len(chunk))
-        audio = self._model.encoder(self._model.log_mel([chunk], num_frames))
+        audio = self._model.encoder(self._model.log_mel([chunk], num_frames), self._kernels)
         self._cache.write_audio(slice(slot, slot + 1), self._model.decoder.cross_keys_values(audio))
 
 
@@ -96,11 +104,16 @@ class CudaEncoder:
     """Each batch on the next worker's stream, beside decoding. The host does not wait."""
 
     def __init__(
-        self, model: Whisper, cache: DecoderCache, config: EngineConfig, transfers: Transfers
+        self,
+        model: Whisper,
+        cache: DecoderCache,
+        config: EngineConfig,
+        transfers: Transfers,
+        kernels: Kernels,
     ) -> None:
         self._model, self._cache, self._transfers = model, cache, transfers
         self._window = model.sizes.window.for_short_audio(config.short_audio)
-        workers = [_CudaWorker(model, config) for _ in range(config.compute_workers)]
+        workers = [_CudaWorker(model, config, kernels) for _ in range(config.compute_workers)]
         self._workers = itertools.cycle(workers)
 
     @torch.inference_mode()
@@ -143,9 +156,9 @@ class CudaEncoder:
 class _CudaWorker:
     """A stream, and the encoder as graphs that replay on it: one for each size of batch and length."""
 
-    def __init__(self, model: Whisper, config: EngineConfig) -> None:
+    def __init__(self, model: Whisper, config: EngineConfig, kernels: Kernels) -> None:
         self.stream = new_stream()
-        self._encoder = model.encoder
+        self._encoder, self._kernels = model.encoder, kernels
         shape = (config.encode_batch, model.sizes.num_mels, model.sizes.num_frames)
         self._mel = torch.zeros(shape, device=model.device)
         window = model.sizes.window.for_short_audio(config.short_audio)
@@ -158,13 +171,13 @@ class _CudaWorker:
         )
 
     def _compute(self, num_rows: int, num_frames: int) -> Tensor:
-        audio: Tensor = self._encoder(self._mel[:num_rows, :, :num_frames])
+        audio: Tensor = self._encoder(self._mel[:num_rows, :, :num_frames], self._kernels)
         return audio
 
     def encode(self, mel: Tensor) -> Tensor:
         """[B, num_mels, num_frames] to [B, F, D]; overwritten by the next call."""
         if self._graphs is None or len(mel) > len(self._mel):
-            audio: Tensor = self._encoder(mel)
+            audio: Tensor = self._encoder(mel, self._kernels)
             return audio
         self._mel[: len(mel), :, : mel.shape[-1]] = mel
         return self._graphs.replay(len(mel), mel.shape[-1])[: len(mel)]

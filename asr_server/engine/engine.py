@@ -104,9 +104,12 @@ class Engine:
         A credit is a place in the queue before the slots, given back when its chunk leaves that queue:
         the dispatcher, which knows what is fair, decides as late as it can.
         """
-        return Credit(
-            self.encode_batch, self.num_slots, engine_info(self.config, self._runner.kernels_report)
-        )
+        return Credit(self.encode_batch, self.num_slots, engine_info(self.config, self.kernels_report))
+
+    @property
+    def kernels_report(self) -> str:
+        """Which kernels are used, and why; empty where there was nothing to choose."""
+        return self._runner.kernels_report
 
     @property
     def slots_in_use(self) -> int:

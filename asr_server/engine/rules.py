@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from asr_server.engine.slots import SlotState
+from asr_server.model.decoder import padded_vocabulary
 from asr_server.tokenizer import SpecialTokens
 
 _NEVER = float("-inf")
@@ -46,6 +47,7 @@ class TokenRules:
     def __init__(
         self, rules: GenerationRules, specials: SpecialTokens, vocabulary: int, device: torch.device
     ) -> None:
+        self.vocabulary = vocabulary
         self._suppress = _ids(rules.suppress, vocabulary, device)
         self._suppress_at_begin = _ids(rules.suppress_at_begin, vocabulary, device)
         self._end_of_text = specials.end_of_text
@@ -55,7 +57,7 @@ class TokenRules:
         limit = rules.max_initial_timestamp
         self._last_initial_time = vocabulary if limit is None else specials.timestamp_begin + limit
         # The same for the kernel: in which cases each token is suppressed, and the tokens that are borders.
-        cases = torch.zeros(vocabulary, dtype=torch.int8)
+        cases = torch.zeros(padded_vocabulary(vocabulary, device), dtype=torch.int8)
         cases[self._suppress.cpu()] |= ALWAYS
         cases[self._suppress_at_begin.cpu()] |= AT_BEGIN
         cases[specials.no_timestamps] |= WITH_TIMES

@@ -58,6 +58,7 @@ class Runner:
             config.num_ranks,
             lambda kernels: candidates(kernels, self._rules, device),
             config.audio_dtype,
+            config.encoder_dtype == "fp8",
         )
         short_audio = config.short_audio == "fast"
         self.cache = model.new_cache(num_slots, short_audio, self._kernels, config.audio_dtype)
@@ -71,7 +72,7 @@ class Runner:
         self._logprobs = torch.zeros(num_slots, device=device)
         self._decode_stream = DecodeStream(device)
         self._transfers = Transfers(device, config.copy_overlap)
-        self._encoder = make_encoder(model, self.cache, config, self._transfers)
+        self._encoder = make_encoder(model, self.cache, config, self._transfers, self._kernels)
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._score_graphs = self._advance_graphs = None
         if config.cuda_graphs:

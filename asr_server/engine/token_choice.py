@@ -10,6 +10,7 @@ from torch import Tensor
 from asr_server.engine.rules import TokenRules
 from asr_server.engine.sampling import log_probabilities
 from asr_server.engine.slots import SlotState
+from asr_server.model.decoder import padded_vocabulary
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.kernels.choice import Candidate
 
@@ -43,9 +44,9 @@ def choose_likeliest(
 
 def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Iterator[Candidate]:
     """The kernel and torch on random scores and states of rows, for `choose_kernels`."""
-    vocabulary, (_, first_time, _) = len(rules.suppressed), rules.limits
+    _, first_time, _ = rules.limits
     generator = torch.Generator(device).manual_seed(0)
-    shape = (_TRIED_ROWS, vocabulary)
+    shape = (_TRIED_ROWS, padded_vocabulary(rules.vocabulary, device))
     scores = torch.randn(shape, generator=generator, device=device) * 4
     state = SlotState.empty(_TRIED_ROWS, 8, device)
     rows = torch.arange(_TRIED_ROWS, device=device)
@@ -59,7 +60,8 @@ def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Ite
 
     def compute(chosen: Kernels) -> Tensor:
         tokens, logprobs = torch.zeros_like(rows), torch.zeros(_TRIED_ROWS, device=device)
-        choose_likeliest(chosen, rules, scores.clone(), state, True, tokens, logprobs)
+        own = scores.clone()[:, : rules.vocabulary]
+        choose_likeliest(chosen, rules, own, state, True, tokens, logprobs)
         return torch.stack([tokens.double(), logprobs.double()])
 
     yield Candidate("choose_token", lambda: compute(kernels), lambda: compute(TORCH), _TOLERANCE)

@@ -1,4 +1,4 @@
-"""Attention over audio and over cached text, in the fastest form for each device. Used by `whisper.py`."""
+"""Attention over audio and over cached text, in the fastest form for each device. Used by the layers."""
 
 from __future__ import annotations
 

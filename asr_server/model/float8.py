@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
-_LARGEST = torch.finfo(FP8).max
-_TINY = 1e-12  # for what is all zeros
+LARGEST = torch.finfo(FP8).max
+TINY = 1e-12  # for what is all zeros
 
 
 def quantise(x: Tensor, dims: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -20,7 +20,7 @@ def quantise(x: Tensor, dims: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
     Args:
         dims: share a scale, whose largest number becomes 448; they have length 1 in the scales.
     """
-    scales = x.abs().amax(dims, keepdim=True).float().clamp_(min=_TINY) / _LARGEST
+    scales = x.abs().amax(dims, keepdim=True).float().clamp_(min=TINY) / LARGEST
     return (x / scales).to(FP8), scales
 
 

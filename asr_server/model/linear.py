@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr_server.model.kernels import TORCH, Kernels
+
 _ROWS_HINT = 8  # a layout that is good for few rows, and no worse for many
 
 
@@ -33,11 +35,17 @@ class Linear(nn.Module):
             self._packed = pack(self.weight)
             self.weight = nn.Parameter(torch.empty(0))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        if self.gelu and kernels.bias_gelu is not None:
+            return kernels.bias_gelu(self._product(x), self.bias)
         if self._packed is not None:
             return packed_linear(x, self._packed, self.bias, self.gelu)
         y = F.linear(x, self.weight, self.bias)
         return F.gelu(y) if self.gelu else y
+
+    def _product(self, x: Tensor) -> Tensor:
+        """x W^T alone."""
+        return F.linear(x, self.weight) if self._packed is None else packed_linear(x, self._packed, None)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asr_server.model.float8 import dequantise, quantise
+from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.linear import Linear
 
 
@@ -29,20 +30,25 @@ class Float8Linear(Linear):
             self.bias = nn.Parameter(self.bias.float())
             super().pack()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        rows, row_scales = quantise_rows(x.flatten(0, -2), kernels)
         if self._scales is None:
-            y: Tensor = super().forward(dequantise(*quantise(x, -1), torch.float32))
-            return y.to(x.dtype)
-        y = scaled_product(x, self.weight, self._scales, self.bias)
-        return F.gelu(y) if self.gelu else y
+            y = super().forward(dequantise(rows, row_scales, torch.float32), kernels)
+        else:
+            y = scaled_product(rows, row_scales, self.weight, self._scales, self.bias)
+            y = F.gelu(y) if self.gelu else y
+        return y.view(*x.shape[:-1], -1).to(x.dtype)
 
 
-def scaled_product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
-    """x W^T + b, of x [..., inputs] and 8-bit weight [outputs, inputs] with scales [outputs, 1].
+def quantise_rows(x: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    """[rows, inputs] in 8-bit floats, with a scale for each row."""
+    return quantise(x, -1) if kernels.quantise_rows is None else kernels.quantise_rows(x)
 
-    Both lengths are multiples of 16. torch gives bfloat16 for scales by row.
+
+def scaled_product(rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    """x W^T + b, of 8-bit [rows, inputs] and weight [outputs, inputs] with scales [rows, 1] and [outputs, 1].
+
+    Both lengths of the weight are multiples of 16. torch gives bfloat16 for scales by row.
     """
-    rows, row_scales = quantise(x.flatten(0, -2), -1)
     bias = bias.to(torch.bfloat16)
-    y = torch._scaled_mm(rows, weight.t(), row_scales, scales.t(), bias, out_dtype=torch.bfloat16)
-    return y.view(*x.shape[:-1], -1).to(x.dtype)
+    return torch._scaled_mm(rows, weight.t(), row_scales, scales.t(), bias, out_dtype=torch.bfloat16)

@@ -1,31 +1,26 @@
 """Whisper (Radford et al. 2022, https://arxiv.org/abs/2212.04356), for inference.
 
 Shapes: B sequences, T positions of one call, F audio positions (1500), D width, H heads, d = D / H.
-Queries, keys and values of a layer are one packed product, and the queries' 1/sqrt(d) lies in the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from asr_server.model.alignment_heads import upper_half
-from asr_server.model.attention import attend_audio, split_heads
+from asr_server.model.blocks import Weights, within
 from asr_server.model.cache import DecoderCache
-from asr_server.model.cache_rows import CacheRows, LayerView
+from asr_server.model.decoder import Decoder
+from asr_server.model.encoder import Encoder
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.linear import Linear, can_pack, multiply, pack, packed_linear
+from asr_server.model.linear import Linear
 from asr_server.model.shard import WHOLE, Shard
 from asr_server.model.sizes import WhisperSizes
-
-Weights = Mapping[str, Tensor]
-
-_FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
 
 
 class Whisper(nn.Module):
@@ -78,8 +73,8 @@ class Whisper(nn.Module):
             RuntimeError: one has another shape.
         """
         with torch.no_grad():
-            self.encoder.load(_within(weights, "encoder."))
-            self.decoder.load(_within(weights, "decoder."))
+            self.encoder.load(within(weights, "encoder."))
+            self.decoder.load(within(weights, "decoder."))
             for module in self.modules():
                 if isinstance(module, Linear):
                     module.pack()
@@ -93,244 +88,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _within(weights: Weights, prefix: str) -> Weights:
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-
-
-def _load(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> None:
-    module.weight.copy_(weights[f"{name}.weight"])
-    module.bias.copy_(weights[f"{name}.bias"])
-
-
-def _load_packed(
-    linear: Linear, weights: Weights, names: tuple[str, ...], shard: Shard, scale: float = 1.0
-) -> None:
-    """Stacks the rank's part of projections; the first is multiplied by `scale`. Whisper's key has no bias:
-    zeros.
-    """
-    rows = [shard.outputs(weights[f"{name}.weight"]).float() for name in names]
-    biases = [
-        shard.outputs(weights[f"{name}.bias"]).float() if f"{name}.bias" in weights else torch.zeros(len(row))
-        for name, row in zip(names, rows, strict=True)
-    ]
-    linear.weight.copy_(torch.cat([rows[0] * scale, *rows[1:]]))
-    linear.bias.copy_(torch.cat([biases[0] * scale, *biases[1:]]))
-
-
-def _load_summed(linear: Linear, weights: Weights, name: str, shard: Shard) -> None:
-    """A projection of what is split among the ranks: its results are to be summed."""
-    linear.weight.copy_(shard.inputs(weights[f"{name}.weight"]))
-    linear.bias.copy_(shard.once(weights[f"{name}.bias"]))
-
-
-class FeedForward(nn.Module):
-    def __init__(self, width: int, hidden: int, shard: Shard, linear: type[Linear] = Linear) -> None:
-        super().__init__()
-        self.shard = shard
-        self.norm = nn.LayerNorm(width)
-        self.up = linear(width, hidden // shard.count, gelu=True)
-        self.down = linear(hidden // shard.count, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        change: Tensor = self.shard.sum(self.down(self.up(self.norm(x))))
-        return x + change
-
-    def load(self, weights: Weights) -> None:
-        _load(self.norm, weights, "final_layer_norm")
-        _load_packed(self.up, weights, ("fc1",), self.shard)
-        _load_summed(self.down, weights, "fc2", self.shard)
-
-
-_SELF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-
-
-def _query_scale(qkv: Linear, num_heads: int) -> float:
-    """1/sqrt(d), from a layer of `num_heads` queries, keys and values."""
-    return float((len(qkv.bias) // (3 * num_heads)) ** -0.5)
-
-
-class EncoderLayer(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear]) -> None:
-        super().__init__()
-        share = sizes.width // shard.count
-        self.shard = shard
-        self.num_heads = sizes.encoder_heads // shard.count
-        self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = linear(sizes.width, 3 * share)
-        self.out = linear(share, sizes.width)
-        self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden, shard, linear)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, F, D] to the same."""
-        x = x + self.shard.sum(self.out(attend_audio(self.qkv(self.norm(x)), self.num_heads)))
-        y: Tensor = self.feed_forward(x)
-        # Large checkpoints leave float16's range here; transformers clamps them in the same way.
-        return y.clamp(-_FLOAT16_LIMIT, _FLOAT16_LIMIT) if y.dtype == torch.float16 else y
-
-    def load(self, weights: Weights) -> None:
-        _load(self.norm, weights, "self_attn_layer_norm")
-        _load_packed(self.qkv, weights, _SELF_ATTENTION, self.shard, _query_scale(self.qkv, self.num_heads))
-        _load_summed(self.out, weights, "self_attn.out_proj", self.shard)
-        self.feed_forward.load(weights)
-
-
-class Encoder(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear] = Linear) -> None:
-        super().__init__()
-        self.conv1 = Convolution(sizes.num_mels, sizes.width, stride=1)
-        self.conv2 = Convolution(sizes.width, sizes.width, stride=2)
-        self.positions = nn.Parameter(torch.empty(sizes.audio_positions, sizes.width))
-        self.layers = nn.ModuleList(EncoderLayer(sizes, shard, linear) for _ in range(sizes.encoder_layers))
-        self.norm = nn.LayerNorm(sizes.width)
-
-    def forward(self, mel: Tensor) -> Tensor:
-        """[B, num_mels, 2 F] to [B, F, D]; F is the window's number of positions, or less."""
-        x = mel.to(self.positions.dtype).transpose(1, 2)
-        x = self.conv2(self.conv1(x))
-        x = x + self.positions[: x.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        normed: Tensor = self.norm(x)
-        return normed
-
-    def load(self, weights: Weights) -> None:
-        self.conv1.load(weights, "conv1")
-        self.conv2.load(weights, "conv2")
-        self.positions.copy_(weights["embed_positions.weight"])
-        for i, layer in enumerate(self.layers):
-            layer.load(_within(weights, f"layers.{i}."))  # type: ignore[operator]
-        _load(self.norm, weights, "layer_norm")
-
-
-class Convolution(Linear):
-    """A convolution of width 3 over time, and GELU, as one product: [B, N, C] to [B, N / stride, D]."""
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__(3 * channels, width, gelu=True)
-        self.stride = stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        padded = F.pad(x, (0, 0, 1, 1))
-        windows = padded.unfold(1, 3, self.stride).transpose(2, 3)  # [B, N / stride, 3, C]
-        return super().forward(windows.flatten(2))
-
-    def load(self, weights: Weights, name: str) -> None:
-        self.weight.copy_(weights[f"{name}.weight"].transpose(1, 2).flatten(1))  # [D, C, 3] to [D, 3 C]
-        self.bias.copy_(weights[f"{name}.bias"])
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
-        super().__init__()
-        share = sizes.width // shard.count
-        self.shard = shard
-        self.num_heads = sizes.decoder_heads // shard.count
-        self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = Linear(sizes.width, 3 * share)
-        self.out = Linear(share, sizes.width)
-        self.cross_norm = nn.LayerNorm(sizes.width)
-        self.cross_query = Linear(sizes.width, share)
-        self.cross_key = nn.Parameter(torch.empty(share, sizes.width))
-        self.cross_value = Linear(sizes.width, share)
-        self.cross_out = Linear(share, sizes.width)
-        self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard)
-
-    def forward(self, x: Tensor, cache: LayerView) -> Tensor:
-        """[B, T, D] to the same; writes this call's keys and values into the cache."""
-        x = self.attend_text(x, cache)
-        return self.attend_audio(x, self.audio_query(x), cache)
-
-    def attend_text(self, x: Tensor, cache: LayerView) -> Tensor:
-        query, key, value = split_heads(self.qkv(self.norm(x)), 3 * self.num_heads).chunk(3, dim=2)
-        attended: Tensor = x + self.shard.sum(self.out(cache.attend_text(query, key, value)))
-        return attended
-
-    def audio_query(self, x: Tensor) -> Tensor:
-        """[B, T, D] to [B, T, H, d]."""
-        return split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
-
-    def attend_audio(self, x: Tensor, query: Tensor, cache: LayerView) -> Tensor:
-        y: Tensor = self.feed_forward(x + self.shard.sum(self.cross_out(cache.attend_audio(query))))
-        return y
-
-    def keys_of(self, audio: Tensor) -> Tensor:
-        """Cross-attention keys of the encoder's [B, F, D], transposed: [B, H d, F]. They have no bias."""
-        if audio.is_cuda:
-            return self.cross_key @ audio.transpose(1, 2)
-        return torch.stack([multiply(self.cross_key, each) for each in audio])
-
-    def load(self, weights: Weights) -> None:
-        shard, scale = self.shard, _query_scale(self.qkv, self.num_heads)
-        _load(self.norm, weights, "self_attn_layer_norm")
-        _load_packed(self.qkv, weights, _SELF_ATTENTION, shard, scale)
-        _load_summed(self.out, weights, "self_attn.out_proj", shard)
-        _load(self.cross_norm, weights, "encoder_attn_layer_norm")
-        _load_packed(self.cross_query, weights, ("encoder_attn.q_proj",), shard, scale)
-        self.cross_key.copy_(shard.outputs(weights["encoder_attn.k_proj.weight"]))
-        _load_packed(self.cross_value, weights, ("encoder_attn.v_proj",), shard)
-        _load_summed(self.cross_out, weights, "encoder_attn.out_proj", shard)
-        self.feed_forward.load(weights)
-
-
-class Decoder(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
-        super().__init__()
-        self.scale = sizes.width**0.5 if sizes.scale_embedding else 1.0
-        self.embedding = nn.Parameter(torch.empty(sizes.vocabulary, sizes.width))
-        self.positions = nn.Parameter(torch.empty(sizes.text_positions, sizes.width))
-        self.layers = nn.ModuleList(DecoderLayer(sizes, shard) for _ in range(sizes.decoder_layers))
-        self.norm = nn.LayerNorm(sizes.width)
-        self._packed_embedding: Tensor | None = None
-
-    def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
-        """Hidden states of the next tokens.
-
-        Args:
-            tokens, positions: [B, T], T consecutive positions of each sequence.
-            rows: the B slots of the cache that these sequences hold.
-        Returns:
-            [B, T, D]; `logits` turns them into scores.
-        """
-        x = self._embed(tokens, positions)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rows.layer(i))
-        normed: Tensor = self.norm(x)
-        return normed
-
-    def audio_queries(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Iterator[Tensor]:
-        """Each layer's queries over the audio, [B, T, H, d]; a layer is computed when it is asked for."""
-        x = self._embed(tokens, positions)
-        for i, layer in enumerate(self.layers):
-            view = rows.layer(i)
-            x = layer.attend_text(x, view)  # type: ignore[operator]
-            query = layer.audio_query(x)  # type: ignore[operator]
-            yield query
-            x = layer.attend_audio(x, query, view)  # type: ignore[operator]
-
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embedding) * self.scale + F.embedding(positions, self.positions)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
-        if self._packed_embedding is not None:
-            return packed_linear(hidden, self._packed_embedding, None).float()
-        if hidden.is_cuda and hidden.dtype != torch.float32:
-            # Straight to float32: rounded to bfloat16, likely tokens would tie.
-            rows = hidden.flatten(0, -2)
-            scores = torch.mm(rows, self.embedding.t(), out_dtype=torch.float32)
-            return scores.view(*hidden.shape[:-1], -1)
-        return F.linear(hidden, self.embedding).float()
-
-    def cross_keys_values(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Of each layer, from the encoder's [B, F, D]: keys [B, D, F] and values [B, F, D]."""
-        return [(layer.keys_of(audio), layer.cross_value(audio)) for layer in self.layers]  # type: ignore[operator]
-
-    def load(self, weights: Weights) -> None:
-        self.embedding.copy_(weights["embed_tokens.weight"])
-        self._packed_embedding = pack(self.embedding) if can_pack(self.embedding) else None
-        self.positions.copy_(weights["embed_positions.weight"])
-        for i, layer in enumerate(self.layers):
-            layer.load(_within(weights, f"layers.{i}."))  # type: ignore[operator]
-        _load(self.norm, weights, "layer_norm")

@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 EXPECTED = {
-    *("cuda-tests.xml", "parity.json", "graphs-off.json", "profile.json"),
-    *("turbo.json", "large.json", "workers.json", "lengths.json"),
+    *("cuda-tests.xml", "parity.json", "graphs-off.json", "profile.json", "kernel-tests.xml"),
+    *("turbo.json", "large.json", "kernels.json", "fp8.json", "workers.json", "lengths.json"),
     *("http-long.json", "http-clips.json", "peers.json"),
     *("replicas-2.json", "transport.json", "executors.json"),
 }

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from asr_server.core import DecodingOptions
+from asr_server.engine import encoding, runner
+from benchmarks.checkpoints import fix_length
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
+from tests.engine.device_stand_ins import record
 from tests.engine.engine_helpers import Checkpoint, transcribe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -61,9 +64,36 @@ def test_the_host_never_waits_for_the_gpu_but_for_what_it_reads(
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_gpu_gives_the_cpus_tokens(
-    on_gpu: Checkpoint, pocket: Checkpoint, options: DecodingOptions
+    on_gpu: Checkpoint, pocket: Checkpoint, options: DecodingOptions, kernels: str
 ) -> None:
-    found = transcribe(on_gpu.engine(lookahead=True), CLIPS, options)
+    found = transcribe(on_gpu.engine(lookahead=True, kernels=kernels), CLIPS, options)
     assert [r.tokens for r in found] == [r.tokens for r in transcribe(pocket.engine(), CLIPS, options)]
+
+
+@pytest.fixture(scope="module")
+def fixed_in_bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """No text ends before its last token, so that all steps have all rows."""
+    directory = fix_length(pocket_directory(), tmp_path_factory.mktemp("checkpoints") / "fixed")
+    return Checkpoint.load(directory, torch.bfloat16, device="cuda")
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_in_bfloat16_graphs_streams_and_kernels_give_what_plain_decoding_gives(
+    fixed_in_bfloat16: Checkpoint, kernels: str, timestamps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain: one operation after another, each step read before the next begins. In the same buckets of rows
+    and text positions, for in bfloat16 another size may be rounded otherwise.
+    """
+    options = DecodingOptions(language="de", max_new_tokens=24, timestamps=timestamps)
+    fast = {"lookahead": True, "copy_overlap": True, "compute_workers": 2}
+    found = transcribe(fixed_in_bfloat16.engine(kernels=kernels, **fast), CLIPS, options)
+    for module in (runner, encoding):
+        monkeypatch.setattr(module, "record_graphs", record)  # computes when it is to replay
+    plain = transcribe(fixed_in_bfloat16.engine(kernels=kernels), CLIPS, options)
+    assert [r.tokens for r in found] == [r.tokens for r in plain]
+    assert {len(r.tokens) for r in found} == {24}
+    assert len({r.tokens for r in found}) > 1, "different audio, different text"

@@ -15,12 +15,11 @@ from asr_server.engine.config import check_fp8
 from asr_server.engine.reasons import engine_info
 from asr_server.engine.runner import Runner
 from asr_server.model import load_whisper
-from asr_server.model.kernels import choose_token, flash_decode
 from asr_server.model.linear_fp8 import Float8Linear
 from asr_server.workers.description import describe
 from benchmarks.clips import make_clip
 from tests.checkpoints import short_window_directory
-from tests.engine.device_stand_ins import imitate_graphs
+from tests.engine.device_stand_ins import imitate_graphs, take_few_programs
 from tests.engine.engine_helpers import Checkpoint, transcribe
 from tests.speech import say
 
@@ -66,8 +65,7 @@ def test_nothing_is_in_8_bits_where_nobody_asks_for_it(embedded: Checkpoint) -> 
 
 @pytest.mark.trial
 def test_triton_reads_an_8_bit_cache_and_gives_the_tokens_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_decode, "_BLOCK", 512)
-    monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
+    take_few_programs(monkeypatch)
     checkpoint = Checkpoint.load(short_window_directory())
     clips = [make_clip(i, 2.0 + 1.5 * i) for i in range(3)]  # the third takes a slot that was used
     options = DecodingOptions(language="de", max_new_tokens=3)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from asr_server.core import DecodingOptions
-from asr_server.model.kernels import choose_token, flash_decode
+from asr_server.model import decoder
 from benchmarks.clips import make_clip
 from tests.checkpoints import short_window_directory
-from tests.engine.device_stand_ins import imitate_graphs
+from tests.engine.device_stand_ins import imitate_graphs, take_few_programs
 from tests.engine.engine_helpers import Checkpoint, results, run, submit
 
 REQUESTS = [
@@ -34,10 +35,23 @@ def tokens_of(checkpoint: Checkpoint, kernels: str) -> list[tuple[int, ...]]:
 
 
 def test_triton_gives_the_tokens_of_torch(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The interpreter takes its time for each block.
-    monkeypatch.setattr(flash_decode, "_BLOCK", 512)
-    monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
+    take_few_programs(monkeypatch)
     expected = tokens_of(checkpoint, "torch")
     imitate_graphs(monkeypatch)
     assert tokens_of(checkpoint, "triton") == expected
     assert len({len(tokens) for tokens in expected}) > 1
+
+
+def test_rows_behind_the_vocabulary_change_no_token(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, whose output projection has a multiple of 128 rows."""
+    expected = tokens_of(checkpoint, "torch")
+    on_gpu = torch.device("cuda")
+    pad = decoder.padded_vocabulary
+    monkeypatch.setattr(decoder, "padded_vocabulary", lambda vocabulary, _: pad(vocabulary, on_gpu))
+    padded = Checkpoint.load(short_window_directory())
+    sizes = padded.model.sizes
+    assert len(padded.model.decoder.embedding) > sizes.vocabulary
+    assert padded.model.decoder.logits(torch.zeros(1, sizes.width)).shape == (1, sizes.vocabulary)
+    assert tokens_of(padded, "torch") == expected

@@ -46,7 +46,9 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
         GenerationRules((1, 5, 195, 196), (2, END_OF_TEXT), max_initial), SPECIALS, VOCABULARY, CPU
     )
     state = random_state()
-    scores = torch.randn(ROWS, 384)[:, :VOCABULARY] * 4  # rows lie further apart than the vocabulary is long
+    stored = torch.full((ROWS, 384), 99.0)  # rows lie further apart than the vocabulary is long
+    scores = stored[:, :VOCABULARY]
+    scores.copy_(torch.randn(ROWS, VOCABULARY) * 4)
     scores[:, FIRST_TIME:] -= torch.rand(ROWS, 1) * 12
     scores[:, 30:34] = 30 * (torch.rand(ROWS, 1) < 0.2)  # ties, of which the first counts
     found, expected = torch.zeros(2, ROWS, dtype=torch.long).unbind()

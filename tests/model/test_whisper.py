@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.checkpoint import CheckpointError
 from asr_server.model import Whisper, WhisperSizes, load_whisper
-from asr_server.model.whisper import Decoder
+from asr_server.model.decoder import Decoder, padded_vocabulary
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
 
@@ -179,12 +179,19 @@ def test_a_model_is_never_made_in_float32_first() -> None:
     assert made.bytes.get(torch.float32, 0) <= 4 * sizes.num_mels * 201, "the mel filters are the largest"
 
 
+@pytest.mark.parametrize(("vocabulary", "rows"), [(51865, 51968), (51866, 51968), (51968, 51968), (1, 128)])
+def test_a_gpus_output_projection_has_a_multiple_of_128_rows(vocabulary: int, rows: int) -> None:
+    assert padded_vocabulary(vocabulary, torch.device("cuda")) == rows
+    assert padded_vocabulary(vocabulary, torch.device("cpu")) == vocabulary
+
+
 def test_a_gpus_scores_are_never_rounded_to_bfloat16() -> None:
     """Likely tokens would tie. With tensors that only pretend to be on a GPU."""
     with FakeTensorMode(), LargestOf() as made:
-        embedding = torch.zeros(500, 64, device="cuda", dtype=torch.bfloat16)
+        embedding = torch.zeros(512, 64, device="cuda", dtype=torch.bfloat16)
         hidden = torch.zeros(3, 64, device="cuda", dtype=torch.bfloat16)
-        decoder: Any = SimpleNamespace(_packed_embedding=None, embedding=embedding)
+        decoder: Any = SimpleNamespace(_packed_embedding=None, embedding=embedding, vocabulary=500)
         scores = Decoder.logits(decoder, hidden)
+    assert scores.shape == (3, 500)
     assert scores.dtype == torch.float32
     assert "aten.mm.dtype" in made.names

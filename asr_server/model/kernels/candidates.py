@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asr_server.model.attention import attend_cached_audio
+from asr_server.model.encoder import add_norm
 from asr_server.model.float8 import FP8, dequantise, quantise
 from asr_server.model.kernels.choice import Candidate, Choice, choose
 from asr_server.model.kernels.table import TORCH, Kernels
+from asr_server.model.linear import Linear
+from asr_server.model.linear_fp8 import quantise_rows
 from asr_server.model.sizes import WhisperSizes
 
+_ENCODE_BATCH = 8
 _MAX_ROWS = 32  # enough to tell which is faster, and little memory
 _REPEATS = 20
 
@@ -29,6 +33,7 @@ def choose_kernels(
     num_ranks: int = 1,
     more: Callable[[Kernels], Iterable[Candidate]] = lambda kernels: (),
     audio_dtype: torch.dtype | None = None,
+    fp8_encoder: bool = False,
 ) -> Choice:
     """
     Args:
@@ -36,6 +41,7 @@ def choose_kernels(
         num_ranks: ranks that work as one. They must not choose differently: for several, auto is torch.
         more: candidates of the caller's, who knows what the model does not.
         audio_dtype: of the audio's keys and values in the cache; None: `dtype`.
+        fp8_encoder: the encoder's layers multiply in 8-bit floats.
     Raises:
         ValueError: triton is asked for where it cannot run.
     """
@@ -48,7 +54,11 @@ def choose_kernels(
     except ValueError as error:
         return Choice(TORCH, f"torch: {error}")
     with torch.inference_mode():
-        tried = chain([audio_attention(kernels, sizes, device, dtype, audio_dtype)], more(kernels))
+        tried = chain(
+            [audio_attention(kernels, sizes, device, dtype, audio_dtype)],
+            encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
+            more(kernels),
+        )
         return choose(kernels, tried, _time_s)
 
 
@@ -56,13 +66,18 @@ def _triton_kernels(device: torch.device) -> Kernels:
     try:
         from triton import knobs
 
-        from asr_server.model.kernels.choose_token import choose_token
-        from asr_server.model.kernels.flash_decode import flash_decode
+        from asr_server.model.kernels import add_norm, bias_gelu, choose_token, flash_decode, quantise_rows
     except ImportError as error:
         raise ValueError(f"Triton cannot be imported: {error}") from error
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError("--kernels triton needs a GPU (or TRITON_INTERPRET=1, which is slow and for tests)")
-    return Kernels(flash_decode, choose_token)
+    return Kernels(
+        flash_decode.flash_decode,
+        choose_token.choose_token,
+        add_norm.add_norm,
+        bias_gelu.bias_gelu,
+        quantise_rows.quantise_rows,
+    )
 
 
 def audio_attention(
@@ -102,6 +117,40 @@ def audio_attention(
         return attend_cached_audio(query, *exact, index, None)[:, 0]
 
     return Candidate("flash_decode", kernel, reference, _tolerance(dtype))
+
+
+def encoder_layer(
+    kernels: Kernels,
+    sizes: WhisperSizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    fp8: bool,
+    rows: int | None = None,
+) -> Iterator[Candidate]:
+    """What surrounds the products of the encoder's layers, in the sizes of a batch of whole windows."""
+    rows = rows or _ENCODE_BATCH * sizes.audio_positions
+    width, hidden, tolerance = sizes.width, sizes.encoder_hidden, _tolerance(dtype)
+    draw = _random(device, dtype)
+
+    def added(chosen: Kernels) -> Tensor:
+        return torch.stack(add_norm(x, change, norm, chosen))
+
+    x, change, norm = draw(rows, width), draw(rows, width), nn.LayerNorm(width, device=device, dtype=dtype)
+    yield Candidate("add_norm", lambda: added(kernels), lambda: added(TORCH), tolerance)
+
+    # With the product before it: torch's adds the bias itself.
+    up = Linear(width, hidden, gelu=True).to(device, dtype)
+    up.weight.copy_(draw(hidden, width) * width**-0.5)
+    up.bias.copy_(draw(hidden))
+    yield Candidate("bias_gelu", lambda: up(x, kernels), lambda: up(x), tolerance)
+
+    def quantised(chosen: Kernels) -> Tensor:
+        return dequantise(*quantise_rows(wide, chosen), torch.float32)
+
+    if fp8:
+        wide = draw(rows, hidden)
+        # Where a number lies between two that 8 bits can say, rounding may decide otherwise.
+        yield Candidate("quantise_rows", lambda: quantised(kernels), lambda: quantised(TORCH), 0.5)
 
 
 def _random(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:

@@ -32,8 +32,9 @@ def choose_token(
     A graph may record it: what is launched depends on shapes alone, the rows' state is read on the device.
 
     Args:
-        scores: float32 [B, vocabulary]; rows may lie further apart than that.
-        suppressed: int8 [vocabulary], when a token is: 1 always, 2 as the first, 4 where times are wanted.
+        scores: float32 [B, vocabulary]; rows may lie further apart than that; what is between them is
+            read but never chosen, and loads are wide where they begin at multiples of 16.
+        suppressed: int8 [vocabulary, or more], when a token is: 1 always, 2 as the first, 4 with times.
         active: bool [B]; of other rows nothing is read, and nothing is written.
         timestamps, num_generated, token, previous, last_time: [B], columns of the slots.
         end_of_text, first_time, last_initial_time: tokens.
@@ -51,6 +52,7 @@ def choose_token(
         tokens,
         logprobs,
         scores.stride(0),
+        len(suppressed),
         scores.shape[1],
         end_of_text,
         first_time,
@@ -73,6 +75,7 @@ def _choose(  # type: ignore[no-untyped-def]
     tokens,
     logprobs,
     row_stride,
+    num_suppressed,
     vocabulary,
     end_of_text,
     first_time,
@@ -102,9 +105,10 @@ def _choose(  # type: ignore[no-untyped-def]
     time = tl.full([], 0, tl.int32)
     for start in range(0, tl.where(is_active, vocabulary, 0), BLOCK):
         n = start + tl.arange(0, BLOCK)
-        inside = n < vocabulary
-        score = tl.load(scores + n, inside, other=float("-inf"))
-        off = (tl.load(suppressed + n, inside, other=0).to(tl.int32) & cases) != 0
+        # The masks are those that leave loads wide: what is behind the vocabulary is off all the same.
+        score = tl.load(scores + n, n < row_stride, other=float("-inf"))
+        off = (tl.load(suppressed + n, n < num_suppressed, other=0).to(tl.int32) & cases) != 0
+        off |= n >= vocabulary
         is_time = n >= first_time
         off |= (n < end_of_text) & after_one
         off |= is_time & wanted & ((n < earliest) | after_two | (begin & (n > last_initial_time)))

@@ -45,12 +45,35 @@ class ChooseToken(Protocol):
     ) -> None: ...
 
 
+class AddNorm(Protocol):
+    """`add_norm.add_norm` has the meaning of the arguments."""
+
+    def __call__(
+        self, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, limit: float | None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class BiasGelu(Protocol):
+    """`bias_gelu.bias_gelu` has the meaning of the arguments."""
+
+    def __call__(self, x: Tensor, bias: Tensor) -> Tensor: ...
+
+
+class QuantiseRows(Protocol):
+    """`quantise_rows.quantise_rows` has the meaning of the arguments."""
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 @dataclass(frozen=True)
 class Kernels:
     """None: torch does it."""
 
     flash_decode: FlashDecode | None = None
     choose_token: ChooseToken | None = None
+    add_norm: AddNorm | None = None
+    bias_gelu: BiasGelu | None = None
+    quantise_rows: QuantiseRows | None = None
 
 
 TORCH = Kernels()

@@ -11,8 +11,8 @@ from torch import Tensor
 from asr_server.model import WhisperSizes
 from asr_server.model.float8 import FP8
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.kernels.candidates import audio_attention, choose_kernels
-from asr_server.model.kernels.choice import Candidate, choose
+from asr_server.model.kernels.candidates import audio_attention, choose_kernels, encoder_layer
+from asr_server.model.kernels.choice import Candidate, choose, judge
 
 SIZES = WhisperSizes(100, 80, 64, 1, 2, 128, 1, 2, 128)
 CPU = torch.device("cpu")
@@ -75,3 +75,17 @@ def test_the_attention_tried_at_load_agrees_with_torch(
     tried = audio_attention(kernels, SIZES, CPU, dtype, audio_dtype, rows=1)
     chosen = choose(kernels, [tried], lambda compute: float(compute is not tried.kernel))
     assert chosen.kernels == kernels, chosen.report
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_the_encoders_kernels_tried_at_load_agree_with_torch(dtype: torch.dtype) -> None:
+    kernels = choose_kernels("triton", SIZES, CPU, dtype).kernels
+    tried = encoder_layer(kernels, SIZES, CPU, dtype, fp8=True, rows=3)
+    names = []
+    for each in tried:
+        names.append(each.name)
+        if each.name != "quantise_rows":  # the interpreter rounds in its own way
+            assert judge(each, lambda compute, own=each: float(compute is not own.kernel)).is_better  # type: ignore[misc]
+    assert names == ["add_norm", "bias_gelu", "quantise_rows"]
+    assert [each.name for each in encoder_layer(kernels, SIZES, CPU, dtype, fp8=False, rows=3)] == names[:2]

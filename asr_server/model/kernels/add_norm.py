@@ -1,0 +1,85 @@
+"""An addition and the layer norm of the sum, in one pass over both. Used by the encoder's layers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS = 1  # rows of a program
+
+
+def add_norm(
+    x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """x + change, and its layer norm.
+
+    Args:
+        x: [..., D], contiguous.
+        change: the same, or fewer rows, which are then repeated.
+        weight, bias, eps: of the norm.
+        limit: what no number of the sum is to exceed; None: as it comes.
+    """
+    assert x.is_contiguous()
+    assert change.is_contiguous()
+    width = x.shape[-1]
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    num_rows = x.numel() // width
+    _add_norm[triton.cdiv(num_rows, _ROWS),](
+        x,
+        change,
+        weight,
+        bias,
+        total,
+        normed,
+        num_rows,
+        change.numel() // width,
+        width,
+        eps,
+        limit or 0.0,
+        IS_LIMITED=limit is not None,
+        ROWS=_ROWS,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+    return total, normed
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_norm(  # type: ignore[no-untyped-def]
+    x,
+    change,
+    weight,
+    bias,
+    total,
+    normed,
+    num_rows,
+    num_changes,
+    width,
+    eps,
+    limit,
+    IS_LIMITED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    within = n < width
+    inside = (rows < num_rows)[:, None] & within[None, :]
+    place = rows[:, None] * width + n[None, :]
+    of_change = (rows % num_changes)[:, None] * width + n[None, :]
+    y = tl.load(x + place, inside, other=0.0).to(tl.float32)
+    y += tl.load(change + of_change, inside, other=0.0).to(tl.float32)
+    if IS_LIMITED:
+        y = tl.minimum(tl.maximum(y, -limit), limit)
+    rounded = y.to(total.dtype.element_ty)
+    tl.store(total + place, rounded, inside)
+    y = rounded.to(tl.float32)  # the norm is of what is stored, as torch's is
+    mean = tl.sum(y, 1) / width
+    centred = tl.where(within[None, :], y - mean[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 1) / width + eps)
+    y = centred * scale[:, None]
+    y *= tl.load(weight + n, within, other=0.0).to(tl.float32)[None, :]
+    y += tl.load(bias + n, within, other=0.0).to(tl.float32)[None, :]
+    tl.store(normed + place, y.to(normed.dtype.element_ty), inside)
