@@ -93,7 +93,7 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
     if not query.is_cuda or query.dtype == torch.float32:
         return query @ keys
     products = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1), out_dtype=torch.float32)
-    return products.unflatten(0, query.shape[:2])
+    return products.view(*query.shape[:3], -1)
 
 
 def _weighted_sums(scores: Tensor, values: Tensor) -> Tensor:
