@@ -42,7 +42,10 @@ from asr_server.workers.replica_state import ReplicaState
 from asr_server.workers.request_handle import OnEarlyResult, OnLanguage, PendingChunk, RequestHandle
 from asr_server.workers.supervisor import Supervisor
 
-MAX_ATTEMPTS = 6  # the first beside others, the later ones alone: few convict a chunk by chance
+# A chunk is given up when it has been in so many replicas that ended, the first time beside others and then
+# alone. Where replicas end without it too, it is less likely to be the reason: each such end allows one more.
+MIN_ATTEMPTS = 5
+MAX_ATTEMPTS = 10
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class Dispatcher:
             lambda: self.fail_all(_no_engine),
         )
         self._request_numbers = itertools.count()
+        self._num_ended = 0  # replicas, of those that took work
         self._chunks: dict[ChunkId, PendingChunk] = {}  # waiting and in flight
         self._queue = FairQueue((window or AudioWindow()).for_short_audio(settings.short_audio))
         self._isolation = Isolation()
@@ -145,7 +149,9 @@ class Dispatcher:
             raise self._refusal()
         future: asyncio.Future[ChunkResult] = asyncio.get_running_loop().create_future()
         finish_tag = self._queue.finish_tag(request, submit)
-        self._wait(PendingChunk(submit, request, on_language, finish_tag, future, on_early_result))
+        self._wait(
+            PendingChunk(submit, request, on_language, finish_tag, future, self._num_ended, on_early_result)
+        )
         self._dispatch()
         return await future
 
@@ -255,6 +261,7 @@ class Dispatcher:
     def _on_gone(self, state: ReplicaState) -> None:
         """Its chunks are sent again."""
         state.credit = 0
+        self._num_ended += state.ready
         suspects = [chunk for id in state.in_flight if (chunk := self._chunks.pop(id, None))]
         state.in_flight.clear()
         for chunk in suspects:
@@ -264,14 +271,16 @@ class Dispatcher:
 
     def _retry(self, chunk: PendingChunk) -> None:
         id = chunk.submit.id
-        if id.attempt + 1 >= MAX_ATTEMPTS:
+        num_attempts = id.attempt + 1
+        num_ended_without_it = self._num_ended - chunk.num_ended_before - num_attempts
+        if num_attempts >= min(MAX_ATTEMPTS, MIN_ATTEMPTS + num_ended_without_it):
             logger.error(
-                "chunk %d of request %s has ended %d replicas", id.chunk, id.request_id, MAX_ATTEMPTS
+                "chunk %d of request %s has ended %d replicas", id.chunk, id.request_id, num_attempts
             )
-            chunk.fail(ReplicasEnded(MAX_ATTEMPTS))
+            chunk.fail(ReplicasEnded(num_attempts))
             return
         metrics.chunks_retried.inc()
-        next_id = msgspec.structs.replace(id, attempt=id.attempt + 1)
+        next_id = msgspec.structs.replace(id, attempt=num_attempts)
         chunk.submit = msgspec.structs.replace(chunk.submit, id=next_id)
         self._wait(chunk)
 

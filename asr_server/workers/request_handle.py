@@ -75,6 +75,7 @@ class PendingChunk:
     on_language: OnLanguage | None
     finish_tag: float
     future: asyncio.Future[ChunkResult]
+    num_ended_before: int  # replicas that had ended when it came
     on_early_result: OnEarlyResult | None = None
     queued_at: float = field(default_factory=time.monotonic)
 

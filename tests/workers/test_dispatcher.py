@@ -15,7 +15,7 @@ from asr_server.core import (
 )
 from asr_server.errors import ChunkFailed, EngineUnavailable, ShuttingDown
 from asr_server.workers import supervisor
-from asr_server.workers.dispatcher import MAX_ATTEMPTS
+from asr_server.workers.dispatcher import MIN_ATTEMPTS
 from tests.workers.scripted import OPTIONS, RunningDispatcher, chunk, result, until
 
 
@@ -219,10 +219,10 @@ async def test_a_chunk_that_kills_every_replica_is_given_up(
     app: RunningDispatcher,
 ) -> None:
     task = app.send(app.dispatcher.open("a"), 0)
-    for attempt in range(MAX_ATTEMPTS):
+    for attempt in range(MIN_ATTEMPTS):
         await until(lambda: ChunkId("a", 0, 0, attempt) in app.replica.submitted)
         app.replica.die()
-    with pytest.raises(ChunkFailed, match=f"has ended {MAX_ATTEMPTS} engine processes"):
+    with pytest.raises(ChunkFailed, match=f"has ended {MIN_ATTEMPTS} engine processes"):
         await task
     await until(lambda: app.dispatcher.ready)
 

@@ -33,7 +33,7 @@ async def until_given_up(dispatcher: Dispatcher) -> None:
 
 async def test_a_poisonous_chunk_takes_no_neighbour_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULT", "die")
-    monkeypatch.setattr(dispatcher_module, "MAX_ATTEMPTS", 4)  # each takes the start of a replica
+    monkeypatch.setattr(dispatcher_module, "MIN_ATTEMPTS", 4)  # each takes the start of a replica
     dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
     await dispatcher.start()
     await until_ready(dispatcher)

@@ -8,7 +8,7 @@ import pytest
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.errors import ReplicasEnded
 from asr_server.workers import supervisor
-from asr_server.workers.dispatcher import MAX_ATTEMPTS
+from asr_server.workers.dispatcher import MIN_ATTEMPTS
 from tests.workers.scripted import RunningDispatcher, ScriptedReplica, result, until
 
 
@@ -70,14 +70,29 @@ async def test_a_chunk_that_kills_takes_no_neighbour_with_it(app: RunningDispatc
     replica = app.replica
     await until(lambda: len(replica.submitted) == 4)
     replica.die()
-    for _ in range(MAX_ATTEMPTS - 1):
+    for _ in range(MIN_ATTEMPTS - 1):
         replica = await next_replica(app, replica)
         await answer_all_but("p", app, replica)
         replica.die()
-    with pytest.raises(ReplicasEnded, match=f"has ended {MAX_ATTEMPTS} engine processes"):
+    with pytest.raises(ReplicasEnded, match=f"has ended {MIN_ATTEMPTS} engine processes"):
         await tasks["p"]
     assert [await tasks[name] for name in "abc"] == [result(0)] * 3
-    assert len(app.executor.launched) <= 1 + MAX_ATTEMPTS
+    assert len(app.executor.launched) <= 1 + MIN_ATTEMPTS
+
+
+async def test_a_chunk_is_not_blamed_where_as_many_replicas_end_without_it(app: RunningDispatcher) -> None:
+    tasks = send_each(app, "ab")
+    replica = app.replica
+    await until(lambda: len(replica.submitted) == 2)
+    replica.die()
+    for _ in range(2 * MIN_ATTEMPTS):  # each of the two in turn
+        replica = await next_replica(app, replica)
+        await until(lambda: len(replica.submitted) == 1)
+        replica.die()
+    replica = await next_replica(app, replica)
+    await answer_all_but("b", app, replica)
+    replica.answer(replica.submitted[-1])
+    assert [await task for task in tasks.values()] == [result(0)] * 2
 
 
 async def test_a_suspect_that_killed_again_goes_behind_the_others(app: RunningDispatcher) -> None:
