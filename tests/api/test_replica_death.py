@@ -161,6 +161,7 @@ async def ask_for_a_stream(client: httpx.AsyncClient, file: bytes) -> str:
 def kill_at_random(server: Server, rng: random.Random) -> list[float]:
     """How long it took until the server had noticed of each stop that the replica is frozen."""
     detected_s: list[float] = []
+    begun = time.monotonic()
     signals = [signal.SIGKILL, signal.SIGSTOP] * NUM_KILLS
     rng.shuffle(signals)
     for number in signals:
@@ -174,6 +175,7 @@ def kill_at_random(server: Server, rng: random.Random) -> list[float]:
             time.sleep(0.02)
         if number == signal.SIGSTOP:
             detected_s.append(time.monotonic() - started)
+        print(f"{number.name}, {time.monotonic() - begun:.0f} s after the first request", flush=True)
     return detected_s
 
 
