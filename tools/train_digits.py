@@ -25,16 +25,18 @@ RECORDINGS = REPOSITORY / "../shared/data/spoken-digits/spoken-digits.tar.xz"
 PROMPTS = Path("/usr/share/asterisk/sounds")
 AUDIO = REPOSITORY / "../shared/data/audio"
 CACHE = REPOSITORY / ".cache/digits"
-EXAMINED, QUICK = "examined", "quick"
+LAST_PLAN = "widened"
 
 
 def voices(options: argparse.Namespace) -> None:
     """Fill the cache with synthesised and recorded voices, and with variations of them."""
-    from tools.digits.corpus import FULL_AMOUNTS, QUICK_AMOUNTS, people_all, synthesise_all, vary_all
+    from tools.digits.corpus import FULL_AMOUNTS, QUICK_AMOUNTS, synthesise_all
+    from tools.digits.people import save_people
+    from tools.digits.variations import vary_all
 
     amounts = QUICK_AMOUNTS if options.quick else FULL_AMOUNTS
     synthesise_all(options.cache, amounts, options.processes)
-    people_all(options.recordings, options.prompts, options.cache)
+    save_people(options.recordings, options.prompts, options.cache)
     vary_all(options.cache, amounts, options.processes)
 
 
@@ -74,9 +76,12 @@ def evaluate(options: argparse.Namespace) -> None:
 
 def everything(options: argparse.Namespace) -> None:
     """All of it, in order. The result lies in the cache: to ship it is a decision of its own."""
+    from tools.digits.plans import FULL_ROAD, QUICK_ROAD
+
     voices(options)
-    options.plan = QUICK if options.quick else EXAMINED
-    train(options)
+    for plan in QUICK_ROAD if options.quick else FULL_ROAD:
+        options.plan = plan.name
+        train(options)
     options.model = options.model or options.cache / "model"
     options.count = 3 if options.quick else options.count
     export(options)
@@ -108,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     command("all", everything)
     command("voices", voices)
     for name, function in (("train", train), ("export", export)):
-        command(name, function).add_argument("plan", nargs="?", default=EXAMINED)
+        command(name, function).add_argument("plan", nargs="?", default=LAST_PLAN)
     evaluating = command("evaluate", evaluate)
     evaluating.add_argument("--count", type=int, default=60, help="sequences for each line")
     evaluating.add_argument("--examined", action="store_true", help="it never heard the speaker left out")

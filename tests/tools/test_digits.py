@@ -12,7 +12,7 @@ from tools.digits.batches import IGNORED, UNKNOWN, Batch, Mixture, make_batch
 from tools.digits.clips import SAMPLE_RATE, Clip
 from tools.digits.losses import Learner, look_loss
 from tools.digits.network import HEAD_OFFSETS, MAX_TOKENS, make_network
-from tools.digits.plans import EXAMINED, PLANS, Plan
+from tools.digits.plans import EXAMINED, PLANS, WIDENED, Plan
 from tools.digits.training import Run
 from tools.digits.vocabulary import Vocabulary
 from tools.digits.voice_pool import Voice, VoicePool
@@ -118,6 +118,17 @@ def test_every_plan_draws_a_mixture_at_each_of_its_steps() -> None:
     for plan in PLANS.values():
         for step in range(0, plan.steps, max(1, plan.steps // 50)):
             assert plan.mixture(step).num_rows > 0
+
+
+def test_a_plan_may_begin_with_the_averaged_weights_of_another(tmp_path: Path) -> None:
+    first = Run(EXAMINED, tmp_path, Learner(make_network(WORDS), WORDS))
+    first.average["ctc_head.bias"].fill_(7.0)
+    first.save()
+    second = Run(WIDENED, tmp_path, Learner(make_network(WORDS), WORDS))
+    second.resume()
+    assert second.step == 0
+    assert (second.learner.ctc_head.bias == 7).all()
+    assert (second.average["ctc_head.bias"] == 7).all()
 
 
 def test_a_run_that_is_resumed_ends_with_the_weights_it_would_have_had(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
+import soundfile
+import soxr
 from scipy import fft
 
 from .clips import SAMPLE_RATE, Wave
@@ -74,6 +78,16 @@ def mu_law(wave: Wave, levels: int = 255) -> Wave:
     squeezed = np.sign(wave) * np.log1p(levels * np.minimum(np.abs(wave), 1)) / np.log1p(levels)
     rounded = np.round(squeezed * 127) / 127
     return np.asarray(np.sign(rounded) * np.expm1(np.abs(rounded) * np.log1p(levels)) / levels, np.float32)
+
+
+def mobile(wave: Wave) -> Wave:
+    """Through a mobile telephone: 8 kHz and GSM's full-rate codec, and back."""
+    file = io.BytesIO()
+    narrow = soxr.resample(wave, SAMPLE_RATE, 8000)
+    soundfile.write(file, np.clip(narrow, -1, 1), 8000, format="WAV", subtype="GSM610")
+    coded, _ = soundfile.read(io.BytesIO(file.getvalue()), dtype="float32")
+    wide = soxr.resample(coded, 8000, SAMPLE_RATE)
+    return np.asarray(np.resize(np.pad(wide, (0, max(0, len(wave) - len(wide)))), len(wave)), np.float32)
 
 
 def set_level(wave: Wave, rng: Random) -> Wave:

@@ -24,6 +24,24 @@ _RECORDED = {"recorded": 0.20, "recorded-varied": 0.23}
 _OTHER_SPEECH = {"asterisk": 0.08}
 """Shares of the windows by group of voices; "varied" ones are WORLD's copies in other manners."""
 
+_MORE_PEOPLE = {
+    "recorded": 0.14,
+    "recorded-varied": 0.25,
+    "blended": 0.19,
+    "hibari": 0.05,
+    "hibari-varied": 0.08,
+    "espeak": 0.12,
+    "flite": 0.03,
+    "festival": 0.03,
+    "pico": 0.04,
+    "flite-varied": 0.02,
+    "festival-varied": 0.015,
+    "pico-varied": 0.02,
+    "asterisk": 0.06,
+    "words": 0.02,
+}
+"""The same when synthesised voices have taught what they can: mostly people, and speakers between two."""
+
 LOSS_WEIGHTS = {"text": 1.0, "time": 0.4, "ctc": 1.5, "frame": 1.0, "look": 0.3}
 """Of each loss in their sum."""
 LATE_LOOK_FROM, LATE_LOOK_WEIGHT = 4.8 / 14.5, 1.0
@@ -43,7 +61,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run of training. ``left_out_speaker`` is never heard."""
+    """One run of training. ``left_out_speaker`` is never heard.
+
+    It begins from nothing, or with the averaged weights of the plan ``begins_with``.
+    """
 
     name: str
     steps: int
@@ -51,15 +72,16 @@ class Plan:
     phases: tuple[Phase, ...]
     weights: dict[str, float]
     left_out_speaker: str | None = LEFT_OUT_SPEAKER
+    begins_with: str | None = None
     seed: int = 1
     judge_every: int = 500
 
     def loss_weight(self, loss: str, step: int) -> float:
         """The weight of this loss at this step."""
-        if loss == "look" and step >= LATE_LOOK_FROM * self.steps:
+        if loss == "look" and (self.begins_with or step >= LATE_LOOK_FROM * self.steps):
             return LATE_LOOK_WEIGHT
-        rise = min(1.0, (step - self.frames_only_steps) / 200) if loss == "ctc" else 1.0
-        return LOSS_WEIGHTS[loss] * rise
+        is_rising = loss == "ctc" and not self.begins_with
+        return LOSS_WEIGHTS[loss] * (min(1.0, (step - self.frames_only_steps) / 200) if is_rising else 1.0)
 
     @property
     def frames_only_steps(self) -> int:
@@ -74,8 +96,8 @@ class Plan:
         return next(phase for phase in self.phases if step / self.steps < phase.until)
 
     def spoiled(self, step: int) -> float:
-        """How hard windows are made: it rises over a seventh of the steps."""
-        return min(1.0, 0.1 + 6.525 * step / self.steps)
+        """How hard windows are made: from nothing it rises over a seventh of the steps."""
+        return 1.0 if self.begins_with else min(1.0, 0.1 + 6.525 * step / self.steps)
 
     def mixture(self, step: int) -> Mixture:
         """What this step's batch is made of."""
@@ -105,7 +127,18 @@ windows, as they are at inference, late."""
 
 EXAMINED = Plan("examined", 14_500, 1e-3, FROM_NOTHING, {**_SYNTHESISED, **_RECORDED, **_OTHER_SPEECH})
 """From nothing, without the speaker left out."""
+WIDENED = Plan(
+    "widened",
+    6000,
+    4e-4,
+    FROM_NOTHING[-1:],
+    _MORE_PEOPLE,
+    begins_with=EXAMINED.name,
+)
+"""On from there with more people, still without the speaker left out."""
 QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
+QUICK_WIDENED = replace(WIDENED, name="quick-widened", steps=4, judge_every=4, begins_with=QUICK.name)
 """A toy: the whole road in a minute."""
 
-PLANS = {plan.name: plan for plan in (EXAMINED, QUICK)}
+FULL_ROAD, QUICK_ROAD = (EXAMINED, WIDENED), (QUICK, QUICK_WIDENED)
+PLANS = {plan.name: plan for plan in (*FULL_ROAD, *QUICK_ROAD)}

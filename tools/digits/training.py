@@ -59,8 +59,11 @@ def batches(pool: VoicePool, plan: Plan, first_step: int) -> Iterator[Batch]:
 
 
 def learning_rate(plan: Plan, step: int) -> float:
-    """A rise over at most 100 steps, the peak, and over the last third a straight fall to a hundredth."""
-    rise, fall = min(100.0, 0.04 * plan.steps), plan.steps / 3
+    """A rise over at most 100 steps, the peak, and a straight fall to a hundredth.
+
+    The fall takes the last third of a plan from nothing, and all of one that begins with another's weights.
+    """
+    rise, fall = min(100.0, 0.04 * plan.steps), plan.steps if plan.begins_with else plan.steps / 3
     left = min(1.0, (plan.steps - step) / fall)
     return plan.peak_rate * min(1.0, (step + 1) / rise) * (0.01 + 0.99 * left)
 
@@ -106,8 +109,12 @@ class Run:
         partial.replace(self.checkpoint)
 
     def resume(self) -> None:
-        """Go on from the state on disk, where there is one."""
-        if self.checkpoint.exists():
+        """Go on from the state on disk, where there is one, or begin with another plan's weights."""
+        if not self.checkpoint.exists() and self.plan.begins_with:
+            start = torch.load(self.folder / f"{self.plan.begins_with}.pt")
+            self.learner.load_state_dict(start["average"])
+            self.average = start["average"]
+        elif self.checkpoint.exists():
             state = torch.load(self.checkpoint)
             self.step, self.average = state["step"], state["average"]
             self.learner.load_state_dict(state["learner"])

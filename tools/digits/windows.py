@@ -69,12 +69,14 @@ def _gap_s(rng: Random) -> float:
 
 
 def _swing_db(rng: Random) -> float:
-    """How far the digits' levels stray from the mean: mostly little, in every third window up to 10 dB."""
-    return float(rng.uniform(4, 10)) if rng.random() < 0.35 else float(rng.uniform(0, 4))
+    """How far the digits' levels stray from the mean: mostly little, in four windows of ten up to 13 dB."""
+    return float(rng.uniform(4, 13)) if rng.random() < 0.4 else float(rng.uniform(0, 4))
 
 
 def _gain(swing_db: float, rng: Random) -> np.float32:
-    return np.float32(10 ** (rng.uniform(-swing_db, swing_db) / 20))
+    """Anything between, or one time in three one of the extremes."""
+    stray = rng.uniform(-1, 1)
+    return np.float32(10 ** (swing_db * (np.sign(stray) if rng.random() < 0.33 else stray) / 20))
 
 
 def digits_window(pool: VoicePool, shape: Shape, rng: Random) -> Window:
@@ -156,7 +158,8 @@ def spoil(window: Window, pool: VoicePool, severity: float, rng: Random) -> Wind
         noise = noises.stationary(len(wave), rng) if kind < 0.4 else _babble(len(wave), pool, rng)
         ratio_db = rng.triangular(0, 12, 40) if kind < 0.4 else rng.uniform(8, 40)
         wave = wave + noise * np.float32(max(speech, 1e-3) * 10 * 10 ** (-ratio_db / 20))
-    return Window(channel.set_level(wave, rng), window.said)
+    wave = channel.set_level(wave, rng)
+    return Window(channel.mobile(wave) if rng.random() < 0.06 else wave, window.said)
 
 
 def _babble(count: int, pool: VoicePool, rng: Random) -> Wave:
