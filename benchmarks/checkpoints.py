@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import fcntl
 import gzip
 import json
 import math
@@ -130,8 +131,11 @@ def fixed_checkpoint(shape: str, directory: Path, device: str) -> Path:
     """A fixed-length checkpoint of that shape within `directory`. For CUDA the weights are drawn on the
     device, which takes seconds, and written in bfloat16."""
     dtype = "bfloat16" if device == "cuda" else "float32"
-    made = make_checkpoint(directory / shape, SHAPES[shape], device=device, dtype=dtype)
-    return fix_length(made, directory / f"{shape}-fixed")
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:  # of two processes one writes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = make_checkpoint(directory / shape, SHAPES[shape], device=device, dtype=dtype)
+        return fix_length(made, directory / f"{shape}-fixed")
 
 
 @cache

@@ -225,12 +225,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true")
     add_checkpoints_option(parser)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
-    parser.add_argument("--quick", action="store_true", help="few rounds and clips, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a round of few clips, to see that it works")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.in_flight, options.tokens = 2, [4, 1], [20]
+        options.rounds, options.in_flight, options.tokens = 1, [2, 1], [10]
     return options
 
 

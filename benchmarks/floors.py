@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -39,6 +40,7 @@ class Floors:
         return clip_s / (self.encode_s(sizes) + decode_s)
 
 
+@cache
 def measure_floors(dtype: torch.dtype, device: torch.device) -> Floors:
     if device.type == "cuda":
         return Floors(_gflops_cuda(dtype, device), _gbytes_cuda(device))

@@ -17,14 +17,14 @@ export PYTHONUNBUFFERED=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
 
 device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 limit_s=530 peer=bfloat16:64
 threads=(4 8 16 1 2) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
-slots=128 patience=1 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
+slots=128 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
 while [[ ${1:-} == --* ]]; do
     case $1 in
     --mps) mps=true ;;
     --dry-run)
-        dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 limit_s=6000 peer=float32:4
+        dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 peer=float32:4
         threads=(1 2) workers=(1 2) sharing=(2) quick=(--quick)
-        slots=8 patience=10 brief=(--budget-s 5) executors=(inline) kernels=(torch) # a busy machine may take its time
+        slots=8 brief=(--budget-s 5) executors=(inline) kernels=(torch)
         ;;
     *) echo "unknown: $1" >&2 && exit 2 ;;
     esac
@@ -47,7 +47,7 @@ prepare() {
 # FILE SECONDS COMMAND...: within what is left of the whole. The command finds its seconds in $budget_s, and its
 # result is to be FILE.
 timed() {
-    local file=$1 seconds=$((patience * $2)) started=$SECONDS left=$((limit_s - SECONDS))
+    local file=$1 seconds=$2 started=$SECONDS left=$((limit_s - SECONDS))
     shift 2
     echo "$file" >>"$OUT/expected.txt"
     export budget_s=$((seconds < left ? seconds : left))
@@ -63,8 +63,24 @@ timed() {
 bench() { # NAME SECONDS MODULE FLAG...
     local name=$1 seconds=$2
     shift 2
+    if $dry; then
+        later "$name.json" "benchmarks.$1" --budget-s 600 "${@:2}" --json "$OUT/$name.json" "${quick[@]}"
+        return
+    fi
     timed "$name.json" "$seconds" bash -c 'python3 -m "benchmarks.$0" --budget-s "$budget_s" "$@"' "$@" \
-        --json "$OUT/$name.json" "${quick[@]}"
+        --json "$OUT/$name.json"
+}
+
+tests() { # NAME SECONDS PATH...
+    local name=$1 seconds=$2
+    shift 2
+    $dry || timed "$name.xml" "$seconds" python3 -m pytest -q -W default --junit-xml "$OUT/$name.xml" "$@"
+}
+
+later() { # FILE MODULE FLAG...: a case of the dry run, in which most of the time would be imports
+    echo "$1" >>"$OUT/expected.txt"
+    printf '%q ' "${@:2}" >>"$OUT/cases.txt"
+    echo >>"$OUT/cases.txt"
 }
 
 on_device() { # NAME SECONDS MODULE FLAG...
@@ -73,12 +89,11 @@ on_device() { # NAME SECONDS MODULE FLAG...
 
 check() {
     local one=(--shape "$turbo" --in-flight 32 --tokens 40 --rounds 1 --slots "$((slots < 32 ? slots : 32))")
-    timed cuda-tests.xml 70 python3 -m pytest -q -W default --junit-xml "$OUT/cuda-tests.xml" \
-        tests/engine/test_cuda.py
+    tests cuda-tests 70 tests/engine/test_cuda.py
     on_device parity 60 parity --shape "$turbo"
     on_device graphs-off 40 engine "${one[@]}" --no-cuda-graphs
     on_device profile 60 engine "${one[@]}" --profile
-    timed kernel-tests.xml 60 python3 -m pytest -q -W default --junit-xml "$OUT/kernel-tests.xml" tests/model/kernels
+    tests kernel-tests 60 tests/model/kernels
 }
 
 engine() {
@@ -135,13 +150,14 @@ main() {
     prepare
     nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null
     for part in "$@"; do
-        if $dry; then
-            "$part" & # two cores are busier so: most of a dry run is starting processes
-        else
-            "$part"
-        fi
+        "$part"
     done
-    wait
+    if $dry; then
+        python3 -m benchmarks.dry_run "$OUT/cases.txt" 0 &
+        python3 -m benchmarks.dry_run "$OUT/cases.txt" 1
+        wait
+        rm -f "$OUT"/claimed-*
+    fi
     python3 -m benchmarks.gpu_summary "$OUT"
 }
 

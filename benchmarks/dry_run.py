@@ -1,0 +1,51 @@
+"""Many benchmarks in one process: python -m benchmarks.dry_run FILE WORKER
+
+Each line of the file is a module, whose `main` is called, and its arguments: the cases of `gpu.sh --dry-run`,
+most of whose time would be imports. Workers, numbered from 0, share the lines. Each keeps to one core: where
+two share cores, the threads of a product wait for each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import sys
+import time
+import traceback
+from pathlib import Path
+
+
+def run(module: str, *arguments: str) -> None:
+    """A failure is printed; the result that is then missing tells of it."""
+    started, cpu_started = time.monotonic(), sum(os.times()[:4])
+    try:
+        main = importlib.import_module(module).main
+        sys.argv = [str(sys.modules[module].__file__), *arguments]
+        main()
+    except (Exception, SystemExit):
+        traceback.print_exc()
+    wall_s, cpu_s = time.monotonic() - started, sum(os.times()[:4]) - cpu_started
+    print(f"== {wall_s:.1f} s ({cpu_s:.1f} s of a core): {module} {shlex.join(arguments)}", flush=True)
+
+
+def claim(path: Path) -> bool:
+    """Whether no other worker was first."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def main() -> None:
+    path, worker = Path(sys.argv[1]), int(sys.argv[2])
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[worker % len(cores)]})
+    for number, line in enumerate(path.read_text().splitlines()):
+        if claim(path.with_name(f"claimed-{number}")):
+            run(*shlex.split(line))
+
+
+if __name__ == "__main__":
+    main()
