@@ -21,7 +21,7 @@ import asr_server.engine  # noqa: F401  before any test imports torch: it settle
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-START_LIMIT_S = 100.0
+START_LIMIT_S = 250.0
 STOP_LIMIT_S = 60.0
 SIGN = "listening on "
 

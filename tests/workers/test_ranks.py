@@ -102,6 +102,7 @@ async def test_two_ranks_hear_what_one_hears_with_cancels_words_penalties_and_th
 
 
 @pytest.mark.trial
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("directory", [narrow_large_directory, large_directory])
 async def test_two_ranks_of_large_v3s_layout_hear_what_one_hears(directory: Callable[[], Path]) -> None:
     """And find its languages, and draw its tokens, among thousands that random weights make alike."""
