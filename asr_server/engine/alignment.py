@@ -63,6 +63,7 @@ class PendingAlignment:
             self.result,
             token_times_s=_of_length(frames.first * SECONDS_PER_POSITION, self.num_tokens + 1),
             token_peaks_s=_of_length((frames.peaks + 0.5) * SECONDS_PER_POSITION, self.num_tokens),
+            pauses_s=tuple((start_s, end_s) for start_s, end_s in pauses.tolist()),
         )
 
 

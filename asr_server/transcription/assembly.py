@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob, Word
-from asr_server.levels import find_pauses
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.language import ENGLISH, UNSPACED
 from asr_server.transcription.word_groups import group_words
@@ -99,7 +98,7 @@ def _with_words(
         num_text += len(tokens)
     peaks_s = result.token_peaks_s
     end_s = peaks_s[num_text] if num_text < len(peaks_s) else chunk.duration_s
-    settled = iter(leave_out_pauses(list(chain(*by_span)), find_pauses(chunk.samples), end_s))
+    settled = iter(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s))
     return tuple(
         msgspec.structs.replace(
             span, words=tuple(words_within(list(islice(settled, len(words))), span.start_s, span.end_s))

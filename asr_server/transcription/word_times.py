@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from asr_server.core import ChunkResult, Word
-from asr_server.levels import Pauses
 
 MAX_OUTSIDE_S: Final = 0.5  # of its segment, that a word may begin or end: as openai/whisper
 MIN_PAUSE_S: Final = 0.03
+
+Pause = tuple[float, float]  # start and end
 
 
 class AlignedWord(NamedTuple):
@@ -35,12 +37,14 @@ def aligned_word(text: str, result: ChunkResult, first: int, end: int) -> Aligne
     return AlignedWord(text, times_s[first], times_s[end], peaks_s[first], peaks_s[end - 1])
 
 
-def leave_out_pauses(words: Sequence[AlignedWord], pauses: Pauses, end_s: float) -> list[AlignedWord]:
+def leave_out_pauses(
+    words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: float
+) -> list[AlignedWord]:
     """
     Args:
         end_s: what the last word cannot reach: the end of the audio, or what the next token attends to.
     """
-    settled = list(words)
+    settled, pauses = list(words), np.array(pauses_s, float).reshape(-1, 2)
     for i in range(len(words) + 1):
         after_s = words[i - 1].last_peak_s if i > 0 else 0.0
         before_s = words[i].first_peak_s if i < len(words) else end_s
@@ -54,7 +58,7 @@ def leave_out_pauses(words: Sequence[AlignedWord], pauses: Pauses, end_s: float)
     return settled
 
 
-def _longest(pauses: Pauses, after_s: float, before_s: float) -> tuple[float, float] | None:
+def _longest(pauses: npt.NDArray[np.float64], after_s: float, before_s: float) -> Pause | None:
     first, last = np.searchsorted(pauses[:, 1], after_s), np.searchsorted(pauses[:, 0], before_s)
     within = pauses[first:last].clip(after_s, before_s)
     if not len(within):
