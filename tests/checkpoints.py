@@ -10,6 +10,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
+from asr_server.core import POSITIONS_PER_S
 from benchmarks.checkpoints import SHAPES, Shape, make_checkpoint
 
 # Everything that whisper-tiny has, in a size that needs no patience.
@@ -84,3 +87,36 @@ def narrow_large_directory() -> Path:
 def large_directory() -> Path:
     """large-v3's layout with fewer layers."""
     return make_checkpoint(_parent() / "large", LARGE_V3_SHORT, lively=True)
+
+
+@cache
+def brief_directory() -> Path:
+    """The pocket checkpoint, which goes on and on, with a text that may end at every tenth position."""
+    target = _parent() / "pocket-brief"
+    shutil.copytree(pocket_directory(), target)
+    weights = load_file(target / "model.safetensors")
+    tokens = weights["model.decoder.embed_tokens.weight"]
+    places = weights["model.decoder.embed_positions.weight"][10::10].sum(dim=0)
+    end_of_text = json.loads((target / "config.json").read_text())["eos_token_id"]
+    tokens[end_of_text] = 3.5 * tokens.norm(dim=1).mean() * places / places.norm()
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def cut_to(directory: Path, window_s: int, target: Path) -> Path:
+    """The same checkpoint with the first positions of its encoder only."""
+    shutil.copytree(directory, target)
+    num_positions = window_s * POSITIONS_PER_S
+    weights = load_file(directory / "model.safetensors")
+    name = "model.encoder.embed_positions.weight"
+    weights[name] = weights[name][:num_positions].contiguous()
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    for file, change in (
+        ("config.json", {"max_source_positions": num_positions}),
+        ("preprocessor_config.json", {"chunk_length": window_s}),
+    ):
+        config = json.loads((target / file).read_text()) | change
+        for name in ("n_samples", "nb_max_frames"):  # they follow from the others
+            config.pop(name, None)
+        (target / file).write_text(json.dumps(config))
+    return target

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from tests.noises import make_noise
 from tests.speech import VOICES, say, silence
 
 BETWEEN = ("silence", "silence", "tones", "music", "pink", "white", "coughs")
 MAX_PAUSE_S = 20.0
+MARGIN_S = 0.03
 
 
 class Turn(NamedTuple):
@@ -34,6 +36,22 @@ class LongRecording(NamedTuple):
     @property
     def duration_s(self) -> float:
         return len(self.samples) / SAMPLE_RATE
+
+
+def digits_not_whole(recording: LongRecording, chunks: Sequence[Chunk]) -> list[tuple[float, float]]:
+    """The times of those that do not lie whole in one chunk, so that they are lost or there twice.
+
+    30 ms at both ends are left out, which belong to the digit's recording rather than to the digit.
+    """
+    starts_s = np.array([chunk.start_s for chunk in chunks])
+    ends_s = np.array([chunk.start_s + chunk.duration_s for chunk in chunks])
+
+    def is_whole(start_s: float, end_s: float) -> bool:
+        inside = (starts_s <= start_s + MARGIN_S) & (end_s - MARGIN_S <= ends_s)
+        touched = (starts_s < end_s - MARGIN_S) & (start_s + MARGIN_S < ends_s)
+        return int(inside.sum()) == int(touched.sum()) == 1
+
+    return [times for turn in recording.turns for times in turn.times if not is_whole(*times)]
 
 
 def long_recording(duration_s: float, seed: int = 0) -> LongRecording:

@@ -3,36 +3,63 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+import io
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final
 
+import numpy as np
 import pytest
+import soundfile
 from openai import AsyncOpenAI
 
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.tokenizer import Tokenizer
 from tests.api.official_client import plain, transcribe
 from tests.api.sample_files import sound_file
-from tests.long_recordings import LongRecording, Turn, long_recording
-from tests.speech import digits_of, errors_in
+from tests.checkpoints import cut_to
+from tests.conftest import Server, run_server
+from tests.engine.engine_helpers import Reference
+from tests.long_recordings import LongRecording, digits_not_whole, long_recording
+from tests.transcription.pipeline import chunks_of
+from tests.transcription.transformers_reading import read_chunks
 
-AT_ONCE: Final = 4
+PATIENCE_S: Final = 1800.0  # a busy machine takes its time
+MAX_DRAWN_SHARE: Final = 0.02
+FORMATS: Final = ("json", "text", "srt", "vtt")
 WORDS: Final[dict[str, Any]] = {
     "response_format": "verbose_json",
     "timestamp_granularities": ["word", "segment"],
 }
 
 
-async def answers(client: AsyncOpenAI, recording: LongRecording) -> Any:
-    """verbose_json with words, once every other format is found to say the same and its times to hold."""
+async def answers(client: AsyncOpenAI, recording: LongRecording, formats: Sequence[str] = FORMATS) -> Any:
+    """verbose_json with words, once the stream and other formats are found to say the same and its times to
+    hold.
+    """
     file = sound_file(recording.samples, "FLAC")
-    verbose = await transcribe(client, file, **WORDS)
-    for response_format in ("json", "text", "srt", "vtt"):
-        answer = await transcribe(client, file, response_format=response_format)
+    verbose, events, *others = await asyncio.gather(
+        transcribe(client, file, **WORDS),
+        events_of(client, file),
+        *(transcribe(client, file, response_format=response_format) for response_format in formats),
+    )
+    for response_format, answer in zip(formats, others, strict=True):
         assert plain(answer, response_format) == verbose.text
-    events = [event async for event in await transcribe(client, file, stream=True)]
     assert "".join(event.delta for event in events[:-1]) == events[-1].text == verbose.text
     assert " ".join(word.word for word in verbose.words) == verbose.text
     check_times(verbose, recording)
     return verbose
+
+
+async def events_of(client: AsyncOpenAI, file: bytes) -> list[Any]:
+    return [event async for event in await transcribe(client, file, stream=True)]
+
+
+def as_sent(recording: LongRecording) -> Samples:
+    """In 16 bits."""
+    samples, _ = soundfile.read(io.BytesIO(sound_file(recording.samples, "FLAC")), dtype="float32")
+    return np.asarray(samples, np.float32)
 
 
 def check_times(verbose: Any, recording: LongRecording) -> None:
@@ -45,40 +72,57 @@ def check_times(verbose: Any, recording: LongRecording) -> None:
         assert times[-1] <= verbose.duration
 
 
-class Difference(NamedTuple):
-    start_s: float
-    said: str
-    alone: str
-    in_the_file: str
+@pytest.fixture(scope="module")
+def exact_server() -> Iterator[Server]:
+    """In the precision in which transformers is compared with it, whatever the machine."""
+    with run_server("--dtype", "float32") as server:
+        yield server
 
 
-async def differences(client: AsyncOpenAI, recording: LongRecording, verbose: Any) -> list[Difference]:
-    """The turns of which a digit is lost or doubled in the file, against each turn as a file of its own."""
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def alone(turn: Turn) -> str:
-        async with places:
-            return digits_of((await transcribe(client, sound_file(turn.samples))).text)
-
-    heard_alone = await asyncio.gather(*(alone(turn) for turn in recording.turns))
-    pairs = zip(recording.turns, heard_alone, words_by_turn(recording.turns, verbose.words), strict=True)
-    return [
-        Difference(round(turn.start_s, 2), turn.digits, by_itself, in_file)
-        for turn, by_itself, in_file in pairs
-        if len(in_file) != len(by_itself)
-        and errors_in(in_file, turn.digits) > errors_in(by_itself, turn.digits)
-    ]
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Reference]:
+    """transformers, by the seconds that the encoder takes: as many as a chunk needs."""
+    folder = tmp_path_factory.mktemp("windows")
+    return {s: Reference(cut_to(EMBEDDED_MODEL, s, folder / str(s))) for s in (5, 10)}
 
 
-def words_by_turn(turns: Sequence[Turn], words: Sequence[Any]) -> list[str]:
-    """The digits of each turn; each word belongs to the turn that its middle is nearest to."""
-    found = [""] * len(turns)
-    for word in words:
-        middle_s = (word.start + word.end) / 2
-        distances = [max(turn.start_s - middle_s, middle_s - turn.end_s, 0.0) for turn in turns]
-        nearest = min(range(len(turns)), key=distances.__getitem__)
-        found[nearest] += digits_of(word.word)
-    return found
+def check_chunks(recording: LongRecording, verbose: Any, references: dict[int, Reference]) -> None:
+    """No cut goes through a digit, and each stretch between two cuts is read in the file as transformers
+    reads it alone, but for what is left out where nobody speaks. So what is lost or doubled is lost or
+    doubled by the model, in audio without a cut, and not by cutting.
+    """
+    chunks = chunks_of(EMBEDDED_MODEL, as_sent(recording))
+    assert digits_not_whole(recording, chunks) == []
+    tokenizer = Tokenizer.from_directory(EMBEDDED_MODEL)
+    alone = read_chunks(lambda n: references[5 if n <= 5 * SAMPLE_RATE else 10], tokenizer, chunks, "en")
+    drawn = {segment.seek for segment in verbose.segments if segment.temperature > 0}
+    assert len(drawn) <= MAX_DRAWN_SHARE * len(chunks)  # of these one text is as good as another
+    expected = {
+        (seek, each)
+        for seek, tokens in alone.items()
+        for each in segments_of(tokens, tokenizer)
+        if seek not in drawn
+    }
+    heard = [(segment.seek, tuple(segment.tokens)) for segment in verbose.segments]
+    found = [segment for segment in heard if segment[0] not in drawn]
+    assert len(set(found)) == len(found), "one is there twice"
+    assert set(found) - expected == set()
+    middles_s = np.array([np.mean(times) for turn in recording.turns for times in turn.times])
+    for seek, tokens in expected - set(found):
+        first_s, end_s = (seek / 100 + time_s(tokenizer, t) for t in (tokens[0], tokens[-1]))
+        assert not ((first_s < middles_s) & (middles_s < end_s)).any(), "left out where somebody speaks"
+
+
+def time_s(tokenizer: Tokenizer, token: int) -> float:
+    return (token - tokenizer.specials.timestamp_begin) * tokenizer.time_precision_s
+
+
+def segments_of(tokens: tuple[int, ...], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Cut between two timestamps side by side. One without text is none."""
+    is_time = [token >= tokenizer.specials.timestamp_begin for token in tokens]
+    borders = [i for i in range(1, len(tokens)) if is_time[i - 1] and is_time[i]]
+    parts = [tokens[first:end] for first, end in pairwise([0, *borders, len(tokens)])]
+    return [part for part in parts if tokenizer.decode(part).strip()]
 
 
 async def test_turns_and_noises_are_the_same_in_every_format(client: AsyncOpenAI) -> None:
@@ -88,11 +132,12 @@ async def test_turns_and_noises_are_the_same_in_every_format(client: AsyncOpenAI
 @pytest.mark.trial
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(12))
-async def test_two_hours_in_twelve_parts_are_the_same_in_every_format(client: AsyncOpenAI, seed: int) -> None:
-    """The embedded model itself hears a turn otherwise when noise or another turn shares its chunk; what it
-    loses by that is bounded here, and where chunks are cut is held to the words in tests/audio/test_split.py.
-    """
+async def test_two_hours_in_twelve_parts_lose_and_double_nothing(
+    exact_server: Server, references: dict[int, Reference], seed: int
+) -> None:
     recording = long_recording(600.0, seed=seed)
-    verbose = await answers(client, recording)
-    found = await differences(client, recording, verbose)
-    assert len(found) <= 0.25 * len(recording.turns), found
+    async with AsyncOpenAI(
+        base_url=f"{exact_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
+        verbose = await answers(client, recording, ("json", "srt"))
+    check_chunks(recording, verbose, references)

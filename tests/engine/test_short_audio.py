@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
-
 import pytest
-from safetensors.torch import load_file, save_file
 
-from asr_server.core import POSITIONS_PER_S, DecodingOptions
+from asr_server.core import DecodingOptions
 from benchmarks.clips import make_clip
-from tests.checkpoints import pocket_directory
+from tests.checkpoints import cut_to, pocket_directory
 from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
 
 DURATIONS_S = (3, 14, 0.5, 4.9, 29, 9.7, 7, 19.5, 12, 24)
@@ -22,25 +17,6 @@ MAX_TOKENS = 15
 
 def options(timestamps: bool) -> DecodingOptions:
     return DecodingOptions(language="de", timestamps=timestamps, max_new_tokens=MAX_TOKENS)
-
-
-def cut_to(directory: Path, window_s: int, target: Path) -> Path:
-    """The same checkpoint with the first positions of its encoder only."""
-    shutil.copytree(directory, target)
-    num_positions = window_s * POSITIONS_PER_S
-    weights = load_file(directory / "model.safetensors")
-    name = "model.encoder.embed_positions.weight"
-    weights[name] = weights[name][:num_positions].contiguous()
-    save_file(weights, target / "model.safetensors", {"format": "pt"})
-    for file, change in (
-        ("config.json", {"max_source_positions": num_positions}),
-        ("preprocessor_config.json", {"chunk_length": window_s}),
-    ):
-        config = json.loads((target / file).read_text()) | change
-        for name in ("n_samples", "nb_max_frames"):  # they follow from the others
-            config.pop(name, None)
-        (target / file).write_text(json.dumps(config))
-    return target
 
 
 @pytest.fixture(scope="module")
