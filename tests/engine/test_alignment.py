@@ -153,8 +153,9 @@ def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkp
     assert len(result.token_times_s) == num_text + 1 > 440
 
 
-def test_bfloat16_moves_few_token_times(embedded: Checkpoint) -> None:
-    half = Checkpoint.load(embedded.directory, torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.trial)])
+def test_half_precision_moves_few_token_times(embedded: Checkpoint, dtype: torch.dtype) -> None:
+    half = Checkpoint.load(embedded.directory, dtype)
     some = [say(digits).samples for digits in ("1", "427", "90817263", "55", "3141592")]
     options = DecodingOptions(language="en", timestamps=True, word_timestamps=True)
     exact, rounded = (transcribe(each.engine(), some, options) for each in (embedded, half))

@@ -1,11 +1,11 @@
-"""The engine with Triton's kernels, under its interpreter: the tokens are those of torch."""
+"""The engine with Triton's kernels, under its interpreter: the tokens and word times are those of torch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from asr_server.core import DecodingOptions
+from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.model import decoder
 from benchmarks.clips import make_clip
 from tests.checkpoints import short_window_directory
@@ -14,7 +14,10 @@ from tests.engine.engine_helpers import Checkpoint, results, run, submit
 
 REQUESTS = [
     (make_clip(0, 7.5), DecodingOptions(language="de", max_new_tokens=4)),
-    (make_clip(1, 3.0), DecodingOptions(language="en", max_new_tokens=7, timestamps=True)),
+    (
+        make_clip(1, 3.0),
+        DecodingOptions(language="en", max_new_tokens=7, timestamps=True, word_timestamps=True),
+    ),
     (make_clip(2, 6.0), DecodingOptions(max_new_tokens=5, temperatures=(0.7,), timestamps=True)),
     (make_clip(3, 2.0), DecodingOptions(language="fr", max_new_tokens=3, repetition_penalty=1.5)),
 ]
@@ -26,20 +29,27 @@ def checkpoint() -> Checkpoint:
 
 
 def tokens_of(checkpoint: Checkpoint, kernels: str) -> list[tuple[int, ...]]:
+    return [result.tokens for result in heard(checkpoint, kernels)]
+
+
+def heard(checkpoint: Checkpoint, kernels: str) -> list[ChunkResult]:
     """Three slots for four requests: one of them takes a slot that was used, and rows are held and free."""
     engine = checkpoint.engine(num_slots=3, kernels=kernels, short_audio="fast", lookahead=True)
     for i, (clip, options) in enumerate(REQUESTS):
         submit(engine, str(i), clip, options)
     found = results(run(engine))
-    return [found[str(i)].tokens for i in range(len(REQUESTS))]
+    return [found[str(i)] for i in range(len(REQUESTS))]
 
 
 def test_triton_gives_the_tokens_of_torch(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     take_few_programs(monkeypatch)
-    expected = tokens_of(checkpoint, "torch")
+    expected = heard(checkpoint, "torch")
     imitate_graphs(monkeypatch)
-    assert tokens_of(checkpoint, "triton") == expected
-    assert len({len(tokens) for tokens in expected}) > 1
+    found = heard(checkpoint, "triton")
+    assert [result.tokens for result in found] == [result.tokens for result in expected]
+    assert len({len(result.tokens) for result in expected}) > 1
+    assert len(expected[1].token_times_s) > 1
+    assert found[1].token_times_s == pytest.approx(expected[1].token_times_s, abs=0.0201)
 
 
 def test_rows_behind_the_vocabulary_change_no_token(
