@@ -126,9 +126,9 @@ def token_choice() -> None:
     choose_token(scores, suppressed, *columns, 50257, 50365, 50415, integers, logprobs)
 
 
-def addition_and_norm() -> None:
-    x = torch.zeros(1, POSITIONS, WIDTH, dtype=torch.bfloat16)
-    add_norm(x, x, x[0, 0], x[0, 0], 1e-5, None)
+def addition_and_norm(dtype: torch.dtype) -> None:
+    x = torch.zeros(1, POSITIONS, WIDTH, dtype=dtype)
+    add_norm(x, x, x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None)
 
 
 def bias_and_gelu() -> None:
@@ -152,7 +152,8 @@ def cases(arch: int) -> list[Case]:
     found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
     found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
     found.append(("end of a step, 128 rows", token_choice))
-    found.append(("encoder, addition and norm", addition_and_norm))
+    found.append(("encoder, addition and norm, bfloat16", lambda: addition_and_norm(torch.bfloat16)))
+    found.append(("encoder, addition and norm, float16", lambda: addition_and_norm(torch.float16)))
     found.append(("encoder, bias and GELU", bias_and_gelu))
     if arch >= 89:
         found.append(("encoder, 1280 numbers in 8 bits", lambda: rows_in_8_bits(WIDTH)))

@@ -17,7 +17,7 @@ def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
     """
     on_gpu = config.device == "cuda"
     reasons = {
-        "device": torch.cuda.get_device_name() if on_gpu else "no GPU was found",
+        "device": _gpu(config) if on_gpu else "no GPU was found",
         "dtype": _why_dtype(config.dtype, "GPU" if on_gpu else "processor"),
         "num_slots": _why_num_slots(config),
         "kernels": kernels,
@@ -25,6 +25,10 @@ def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
     if on_gpu and config.num_on_device > 1:
         reasons["num_replicas"] = _how_they_share(config.num_on_device)
     return EngineInfo(config.device, config.dtype, config.num_slots, torch.get_num_threads(), reasons)
+
+
+def _gpu(config: EngineConfig) -> str:
+    return torch.cuda.get_device_name() + ("" if config.cuda_graphs else ", without CUDA graphs")
 
 
 def _how_they_share(num_on_device: int) -> str:
