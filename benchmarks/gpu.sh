@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
 device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 limit_s=530 peer=bfloat16:64
 threads=(4 8 16 1 2) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
 slots=128 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
-clip_lengths=(30 5 10) formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
+ours=(arrays http) clip_lengths=(30 5 10) formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
 while [[ ${1:-} == --* ]]; do
     case $1 in
     --mps) mps=true ;;
@@ -26,7 +26,7 @@ while [[ ${1:-} == --* ]]; do
         dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 peer=float32:4
         threads=(1) workers=(2) sharing=(2) quick=(--quick)
         slots=8 brief=(--budget-s 5) executors=(inline) kernels=(torch)
-        clip_lengths=(5) formats=(wav,flac,mp3) at_once=(128 1)
+        ours=(arrays) clip_lengths=(5) formats=(wav,flac,mp3) at_once=(128 1)
         ;;
     *) echo "unknown: $1" >&2 && exit 2 ;;
     esac
@@ -119,7 +119,7 @@ http() {
     on_device http-clips 170 serving "${common[@]}" --length "${clip_lengths[@]}" --formats "${formats[@]}" \
         --concurrency "${at_once[@]}" --requests 512 --one-at-a-time --plot "$OUT/http-clips.png"
     on_device peers 120 peers --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
-        --peers "transformers:$peer" --plot "$OUT/peers.png"
+        --ours "${ours[@]}" --peers "transformers:$peer" --plot "$OUT/peers.png"
 }
 
 systems() {

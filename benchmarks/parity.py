@@ -29,7 +29,6 @@ from asr_server.model import Whisper, load_whisper
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint, make_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.reporting import Budget, command, machine, write_json
-from tests.checkpoints import pocket_directory
 from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
 from tests.speech import say
 
@@ -135,13 +134,13 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False  # float32 is to mean float32
     budget, findings = Budget(options.budget_s, console), list[Finding]()
 
-    def lively() -> Path:
-        directory = options.checkpoints / f"{options.shape}-lively"
-        return make_checkpoint(directory, SHAPES[options.shape], lively=True, device=device)
+    def lively(shape: str) -> Path:
+        directory = options.checkpoints / f"{shape}-lively"
+        return make_checkpoint(directory, SHAPES[shape], lively=True, device=device)
 
     steps: dict[str, Callable[[], list[Finding]]] = {
         "small random model": lambda: against_transformers(
-            "small random model", pocket_directory(), odd_clips(count), device
+            "small random model", lively("pocket"), odd_clips(count), device
         ),
         "embedded model": lambda: against_transformers(
             "embedded model", EMBEDDED_MODEL, spoken_clips()[:count] + odd_clips(count), device
@@ -150,7 +149,8 @@ def main() -> None:
             fixed_checkpoint(options.shape, options.checkpoints, device), device, count
         ),
         "fast against plain": lambda: [
-            fast_against_plain(lively(), dtype, device, count) for dtype in (torch.float32, torch.bfloat16)
+            fast_against_plain(lively(options.shape), dtype, device, count)
+            for dtype in (torch.float32, torch.bfloat16)
         ],
     }
     for name, step in steps.items():
