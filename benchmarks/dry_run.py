@@ -17,16 +17,21 @@ from pathlib import Path
 
 
 def run(module: str, *arguments: str) -> None:
-    """A failure is printed; the result that is then missing tells of it."""
+    """Prints what came of it in one line, for `gpu.sh` to look for."""
     started, cpu_started = time.monotonic(), sum(os.times()[:4])
+    status: object = 0
     try:
         main = importlib.import_module(module).main
         sys.argv = [str(sys.modules[module].__file__), *arguments]
         main()
-    except (Exception, SystemExit):
+    except SystemExit as ended:
+        status = ended.code or 0
+    except Exception:
         traceback.print_exc()
+        status = 1
     wall_s, cpu_s = time.monotonic() - started, sum(os.times()[:4]) - cpu_started
-    print(f"== {wall_s:.1f} s ({cpu_s:.1f} s of a core): {module} {shlex.join(arguments)}", flush=True)
+    what = f"{wall_s:.1f} s ({cpu_s:.1f} s of a core): {module} {shlex.join(arguments)}"
+    print(f"== {'failed' if status else 'ended'} after {what}", flush=True)
 
 
 def claim(path: Path) -> bool:

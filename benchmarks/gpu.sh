@@ -167,7 +167,12 @@ main "$@" 2>&1 | tee "$OUT/log.txt"
 archive=$results/gpu-$1.tar.gz
 tar --create --gzip --file "$archive" --directory "$OUT" .
 missing=$(sed 's|^|./|' "$OUT/expected.txt" | sort | comm -23 - <(tar --list --file "$archive" | sort))
+failed=$(grep '^== failed' "$OUT/log.txt")
 rm -rf "$OUT"
+if [[ -n $failed ]]; then
+    echo "$failed"
+    exit 1
+fi
 if [[ -n $missing ]]; then
     printf 'no result of:\n%s\n' "$missing"
     exit 1
