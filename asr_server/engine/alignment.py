@@ -24,7 +24,6 @@ from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult, Samples
 from asr_server.engine.sequence import Sequence, sot_sequence
 from asr_server.engine.token_times import token_frames
 from asr_server.engine.transfers import HostCopy, Transfers
-from asr_server.levels import find_pauses
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache_rows import Slots
 from asr_server.tokenizer import Tokenizer
@@ -57,7 +56,7 @@ class PendingAlignment:
     def aligned_result(self) -> ChunkResult:
         """Waits until the device is done."""
         gain, attention = self.sums.array()
-        pauses = find_pauses(self.sequence.samples)
+        pauses = self.sequence.pauses
         frames = token_frames(gain, attention, pauses, SECONDS_PER_POSITION)
         return msgspec.structs.replace(
             self.result,

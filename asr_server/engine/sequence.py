@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from asr_server.core import ChunkId, ChunkResult, ChunkTimes, DecodingOptions, Samples, Submit
+from asr_server.levels import Pauses, find_pauses
 from asr_server.tokenizer import SpecialTokens, Tokenizer
 
 
@@ -32,6 +33,7 @@ class Sequence:
     no_speech_prob: float = 0.0
     admitted_at: float = 0.0  # to its slot
     encoded_at: float = 0.0
+    pauses: Pauses = field(default_factory=lambda: np.empty((0, 2)))  # of the audio, for word times
     early_result: ChunkResult | None = None  # reported: what follows may not take it back
     finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
 
@@ -40,7 +42,9 @@ class Sequence:
         return cls(command.id, command.samples, command.options, command.options.language)
 
     def drop_samples(self) -> None:
-        """Lets go of the samples once they are encoded; only their number is still asked for."""
+        """Lets go of the samples once they are encoded; only their number and pauses are still asked for."""
+        if self.options.word_timestamps:
+            self.pauses = find_pauses(self.samples)
         self.samples = np.broadcast_to(np.float32(0), len(self.samples))
 
     @property

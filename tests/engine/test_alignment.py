@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from asr_server.core import Cancel, ChunkResult, DecodingOptions, Result, Samples
-from asr_server.engine import alignment
+from asr_server.engine import sequence
 from asr_server.engine.alignment import smooth
 from asr_server.tokenizer import Tokenizer
 from benchmarks.clips import make_clip
@@ -35,7 +36,7 @@ def clips(count: int = len(DURATIONS_S)) -> list[Samples]:
 @pytest.fixture
 def plain_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """openai/whisper's, which knows of no pauses."""
-    monkeypatch.setattr(alignment, "find_pauses", lambda _: np.empty((0, 2)))
+    monkeypatch.setattr(sequence, "find_pauses", lambda _: np.empty((0, 2)))
 
 
 def offs_s(
@@ -143,6 +144,19 @@ def test_there_is_a_time_for_each_text_token_and_one_for_the_end(pocket: Checkpo
         assert (len(result.token_times_s), len(result.token_peaks_s)) == (num_text + 1, num_text)
         times_s = [0.0, *result.token_times_s, len(clip) / 16_000]
         assert times_s == sorted(times_s)
+
+
+def test_the_pauses_of_the_audio_come_with_the_times(embedded: Checkpoint) -> None:
+    spoken = say("3817", gap_s=0.4)
+    options = DecodingOptions(language="en", timestamps=True, word_timestamps=True)
+    (result,) = transcribe(embedded.engine(), [spoken.samples], options)
+    between = [(a[1], b[0]) for a, b in pairwise(spoken.times)]
+    assert np.array(result.pauses_s[1:-1]) == pytest.approx(np.array(between), abs=0.02)
+    starts_s, ends_s = zip(*spoken.times, strict=True)
+    for time_s, earliest_s, latest_s in zip(
+        result.token_times_s, (0.0, *ends_s), (*starts_s, len(spoken.samples) / 16_000), strict=True
+    ):
+        assert earliest_s - 0.1 <= time_s <= latest_s + 0.1
 
 
 def test_a_text_that_fills_every_position_has_times_for_all_of_it(pocket: Checkpoint) -> None:
