@@ -30,6 +30,7 @@ HYSTERESIS: Final = (
 EVEN_PEAK: Final = 0.3
 FAINTEST_PEAK: Final = 1e-4
 LIKELY: Final = 0.4
+SURE: Final = 0.7  # one bark in four is likely to be speech, one in twenty surely
 MIN_SPEECH_FRAMES: Final = 3  # 96 ms
 
 Probabilities = npt.NDArray[np.float32]  # [num_frames], that somebody speaks
@@ -74,8 +75,8 @@ def speech_probabilities(samples: Samples) -> Probabilities:
     return np.concatenate([detector.push(samples), detector.finish()])
 
 
-def holds_speech(samples: Samples) -> bool:
-    """Whether anybody speaks in a chunk: a doubtful text of one that holds no speech is no text.
+def holds_speech(samples: Samples, probability: float = LIKELY) -> bool:
+    """Whether anybody speaks, with this probability: a doubtful text of what holds no speech is no text.
 
     The detector gets an even loudness, and a little silence to begin and end with: without them it misses
     short words that stand alone.
@@ -83,7 +84,7 @@ def holds_speech(samples: Samples) -> bool:
     gain = EVEN_PEAK / max(float(np.abs(samples).max(initial=0)), FAINTEST_PEAK)
     silence = np.zeros(SAMPLE_RATE // 10, np.float32)
     probabilities = speech_probabilities(np.concatenate([silence, samples * np.float32(gain), silence]))
-    return int((probabilities >= LIKELY).sum()) >= MIN_SPEECH_FRAMES
+    return int((probabilities >= probability).sum()) >= MIN_SPEECH_FRAMES
 
 
 def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:

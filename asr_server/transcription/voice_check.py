@@ -12,12 +12,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from asr_server.audio import PreprocessPool, holds_speech
+from asr_server.audio import LIKELY, SURE, PreprocessPool, holds_speech
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.transcription.assembly import DecodedPart, Span
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
+IMPROBABLE_LOGPROB: Final = -1.0  # as Whisper has it: then the detector must be surer
 MARGIN_S: Final = 0.2  # on both sides of a segment: what its times may be off
 
 
@@ -39,13 +40,21 @@ async def without_invented(
         for number, span in enumerate(part.spans)
         if number < num_sent
         or not _is_doubtful(span, part)
-        or await pool.run(holds_speech, _samples_of(span, chunk))
+        or await pool.run(holds_speech, _samples_of(span, chunk), _needed_probability(span))
     ]
     return msgspec.structs.replace(part, spans=tuple(kept))
 
 
 def _is_doubtful(span: Span, part: DecodedPart) -> bool:
-    return part.result.no_speech_prob > DOUBTFUL_NO_SPEECH or float(np.mean(span.logprobs)) < DOUBTFUL_LOGPROB
+    return part.result.no_speech_prob > DOUBTFUL_NO_SPEECH or _avg_logprob(span) < DOUBTFUL_LOGPROB
+
+
+def _needed_probability(span: Span) -> float:
+    return SURE if _avg_logprob(span) < IMPROBABLE_LOGPROB else LIKELY
+
+
+def _avg_logprob(span: Span) -> float:
+    return float(np.mean(span.logprobs))
 
 
 def _samples_of(span: Span, chunk: Chunk) -> Samples:

@@ -8,7 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from asr_server.audio.voice import FRAME, VoiceDetector, holds_speech, is_speech, speech_probabilities
+from asr_server.audio.voice import (
+    FRAME,
+    LIKELY,
+    SURE,
+    VoiceDetector,
+    holds_speech,
+    is_speech,
+    speech_probabilities,
+)
 from asr_server.core import SAMPLE_RATE
 from tests.noises import make_noise
 from tests.speech import VOICES, say
@@ -38,6 +46,13 @@ def test_one_short_word_is_enough_at_any_level(digit: str, level_db: int) -> Non
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "coughs"])
 def test_noise_holds_no_speech(kind: str) -> None:
     assert not holds_speech(make_noise(kind, -30, 5.0))
+
+
+def test_barks_are_sometimes_likely_to_be_speech_but_seldom_surely() -> None:
+    barks = [make_noise("barks", -30, 2.0, seed) for seed in range(40)]
+    likely, surely = (sum(holds_speech(bark, each) for bark in barks) for each in (LIKELY, SURE))
+    assert surely <= 4 < likely
+    assert all(holds_speech(say(digit, "f3").samples, SURE) for digit in "0123456789")
 
 
 def test_samples_in_blocks_of_any_size_are_worth_the_same_as_all_at_once() -> None:
