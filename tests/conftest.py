@@ -88,10 +88,17 @@ def _address(process: subprocess.Popen[str], log: IO[str]) -> str:
 def _wait_until_ready(server: Server) -> None:
     """Loading takes as long as it takes; /ready says when it is over."""
     deadline = time.monotonic() + START_LIMIT_S
-    while server.get("/ready").status_code != 200:
+    while not _is_ready(server):
         assert server.process.poll() is None, server.written()
         assert time.monotonic() < deadline, server.written()
         time.sleep(0.05)
+
+
+def _is_ready(server: Server) -> bool:
+    try:
+        return server.get("/ready").status_code == 200
+    except httpx.TransportError:  # it is ending, and its log says why
+        return False
 
 
 def _written(log: IO[str]) -> str:
