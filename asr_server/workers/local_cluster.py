@@ -30,6 +30,7 @@ CONNECT_LIMIT_S: Final = 10.0
 ENVIRONMENT: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 _CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves its address
 _SIGN: Final = "the cluster's address: "
+_FAILURE: Final = "the cluster did not start: "
 
 
 def is_local(address: str) -> bool:
@@ -82,11 +83,14 @@ class LocalCluster:
 
     def _read_address(self) -> str:
         assert self._process.stdout is not None
+        reason = "its process ended"
         for line in self._process.stdout:
             if line.startswith(_SIGN):
                 return line.removeprefix(_SIGN).strip()
+            if line.startswith(_FAILURE):
+                reason = line.removeprefix(_FAILURE).strip()
         self.stop()
-        raise OSError("no Ray cluster could be started on this machine")
+        raise OSError(f"no Ray cluster could be started on this machine: {reason}")
 
     def stop(self) -> None:
         assert self._process.stdin is not None
@@ -106,13 +110,17 @@ def main() -> None:
     setproctitle("asr-server ray cluster")
     import ray
 
-    context: Any = ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    try:
+        context: Any = ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # whatever keeps Ray from it: the server says it in one line
+        print(_FAILURE + " ".join(str(error).split()), flush=True)
+        sys.exit(1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # Ray has put its own there
     print(_SIGN + context.address_info["address"], flush=True)

@@ -15,6 +15,7 @@ import pytest
 from asr_server.checkpoint import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.workers.dispatcher import Dispatcher
+from asr_server.workers.local_cluster import LocalCluster
 from asr_server.workers.ray_actor import ReplicaActor
 from tests.conftest import run_server
 
@@ -50,6 +51,15 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
     assert dispatcher.last_failure.startswith(f"no Ray cluster at {address}: ")
     assert dispatcher.last_failure.endswith(f"cannot connect to {address}: Connection refused")
     await dispatcher.stop()
+
+
+def test_a_cluster_of_its_own_that_does_not_start_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/dev/null/nowhere")
+    with pytest.raises(OSError, match=r"^no Ray cluster could be started on this machine: .*Not a directory"):
+        LocalCluster()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_without_ray_a_server_says_what_to_install_and_ends() -> None:
