@@ -23,6 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
@@ -33,7 +34,7 @@ from benchmarks.clips import make_clip
 from benchmarks.digits import CONDITIONS, sequence, synthesised_takes
 from benchmarks.reporting import command, machine, write_json
 from tests.engine.engine_helpers import transcribe
-from tests.speech import VOICES, digits_of, errors_in
+from tests.speech import VOICES, Spoken, digits_of, errors_in
 
 MAX_TOKENS = 60
 
@@ -67,8 +68,16 @@ class Clip(NamedTuple):
 def spoken_clips(count: int) -> list[Clip]:
     """Clips that the model never heard, of 3 to 12 digits: each as it is, over the telephone and in noise."""
     rng = np.random.default_rng(7)
-    spoken = [sequence(synthesised_takes(VOICES[i % len(VOICES)]), rng) for i in range(count)]
+    spoken = [_fitting_sequence(VOICES[i % len(VOICES)], rng) for i in range(count)]
     return [Clip(change(each.samples, rng), each.digits) for change in CONDITIONS.values() for each in spoken]
+
+
+def _fitting_sequence(voice: str, rng: np.random.Generator) -> Spoken:
+    """A sequence no longer than the model's window."""
+    while True:
+        spoken = sequence(synthesised_takes(voice), rng)
+        if len(spoken.samples) <= AudioWindow.from_directory(EMBEDDED_MODEL).num_samples:
+            return spoken
 
 
 def hear(form: Form, clips: Sequence[Clip]) -> tuple[list[ChunkResult], list[str]]:

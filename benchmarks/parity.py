@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper
@@ -55,6 +56,12 @@ def spoken_clips() -> list[Samples]:
 def odd_clips(count: int, first_seed: int = 0) -> list[Samples]:
     """Of 1 to 30 s."""
     return [make_clip(first_seed + i, 1 + (7 * i) % 30) for i in range(count)]
+
+
+def _fitting(clips: list[Samples]) -> list[Samples]:
+    """Clips no longer than the embedded model's window."""
+    num_samples = AudioWindow.from_directory(EMBEDDED_MODEL).num_samples
+    return [clip[:num_samples] for clip in clips]
 
 
 def against_transformers(name: str, directory: Path, clips: Sequence[Samples], device: str) -> list[Finding]:
@@ -143,7 +150,7 @@ def main() -> None:
             "small random model", lively("pocket"), odd_clips(count), device
         ),
         "embedded model": lambda: against_transformers(
-            "embedded model", EMBEDDED_MODEL, spoken_clips()[:count] + odd_clips(count), device
+            "embedded model", EMBEDDED_MODEL, spoken_clips()[:count] + _fitting(odd_clips(count)), device
         ),
         "rounding": lambda: rounding(
             fixed_checkpoint(options.shape, options.checkpoints, device), device, count

@@ -25,7 +25,7 @@ RECORDINGS = REPOSITORY / "../shared/data/spoken-digits/spoken-digits.tar.xz"
 PROMPTS = Path("/usr/share/asterisk/sounds")
 AUDIO = REPOSITORY / "../shared/data/audio"
 CACHE = REPOSITORY / ".cache/digits"
-LAST_PLAN = "widened"
+LAST_PLAN = "settled"
 
 
 def voices(options: argparse.Namespace) -> None:

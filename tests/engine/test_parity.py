@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import torch
 
+from asr_server.checkpoint import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from benchmarks.clips import make_clip
@@ -106,7 +107,8 @@ def test_an_english_only_checkpoint_gives_transformers_tokens(timestamps: bool) 
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_the_embedded_model_gives_transformers_tokens(embedded: Checkpoint, timestamps: bool) -> None:
     spoken = [say(digits, voice) for digits in ("1", "427", "90817263", "55") for voice in ("f3", "rms")]
-    some = [each.samples for each in spoken] + clips(8)
+    window = AudioWindow.from_directory(EMBEDDED_MODEL).num_samples
+    some = [each.samples for each in spoken] + [clip[:window] for clip in clips(8)]
     expected = Reference(EMBEDDED_MODEL).transcribe(some, "en", timestamps, 100)
     found = transcribe(embedded.engine(), some, options("en", timestamps, 100))
     assert [result.tokens for result in found] == expected

@@ -110,9 +110,9 @@ def _short(sound_s: float, max_digits: int, rows: int, prompt_share: float = 0.1
     return Mixture(Shape(sound_s, max_digits, sound_s), rows, severity=0.85, prompt_share=prompt_share)
 
 
-def _whole(rows: int, prompt_share: float = 0.3) -> Mixture:
+def _whole(rows: int, prompt_share: float = 0.3, empty_share: float = 0.2) -> Mixture:
     shape = Shape(WINDOW_S, 20, WINDOW_S)
-    return Mixture(shape, rows, severity=0.85, empty_share=0.2, prompt_share=prompt_share)
+    return Mixture(shape, rows, severity=0.85, empty_share=empty_share, prompt_share=prompt_share)
 
 
 FROM_NOTHING = (
@@ -136,9 +136,18 @@ WIDENED = Plan(
     begins_with=EXAMINED.name,
 )
 """On from there with more people, still without the speaker left out."""
+SETTLED = Plan(
+    "settled",
+    900,
+    2e-4,
+    (Phase(1.01, (_whole(7, empty_share=0.35),)),),
+    {**_MORE_PEOPLE, "espeak": 0.2, "flite": 0.05, "festival": 0.04, "pico": 0.07},
+    begins_with=WIDENED.name,
+)
+"""On from there for a while with more windows in which nobody says a digit."""
 QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
 QUICK_WIDENED = replace(WIDENED, name="quick-widened", steps=4, judge_every=4, begins_with=QUICK.name)
 """A toy: the whole road in a minute."""
 
-FULL_ROAD, QUICK_ROAD = (EXAMINED, WIDENED), (QUICK, QUICK_WIDENED)
+FULL_ROAD, QUICK_ROAD = (EXAMINED, WIDENED, SETTLED), (QUICK, QUICK_WIDENED)
 PLANS = {plan.name: plan for plan in (*FULL_ROAD, *QUICK_ROAD)}
