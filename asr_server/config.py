@@ -19,7 +19,7 @@ from asr_server.core import TEMPERATURE_LADDER
 from asr_server.machine import available_cores, num_gpus
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
-EMBEDDED_MODEL_LIMIT = "hears English digits only"
+EMBEDDED_MODEL_LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
 MIB = 1 << 20
 NO_PORT: Final = -1
 

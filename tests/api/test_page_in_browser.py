@@ -102,7 +102,7 @@ def card(page: Page, name: str) -> Locator:
 def test_a_file_becomes_text_with_language_times_and_speed(open_page: OpenPage) -> None:
     page = open_page()
     expect(page.locator("#model")).to_contain_text(
-        "whisper-digits, a Whisper model that hears English digits only."
+        "whisper-digits, a Whisper model that hears English digits only, about 1 in 20 of them wrongly."
     )
     choose(page, payload("call.wav"))
     expect(page.get_by_label("Language")).to_be_hidden()  # there is one alone
