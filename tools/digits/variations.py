@@ -19,7 +19,7 @@ from .clips import Clip, ClipStore, make_clip
 from .corpus import Amounts
 from .speakers import LEFT_OUT_SPEAKER
 from .vary import analyse, random_manner, speak, varied
-from .voices import is_held_out
+from .voices import is_held_out, voice_name
 
 _ENGINES = ("pico", "flite", "festival")
 _BLENDED_VOICES = ("flite/slt",)
@@ -122,7 +122,7 @@ def _voices(cache: Path, engine: str) -> Iterator[tuple[str, list[Clip]]]:
     by_name: dict[str, list[Clip]] = defaultdict(list)
     for clip in ClipStore.load(path).clips if path.exists() else []:
         if clip.digits and not is_held_out(clip.voice):
-            by_name[clip.voice.rsplit("/", 1)[0]].append(clip)
+            by_name[voice_name(clip.voice)].append(clip)
     for name, clips in sorted(by_name.items()):
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         yield name, [clips[i] for i in rng.permutation(len(clips))[:150]]
