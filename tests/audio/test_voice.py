@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
 from asr_server.audio.voice import (
+    CONTEXT,
     FRAME,
     LIKELY,
+    STATE_SHAPE,
     SURE,
     VoiceDetector,
     holds_speech,
     is_speech,
     speech_probabilities,
 )
-from asr_server.core import SAMPLE_RATE
-from tests.noises import make_noise
+from asr_server.core import SAMPLE_RATE, Samples
+from tests.noises import KINDS, make_noise
 from tests.speech import VOICES, say
 
 
@@ -61,6 +67,28 @@ def test_samples_in_blocks_of_any_size_are_worth_the_same_as_all_at_once() -> No
     blocks = [detector.push(samples[at : at + 700]) for at in range(0, len(samples), 700)]
     np.testing.assert_allclose(np.concatenate([*blocks, detector.finish()]), whole, atol=1e-5)
     assert len(whole) == -(-len(samples) // FRAME)
+
+
+def test_probabilities_are_those_of_the_packages_own_graph() -> None:
+    noises = [make_noise(kind, -30, 4.0, 1) for kind in KINDS]
+    speech = [say("83059174", voice, gap_s=0.4).samples for voice in VOICES]
+    samples = np.concatenate([*noises, *speech, *(1e-3 * each for each in speech), 1.5 * speech[0]])
+    difference = speech_probabilities(samples) - silero_probabilities(samples)
+    assert np.abs(difference).max() < 1e-4
+
+
+def silero_probabilities(samples: Samples) -> npt.NDArray[np.float32]:
+    """As the package silero-vad has them: one run over all frames."""
+    package = find_spec("silero_vad")
+    assert package is not None
+    assert package.origin is not None
+    graph = Path(package.origin).parent / "data" / "silero_vad_16k_sequence.onnx"
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    padded = np.pad(samples, (CONTEXT, -len(samples) % FRAME))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, CONTEXT + FRAME)[::FRAME]
+    state = np.zeros(STATE_SHAPE, np.float32)
+    probabilities = session.run(None, {"input": np.ascontiguousarray(frames), "h": state, "c": state})[0]
+    return np.asarray(probabilities, np.float32)
 
 
 def test_speech_goes_on_at_a_little_less_than_what_starts_it() -> None:
