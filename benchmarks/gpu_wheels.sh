@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # What benchmarks/gpu.sh needs on a bare machine with torch and transformers but without a network: wheels for
-# its Python and the vocabulary that openai-whisper carries, in .cache/gpu. With the working tree they must stay
-# below 64 MiB.
+# its Python and what openai-whisper carries, in .cache/gpu. With the working tree they must stay below 64 MiB.
+#   benchmarks/gpu_wheels.sh [PYTHON_VERSION [FOLDER]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python_version=${1:-3.12}
-target=.cache/gpu
+target=${2:-.cache/gpu}
 rm -rf "$target"
 mkdir -p "$target/wheels" "$target/site/whisper"
 
@@ -23,8 +23,9 @@ python3 -m pip download --quiet --no-deps --only-binary=:all: --constraint const
     --python-version "$python_version" --implementation cp "${platforms[@]}" \
     --dest "$target/wheels" "${packages[@]}"
 
-# Not the whole of openai-whisper: importing it takes numba, and all we read is its vocabulary.
+# Not the whole of openai-whisper, which needs more packages: all we read is its vocabulary and alignment heads.
 source=$(python3 -c 'import whisper; print(whisper.__path__[0])')
+python3 -c 'import whisper; print("_ALIGNMENT_HEADS =", whisper._ALIGNMENT_HEADS)' >"$target/site/whisper/__init__.py"
 cp "$source/tokenizer.py" "$target/site/whisper/"
 mkdir "$target/site/whisper/assets"
 cp "$source/assets/multilingual.tiktoken" "$target/site/whisper/assets/"
