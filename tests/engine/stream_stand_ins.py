@@ -170,7 +170,7 @@ def _written(function: Any, args: Any) -> list[Tensor]:
 
 
 @contextmanager
-def _entered(stream: StandInStream) -> Iterator[None]:
+def entered(stream: StandInStream) -> Iterator[None]:
     before, StandInStream.current = StandInStream.current, stream
     try:
         yield
@@ -185,7 +185,7 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
     for name, stand_in in (
         ("Stream", StandInStream),
         ("Event", StandInEvent),
-        ("stream", _entered),
+        ("stream", entered),
         ("current_stream", lambda: StandInStream.current),
         ("synchronize", lambda: None),
     ):

@@ -9,6 +9,8 @@ from asr_server.model.float8 import FP8, dequantise, quantise
 from asr_server.model.linear import Linear
 from asr_server.model.linear_fp8 import Float8Linear, scaled_product
 
+HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+DEVICE = "cuda" if HAS_FP8 else "cpu"
 ROUNDING = 1 / 16  # half of the last of three bits, next to a mantissa of 1
 
 
@@ -56,7 +58,13 @@ def test_the_product_for_gpus_is_the_one_that_the_cpu_imitates() -> None:
     weight, scales = quantise(linear.weight, -1)
     x = torch.randn(2, 5, 64)
     rows, row_scales = quantise(x.flatten(0, 1), -1)
-    found = scaled_product(rows, row_scales, weight, scales, linear.bias).float().view(2, 5, -1)
+    on_device = [each.to(DEVICE) for each in (rows, row_scales, weight, scales, linear.bias)]
+    try:
+        found = scaled_product(*on_device).cpu().float().view(2, 5, -1)
+    except RuntimeError as error:
+        if DEVICE == "cuda" or "only supports per-tensor" not in str(error):
+            raise
+        pytest.skip("this torch multiplies with scales by row on GPUs alone")
     with torch.no_grad():
         linear.pack()
     torch.testing.assert_close(found, linear(x), atol=0.02, rtol=0.01)  # its result is rounded to bfloat16

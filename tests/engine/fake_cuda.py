@@ -1,0 +1,151 @@
+"""An engine whose tensors are on a GPU that is not there: torch's fake tensors, which have all but numbers.
+
+Shapes, types and layouts are checked by the rules that torch has for its operations on CUDA, and operands on
+different devices are refused. What comes of a step is made up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from asr_server.engine import Engine, EngineConfig, runner, transfers
+from asr_server.engine.rules import GenerationRules
+from asr_server.model import load_whisper, weights
+from asr_server.model.features import LogMel
+from asr_server.model.kernels import Kernels, add_norm, bias_gelu, choose_token, flash_decode, quantise_rows
+from asr_server.model.kernels.choice import Choice
+from asr_server.tokenizer import Tokenizer
+from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
+
+DEVICE = torch.device("cuda", 0)
+KERNELS = Kernels(
+    flash_decode.flash_decode,
+    choose_token.choose_token,
+    add_norm.add_norm,
+    bias_gelu.bias_gelu,
+    quantise_rows.quantise_rows,
+)
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
+_CUDA, _META, _NUM_DEVICE_TYPES = 1, 14, 15  # of c10::DeviceType
+
+
+class Launched:
+    """A kernel of Triton: launches nothing, and checks what it is handed."""
+
+    count = 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        assert all(isinstance(each, int) and each > 0 for each in grid)
+        return self._launch
+
+    def _launch(self, *arguments: Any, **_: Any) -> None:
+        Launched.count += 1
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        assert tensors
+        assert {each.device for each in tensors} == {DEVICE}
+
+
+class FakeCapture:
+    """torch.cuda.graph"""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class FakeGraph:
+    """torch.cuda.CUDAGraph"""
+
+    num_replays = 0
+
+    def replay(self) -> None:
+        FakeGraph.num_replays += 1
+
+
+@contextmanager
+def fake_cuda(monkeypatch: Any) -> Iterator[None]:
+    StandInStream.made, StandInStream.host = [], {}
+    StandInStream.current = StandInStream()
+    Launched.count = FakeGraph.num_replays = 0
+    for name, stand_in in {
+        "Stream": StandInStream,
+        "Event": StandInEvent,
+        "stream": entered,
+        "current_stream": lambda: StandInStream.current,
+        "synchronize": lambda: None,
+        "graph_pool_handle": lambda: None,
+        "CUDAGraph": FakeGraph,
+        "graph": FakeCapture,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(transfers.Transfers, "_copy", _copied)
+    monkeypatch.setattr(transfers, "pinned_like", lambda each: torch.empty(each.shape, dtype=each.dtype))
+    monkeypatch.setattr(transfers.HostCopy, "array", _made_up)
+    monkeypatch.setattr(LogMel, "gather", lambda own, chunks: torch.zeros(len(chunks), own.num_frames * 160))
+    for module, name in (
+        (flash_decode, "_attend"),
+        (flash_decode, "_combine"),
+        (choose_token, "_choose"),
+        (add_norm, "_add_norm"),
+        (bias_gelu, "_bias_gelu"),
+        (quantise_rows, "_quantise_rows"),
+    ):
+        monkeypatch.setattr(module, name, Launched())
+    with _device_guard(), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+@contextmanager
+def _device_guard() -> Iterator[None]:
+    """Lets a build of torch that knows no CUDA take its devices for granted, as it does the device "meta"."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * _NUM_DEVICE_TYPES).in_dll(library, _GUARDS)
+    before = guards[_CUDA]
+    guards[_CUDA] = before or guards[_META]
+    try:
+        yield
+    finally:
+        guards[_CUDA] = before
+
+
+def _copied(_: transfers.Transfers, tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
+
+
+def _made_up(copy: transfers.HostCopy) -> Any:
+    """Of a step: tokens that are text, none likely. For the rest anything will do."""
+    copy.is_ready()
+    values = np.ones(copy._host.shape)
+    return values * [[1], [-1], [0]] if len(values) == 3 else values
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    with safe_open(path, "pt") as weights:
+        names: list[str] = weights.keys()
+        return {name: weights.get_slice(name).get_shape() for name in names}
+
+
+def fake_engine(
+    monkeypatch: Any, directory: Path, dtype: torch.dtype, kernels: Kernels, **config: Any
+) -> Engine:
+    """An engine on that checkpoint, loaded as on a GPU. To be used within the mode."""
+    monkeypatch.setattr(runner, "choose_kernels", lambda *_: Choice(kernels, ""))
+    fakes = {name: torch.empty(shape) for name, shape in _shapes(directory / "model.safetensors").items()}
+    monkeypatch.setattr(weights, "load_file", lambda _: fakes)
+    model = load_whisper(directory, DEVICE, dtype, fp8_encoder=config.get("encoder_dtype") == "fp8")
+    tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
+    return Engine(model, tokenizer, rules, EngineConfig(num_slots=3, encode_batch=2, **config))

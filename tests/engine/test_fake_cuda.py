@@ -1,0 +1,64 @@
+"""All that an engine computes on a GPU, on tensors without numbers: it fits together, on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from asr_server.core import Event
+from asr_server.engine.runner import Runner
+from asr_server.model.kernels import TORCH, Kernels
+from tests.checkpoints import pocket_directory
+from tests.engine.engine_helpers import answer_languages, results, run, submit
+from tests.engine.fake_cuda import KERNELS, FakeGraph, Launched, fake_cuda, fake_engine
+from tests.engine.test_device_stand_ins import WORDS
+from tests.engine.test_engine import CLIPS, MIXED
+
+FP8 = {"cache_dtype": "fp8", "encoder_dtype": "fp8"}
+BRIEF = [msgspec.structs.replace(options, max_new_tokens=3) for options in [*MIXED, WORDS]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernels", "config"),
+    [
+        (torch.bfloat16, TORCH, {"copy_overlap": True}),
+        (torch.bfloat16, KERNELS, FP8),
+        pytest.param(
+            torch.float16, KERNELS, {"cuda_graphs": False, "short_audio": "fast"}, marks=pytest.mark.trial
+        ),
+        pytest.param(torch.float16, TORCH, FP8, marks=pytest.mark.trial),
+        pytest.param(torch.bfloat16, KERNELS, {"short_audio": "fast"}, marks=pytest.mark.trial),
+        pytest.param(torch.float32, TORCH, {}, marks=pytest.mark.trial),
+        pytest.param(torch.float32, KERNELS, {"lookahead": False}, marks=pytest.mark.trial),
+    ],
+)
+def test_whole_requests_compute_on_the_gpu_alone(
+    dtype: torch.dtype, kernels: Kernels, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading, graphs, encodes, languages, prompts, drawn and penalised rows, retries, word times."""
+    directory = pocket_directory()
+    with fake_cuda(monkeypatch):
+        engine = fake_engine(monkeypatch, directory, dtype, kernels, **config)
+        events: list[Event] = []
+        for i, options in enumerate(BRIEF):
+            submit(engine, str(i), CLIPS[i % len(CLIPS)], options)
+            events += answer_languages(engine, engine.step())
+        found = results(events + run(engine))
+    assert len(found) == len(BRIEF)
+    assert max(result.temperature for result in found.values()) == 1.0, "retried"
+    assert bool(Launched.count) == (kernels == KERNELS)
+    assert bool(FakeGraph.num_replays) == config.get("cuda_graphs", True)
+
+
+def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = pocket_directory()
+    with fake_cuda(monkeypatch):
+        engine = fake_engine(monkeypatch, directory, torch.bfloat16, TORCH, cuda_graphs=False)
+        assert isinstance(engine._runner, Runner)
+        engine._runner.state.token = engine._runner.state.token.cpu()
+        submit(engine, "0", CLIPS[0], BRIEF[0])
+        with pytest.raises(RuntimeError, match="device"):
+            run(engine)
