@@ -27,6 +27,7 @@ MAX_GAIN_DB: Final = 30.0
 MIN_GAIN_DB: Final = -10.0
 STEADY_DB: Final = 6.0  # that the levels of steady noise lie apart
 MAX_PEAK: Final = 0.95
+STEPS: Final = np.linspace(0, 1, BLOCK, endpoint=False, dtype=np.float32)  # from a block to the next
 
 PerBlock = npt.NDArray[np.float32]
 
@@ -46,26 +47,27 @@ class LoudnessNormalizer:
     def push(self, samples: Samples) -> Samples:
         self._held = np.concatenate([self._held, samples])
         num_whole = len(self._held) // BLOCK
-        return self._give_back(num_whole, max(0, num_whole - SEEN - 1))
+        return self._give_back(self._held, num_whole, max(0, num_whole - SEEN - 1))
 
     def finish(self) -> Samples:
-        num_blocks = -(-len(self._held) // BLOCK)
-        return self._give_back(num_blocks, num_blocks)
+        num_samples, num_blocks = len(self._held), -(-len(self._held) // BLOCK)
+        padded = np.pad(self._held, (0, num_blocks * BLOCK - num_samples))
+        return self._give_back(padded, num_blocks, num_blocks)[:num_samples]
 
-    def _give_back(self, num_known: int, num_given: int) -> Samples:
+    def _give_back(self, held: Samples, num_known: int, num_given: int) -> Samples:
         """The first `num_given` blocks of those held, by the levels of the first `num_known`."""
         if not num_given:
             return np.empty(0, np.float32)
-        num_samples = num_given * BLOCK
-        blocks = np.zeros((num_known, BLOCK), np.float32)
-        blocks.reshape(-1)[: len(self._held)] = self._held[: num_known * BLOCK]
-        levels = np.concatenate([self._levels, decibels(blocks.var(axis=1))])
+        blocks = held[: num_known * BLOCK].reshape(-1, BLOCK)
+        levels = np.concatenate([self._levels, decibels(_variances(blocks))])
         gains = _gains(levels)[len(self._levels) :]
-        gains = np.minimum(gains, MAX_PEAK / np.maximum(np.abs(blocks).max(axis=1), 1e-6))
-        given = (blocks[:num_given] * self._ramps(gains, num_given)).reshape(-1)[: len(self._held)]
+        peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+        gains = np.minimum(gains, MAX_PEAK / np.maximum(peaks, 1e-6))
+        given = self._ramps(gains, num_given)
+        given *= blocks[:num_given]
         self._levels = levels[: len(levels) - num_known + num_given][-SEEN:]
-        self._held = self._held[num_samples:]
-        return given
+        self._held = self._held[num_given * BLOCK :]
+        return given.reshape(-1)
 
     def _ramps(self, gains: PerBlock, num_given: int) -> npt.NDArray[np.float32]:
         """[num_given, BLOCK]: between two blocks the gain is the lower of both, which keeps every peak in."""
@@ -75,9 +77,14 @@ class LoudnessNormalizer:
         if len(around) == num_given + 1:  # the last block of all
             around = np.append(around, around[-1])
         edges = np.minimum(around[1:], around[:-1]).astype(np.float32)
-        steps = np.linspace(0, 1, BLOCK, endpoint=False, dtype=np.float32)
-        ramps: npt.NDArray[np.float32] = edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * steps
+        ramps: npt.NDArray[np.float32] = np.multiply.outer(np.diff(edges), STEPS)
+        ramps += edges[:-1, None]
         return ramps
+
+
+def _variances(blocks: npt.NDArray[np.float32]) -> PerBlock:
+    centred = blocks - (np.einsum("ij->i", blocks) / BLOCK)[:, None]  # half the time of `blocks.var(axis=1)`
+    return np.asarray(np.einsum("ij,ij->i", centred, centred) / BLOCK, np.float32)
 
 
 def _gains(levels: PerBlock) -> PerBlock:
@@ -91,5 +98,10 @@ def _gains(levels: PerBlock) -> PerBlock:
 
 def _greatest(values: PerBlock, reach: int) -> PerBlock:
     """Within `reach` of each."""
-    padded = np.pad(values, reach, constant_values=-np.inf)
-    return np.asarray(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1).max(axis=1), np.float32)
+    outside = np.full(reach, -np.inf, np.float32)
+    greatest = np.concatenate([outside, values, outside])
+    reached = 1  # values from each on, of which it is the greatest
+    while 2 * reached <= 2 * reach:
+        greatest = np.maximum(greatest[:-reached], greatest[reached:])
+        reached *= 2
+    return np.asarray(np.maximum(greatest[: len(values)], greatest[2 * reach + 1 - reached :]), np.float32)

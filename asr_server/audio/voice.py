@@ -50,39 +50,43 @@ class VoiceDetector:
 
     def push(self, samples: Samples) -> Probabilities:
         held = np.concatenate([self._rest, samples])
-        num_frames = (len(held) - CONTEXT) // FRAME
-        self._rest = held[num_frames * FRAME :]
-        if not num_frames:
+        ends = range(CONTEXT + FRAME, len(held) + 1, FRAME)
+        self._rest = held[len(ends) * FRAME :]
+        if not ends:
             return np.empty(0, np.float32)
-        frames = np.lib.stride_tricks.sliding_window_view(held, CONTEXT + FRAME)[: num_frames * FRAME : FRAME]
-        return np.concatenate(
-            [self._run(frames[at : at + MAX_FRAMES]) for at in range(0, num_frames, MAX_FRAMES)]
-        )
+        runs = [ends[at : at + MAX_FRAMES] for at in range(0, len(ends), MAX_FRAMES)]
+        return np.concatenate([self._run(held[run[0] - CONTEXT - FRAME : run[-1]]) for run in runs])
 
     def finish(self) -> Probabilities:
         """Of the last, unfinished frame, if there is one."""
         missing = CONTEXT + FRAME - len(self._rest)
         return self.push(np.zeros(missing, np.float32)) if missing < FRAME else np.empty(0, np.float32)
 
-    def _run(self, frames: npt.NDArray[np.float32]) -> Probabilities:
-        even, odd = _window_parts(frames)
+    def _run(self, samples: Samples) -> Probabilities:
+        even, odd = _window_parts(samples)
         h, c = self._state
         probabilities, h, c = _session().run(None, {"even": even, "odd": odd, "h": h, "c": c})
         self._state = h, c
         return np.asarray(probabilities, np.float32)
 
 
-def _window_parts(frames: Samples) -> tuple[Samples, Samples]:
-    """[num_frames * NUM_WINDOWS, HALF_WINDOW] twice: of each window, the sum and the difference of the
-    samples at the same distance from its middle. Each frame's end is mirrored to fill its last window.
+def _window_parts(samples: Samples) -> tuple[Samples, Samples]:
+    """[num_windows, HALF_WINDOW] twice: of each window, the sum and the difference of the samples at the same
+    distance from its middle. A frame's last window ends with a mirror of the frame's end.
     """
-    mirrored = np.empty((len(frames), (NUM_WINDOWS + 1) * HALF_WINDOW), np.float32)
-    num_given = frames.shape[1]
-    mirrored[:, :num_given] = frames
-    mirrored[:, num_given:] = frames[:, num_given - 2 : 2 * num_given - mirrored.shape[1] - 2 : -1]
-    windows = np.lib.stride_tricks.sliding_window_view(mirrored, 2 * HALF_WINDOW, axis=1)[:, ::HALF_WINDOW]
-    before, after = windows[..., 1 : HALF_WINDOW + 1], windows[..., : HALF_WINDOW - 1 : -1]
-    return (before + after).reshape(-1, HALF_WINDOW), (before - after).reshape(-1, HALF_WINDOW)
+    windows = _strided(np.append(samples, samples[-CONTEXT:]), 2 * HALF_WINDOW, HALF_WINDOW)
+    before, after = windows[:, 1 : HALF_WINDOW + 1], windows[:, : HALF_WINDOW - 1 : -1]
+    even, odd = before + after, before - after
+    frames = _strided(samples, CONTEXT + FRAME, FRAME)
+    before, mirror = frames[:, -3 * CONTEXT + 1 : -2 * CONTEXT + 1], frames[:, -CONTEXT - 1 : -1]
+    last = slice(NUM_WINDOWS - 1, None, NUM_WINDOWS)
+    even[last, :CONTEXT], odd[last, :CONTEXT] = before + mirror, before - mirror
+    return even, odd
+
+
+def _strided(samples: Samples, size: int, step: int) -> npt.NDArray[np.float32]:
+    """[num_parts, size], a part beginning every `step` samples."""
+    return np.lib.stride_tricks.sliding_window_view(samples, size)[::step]
 
 
 def speech_probabilities(samples: Samples) -> Probabilities:
