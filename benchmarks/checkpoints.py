@@ -1,5 +1,7 @@
 """Checkpoints of Whisper's real layouts with random weights, for benchmarks and parity tests.
 
+    python -m benchmarks.checkpoints --shape large-v3-turbo --device cuda    beforehand; else when needed
+
 No trained weights are needed: the vocabulary is the one that openai-whisper carries, the layout is
 Hugging Face's, and transformers, CTranslate2 and this project all load the directory.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import fcntl
+import gc
 import gzip
 import json
 import math
@@ -250,10 +253,11 @@ def _write_model(
 
 
 def _give_back_memory(device: str) -> None:
-    """Of a GPU, which other processes may need; the model is gone."""
+    """Of a GPU, which other processes may need; the model is gone, but for what holds itself."""
     import torch
 
     if device == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 
@@ -311,3 +315,19 @@ def _generation(specials: dict[str, int], vocabulary: int, shape: Shape) -> dict
         "begin_suppress_tokens": [220, specials["<|endoftext|>"]],
         "return_timestamps": False,
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Makes checkpoints of a fixed length, if they are not there."
+    )
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["tiny"])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    add_checkpoints_option(parser)
+    options = parser.parse_args()
+    for shape in options.shape:
+        print(fixed_checkpoint(shape, options.checkpoints, options.device))
+
+
+if __name__ == "__main__":
+    main()

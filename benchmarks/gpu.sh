@@ -8,8 +8,8 @@
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
 # Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
-# benchmarks/results; a case without a result is named, and ends the script with status 1. Random weights, a fixed
-# number of tokens a chunk. .cache/gpu must travel too.
+# benchmarks/results, which is written anew after each case; a case without a result is named, and ends the script
+# with status 1. Random weights, a fixed number of tokens a chunk. .cache/gpu must travel too.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 results=${OUT:-benchmarks/results}
@@ -18,7 +18,7 @@ export PYTHONUNBUFFERED=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
 device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 limit_s=530 peer=bfloat16:64
 threads=(4 8 16 1 2) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
 slots=128 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
-ours=(arrays http) clip_lengths=(30 5 10) formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
+ours=(arrays http) clip_lengths=(30 5 10) requests=512 formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
 while [[ ${1:-} == --* ]]; do
     case $1 in
     --mps) mps=true ;;
@@ -26,7 +26,7 @@ while [[ ${1:-} == --* ]]; do
         dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 peer=float32:4
         threads=(1) workers=(2) sharing=(2) quick=(--quick)
         slots=8 brief=(--budget-s 5) executors=(inline) kernels=(torch)
-        ours=(arrays) clip_lengths=(5) formats=(wav,flac,mp3) at_once=(128 1)
+        ours=(arrays) clip_lengths=(5) requests=4 formats=(wav,flac,mp3) at_once=(128 1)
         ;;
     *) echo "unknown: $1" >&2 && exit 2 ;;
     esac
@@ -35,8 +35,14 @@ done
 if (($# == 0)); then
     set -- check engine http systems
 fi
+archive=$results/gpu-$1.tar.gz
 OUT=$(mktemp --directory) && export OUT
 mkdir -p "$results"
+
+pack() {
+    tar --create --gzip --file "$archive.part" --directory "$OUT" --warning=no-file-changed .
+    mv "$archive.part" "$archive"
+}
 
 prepare() {
     python3 -c 'import fastapi, msgspec, soundfile, soxr' 2>/dev/null && return
@@ -44,6 +50,15 @@ prepare() {
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
         --target "$site" .cache/gpu/wheels/*.whl || exit
     export PYTHONPATH=$site:$PWD/.cache/gpu/site
+}
+
+# What a bare machine reads, draws and writes for the first time is not to count as the first case's.
+warm_up() { # PART...
+    local shapes=("$turbo")
+    [[ " $* " == *" engine "* ]] && shapes+=("$large")
+    timeout 150 python3 -m benchmarks.checkpoints --shape "${shapes[@]}" --device "$device"
+    python3 -c 'import fastapi, onnxruntime, scipy, torch, transformers, triton, zmq; torch.zeros(1, device="cuda")'
+    echo "== ready after $SECONDS s"
 }
 
 # FILE SECONDS COMMAND...: within what is left of the whole. The command finds its seconds in $budget_s, and its
@@ -60,6 +75,7 @@ timed() {
     echo "== $file, $budget_s s"
     timeout --kill-after=5 $((budget_s + 10)) "$@"
     echo "== $file ended with status $? after $((SECONDS - started)) s"
+    pack
 }
 
 bench() { # NAME SECONDS MODULE FLAG...
@@ -73,10 +89,13 @@ bench() { # NAME SECONDS MODULE FLAG...
         --json "$OUT/$name.json"
 }
 
-tests() { # NAME SECONDS PATH...
-    local name=$1 seconds=$2
-    shift 2
-    $dry || timed "$name.xml" "$seconds" python3 -m pytest -q -W default --junit-xml "$OUT/$name.xml" "$@"
+# In several processes: an error of the device spoils only what comes after it in the same one. Line by line: what
+# is cut off has told how far it came.
+tests() { # NAME SECONDS PROCESSES PATH...
+    local name=$1 seconds=$2 processes=$3
+    shift 3
+    $dry || timed "$name.xml" "$seconds" python3 -m pytest -v -W default --numprocesses "$processes" \
+        --dist worksteal --junit-xml "$OUT/$name.xml" "$@"
 }
 
 later() { # FILE MODULE FLAG...: a case of the dry run, in which most of the time would be imports
@@ -91,11 +110,11 @@ on_device() { # NAME SECONDS MODULE FLAG...
 
 check() {
     local one=(--shape "$turbo" --in-flight 32 --tokens 40 --rounds 1 --slots "$((slots < 32 ? slots : 32))")
-    tests cuda-tests 70 tests/engine/test_cuda.py
-    on_device parity 60 parity --shape "$turbo"
+    tests cuda-tests 120 4 tests/engine/test_cuda.py
+    on_device parity 90 parity --shape "$turbo"
     on_device graphs-off 40 engine "${one[@]}" --no-cuda-graphs
     on_device profile 60 engine "${one[@]}" --profile
-    tests kernel-tests 60 tests/model/kernels
+    tests kernel-tests 90 8 tests/model/kernels tests/model/test_float8.py
 }
 
 engine() {
@@ -117,7 +136,7 @@ http() {
     on_device http-long 230 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 128 1 \
         --preprocess-workers "${threads[@]}" --plot "$OUT/http-long.png"
     on_device http-clips 170 serving "${common[@]}" --length "${clip_lengths[@]}" --formats "${formats[@]}" \
-        --concurrency "${at_once[@]}" --requests 512 --one-at-a-time --plot "$OUT/http-clips.png"
+        --concurrency "${at_once[@]}" --requests "$requests" --one-at-a-time --plot "$OUT/http-clips.png"
     on_device peers 120 peers --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
         --ours "${ours[@]}" --peers "transformers:$peer" --plot "$OUT/peers.png"
 }
@@ -145,11 +164,12 @@ systems() {
 
 replicas() { # NAME COUNT: so many on the GPU, short clips
     on_device "$1" 70 serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" --length 5 --formats wav \
-        --concurrency 128 --requests 512 --serve "--replicas $2"
+        --concurrency 128 --requests "$requests" --serve "--replicas $2"
 }
 
 main() {
     prepare
+    $dry || warm_up "$@"
     nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null
     for part in "$@"; do
         "$part"
@@ -164,8 +184,7 @@ main() {
 }
 
 main "$@" 2>&1 | tee "$OUT/log.txt"
-archive=$results/gpu-$1.tar.gz
-tar --create --gzip --file "$archive" --directory "$OUT" .
+pack
 missing=$(sed 's|^|./|' "$OUT/expected.txt" | sort | comm -23 - <(tar --list --file "$archive" | sort))
 failed=$(grep '^== failed' "$OUT/log.txt")
 rm -rf "$OUT"

@@ -24,8 +24,8 @@ python3 -m pip download --quiet --no-deps --only-binary=:all: --constraint const
     --dest "$target/wheels" "${packages[@]}"
 
 # Not the whole of openai-whisper, which needs more packages: all we read is its vocabulary and alignment heads.
-source=$(python3 -c 'import whisper; print(whisper.__path__[0])')
-python3 -c 'import whisper; print("_ALIGNMENT_HEADS =", whisper._ALIGNMENT_HEADS)' >"$target/site/whisper/__init__.py"
+source=$(python3 -c 'from importlib.util import find_spec; print(find_spec("whisper").submodule_search_locations[0])')
+sed -n '/^_ALIGNMENT_HEADS = {/,/^}/p' "$source/__init__.py" >"$target/site/whisper/__init__.py"
 cp "$source/tokenizer.py" "$target/site/whisper/"
 mkdir "$target/site/whisper/assets"
 cp "$source/assets/multilingual.tiktoken" "$target/site/whisper/assets/"

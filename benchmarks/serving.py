@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import httpx
 from rich.console import Console
@@ -56,16 +55,15 @@ class Load:
         self._answers: dict[str, str] = {}
         self._steps, self._tokens = 0, 0
 
-    @classmethod
-    async def on(cls, *arguments: Any) -> Load:
-        load = cls(*arguments)
-        await load._decode_batch()
-        return load
+    async def warm_up(self, rounds: Sequence[tuple[Sequence[Upload], int]]) -> None:
+        """Rounds that are not measured, each uploads and how many at once."""
+        for uploads, concurrency in rounds:
+            self._count_different(uploads, await self._send_all(uploads, concurrency))
+        await self._decode_batch()
 
     async def round(self, uploads: Sequence[Upload], concurrency: int) -> Round:
-        places = asyncio.Semaphore(concurrency)
         started, cpu_started = time.perf_counter(), time.process_time()
-        answers = await asyncio.gather(*(self._send(upload, places) for upload in uploads))
+        answers = await self._send_all(uploads, concurrency)
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
         gpu_busy, health_s = self._busy.share_since(started), self._health.latencies_since(started)
         return Round(
@@ -79,15 +77,24 @@ class Load:
             gpu_busy=gpu_busy,
             client_busy=cpu_s / wall_s,
             decode_batch=await self._decode_batch(),
-            num_different=sum(map(self._differs, uploads, answers)),
+            num_different=self._count_different(uploads, answers),
         )
+
+    async def _send_all(self, uploads: Sequence[Upload], concurrency: int) -> list[Answer]:
+        places = asyncio.Semaphore(concurrency)
+        return await asyncio.gather(*(self._send(upload, places) for upload in uploads))
 
     async def _send(self, upload: Upload, places: asyncio.Semaphore) -> Answer:
         async with places:
             return await transcribe(self._client, upload.name, upload.data, self._fields)
 
-    def _differs(self, upload: Upload, answer: Answer) -> bool:
-        return self._answers.setdefault(upload.name, answer.text) != answer.text
+    def _count_different(self, uploads: Sequence[Upload], answers: Sequence[Answer]) -> int:
+        """Answers that are not the first one to the same file."""
+        first = [
+            self._answers.setdefault(upload.name, answer.text)
+            for upload, answer in zip(uploads, answers, strict=True)
+        ]
+        return sum(answer.text != text for answer, text in zip(answers, first, strict=True))
 
     async def _decode_batch(self) -> float:
         """The mean since it was last asked for. A heartbeat brings the replica's counters once a second."""
@@ -106,11 +113,13 @@ async def measure(
     fields = {"language": "en", "max_completion_tokens": str(options.tokens)} if options.shape else {}
     with watching_the_gpu() as busy, probing_health(url) as health:
         async with connected(url) as client:
-            load = await Load.on(client, health, busy, fields)
-            for files in {case.files: case for case in cases}.values():
-                await load.round(uploads_of(files, options)[:ALONE], 1)
+            load = Load(client, health, busy, fields)
+            alone = [
+                (uploads_of(each, options)[:ALONE], 1)
+                for each in {case.files: case for case in cases}.values()
+            ]
             largest = max(cases, key=lambda case: case.concurrency)
-            await load.round(uploads_of(largest, options), largest.concurrency)  # warm-up
+            await load.warm_up([*alone, (uploads_of(largest, options), largest.concurrency)])
             with Progress(console=budget.console) as progress:
                 turns = [case for _ in range(options.repeats) for case in cases]
                 for case in progress.track(turns, description="rounds"):
@@ -199,12 +208,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     add_checkpoints_option(parser)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
-    parser.add_argument("--quick", action="store_true", help="12 requests, 1 repeat, short long files")
+    parser.add_argument(
+        "--quick", action="store_true", help="12 requests at most, 1 repeat, short long files"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     if options.quick:
-        options.requests, options.repeats = 12, 1
+        options.requests, options.repeats = min(options.requests, 12), 1
         options.concurrency = list(dict.fromkeys(min(options.requests, n) for n in options.concurrency))
     return options
 

@@ -6,12 +6,16 @@ their results come back.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +29,7 @@ EXPECTED = {
 }
 # Writes what it is asked to, notes its arguments, and fails for flags that the benchmark does not have.
 STAND_IN = f"""#!{sys.executable}
-import os, pathlib, shlex, sys
+import os, pathlib, shlex, sys, time
 
 def stand_in(*arguments):
     module = arguments[1] if arguments[:1] == ("-m",) else ""
@@ -38,6 +42,8 @@ def stand_in(*arguments):
             quoted = '"' + each.replace("--no-", "--") + '"'
             if each.startswith("--") and number != serve and quoted not in source:
                 sys.exit(f"{{module}} does not know {{each}}")
+    if os.environ["HANGING"] in " ".join(arguments):
+        time.sleep(100)
     for flag in ("--json", "--junit-xml"):
         if flag in arguments and os.environ["FAILING"] not in arguments[arguments.index(flag) + 1]:
             pathlib.Path(arguments[arguments.index(flag) + 1]).write_text("")
@@ -50,19 +56,28 @@ else:
 """
 
 
-def run(tmp_path: Path, *arguments: str, failing: str = "none") -> subprocess.CompletedProcess[str]:
+def environment(tmp_path: Path, failing: str = "none", hanging: str = "none") -> dict[str, str]:
     stand_in = tmp_path / "bin" / "python3"
     stand_in.parent.mkdir()
     stand_in.write_text(STAND_IN)
     stand_in.chmod(0o755)
-    environment = os.environ | {
+    return os.environ | {
         "PATH": f"{stand_in.parent}:{os.environ['PATH']}",
         "OUT": str(tmp_path / "results"),
         "NOTED": str(tmp_path / "notes"),
         "FAILING": failing,
+        "HANGING": hanging,
     }
+
+
+def run(tmp_path: Path, *arguments: str, failing: str = "none") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=100
+        [SCRIPT, *arguments],
+        env=environment(tmp_path, failing),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
     )
 
 
@@ -104,3 +119,58 @@ def test_the_seconds_of_each_call_add_up_to_less_than_ten_minutes(part: str, tmp
 
 def test_an_unknown_flag_is_refused(tmp_path: Path) -> None:
     assert run(tmp_path, "--dry-ran").returncode == 2
+
+
+def test_what_has_ended_comes_back_from_a_call_that_is_cut_off(tmp_path: Path) -> None:
+    script = subprocess.Popen(
+        [SCRIPT, "check"],
+        env=environment(tmp_path, hanging="graphs-off"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    notes = tmp_path / "notes"
+    while script.poll() is None and not (notes.exists() and "graphs-off" in notes.read_text()):
+        time.sleep(0.05)
+    for pid in (script.pid, *session_of(script.pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    script.wait()
+    assert brought_back(tmp_path) >= {"cuda-tests.xml", "parity.json", "log.txt"}
+
+
+def session_of(leader: int) -> list[int]:
+    """Processes that its session has beside it; `timeout` gives what it runs a group of its own."""
+    return [each.pid for each in psutil.process_iter() if each.pid != leader and session(each.pid) == leader]
+
+
+def session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def test_large_checkpoints_can_be_described_with_what_travels(tmp_path: Path) -> None:
+    """Of openai-whisper a part travels, before which this environment's own must not be found."""
+    pip = tmp_path / "bin" / "python3"
+    pip.parent.mkdir()
+    pip.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n')
+    pip.chmod(0o755)
+    path = {"PATH": f"{pip.parent}:{os.environ['PATH']}"}
+    subprocess.run([SCRIPT.with_name("gpu_wheels.sh"), "3.12", tmp_path], env=os.environ | path, check=True)
+    describe = (
+        "import whisper\n"
+        "from benchmarks.checkpoints import SHAPES, _alignment_heads, _read_ranks, _special_names\n"
+        "heads, names = _alignment_heads(SHAPES['large-v3']), _special_names(100)\n"
+        "print(whisper.__file__, len(heads), len(names), len(_read_ranks()))"
+    )
+    described = subprocess.run(
+        [sys.executable, "-c", describe],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}/site:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert described.stdout == f"{tmp_path}/site/whisper/__init__.py 10 108 50257\n", described.stderr
