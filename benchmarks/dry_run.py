@@ -1,8 +1,9 @@
 """Many benchmarks in one process: python -m benchmarks.dry_run FILE WORKER
 
 Each line of the file is a module, whose `main` is called, and its arguments: the cases of `gpu.sh --dry-run`,
-most of whose time would be imports. Workers, numbered from 0, share the lines. Each keeps to one core: where
-two share cores, the threads of a product wait for each other.
+most of whose time would be imports. Two workers, 0 and 1, share the lines, one from the first on and one from
+the last: what the first cases leave behind, such as checkpoints, the others find. Each keeps to one core, as
+the threads of a product wait for each other where two processes share cores.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def main() -> None:
     path, worker = Path(sys.argv[1]), int(sys.argv[2])
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[worker % len(cores)]})
-    for number, line in enumerate(path.read_text().splitlines()):
+    lines = list(enumerate(path.read_text().splitlines()))
+    for number, line in reversed(lines) if worker else lines:
         if claim(path.with_name(f"claimed-{number}")):
             run(*shlex.split(line))
 
