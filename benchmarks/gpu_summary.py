@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from benchmarks.reporting import quantile, spread
 
@@ -61,6 +62,19 @@ def peers(figures: dict[str, Any]) -> Iterator[str]:
         yield f"{work['checkpoint']}: {system}: RTFx {spread(rtfx, 0)}"
 
 
+def junit(path: Path) -> Iterator[str]:
+    """How many passed, and what went wrong with the others."""
+    suite = ElementTree.parse(path).getroot().find("testsuite")
+    assert suite is not None
+    counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    yield ", ".join(f"{count} {name}" for name, count in counts.items()) + f" in {suite.get('time')} s"
+    for case in suite.iter("testcase"):
+        for kind in ("failure", "error"):
+            for problem in case.iterfind(kind):
+                lines = problem.get("message", "").splitlines() or [""]
+                yield f"{kind}: {case.get('name')}: {lines[0][:200]}"
+
+
 SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     "parity": parity,
     **dict.fromkeys(("graphs-off", "profile", "turbo", "large", "kernels", "fp8"), engine),
@@ -73,6 +87,9 @@ SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
 
 
 def main() -> None:
+    for path in sorted(Path(sys.argv[1]).glob("*.xml")):
+        print(f"-- {path.stem}")
+        print(*junit(path), sep="\n")
     for name, summary in SUMMARIES.items():
         path = Path(sys.argv[1]) / f"{name}.json"
         if path.exists():

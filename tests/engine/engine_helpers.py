@@ -40,10 +40,16 @@ class Checkpoint:
     rules: GenerationRules
 
     @classmethod
-    def load(cls, directory: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Checkpoint:
+    def load(
+        cls,
+        directory: Path,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        fp8_encoder: bool = False,
+    ) -> Checkpoint:
         return cls(
             directory,
-            load_whisper(directory, device, dtype),
+            load_whisper(directory, device, dtype, fp8_encoder=fp8_encoder),
             Tokenizer.from_directory(directory),
             GenerationRules.from_directory(directory),
         )

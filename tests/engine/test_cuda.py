@@ -9,6 +9,8 @@ import torch
 
 from asr_server.core import DecodingOptions
 from asr_server.engine import encoding, runner
+from asr_server.model import load_whisper
+from asr_server.model.kernels.candidates import choose_kernels
 from benchmarks.checkpoints import fix_length
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
@@ -17,6 +19,7 @@ from tests.engine.engine_helpers import Checkpoint, transcribe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+HAS_NO_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9)
 CLIPS = [make_clip(i, 1 + 3.5 * i) for i in range(8)]
 OPTIONS = [
     DecodingOptions(language="de", max_new_tokens=24),
@@ -97,3 +100,27 @@ def test_in_bfloat16_graphs_streams_and_kernels_give_what_plain_decoding_gives(
     assert [r.tokens for r in found] == [r.tokens for r in plain]
     assert {len(r.tokens) for r in found} == {24}
     assert len({r.tokens for r in found}) > 1, "different audio, different text"
+
+
+@pytest.mark.skipif(HAS_NO_FP8, reason="the GPU has no 8-bit floats")
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@torch.inference_mode()
+def test_an_encoder_in_8_bits_is_the_one_that_the_cpu_imitates(kernels: str) -> None:
+    """But for the products' results, which a GPU rounds to bfloat16."""
+    heard = []
+    for device in ("cuda", "cpu"):
+        model = load_whisper(pocket_directory(), device, torch.float32, fp8_encoder=True)
+        setting = kernels if device == "cuda" else "torch"
+        chosen = choose_kernels(setting, model.sizes, model.device, model.dtype).kernels
+        heard.append(model.encoder(model.log_mel(CLIPS[:3]), chosen).cpu())
+    assert (heard[0] - heard[1]).norm() / heard[1].norm() < 0.1  # of these weights rounding alone makes 0.03
+
+
+@pytest.mark.skipif(HAS_NO_FP8, reason="the GPU has no 8-bit floats")
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_with_8_bit_floats_every_kind_of_request_is_heard(kernels: str) -> None:
+    model = Checkpoint.load(pocket_directory(), torch.bfloat16, device="cuda", fp8_encoder=True)
+    fp8 = {"cache_dtype": "fp8", "encoder_dtype": "fp8", "kernels": kernels}
+    for options in OPTIONS:
+        found = transcribe(model.engine(lookahead=True, **fp8), CLIPS, options)
+        assert len({result.tokens for result in found}) > 1, "different audio, different text"
