@@ -70,10 +70,12 @@ class LogMel(nn.Module):
         frames = min(self.num_frames, -(-longest // HOP) + FFT_SIZE // HOP)  # beyond them is only silence
         if self.window.is_cuda:
             frames = self.num_frames  # one length: cuFFT makes a plan for every shape that it meets
-        samples = torch.zeros(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
-        for row, chunk in zip(samples, chunks, strict=True):
-            kept = min(len(chunk), frames * HOP)
-            row.numpy()[:kept] = chunk[:kept]  # torch itself warns of read-only memory, such as is shared
+        samples = torch.empty(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
+        # Through numpy: torch itself warns of read-only memory, such as is shared.
+        for row, chunk in zip(samples.numpy(), chunks, strict=True):
+            kept = min(len(chunk), len(row))
+            row[:kept] = chunk[:kept]
+            row[kept:] = 0
         return samples
 
     def of_samples(self, samples: Tensor, num_frames: int | None = None) -> Tensor:
