@@ -21,6 +21,12 @@ FP8 = {"cache_dtype": "fp8", "encoder_dtype": "fp8"}
 BRIEF = [msgspec.structs.replace(options, max_new_tokens=3) for options in [*MIXED, WORDS]]
 
 
+@pytest.fixture(autouse=True)
+def without_late_device(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--late-device", default=None) is not None:
+        pytest.skip("has stand-ins of its own")
+
+
 @pytest.mark.parametrize(
     ("dtype", "kernels", "config"),
     [
