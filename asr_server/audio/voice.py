@@ -34,6 +34,10 @@ FAINTEST_PEAK: Final = 1e-4
 LIKELY: Final = 0.4
 SURE: Final = 0.7  # one bark in four is likely to be speech, one in twenty surely
 MIN_SPEECH_FRAMES: Final = 3  # 96 ms
+CERTAIN: Final = 0.9
+MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
+PAUSE_FRAMES: Final = 31  # 1 s: what comes sooner may have been heard, and got a time that is too early
+SILENCE: Final = 3 * FRAME  # before and behind samples that stand alone
 DETECTOR: Final = Path(__file__).parents[1] / "models" / "silero-vad" / "detector.onnx"
 
 Probabilities = npt.NDArray[np.float32]  # [num_frames], that somebody speaks
@@ -96,15 +100,31 @@ def speech_probabilities(samples: Samples) -> Probabilities:
 
 
 def holds_speech(samples: Samples, probability: float = LIKELY) -> bool:
-    """Whether anybody speaks, with this probability: a doubtful text of what holds no speech is no text.
+    """Whether anybody speaks, with this probability: a doubtful text of what holds no speech is no text."""
+    return int((_standing_alone(samples) >= probability).sum()) >= MIN_SPEECH_FRAMES
 
-    The detector gets an even loudness, and a little silence to begin and end with: without them it misses
+
+def next_speech_s(samples: Samples) -> float | None:
+    """When somebody certainly begins to speak, behind a pause; None: nobody does."""
+    probabilities = _standing_alone(samples)
+    edges = np.flatnonzero(np.diff(is_speech(probabilities, LIKELY), prepend=False, append=False))
+    spoken_to = 0
+    for first, end in edges.reshape(-1, 2).tolist():
+        if (probabilities[first:end] >= CERTAIN).sum() >= MIN_CERTAIN_FRAMES:
+            if first - spoken_to >= PAUSE_FRAMES:
+                return float(first * FRAME_S)
+            spoken_to = end
+    return None
+
+
+def _standing_alone(samples: Samples) -> Probabilities:
+    """With an even loudness, and a little silence to begin and end with: without them the detector misses
     short words that stand alone.
     """
     gain = EVEN_PEAK / max(float(np.abs(samples).max(initial=0)), FAINTEST_PEAK)
-    silence = np.zeros(SAMPLE_RATE // 10, np.float32)
+    silence = np.zeros(SILENCE, np.float32)
     probabilities = speech_probabilities(np.concatenate([silence, samples * np.float32(gain), silence]))
-    return int((probabilities >= probability).sum()) >= MIN_SPEECH_FRAMES
+    return probabilities[SILENCE // FRAME :]
 
 
 def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:

@@ -109,12 +109,23 @@ def _with_words(
 
 def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
     """The samples of `chunk` still to be read, as its next part."""
-    if part.tail_s is None:
-        return None
-    first = round(part.tail_s * SAMPLE_RATE)
+    return None if part.tail_s is None else rest_of(chunk, round(part.tail_s * SAMPLE_RATE))
+
+
+def rest_of(chunk: Chunk, first: int) -> Chunk:
+    """The chunk from that sample on."""
     return msgspec.structs.replace(
         chunk, start_sample=chunk.start_sample + first, samples=chunk.samples[first:]
     )
+
+
+def ended_with_segments(part: DecodedPart) -> DecodedPart:
+    """The part with no word behind its last segment: what is said there is read again."""
+    if not part.spans:
+        return part
+    *before, last = part.spans
+    words = tuple(Word(w.text, min(w.start_s, last.end_s), min(w.end_s, last.end_s)) for w in last.words)
+    return msgspec.structs.replace(part, spans=(*before, msgspec.structs.replace(last, words=words)))
 
 
 class _TimestampParser:

@@ -61,7 +61,9 @@ class ChunkReader:
     async def _read_parts(
         self, chunk: Chunk, language: str | None, progress: ChunkProgress, first_part: int = 0
     ) -> list[DecodedPart]:
-        """Each part after the first is the tail that the one before has left unread."""
+        """Each part after the first is the tail that the one before has left unread, or has taken for silence
+        while somebody speaks there.
+        """
         options = msgspec.structs.replace(self._options, language=language)
         parts: list[DecodedPart] = []
         previous_text = self._previous_texts[chunk.channel]
@@ -90,8 +92,18 @@ class ChunkReader:
                 decoded = await voice_check.without_invented(decoded, tail, self._voice_pool, num_sent)
             parts.append(decoded)
             previous_text.add(decoded)
-            tail = assembly.unread_tail(tail, decoded)
+            tail = await self._rest(tail, parts)
         return parts
+
+    async def _rest(self, chunk: Chunk, parts: list[DecodedPart]) -> Chunk | None:
+        """What is left to read of that which the last part was read from."""
+        tail = assembly.unread_tail(chunk, parts[-1])
+        if tail is not None or self._voice_pool is None or self._options.max_new_tokens is not None:
+            return tail
+        tail = await voice_check.passed_over(chunk, parts[-1], self._voice_pool)
+        if tail is not None:
+            parts[-1] = assembly.ended_with_segments(parts[-1])
+        return tail
 
     def _reporter(
         self,

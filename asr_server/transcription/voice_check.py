@@ -1,8 +1,12 @@
-"""Drops segments that a model invents where nobody speaks. Used by `chunk_reader.py`.
+"""Drops segments that a model invents where nobody speaks, and finds speech that it passes over. Used by
+`chunk_reader.py`.
 
 Whisper's own judgement (`assembly.is_silence`) is a matter of its training, and of a whole chunk: a bark can
 be a "five", between two that somebody said. A segment in doubt is therefore kept only where a voice detector
 hears speech in its own stretch of audio. Segments beyond doubt, nearly all of real speech, cost nothing.
+
+Behind a long pause a model may take the rest of a window for silence, and say that it has read it. Where the
+detector is certain of speech there, it is read again, without the pause.
 """
 
 from __future__ import annotations
@@ -12,13 +16,16 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from asr_server.audio import LIKELY, SURE, PreprocessPool, holds_speech
+from asr_server.audio import LIKELY, SURE, PreprocessPool, holds_speech, next_speech_s
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
-from asr_server.transcription.assembly import DecodedPart, Span
+from asr_server.transcription.assembly import FRAMES_PER_S, DecodedPart, Span, rest_of
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
 IMPROBABLE_LOGPROB: Final = -1.0  # as Whisper has it: then the detector must be surer
+MIN_REST_S: Final = 1.2  # a shorter one holds no pause and a word
+LEAD_S: Final = 0.3  # before speech that was passed over
+SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `seek` is exact
 MARGIN_S: Final = 0.2  # on both sides of a segment: what its times may be off
 
 
@@ -43,6 +50,18 @@ async def without_invented(
         or await pool.run(holds_speech, _samples_of(span, chunk), _needed_probability(span))
     ]
     return msgspec.structs.replace(part, spans=tuple(kept))
+
+
+async def passed_over(chunk: Chunk, part: DecodedPart, pool: PreprocessPool) -> Chunk | None:
+    """The rest of `chunk` from where somebody speaks behind the part's last segment; None: nobody does."""
+    end_s = part.spans[-1].end_s if part.spans else 0.0
+    if chunk.duration_s - end_s < MIN_REST_S:
+        return None
+    speech_s = await pool.run(next_speech_s, rest_of(chunk, round(end_s * SAMPLE_RATE)).samples)
+    if speech_s is None:
+        return None
+    first = round((end_s + speech_s - LEAD_S) * SAMPLE_RATE)
+    return rest_of(chunk, first - (chunk.start_sample + first) % SAMPLES_PER_FRAME)
 
 
 def _is_doubtful(span: Span, part: DecodedPart) -> bool:

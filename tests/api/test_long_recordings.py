@@ -16,8 +16,9 @@ from openai import AsyncOpenAI
 
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
-from asr_server.core import POSITIONS_PER_S, Samples
+from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, Chunk, Samples
 from asr_server.tokenizer import Tokenizer
+from asr_server.transcription.assembly import FRAMES_PER_S, rest_of
 from tests.api.official_client import plain, transcribe
 from tests.api.sample_files import sound_file
 from tests.checkpoints import cut_to
@@ -25,7 +26,7 @@ from tests.conftest import Server, run_server
 from tests.engine.engine_helpers import Reference
 from tests.long_recordings import LongRecording, digits_not_whole, long_recording
 from tests.transcription.pipeline import chunks_of
-from tests.transcription.transformers_reading import read_chunks
+from tests.transcription.transformers_reading import Parts, read_chunks
 
 WINDOW: Final = AudioWindow.from_directory(EMBEDDED_MODEL).for_short_audio("fast")
 PATIENCE_S: Final = 1800.0  # a busy machine takes its time
@@ -105,13 +106,16 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Reference]
 
 def check_chunks(recording: LongRecording, verbose: Any, references: dict[int, Reference]) -> None:
     """No cut goes through a digit, and each stretch between two cuts is read in the file as transformers
-    reads it alone, but for what is left out where nobody speaks. So what is lost or doubled is lost or
-    doubled by the model, in audio without a cut, and not by cutting.
+    reads it alone, but for what is left out where nobody speaks, and what is heard behind a pause that
+    transformers passes over. So what is lost or doubled is lost or doubled by the model, in audio without a
+    cut, and not by cutting.
     """
     chunks = chunks_of(EMBEDDED_MODEL, as_sent(recording))
     assert digits_not_whole(recording, chunks) == []
     tokenizer = Tokenizer.from_directory(EMBEDDED_MODEL)
     alone = read_chunks(lambda n: references[WINDOW.positions_for(n)], tokenizer, chunks, "en")
+    again = list(passed_over(verbose.segments, chunks, alone))
+    alone |= read_chunks(lambda n: references[WINDOW.positions_for(n)], tokenizer, again, "en")
     drawn = {segment.seek for segment in verbose.segments if segment.temperature > 0}
     assert len(drawn) <= MAX_DRAWN_SHARE * len(chunks)  # of these one text is as good as another
     expected = {
@@ -126,8 +130,16 @@ def check_chunks(recording: LongRecording, verbose: Any, references: dict[int, R
     assert set(found) - expected == set()
     middles_s = np.array([np.mean(times) for turn in recording.turns for times in turn.times])
     for seek, tokens in expected - set(found):
-        first_s, end_s = (seek / 100 + time_s(tokenizer, t) for t in (tokens[0], tokens[-1]))
+        first_s, end_s = (seek / FRAMES_PER_S + time_s(tokenizer, t) for t in (tokens[0], tokens[-1]))
         assert not ((first_s < middles_s) & (middles_s < end_s)).any(), "left out where somebody speaks"
+
+
+def passed_over(segments: Sequence[Any], chunks: Sequence[Chunk], read: Parts) -> Iterator[Chunk]:
+    """What chunks hold behind pauses, from where the server has read it again."""
+    for seek in {segment.seek for segment in segments} - read.keys():
+        start = seek * SAMPLE_RATE // FRAMES_PER_S
+        chunk = next(c for c in chunks if 0 < start - c.start_sample < len(c.samples))
+        yield rest_of(chunk, start - chunk.start_sample)
 
 
 def time_s(tokenizer: Tokenizer, token: int) -> float:

@@ -21,6 +21,7 @@ from asr_server.audio.voice import (
     VoiceDetector,
     holds_speech,
     is_speech,
+    next_speech_s,
     speech_probabilities,
 )
 from asr_server.core import SAMPLE_RATE, Samples
@@ -52,6 +53,23 @@ def test_one_short_word_is_enough_at_any_level(digit: str, level_db: int) -> Non
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "coughs"])
 def test_noise_holds_no_speech(kind: str) -> None:
     assert not holds_speech(make_noise(kind, -30, 5.0))
+
+
+@pytest.mark.parametrize("voice", VOICES)
+def test_speech_behind_a_pause_is_found_where_it_begins(voice: str) -> None:
+    spoken = say("7", voice, lead_s=2.0)
+    for sound in (spoken.samples, np.concatenate([say("4", voice, lead_s=0.1).samples, spoken.samples])):
+        begins_s = spoken.times[0][0] + (len(sound) - len(spoken.samples)) / SAMPLE_RATE
+        assert next_speech_s(sound) == pytest.approx(begins_s, abs=0.15)
+
+
+def test_what_comes_within_a_second_is_not_behind_a_pause() -> None:
+    assert next_speech_s(say("74", lead_s=0.6).samples) is None
+
+
+@pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "tones", "music", "coughs"])
+def test_no_noise_is_certain_to_be_speech(kind: str) -> None:
+    assert [next_speech_s(make_noise(kind, -30, 10.0, seed)) for seed in range(3)] == [None] * 3
 
 
 def test_barks_are_sometimes_likely_to_be_speech_but_seldom_surely() -> None:

@@ -17,12 +17,17 @@ from asr_server.transcription import Transcriber
 from asr_server.workers.dispatcher import Dispatcher
 
 
-async def transcribe(checkpoint: Path, sound: Samples, options: DecodingOptions) -> Transcript:
-    """Every chunk's text is kept: what random weights say is always in doubt."""
+async def transcribe(
+    checkpoint: Path, sound: Samples, options: DecodingOptions, check_voice: bool = False
+) -> Transcript:
+    """
+    Args:
+        check_voice: not for random weights: what they say is always in doubt.
+    """
     settings = Settings(model=str(checkpoint), executor="inline", dtype="float32")
     window = AudioWindow.from_directory(checkpoint)
     dispatcher, pool = Dispatcher(settings, window=window), PreprocessPool(1)
-    transcriber = Transcriber(dispatcher, pool, Tokenizer.from_directory(checkpoint), check_voice=False)
+    transcriber = Transcriber(dispatcher, pool, Tokenizer.from_directory(checkpoint), check_voice)
     await dispatcher.start()
     try:
         recording = Recording(wav(sound), AudioLimits.from_settings(settings, window))

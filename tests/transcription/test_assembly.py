@@ -1,7 +1,8 @@
+import msgspec
 import numpy as np
 import pytest
 
-from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Word
 from asr_server.transcription import assembly
 from asr_server.transcription.assembly import DecodedPart
 from tests.vocabulary import at, make_tokenizer, spell, words
@@ -166,3 +167,12 @@ def test_half_a_character_is_still_bytes() -> None:
     first, second = assembly.token_logprobs(read(heard(*spell("é")), options=PLAIN), TOKENIZER)
     assert bytes((*first.bytes, *second.bytes)) == "é".encode()
     assert first.token == "\ufffd"
+
+
+def test_words_aligned_with_what_is_read_again_end_with_their_segment() -> None:
+    part = read(heard(t(0), *words("12"), t(2)))
+    said = (Word(" one", 0.5, 1.0), Word(" two", 5.0, 5.4))
+    part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
+    assert assembly.ended_with_segments(part).spans[0].words == (said[0], Word(" two", 2.0, 2.0))
+    silent = msgspec.structs.replace(part, spans=())
+    assert assembly.ended_with_segments(silent) == silent

@@ -8,7 +8,15 @@ import pytest
 
 from asr_server.audio import PreprocessPool, Recording
 from asr_server.config import Settings
-from asr_server.core import ChunkResult, DecodingOptions, Submit, Transcript, TranscriptDelta
+from asr_server.core import (
+    SAMPLE_RATE,
+    ChunkResult,
+    DecodingOptions,
+    Samples,
+    Submit,
+    Transcript,
+    TranscriptDelta,
+)
 from asr_server.errors import ChunkFailed, InvalidAudio
 from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.transcription.chunk_reader import MAX_PARTS
@@ -401,3 +409,37 @@ async def test_each_channel_knows_what_was_said_before_in_it(app: RunningApp) ->
     await app.transcribe(two_channels((0, 0, 75), (1, 0, 75)), options, ("ann", "bob"))
     prompts = [submit.options.prompt_tokens for submit in app.replica.submits]
     assert prompts == [words("99"), words("99"), words("990"), words("991"), words("9902"), words("9913")]
+
+
+def one_or_two(submit: Submit) -> ChunkResult:
+    """A model that hears what comes first, and no more."""
+    said = "2" if submit.id.part else "1"
+    return say(t(0.3), *words(said), t(0.7))
+
+
+async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: RunningApp) -> None:
+    first, pause, second = speak("1").samples, np.zeros(3 * SAMPLE_RATE, np.float32), speak("2").samples
+    app.answer = one_or_two
+    for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True)):
+        deltas, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
+        assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
+        begins_s = (len(first) + len(pause)) / SAMPLE_RATE  # with silence of 0.3 s
+        assert begins_s - 0.3 < transcript.segments[1].seek / 100 < begins_s + 0.3
+        assert transcript.segments[1].start_s == pytest.approx(transcript.segments[1].seek / 100 + 0.3)
+
+
+@pytest.mark.parametrize(
+    "rest", [noise(3.0), np.concatenate([np.zeros(SAMPLE_RATE // 4, np.float32), speak("2").samples])]
+)
+async def test_neither_noise_nor_what_comes_at_once_is_read_again(app: RunningApp, rest: Samples) -> None:
+    app.answer = one_or_two
+    _, transcript = await app.transcribe(wav(np.concatenate([speak("1").samples, rest])), TIMED)
+    assert transcript.text == "one"
+
+
+async def test_where_a_client_limits_the_tokens_nothing_is_read_again(app: RunningApp) -> None:
+    first, pause, second = speak("1").samples, np.zeros(3 * SAMPLE_RATE, np.float32), speak("2").samples
+    app.answer = one_or_two
+    options = msgspec.structs.replace(TIMED, max_new_tokens=10)
+    _, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
+    assert transcript.text == "one"
