@@ -14,7 +14,7 @@ import soxr
 
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.speech import RECORDINGS, VOICES, WORDS, digit
-from tools.digits.noises import call
+from tools.digits.noises import call, clicks
 
 Random = np.random.Generator
 NUM_TALKERS = 16  # at once, in babble
@@ -104,6 +104,11 @@ def barks(count: int, rng: Random) -> Samples:
     return np.concatenate(parts)[:count]
 
 
+def keyboard(count: int, rng: Random) -> Samples:
+    """Keystrokes and other clicks."""
+    return np.asarray(clicks(count, rng), np.float32)
+
+
 def babble(count: int, rng: Random) -> Samples:
     """Many people at once: the synthesised digits, and where they are at hand, recordings of talk."""
     voices = [_talk(count, rng) for _ in range(NUM_TALKERS)]
@@ -140,7 +145,7 @@ def _mono(path: object) -> Samples:
 
 Maker = Callable[[int, Random], Samples]
 KINDS: dict[str, Maker] = {
-    each.__name__: each for each in (silence, hum, white, pink, babble, coughs, barks, tones, music)
+    each.__name__: each for each in (silence, hum, white, pink, babble, coughs, barks, keyboard, tones, music)
 }
 
 

@@ -6,13 +6,11 @@ The transcription package uses it. It knows neither HTTP nor the engine.
 from asr_server.audio.limits import FORMATS, MIN_AUDIO_S, AudioLimits
 from asr_server.audio.pool import PreprocessPool, PreprocessStats
 from asr_server.audio.recording import Cancelled, DecodeSlice, Recording
-from asr_server.audio.voice import LIKELY, SURE, holds_speech, next_speech_s
+from asr_server.audio.voice import holds_speech, next_speech_s
 
 __all__ = [
     "FORMATS",
-    "LIKELY",
     "MIN_AUDIO_S",
-    "SURE",
     "AudioLimits",
     "Cancelled",
     "DecodeSlice",

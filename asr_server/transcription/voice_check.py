@@ -16,13 +16,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from asr_server.audio import LIKELY, SURE, PreprocessPool, holds_speech, next_speech_s
+from asr_server.audio import PreprocessPool, holds_speech, next_speech_s
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.transcription.assembly import FRAMES_PER_S, DecodedPart, Span, rest_of
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
-IMPROBABLE_LOGPROB: Final = -1.0  # as Whisper has it: then the detector must be surer
 MIN_REST_S: Final = 1.2  # a shorter one holds no pause and a word
 LEAD_S: Final = 0.3  # before speech that was passed over
 SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `seek` is exact
@@ -47,7 +46,7 @@ async def without_invented(
         for number, span in enumerate(part.spans)
         if number < num_sent
         or not _is_doubtful(span, part)
-        or await pool.run(holds_speech, _samples_of(span, chunk), _needed_probability(span))
+        or await pool.run(holds_speech, _samples_of(span, chunk))
     ]
     return msgspec.structs.replace(part, spans=tuple(kept))
 
@@ -65,15 +64,8 @@ async def passed_over(chunk: Chunk, part: DecodedPart, pool: PreprocessPool) -> 
 
 
 def _is_doubtful(span: Span, part: DecodedPart) -> bool:
-    return part.result.no_speech_prob > DOUBTFUL_NO_SPEECH or _avg_logprob(span) < DOUBTFUL_LOGPROB
-
-
-def _needed_probability(span: Span) -> float:
-    return SURE if _avg_logprob(span) < IMPROBABLE_LOGPROB else LIKELY
-
-
-def _avg_logprob(span: Span) -> float:
-    return float(np.mean(span.logprobs))
+    is_improbable = float(np.mean(span.logprobs)) < DOUBTFUL_LOGPROB
+    return is_improbable or part.result.no_speech_prob > DOUBTFUL_NO_SPEECH
 
 
 def _samples_of(span: Span, chunk: Chunk) -> Samples:

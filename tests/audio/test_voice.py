@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,9 +16,7 @@ import pytest
 from asr_server.audio.voice import (
     CONTEXT,
     FRAME,
-    LIKELY,
     STATE_SHAPE,
-    SURE,
     VoiceDetector,
     holds_speech,
     is_speech,
@@ -72,11 +71,15 @@ def test_no_noise_is_certain_to_be_speech(kind: str) -> None:
     assert [next_speech_s(make_noise(kind, -30, 10.0, seed)) for seed in range(3)] == [None] * 3
 
 
-def test_barks_are_sometimes_likely_to_be_speech_but_seldom_surely() -> None:
-    barks = [make_noise("barks", -30, 2.0, seed) for seed in range(40)]
-    likely, surely = (sum(holds_speech(bark, each) for bark in barks) for each in (LIKELY, SURE))
-    assert surely <= 4 < likely
-    assert all(holds_speech(say(digit, "f3").samples, SURE) for digit in "0123456789")
+def test_where_frames_begin_in_a_word_seldom_decides_whether_it_is_heard() -> None:
+    """Of 40 words as faint as the babble around them. Heard in one phase alone, it decides for 16."""
+    undecided = 0
+    for number, (digit, voice) in enumerate(itertools.product("0123456789", VOICES)):
+        word = say(digit, voice).samples
+        babble = make_noise("babble", -20, len(word) / SAMPLE_RATE, number)
+        in_babble = word * (0.1 / word[np.abs(word) > 1e-3].std()) + babble
+        undecided += len({holds_speech(in_babble[at:]) for at in range(0, FRAME, 100)}) > 1
+    assert undecided <= 10
 
 
 def test_samples_in_blocks_of_any_size_are_worth_the_same_as_all_at_once() -> None:
