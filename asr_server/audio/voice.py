@@ -124,8 +124,8 @@ def next_speech_s(samples: Samples) -> float | None:
 
 
 def _standing_alone(samples: Samples, phase: int = 0) -> Probabilities:
-    """With an even loudness, and a little silence to begin (`phase` samples longer) and end with: without them
-    the detector misses short words that stand alone.
+    """With an even loudness, and a little silence to begin with (`phase` samples more) and to end with:
+    without them the detector misses short words that stand alone.
     """
     gain = EVEN_PEAK / max(float(np.abs(samples).max(initial=0)), FAINTEST_PEAK)
     before, behind = np.zeros(SILENCE + phase, np.float32), np.zeros(SILENCE, np.float32)
