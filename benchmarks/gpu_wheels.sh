@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python_version=${1:-3.12}
 target=${2:-.cache/gpu}
+python=${PYTHON:-.venv/bin/python} # has openai-whisper
 rm -rf "$target"
 mkdir -p "$target/wheels" "$target/site/whisper"
 
@@ -19,12 +20,12 @@ platforms=()
 for version in _2_28 _2_27 _2_26 _2_24 _2_17 2014 _2_12 _2_5 1; do
     platforms+=(--platform "manylinux${version}_x86_64")
 done
-python3 -m pip download --quiet --no-deps --only-binary=:all: --constraint constraints.txt \
+"$python" -m pip download --quiet --no-deps --only-binary=:all: --constraint constraints.txt \
     --python-version "$python_version" --implementation cp "${platforms[@]}" \
     --dest "$target/wheels" "${packages[@]}"
 
 # Not the whole of openai-whisper, which needs more packages: all we read is its vocabulary and alignment heads.
-source=$(python3 -c 'from importlib.util import find_spec; print(find_spec("whisper").submodule_search_locations[0])')
+source=$("$python" -c 'from importlib.util import find_spec; print(find_spec("whisper").submodule_search_locations[0])')
 sed -n '/^_ALIGNMENT_HEADS = {/,/^}/p' "$source/__init__.py" >"$target/site/whisper/__init__.py"
 cp "$source/tokenizer.py" "$target/site/whisper/"
 mkdir "$target/site/whisper/assets"

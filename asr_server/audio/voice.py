@@ -29,16 +29,19 @@ MAX_FRAMES: Final = 128  # in a call: 4 s, quicker than 2 s and than 8
 HYSTERESIS: Final = (
     0.15  # speech goes on at a probability lower by this than the one that starts it: Silero's rule
 )
-EVEN_PEAK: Final = 0.3
-FAINTEST_PEAK: Final = 1e-4
+# Whether a stretch of sound holds speech (`holds_speech`).
 LIKELY: Final = 0.45
 MIN_SPEECH_FRAMES: Final = 4  # 128 ms
 PHASES: Final = (0, FRAME // 3, 2 * FRAME // 3)
-POSSIBLE: Final = 0.4
-CERTAIN: Final = 0.9
+# Where speech begins behind a pause (`next_speech_s`).
+POSSIBLE: Final = 0.4  # of every frame
+CERTAIN: Final = 0.9  # of as many as these
 MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
 PAUSE_FRAMES: Final = 31  # 1 s: what comes sooner may have been heard, and got a time that is too early
-SILENCE: Final = 3 * FRAME  # before and behind samples that stand alone
+# What the detector gets of samples that stand alone.
+EVEN_PEAK: Final = 0.3
+FAINTEST_PEAK: Final = 1e-4
+SILENCE: Final = 3 * FRAME  # before them and behind
 DETECTOR: Final = Path(__file__).parents[1] / "models" / "silero-vad" / "detector.onnx"
 
 Probabilities = npt.NDArray[np.float32]  # [num_frames], that somebody speaks

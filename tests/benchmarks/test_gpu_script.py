@@ -153,12 +153,12 @@ def session(pid: int) -> int:
 
 def test_large_checkpoints_can_be_described_with_what_travels(tmp_path: Path) -> None:
     """Of openai-whisper a part travels, before which this environment's own must not be found."""
-    pip = tmp_path / "bin" / "python3"
-    pip.parent.mkdir()
-    pip.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n')
-    pip.chmod(0o755)
-    path = {"PATH": f"{pip.parent}:{os.environ['PATH']}"}
-    subprocess.run([SCRIPT.with_name("gpu_wheels.sh"), "3.12", tmp_path], env=os.environ | path, check=True)
+    without_pip, folder = tmp_path / "python", tmp_path / "gpu"
+    without_pip.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n')
+    without_pip.chmod(0o755)
+    python = {"PYTHON": str(without_pip)}
+    subprocess.run([SCRIPT.with_name("gpu_wheels.sh"), "3.12", folder], env=os.environ | python, check=True)
+    assert not any((folder / "wheels").iterdir())
     describe = (
         "import whisper\n"
         "from benchmarks.checkpoints import SHAPES, _alignment_heads, _read_ranks, _special_names\n"
@@ -168,9 +168,9 @@ def test_large_checkpoints_can_be_described_with_what_travels(tmp_path: Path) ->
     described = subprocess.run(
         [sys.executable, "-c", describe],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}/site:{ROOT}"},
+        env=os.environ | {"PYTHONPATH": f"{folder}/site:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert described.stdout == f"{tmp_path}/site/whisper/__init__.py 10 108 50257\n", described.stderr
+    assert described.stdout == f"{folder}/site/whisper/__init__.py 10 108 50257\n", described.stderr
