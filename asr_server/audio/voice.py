@@ -35,7 +35,7 @@ MIN_SPEECH_FRAMES: Final = 4  # 128 ms
 PHASES: Final = (0, FRAME // 3, 2 * FRAME // 3)
 # Where speech begins behind a pause (`next_speech_s`).
 POSSIBLE: Final = 0.4  # of every frame
-CERTAIN: Final = 0.9  # of as many as these
+CERTAIN: Final = 0.9
 MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
 PAUSE_FRAMES: Final = 31  # 1 s: what comes sooner may have been heard, and got a time that is too early
 # What the detector gets of samples that stand alone.
@@ -106,11 +106,17 @@ def speech_probabilities(samples: Samples) -> Probabilities:
 def holds_speech(samples: Samples) -> bool:
     """Whether anybody is likely to speak: a doubtful text of what holds no speech is no text.
 
-    What the detector makes of a short sound depends much on where its frames begin, so it hears each three
-    times, a third of a frame later, and the mean counts.
+    What the detector makes of a short sound depends much on where its frames begin. So unless it is certain
+    at once, it hears the sound three times, each a third of a frame later, and the mean counts.
     """
-    sorted_probabilities = [np.sort(_standing_alone(samples, phase)) for phase in PHASES]
-    return float(np.mean([each[-MIN_SPEECH_FRAMES] for each in sorted_probabilities])) >= LIKELY
+    first, *others = PHASES
+    heard = _speech_frames(samples, first)
+    return heard >= CERTAIN or np.mean([heard, *(_speech_frames(samples, each) for each in others)]) >= LIKELY
+
+
+def _speech_frames(samples: Samples, phase: int) -> float:
+    """The probability that as many frames reach as speech has at least."""
+    return float(np.sort(_standing_alone(samples, phase))[-MIN_SPEECH_FRAMES])
 
 
 def next_speech_s(samples: Samples) -> float | None:
