@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -110,11 +111,13 @@ def holds_speech(samples: Samples) -> bool:
     at once, it hears the sound three times, each a third of a frame later, and the mean counts.
     """
     first, *others = PHASES
-    heard = _speech_frames(samples, first)
-    return heard >= CERTAIN or np.mean([heard, *(_speech_frames(samples, each) for each in others)]) >= LIKELY
+    heard = _least_of_speech(samples, first)
+    if heard >= CERTAIN:
+        return True
+    return fmean([heard, *(_least_of_speech(samples, phase) for phase in others)]) >= LIKELY
 
 
-def _speech_frames(samples: Samples, phase: int) -> float:
+def _least_of_speech(samples: Samples, phase: int) -> float:
     """The probability that as many frames reach as speech has at least."""
     return float(np.sort(_standing_alone(samples, phase))[-MIN_SPEECH_FRAMES])
 
