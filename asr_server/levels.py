@@ -65,7 +65,7 @@ def find_pauses(samples: Samples) -> Pauses:
     if not len(levels):
         return np.empty((0, 2))
     quiet = levels < _quiet_power(levels)
-    pauses = np.flatnonzero(np.diff(quiet, prepend=False, append=False)).reshape(-1, 2)
+    pauses = runs(quiet)
     pauses[:, 1] = np.minimum(pauses[:, 1] + HOPS_PER_LEVEL - 1, len(levels))  # a level is of what follows
     return pauses[pauses[:, 1] - pauses[:, 0] >= MIN_PAUSE_HOPS] * (HOP / SAMPLE_RATE)
 
@@ -77,3 +77,8 @@ def _quiet_power(levels: Powers) -> float:
         return quiet
     noise = float(np.convolve(levels, _NOISE_AVERAGE, mode="valid").min())
     return max(quiet, ABOVE_NOISE * noise) if noise < NOISE_BELOW_LOUDEST * loudest else quiet
+
+
+def runs(flags: npt.ArrayLike) -> npt.NDArray[np.intp]:
+    """[num_runs, 2]: the first index of each run of true flags, and the one behind its last."""
+    return np.flatnonzero(np.diff(np.asarray(flags, bool), prepend=False, append=False)).reshape(-1, 2)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.levels import runs
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -125,9 +126,8 @@ def _least_of_speech(samples: Samples, phase: int) -> float:
 def next_speech_s(samples: Samples) -> float | None:
     """When somebody certainly begins to speak, behind a pause; None: nobody does."""
     probabilities = _standing_alone(samples)[SILENCE // FRAME :]
-    edges = np.flatnonzero(np.diff(is_speech(probabilities, POSSIBLE), prepend=False, append=False))
     spoken_to = 0
-    for first, end in edges.reshape(-1, 2).tolist():
+    for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist():
         if (probabilities[first:end] >= CERTAIN).sum() >= MIN_CERTAIN_FRAMES:
             if first - spoken_to >= PAUSE_FRAMES:
                 return float(first * FRAME_S)

@@ -12,7 +12,7 @@ from asr_server.audio.loudness import LoudnessNormalizer
 from asr_server.audio.split import MIN_REST, Splitter, quietest_cut
 from asr_server.audio.voice import FRAME, VoiceDetector, is_speech
 from asr_server.core import SAMPLE_RATE, Piece, Samples, VoiceChunking
-from asr_server.levels import HOP, powers
+from asr_server.levels import HOP, powers, runs
 
 
 class VoiceSplitter(Splitter):
@@ -72,8 +72,7 @@ class VoiceSplitter(Splitter):
 
     def _stretches(self, num_held: int) -> list[tuple[int, int]]:
         """First and last sample of the buffer's speech; shorter pauses than asked for are part of it."""
-        edges = np.flatnonzero(np.diff(self._speech, prepend=False, append=False)).reshape(-1, 2)
-        edges = (edges + self._first_frame) * FRAME - self._start
+        edges = (runs(self._speech) + self._first_frame) * FRAME - self._start
         joined: list[tuple[int, int]] = []
         for start, end in edges.clip(0, num_held).tolist():
             before = joined.pop() if joined and start - joined[-1][1] < self._silence else (start, end)

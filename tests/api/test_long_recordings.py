@@ -70,6 +70,7 @@ def check_stream(text: str, verbose: Any) -> None:
     have been sent by then, and stand.
     """
     drawn_from = {segment.seek for segment in verbose.segments if segment.temperature > 0}
+    assert drawn_from or text == verbose.text
     is_drawn = [s.seek in drawn_from for s in verbose.segments for _ in s.text.split()]
     edits = SequenceMatcher(None, verbose.text.split(), text.split(), autojunk=False).get_opcodes()
     for kind, first, end, _, _ in edits:
