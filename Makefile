@@ -48,7 +48,7 @@ trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
 	$(BIN)/python -m pytest -m trial --timeout 3600 $(ARGS)
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
-	@for benchmark in frontend engine peers serving fairness transport executors realtime accuracy words voice digits parity; do \
+	@for benchmark in frontend engine peers serving fairness transport executors realtime accuracy words voice digits parity api_process; do \
 		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
 	done
 

@@ -15,12 +15,12 @@ START_LIMIT_S = 300.0
 
 
 @contextmanager
-def running_server(*arguments: str) -> Iterator[str]:
-    """Starts `asr-server serve ARGUMENTS` on a free client and yields its URL once it can take work.
+def running_server(*arguments: str, module: str = "asr_server") -> Iterator[str]:
+    """Starts `asr-server serve ARGUMENTS` on a free port and yields its URL once it can take work.
 
     Raises RuntimeError, with what the server printed, when it ends or takes too long to become ready.
     """
-    command = [sys.executable, "-m", "asr_server", "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-m", module, "serve", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         output = _Output(process)

@@ -5,13 +5,13 @@
     python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length 30 \\
         --concurrency 128 1 8 32 512 --formats wav,flac,mp3 wav flac mp3 --one-at-a-time --requests 512
     python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length long \\
-        --preprocess-workers 1 2 4 8 16     six files of 14 to 22 minutes at once
+        --preprocess-workers 1 2 4 8 16 --concurrency 128 1     files of 14 to 22 minutes
 
 Flags that take several values: every combination is measured, or with --one-at-a-time the first values of
 all and each other value with the first ones of the rest. Throughput is seconds of audio over (last response -
 first request); making the files is not counted, and no two are the same. Rounds are interleaved. Answers are
-streamed; each is compared with the first one to the same file, which for the first 32 files is the one they
-get alone. --shape takes random weights and --tokens a chunk instead of a checkpoint.
+streamed; each is compared with the first one to the same file, which for the first 32 clips, or six long
+files, is the one they get alone. --shape takes random weights and --tokens a chunk instead of a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 from rich.progress import Progress
 
 from asr_server.config import EMBEDDED_MODEL, default_preprocess_workers
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
-from benchmarks.client import Answer, connected, transcribe
+from benchmarks.client import Answer, Client, connected, transcribe
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.health import HealthProbe, probing_health
 from benchmarks.reporting import Budget, command, grid, machine, write_json
@@ -42,15 +41,13 @@ from benchmarks.uploads import FORMATS, LONG_MINUTES, Upload, check_distinct, lo
 HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
 MIB = 1 << 20
 LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-concurrent-requests", "1024")
-ALONE = 32  # files at most that are heard one by one first
+CLIPS_ALONE = 32  # at most; these are heard one by one first
 
 
 class Load:
     """Posts to one server and watches it."""
 
-    def __init__(
-        self, client: httpx.AsyncClient, health: HealthProbe, busy: GpuBusy, fields: Mapping[str, str]
-    ) -> None:
+    def __init__(self, client: Client, health: HealthProbe, busy: GpuBusy, fields: Mapping[str, str]) -> None:
         self._client, self._health, self._busy, self._fields = client, health, busy, fields
         self._answers: dict[str, str] = {}
         self._steps, self._tokens = 0, 0
@@ -99,7 +96,7 @@ class Load:
     async def _decode_batch(self) -> float:
         """The mean since it was last asked for. A heartbeat brings the replica's counters once a second."""
         await asyncio.sleep(HEARTBEAT_S)
-        replica = (await self._client.get("/load")).json()["replicas"][0]
+        replica = (await self._client.get_json("/load"))["replicas"][0]
         steps, tokens = replica["num_decode_steps"], replica["num_decoded_tokens"]
         mean: float = (tokens - self._tokens) / max(1, steps - self._steps)
         self._steps, self._tokens = steps, tokens
@@ -115,11 +112,12 @@ async def measure(
         async with connected(url) as client:
             load = Load(client, health, busy, fields)
             alone = [
-                (uploads_of(each, options)[:ALONE], 1)
+                (uploads_of(each, options)[: num_alone(each)], 1)
                 for each in {case.files: case for case in cases}.values()
             ]
             largest = max(cases, key=lambda case: case.concurrency)
-            await load.warm_up([*alone, (uploads_of(largest, options), largest.concurrency)])
+            together = uploads_of(largest, options)[: 4 * num_alone(largest)]
+            await load.warm_up([*alone, (together, largest.concurrency)])
             with Progress(console=budget.console) as progress:
                 turns = [case for _ in range(options.repeats) for case in cases]
                 for case in progress.track(turns, description="rounds"):
@@ -129,18 +127,28 @@ async def measure(
 
 
 def uploads_of(case: Case, options: argparse.Namespace) -> list[Upload]:
-    """As many as keep all places busy, within what was asked for."""
-    made = _uploads(case.length, case.formats, options.requests, options.quick)
-    return made[: max(ALONE, 4 * case.concurrency)]
+    """As many as keep all places busy: several clips for each, within what was asked for; one long file."""
+    if case.length == "long":
+        return _long_uploads(case.formats, max(len(LONG_MINUTES), case.concurrency), options.quick)
+    made = _clips(case.length, case.formats, options.requests)
+    return made[: max(CLIPS_ALONE, 4 * case.concurrency)]
+
+
+def num_alone(case: Case) -> int:
+    """So many of its files are heard one by one before the rounds, and four times as many together."""
+    return len(LONG_MINUTES) if case.length == "long" else CLIPS_ALONE
 
 
 @cache
-def _uploads(length: str, formats: str, count: int, quick: bool) -> list[Upload]:
-    mix = formats.split(",")
-    if length == "long":
-        uploads = long_uploads(mix, (1.0, 1.5) if quick else LONG_MINUTES)
-    else:
-        uploads = short_uploads(count, mix, None if length == "mixed" else float(length))
+def _long_uploads(formats: str, count: int, quick: bool) -> list[Upload]:
+    uploads = long_uploads(formats.split(","), 2 if quick else count, (1.0, 1.5) if quick else LONG_MINUTES)
+    check_distinct(uploads)
+    return uploads
+
+
+@cache
+def _clips(length: str, formats: str, count: int) -> list[Upload]:
+    uploads = short_uploads(count, formats.split(","), None if length == "mixed" else float(length))
     check_distinct(uploads)
     return uploads
 

@@ -20,11 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from asr_server.core import SAMPLE_RATE, ChunkId, DecodingOptions, Result, Samples, Submit
-from benchmarks.client import connected, transcribe
+from benchmarks.client import Client, connected, transcribe
 from benchmarks.peers import Setting, Work, make_clips
 from benchmarks.running_server import running_server
 from benchmarks.uploads import wav
@@ -62,7 +61,7 @@ def ours_http(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
     # What random weights say is always in doubt; a trained model's texts seldom are.
     arguments += ["--cpu-threads", str(work.threads), "--no-check-voice"]
 
-    async def post_all(client: httpx.AsyncClient) -> int:
+    async def post_all(client: Client) -> int:
         answers = [transcribe(client, f"{i}.wav", file, fields) for i, file in enumerate(files)]
         return sum(answer.num_tokens for answer in await asyncio.gather(*answers))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
@@ -35,17 +36,21 @@ def short_uploads(
     """Sequences of digits of that length, or of 2 to 30 s; formats in turn."""
     rng = np.random.default_rng(5)
     recordings = [_spoken(index, duration_s or rng.uniform(2, 30), rng) for index in range(count)]
-    return _encoded(f"{duration_s or 'mixed'}", recordings, formats)
+    return _encoded(f"{duration_s or 'mixed'}", recordings.__getitem__, count, formats)
 
 
-def long_uploads(formats: Sequence[str] = FORMATS, minutes: Sequence[float] = LONG_MINUTES) -> list[Upload]:
-    """One for each of the durations: a minute of digits over and over, each time in other noise."""
-    rng = np.random.default_rng(7)
-    recordings = []
-    for index, duration_min in enumerate(minutes):
-        samples = np.resize(_spoken(index, 60, rng), round(60 * duration_min * SAMPLE_RATE))
-        recordings.append(samples + rng.normal(0, 2e-3, len(samples)).astype(np.float32))
-    return _encoded("long", recordings, formats)
+def long_uploads(
+    formats: Sequence[str] = FORMATS, count: int = 6, minutes: Sequence[float] = LONG_MINUTES
+) -> list[Upload]:
+    """The durations in turn: a minute of digits over and over, each time in other noise."""
+
+    def recording(index: int) -> Samples:
+        rng = np.random.default_rng([7, index])
+        num_samples = round(60 * minutes[index % len(minutes)] * SAMPLE_RATE)
+        noise = 2e-3 * rng.standard_normal(num_samples, np.float32)
+        return np.resize(_spoken(index, 60, rng), num_samples) + noise
+
+    return _encoded("long", recording, count, formats)
 
 
 def check_distinct(uploads: Sequence[Upload]) -> None:
@@ -78,15 +83,17 @@ def encode(samples: Samples, suffix: str) -> bytes:
     return file.getvalue()
 
 
-def _encoded(name: str, recordings: Sequence[Samples], formats: Sequence[str]) -> list[Upload]:
-    """The formats in turn; on all cores."""
+def _encoded(
+    name: str, recording: Callable[[int], Samples], count: int, formats: Sequence[str]
+) -> list[Upload]:
+    """The formats in turn; on all cores, and no more recordings at once than these."""
 
     def upload(index: int) -> Upload:
-        samples, suffix = recordings[index], formats[index % len(formats)]
+        samples, suffix = recording(index), formats[index % len(formats)]
         return Upload(f"{name}-{index}.{suffix}", encode(samples, suffix), len(samples) / SAMPLE_RATE)
 
-    with ThreadPoolExecutor() as threads:
-        return list(threads.map(upload, range(len(recordings))))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(upload, range(count)))
 
 
 def _spoken(index: int, duration_s: float, rng: np.random.Generator) -> Samples:

@@ -19,14 +19,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import httpx
 import psutil
 from rich.console import Console
 from rich.progress import Progress
 
 from asr_server.config import EMBEDDED_MODEL
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
-from benchmarks.client import connected, transcribe
+from benchmarks.client import Client, connected, transcribe
 from benchmarks.reporting import Seconds, command, machine, percent_more, spread, write_json
 from benchmarks.running_server import running_server
 from benchmarks.uploads import Upload, short_uploads
@@ -51,7 +50,7 @@ async def measure(url: str, uploads: Sequence[Upload], options: argparse.Namespa
 
 
 async def _round(
-    client: httpx.AsyncClient, uploads: Sequence[Upload], in_flight: int, fields: Mapping[str, str]
+    client: Client, uploads: Sequence[Upload], in_flight: int, fields: Mapping[str, str]
 ) -> Seconds:
     places = asyncio.Semaphore(in_flight)
 

@@ -33,8 +33,9 @@ def open_source(source: Source) -> io.FileIO:
 
 
 def _regular_fd(source: BinaryIO) -> int | None:
-    # Asking a spooled file for its descriptor writes it to disk.
-    if getattr(source, "_rolled", True) is False:
+    if (
+        getattr(source, "_rolled", True) is False
+    ):  # asking a spooled file for its descriptor writes it to disk
         return None
     try:
         fd = source.fileno()

@@ -96,8 +96,9 @@ class SlotState:
         self.token.copy_(tokens)
         self.last_time.copy_(torch.where(tokens >= first_time, tokens, self.last_time))
         self.num_generated += 1
-        # A slot that is held may run on; it must not run over.
-        self.position.add_(1).clamp_(max=last_position)
+        self.position.add_(1).clamp_(
+            max=last_position
+        )  # a slot that is held may run on; it must not run over
 
 
 _FROM_OPTIONS = (

@@ -14,9 +14,9 @@ def test_files_differ_and_last_as_long_as_they_say() -> None:
 
 
 def test_long_files_repeat_nothing_exactly() -> None:
-    first, second = long_uploads(("flac",), minutes=(1.5, 1.5))
-    assert first.data != second.data
-    assert first.duration_s == 90
+    first, second, third = long_uploads(("flac",), 3, minutes=(1.5, 2))
+    check_distinct([first, second, third])
+    assert [first.duration_s, second.duration_s, third.duration_s] == [90, 120, 90]
 
 
 def test_the_same_file_posted_twice_is_noticed() -> None:
