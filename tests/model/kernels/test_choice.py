@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.model import WhisperSizes
 from asr_server.model.float8 import FP8
-from asr_server.model.kernels import TORCH, Kernels
+from asr_server.model.kernels import TORCH, Kernels, candidates
 from asr_server.model.kernels.candidates import audio_attention, choose_kernels, encoder_layer
 from asr_server.model.kernels.choice import Candidate, choose, judge
 
@@ -77,6 +78,57 @@ def test_the_attention_tried_at_load_agrees_with_torch(
     tried = audio_attention(kernels, SIZES, DEVICE, dtype, audio_dtype, rows=1)
     chosen = choose(kernels, [tried], lambda compute: float(compute is not tried.kernel))
     assert chosen.kernels == kernels, chosen.report
+
+
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes how long each range of numbers is that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lengths: list[int] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if "arange" in str(function):
+            self.lengths.append(len(made))
+        return made
+
+
+def test_torchs_attention_is_timed_without_making_what_the_cache_has() -> None:
+    tried = audio_attention(Kernels(flash_decode=kernel), SIZES, CPU, torch.float32, rows=1)
+    with Counting() as counting:
+        tried.reference()
+    assert max(counting.lengths, default=0) <= SIZES.width
+
+
+def test_the_device_is_kept_busy_until_all_that_is_timed_lies_in_its_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            done.append("event")
+
+        def synchronize(self) -> None:
+            done.append("wait")
+
+        def elapsed_time(self, end: object) -> float:
+            return 1e3 * candidates._REPEATS
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append("sleep"))
+
+    def compute() -> Tensor:
+        done.append("call")
+        return torch.ones(1)
+
+    assert candidates._time_s(compute) == 1.0
+    busy = done.index("sleep")
+    assert "call" in done[:busy], "what is compiled or allocated at first is not timed"
+    assert done[busy + 1 :] == ["event", *["call"] * candidates._REPEATS, "event", "wait"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
