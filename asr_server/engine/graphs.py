@@ -5,10 +5,13 @@ A decode step is hundreds of kernels, and launching them one by one takes longer
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Several
 from typing import Protocol
 
 import torch
@@ -62,11 +65,13 @@ class Graphs:
         """
         Args:
             compute: is called with the numbers of a shape; reads always the same tensors.
+            shapes: all combinations of some sizes of each of their numbers.
             priority: of its kernels. They keep that of the stream they are recorded on, whichever stream
                 they are replayed on (torch sets cudaGraphInstantiateFlagUseNodePriority).
         """
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = new_stream(priority)
+        self._sizes = sizes_of(shapes)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         for shape in sorted(shapes, key=math.prod, reverse=True):
             self._graphs[shape] = self._capture(compute, shape)
@@ -77,31 +82,52 @@ class Graphs:
             for _ in range(_WARM_UPS):
                 compute(*shape)
         torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with (
-            _CAPTURE_LOCK,
-            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-        ):
-            output = compute(*shape)
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with (
+                _CAPTURE_LOCK,
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                output = compute(*shape)
+        except RuntimeError:
+            self._end_failed_capture(before)
+            raise
         return graph, output
+
+    def _end_failed_capture(self, before: torch.cuda.Stream) -> None:
+        """Does what torch leaves out where a recording cannot be ended because something in it was illegal.
+
+        The stream of the recording would stay the current one. And for torch up to 2.12 (pull request 180395)
+        the recording would never end: no memory that several streams used would be given back any more, and
+        emptying the cache, as the next recording does first, would fail.
+        """
+        torch.cuda.set_stream(before)
+        device = torch.cuda.current_device()
+        with contextlib.suppress(RuntimeError):  # it has ended
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+            torch._C._cuda_releasePool(device, self._pool)
 
     def replay(self, *least: int) -> Tensor:
         """Computes the smallest shape that covers `least`. The result is overwritten by the next replay.
 
         Raises:
-            ValueError: there is none so large.
+            IndexError: there is none so large.
         """
-        graph, output = self._graphs[smallest(self._graphs, least)]
+        graph, output = self._graphs[smallest(self._sizes, least)]
         graph.replay()
         return output
 
 
-def smallest(shapes: Collection[Shape], least: Shape) -> Shape:
-    """The smallest of the shapes that is nowhere smaller than `least`."""
-    covering = [
-        shape for shape in shapes if all(has >= wants for has, wants in zip(shape, least, strict=True))
-    ]
-    return min(covering, key=math.prod)
+def sizes_of(shapes: Collection[Shape]) -> list[list[int]]:
+    """For each number of the shapes its sizes in order."""
+    return [sorted(set(sizes)) for sizes in zip(*shapes, strict=True)]
+
+
+def smallest(sizes: Several[Several[int]], least: Shape) -> Shape:
+    """The smallest size of each number that is not below `least`. Raises IndexError: there is none."""
+    return tuple(each[bisect_left(each, wanted)] for each, wanted in zip(sizes, least, strict=True))
 
 
 def row_buckets(num_rows: int) -> list[int]:

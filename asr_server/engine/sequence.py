@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -56,12 +57,12 @@ class Sequence:
         """Of the token that the next step feeds."""
         return len(self.prompt) - 1 + len(self.tokens)
 
-    @property
+    @cached_property
     def is_restricted(self) -> bool:
         """Draws from a part of the vocabulary alone."""
         return (self.options.top_k, self.options.top_p, self.options.min_p) != (0, 1.0, 0.0)
 
-    @property
+    @cached_property
     def is_penalised(self) -> bool:
         options = self.options
         return (options.repetition_penalty, options.frequency_penalty, options.presence_penalty) != (

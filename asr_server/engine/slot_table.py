@@ -15,7 +15,7 @@ class SlotTable:
 
     def __len__(self) -> int:
         """Slots in use."""
-        return sum(holder is not None for holder in self._holders)
+        return len(self._holders) - self._holders.count(None)
 
     def place(self, sequence: Sequence, slot: int | None = None) -> None:
         """Into a given slot, or the first free one."""

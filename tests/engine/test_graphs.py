@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from asr_server.engine import graphs
-from asr_server.engine.graphs import context_buckets, row_buckets, smallest
-from tests.engine.stream_stand_ins import imitate_streams
+from asr_server.engine.graphs import context_buckets, row_buckets, sizes_of, smallest
+from tests.engine.stream_stand_ins import StandInStream, imitate_streams
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8, 50, 128, 256])
@@ -28,12 +28,12 @@ def test_every_context_has_a_bucket_within_the_positions(num_positions: int) -> 
 
 
 def test_the_smallest_shape_that_covers_a_step_is_taken() -> None:
-    shapes = [(1, 64), (8, 64), (1, 448), (8, 448)]
-    assert smallest(shapes, (1, 64)) == (1, 64)
-    assert smallest(shapes, (2, 10)) == (8, 64)
-    assert smallest(shapes, (1, 65)) == (1, 448)
-    with pytest.raises(ValueError):
-        smallest(shapes, (9, 1))
+    sizes = sizes_of([(8, 64), (1, 64), (1, 448), (8, 448)])
+    assert smallest(sizes, (1, 64)) == (1, 64)
+    assert smallest(sizes, (2, 10)) == (8, 64)
+    assert smallest(sizes, (1, 65)) == (1, 448)
+    with pytest.raises(IndexError):
+        smallest(sizes, (9, 1))
 
 
 class StandInCapture:
@@ -69,6 +69,46 @@ def test_recordings_disturb_no_other_thread_and_share_a_pool(monkeypatch: pytest
         assert call["capture_error_mode"] == "thread_local"
         assert call["pool"] == "pool"
         assert call["stream"].priority == -1
+
+
+class EndlessCapture:
+    """torch.cuda.graph where something illegal was recorded: its end fails, and the stream stays current."""
+
+    def __init__(self, graph: object, pool: object, stream: StandInStream, **_: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        StandInStream.current = self._stream
+
+    def __exit__(self, *_: object) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_recording_that_fails_leaves_neither_its_stream_nor_the_allocator_behind(
+    has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitate_streams(monkeypatch, copy_overlap=False)
+    calls: list[Any] = []
+
+    def end(*where: object) -> None:
+        if has_ended:
+            raise RuntimeError("not currently recording to mempool_id")
+        calls.append(("ended", *where))
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", EndlessCapture)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(StandInStream, "current", stream))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_releasePool", lambda *where: calls.append(("released", *where)), raising=False
+    )
+    before = StandInStream.current
+    assert graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda")) is None
+    assert StandInStream.current is before
+    assert calls == ([] if has_ended else [("ended", 3, (0, 7)), ("released", 3, (0, 7))])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("operation not permitted when stream is capturing"), None])
