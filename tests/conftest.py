@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 import asr_server.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
+from asr_server.telemetry import JsonFormatter, TextFormatter
 
 # Where there is no GPU, Triton's kernels are tested on CPU tensors by its interpreter.
 if not os.path.exists("/dev/nvidiactl"):
@@ -31,6 +33,17 @@ def pytest_configure() -> None:
     inherit that: a server under test would never feel Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that a test runs in this process settles how the process logs: for that test alone."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
+    for handler in logging.root.handlers[:]:
+        if isinstance(handler.formatter, TextFormatter | JsonFormatter):
+            logging.root.removeHandler(handler)
 
 
 class Server(NamedTuple):
