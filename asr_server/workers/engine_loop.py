@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from asr_server.checkpoint import CheckpointError
 from asr_server.config import Settings
-from asr_server.core import Drain, Event, Failed, Heartbeat, Result, StartFailed
+from asr_server.core import Event, Failed, Heartbeat, Result, StartFailed
 from asr_server.telemetry import working_for
 from asr_server.transport.channels import EngineServer, HeartbeatSender
 
@@ -78,10 +78,8 @@ def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
 def serve(engine: Engine, server: EngineServer) -> None:
     """Takes commands, steps the engine, sends events; returns when drained."""
     server.send(engine.initial_credit())
-    draining = False
-    while not (draining and not engine.has_work):
+    while engine.has_work or not engine.draining:
         for command in server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S):
-            draining |= isinstance(command, Drain)
             engine.handle(command)
         for event in engine.step():
             server.send(event)
