@@ -29,7 +29,6 @@ MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) give
 # Handing a thread over costs up to half a millisecond, as much as a chunk of 16 kHz mono WAV.
 FILLED_SLICE_S = 0.01
 
-
 logger = logging.getLogger(__name__)
 
 
@@ -62,7 +61,6 @@ class Recording:
     ) -> None:
         """`chunking` None: full chunks, cut at the quietest places."""
         self.truncated = False
-        self.warnings: list[str] = []
         self.work_s = 0.0
         self.expected_duration_s: float | None = None  # by the file's header, once the first slice is decoded
         self._source: Source | None = source
@@ -152,7 +150,7 @@ class Recording:
         if samples is not None:
             return self._push(samples)
         self._finished = True
-        self._note_damage()
+        self.truncated = self._stream.truncated
         if self.duration_s < MIN_AUDIO_S:
             raise AudioTooShort(
                 f"The audio is {self.duration_s:g} s long; at least {MIN_AUDIO_S} s are needed."
@@ -197,11 +195,6 @@ class Recording:
     def _open_remote(self) -> Stream:
         assert self._file is not None
         return RemoteStream(self._file.fileno(), self._limits, self._closed, self._split_channels)
-
-    def _note_damage(self) -> None:
-        if self._stream and self._stream.truncated:
-            self.truncated = True
-            self.warnings.append("The file is damaged or cut short; what could be read was used.")
 
     def _release(self) -> None:
         if self._stream is not None:

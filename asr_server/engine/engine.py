@@ -116,11 +116,6 @@ class Engine:
         return len(self._slots)
 
     @property
-    def decode_batch_mean(self) -> float:
-        """Sequences per decode step since the start."""
-        return self.num_decoded_tokens / max(1, self.num_decode_steps)
-
-    @property
     def num_decode_steps(self) -> int:
         return self._loop.num_steps
 

@@ -25,11 +25,6 @@ class Transfers:
         if overlap and device.type == "cuda":
             self._h2d, self._d2h = new_stream(), new_stream()
 
-    @classmethod
-    def none(cls) -> Transfers:
-        """For the CPU, where tensors are already where they are used."""
-        return cls(torch.device("cpu"), overlap=False)
-
     def to_device(self, tensor: Tensor) -> Tensor:
         """For use in the current stream."""
         if self._device.type == "cuda" and not tensor.is_pinned():

@@ -17,7 +17,6 @@ class SpecialTokens:
     end_of_text: int
     start_of_transcript: int
     start_of_prev: int | None
-    start_of_lm: int | None
     no_speech: int | None
     no_timestamps: int
     timestamp_begin: int
@@ -55,7 +54,6 @@ class SpecialTokens:
             end_of_text=ids["<|endoftext|>"],
             start_of_transcript=int(required["<|startoftranscript|>"]),
             start_of_prev=generation.get("prev_sot_token_id", ids.get("<|startofprev|>")),
-            start_of_lm=ids.get("<|startoflm|>"),
             no_speech=ids.get("<|nospeech|>", ids.get("<|nocaptions|>")),
             no_timestamps=int(no_timestamps),
             timestamp_begin=int(no_timestamps) + 1,

@@ -12,8 +12,6 @@ from tests.api.official_client import SPOKEN, transcribe
 from tests.api.sample_files import m4a, silent_film, sound_file
 from tests.speech import silence
 
-VERBOSE: dict[str, Any] = {"response_format": "verbose_json"}
-
 
 @pytest.mark.parametrize(
     ("file", "code"),

@@ -11,7 +11,6 @@ from asr_server.errors import InvalidValue
 MODEL = ("model", "whisper-1")
 FLOATS = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature")
 NAMES = [*sorted(TranscriptionFields.model_fields), "include[]", "chunking_strategy[type]", "languages[0]"]
-VERBOSE = [("response_format", "verbose_json")]
 
 
 def parse(*pairs: tuple[str, str]) -> TranscriptionFields:

@@ -153,7 +153,6 @@ def test_a_file_cut_short_says_so(tmp_path: Path, name: str) -> None:
     data = make(tmp_path, name, voice(48_000, 1, 10.0), 48_000).read_bytes()
     _, recording = pieces_of(data[: len(data) // 2])
     assert recording.truncated
-    assert recording.warnings == ["The file is damaged or cut short; what could be read was used."]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ SPECIALS = SpecialTokens(
     end_of_text=END,
     start_of_transcript=61,
     start_of_prev=62,
-    start_of_lm=63,
     no_speech=64,
     no_timestamps=NO_TIMESTAMPS,
     timestamp_begin=FIRST_TIME,
@@ -36,9 +35,10 @@ SUPPRESSED, AT_BEGIN = (3, 5, 61), (7, END)
 def state_after(sequences: list[list[int]], timestamps: list[bool]) -> SlotState:
     """Slots in which these tokens were generated, all in one go or none."""
     state = SlotState.empty(len(sequences), 32, torch.device("cpu"))
+    transfers = Transfers(torch.device("cpu"), overlap=False)
     for slot, wanted in enumerate(timestamps):
         options = DecodingOptions(timestamps=wanted)
-        state.begin([SlotStart(slot, [61, 67, 65], options)], FIRST_TIME - 1, Transfers.none())
+        state.begin([SlotStart(slot, [61, 67, 65], options)], FIRST_TIME - 1, transfers)
         for token in sequences[slot]:
             state[slice(slot, slot + 1)].advance(torch.tensor([token]), FIRST_TIME, end_of_text=-1)
     return state

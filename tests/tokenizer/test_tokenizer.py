@@ -81,7 +81,6 @@ def test_special_tokens_are_those_of_openai_whisper() -> None:
     assert specials.end_of_text == theirs.eot
     assert specials.start_of_transcript == theirs.sot
     assert specials.start_of_prev == theirs.sot_prev
-    assert specials.start_of_lm == theirs.sot_lm
     assert specials.no_speech == theirs.no_speech
     assert specials.no_timestamps == theirs.no_timestamps
     assert specials.timestamp_begin == theirs.timestamp_begin

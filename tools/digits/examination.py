@@ -81,7 +81,6 @@ class Score:
     digits: int
     errors: int
     times_s: list[float]
-    segments_total: int
 
     @property
     def rate(self) -> float:
@@ -100,18 +99,17 @@ class Score:
 
 def score(listener: Listener, examples: list[Example], with_times: bool, prompt: str = "") -> Score:
     """Hear the examples and count."""
-    errors, digits, total = 0, 0, 0
+    errors, digits = 0, 0
     times_s: list[float] = []
     answers = listener.hear([example.wave for example in examples], with_times, prompt)
     for example, heard in zip(examples, answers, strict=True):
         digits += len(example.digits)
         errors += digit_errors(example.digits, heard.digits)
         truth = segments(example.said)
-        total += len(truth)
         if with_times and [s.digits for s in truth] == [s.digits for s in heard.segments]:
             for wanted, got in zip(truth, heard.segments, strict=True):
                 times_s += [abs(wanted.start_s - got.start_s), abs(wanted.end_s - got.end_s)]
-    return Score(digits, errors, times_s, total)
+    return Score(digits, errors, times_s)
 
 
 def rejected(listener: Listener, waves: list[Wave], with_times: bool) -> tuple[int, int]:
