@@ -101,9 +101,22 @@ def choose_device(name: str) -> torch.device:
     """Raises ValueError for a GPU that is not there, or that this build of torch cannot use."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"torch {torch.__version__} finds no GPU that it can use")
+    if name == "cuda":
+        _check_gpu()
     return torch.device(name)
+
+
+def _check_gpu() -> None:
+    if not torch.cuda.is_available():
+        raise ValueError(f"torch {torch.__version__} finds no GPU that it can use")
+    try:
+        torch.zeros(1, device="cuda")
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise  # the device may well work at the next try
+        gpu = torch.cuda.get_device_name()
+        reason = f"torch {torch.__version__} was not built for this GPU, {gpu}"
+        raise ValueError(f"{reason}: {naming('device')} cpu works here") from error
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -266,9 +266,10 @@ class Engine:
         unknown = [sequence for sequence in ready if self._needs_detection(sequence)]
         known = [sequence for sequence in ready if not self._needs_detection(sequence)]
         if unknown:
-            slots = [sequence.slot for sequence in unknown]
-            self._detecting.append((self._runner.language_probabilities(slots), unknown))
-        self._held += unknown  # in their slots, until the answer comes
+            with self._failing(unknown, "language detection"):
+                slots = [sequence.slot for sequence in unknown]
+                self._detecting.append((self._runner.language_probabilities(slots), unknown))
+                self._held += unknown  # in their slots, until the answer comes
         self._report_languages()
         for sequence in known:
             sequence.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
@@ -298,9 +299,10 @@ class Engine:
         start = run[0].sot_index
         fed = max(len(run[0].prompt) - 1, start + 1)
         slots = [sequence.slot for sequence in run]
-        self._runner.prefill(slots, [sequence.prompt[:fed] for sequence in run], start)
-        self._loop.start(run)
-        self._loop.sequences.extend(run)
+        with self._failing(run, "prefill"):
+            self._runner.prefill(slots, [sequence.prompt[:fed] for sequence in run], start)
+            self._loop.start(run)
+            self._loop.sequences.extend(run)
 
     # -- Decode -------------------------------------------------------------------------------------------
 

@@ -126,6 +126,27 @@ def test_the_device_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyP
     assert choose_device("auto") == CPU
 
 
+@pytest.mark.parametrize(
+    ("failure", "error", "said"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", ValueError, "GTX 1080"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", RuntimeError, "busy"),
+    ],
+)
+def test_a_gpu_that_torch_was_not_built_for_is_said_in_one_line_and_a_busy_one_may_be_tried_again(
+    failure: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(failure)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce GTX 1080")
+    monkeypatch.setattr(torch, "zeros", fail)
+    with pytest.raises(error, match=said) as raised:
+        choose_device("auto")
+    assert type(raised.value) is error
+
+
 def test_an_engine_starts_from_its_configuration_alone() -> None:
     threads = torch.get_num_threads()
     engine = Engine.load(

@@ -263,20 +263,23 @@ def test_an_error_of_the_device_ends_the_engine_and_is_not_taken_for_a_bad_chunk
         engine.step()
 
 
+@pytest.mark.parametrize("where", ["encode", "prefill", "language_probabilities"])
 def test_running_out_of_memory_fails_the_chunks_of_the_batch_alone(
-    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    pocket: Checkpoint, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = pocket.engine()
-    encode = engine._runner.encode
+    works = getattr(engine._runner, where)
 
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(engine._runner, "encode", fail)
-    submit(engine, "bad", make_clip(0, 1), PLAIN)
-    events = engine.step()
-    monkeypatch.setattr(engine._runner, "encode", encode)
-    submit(engine, "good", make_clip(0, 1), PLAIN)
+    options = msgspec.structs.replace(PLAIN, language=None if where == "language_probabilities" else "de")
+    monkeypatch.setattr(engine._runner, where, fail)
+    submit(engine, "bad", make_clip(0, 1), options)
+    events = run(engine)
+    monkeypatch.setattr(engine._runner, where, works)
+    submit(engine, "good", make_clip(0, 1), options)
     events += run(engine)
     assert [event.id.request_id for event in events if isinstance(event, Failed)] == ["bad"]
     assert [event.id.request_id for event in events if isinstance(event, Result)] == ["good"]
+    assert engine.slots_in_use == 0
