@@ -27,13 +27,16 @@ class Backlog:
     def __init__(self) -> None:
         self.num_unread = 0
         self._has_room = asyncio.Event()
+        self._has_room.set()
 
     def add(self, count: int) -> None:
         self.num_unread += count
-        self._has_room.set() if self.num_unread < MAX_UNREAD_CHUNKS else self._has_room.clear()
+        if self.num_unread < MAX_UNREAD_CHUNKS:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
 
     async def wait_for_room(self) -> None:
-        self.add(0)
         await self._has_room.wait()
 
 
