@@ -76,10 +76,10 @@ def evaluate(options: argparse.Namespace) -> None:
 
 def everything(options: argparse.Namespace) -> None:
     """All of it, in order. The result lies in the cache: to ship it is a decision of its own."""
-    from tools.digits.plans import FULL_ROAD, QUICK_ROAD
+    from tools.digits.plans import FULL_RECIPE, QUICK_RECIPE
 
     voices(options)
-    for plan in QUICK_ROAD if options.quick else FULL_ROAD:
+    for plan in QUICK_RECIPE if options.quick else FULL_RECIPE:
         options.plan = plan.name
         train(options)
     options.model = options.model or options.cache / "model"

@@ -17,10 +17,11 @@ from asr_server.config import MIB
 
 LOOK_EVERY_S: Final = 2.0
 WORTH_BYTES: Final = 4 * MIB  # less growth than this is left alone
+_STATM: Final = Path("/proc/self/statm")
 
 
 async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
-    """Runs until cancelled; at once over where the C library is not glibc or there is no /proc."""
+    """Runs until cancelled; returns at once where the C library is not glibc or there is no /proc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None or not _STATM.exists():
         return
@@ -35,6 +36,3 @@ async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
 def resident_bytes() -> int:
     """Memory of this process that lies in RAM."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-_STATM: Final = Path("/proc/self/statm")

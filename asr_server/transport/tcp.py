@@ -57,7 +57,7 @@ class TcpEngineClient(ZmqEngineClient):
         self._authenticator: AsyncioAuthenticator | None = None
         self._monitors: list[zmq.asyncio.Socket] = []
         self._watches: list[asyncio.Task[None]] = []
-        self._stranger_seen = False
+        self._has_logged_refusal = False
         super().__init__()
 
     def _listen(self) -> None:
@@ -78,13 +78,13 @@ class TcpEngineClient(ZmqEngineClient):
         monitor = zmq.asyncio.Socket(self._context, zmq.PAIR)
         monitor.connect(_start_monitor(socket, _REFUSED))
         self._monitors.append(monitor)
-        self._watches.append(asyncio.create_task(self._tell_of_strangers(monitor)))
+        self._watches.append(asyncio.create_task(self._log_first_refusal(monitor)))
 
-    async def _tell_of_strangers(self, monitor: zmq.asyncio.Socket) -> None:
+    async def _log_first_refusal(self, monitor: zmq.asyncio.Socket) -> None:
         while True:
             event = parse_monitor_message(await monitor.recv_multipart())
-            if not self._stranger_seen and event["event"] & _REFUSED:
-                self._stranger_seen = True
+            if not self._has_logged_refusal and event["event"] & _REFUSED:
+                self._has_logged_refusal = True
                 endpoint = event["endpoint"].decode()
                 logger.warning("refused on %s: somebody without the key of this connection", endpoint)
 

@@ -80,7 +80,7 @@ class Supervisor:
         failed_starts = 0
         while not self._draining.is_set():
             try:
-                failed_starts = 0 if await self._has_started(index) else failed_starts + 1
+                failed_starts = 0 if await self._launch_and_run(index) else failed_starts + 1
             except StartImpossible as error:
                 self._note(error)
                 break
@@ -99,8 +99,8 @@ class Supervisor:
             async with asyncio.timeout(pause_s):
                 await self._draining.wait()
 
-    async def _has_started(self, index: int) -> bool:
-        """Runs a replica to its end. Whatever goes wrong is logged here and goes no further."""
+    async def _launch_and_run(self, index: int) -> bool:
+        """Runs a replica to its end; whether it ever was ready. Whatever goes wrong is only logged."""
         try:
             async with asyncio.timeout(replica_state.STARTUP_LIMIT_S):
                 replica = await self._executor.launch(index)

@@ -147,7 +147,7 @@ SETTLED = Plan(
 """On from there for a while with more windows in which nobody says a digit."""
 QUICK = replace(EXAMINED, name="quick", steps=12, judge_every=6)
 QUICK_WIDENED = replace(WIDENED, name="quick-widened", steps=4, judge_every=4, begins_with=QUICK.name)
-"""A toy: the whole road in a minute."""
+"""A toy: all of it in a minute."""
 
-FULL_ROAD, QUICK_ROAD = (EXAMINED, WIDENED, SETTLED), (QUICK, QUICK_WIDENED)
-PLANS = {plan.name: plan for plan in (*FULL_ROAD, *QUICK_ROAD)}
+FULL_RECIPE, QUICK_RECIPE = (EXAMINED, WIDENED, SETTLED), (QUICK, QUICK_WIDENED)
+PLANS = {plan.name: plan for plan in (*FULL_RECIPE, *QUICK_RECIPE)}
