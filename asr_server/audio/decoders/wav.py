@@ -1,7 +1,6 @@
 """Decodes WAV: RIFF and RF64, extensible headers, and streams whose size was never filled in.
 
-Sources: Multimedia Programming Interface and Data Specifications 1.0 (RIFF), EBU Tech 3306 (RF64),
-ITU-T G.711 (A-law and mu-law).
+Sources: Multimedia Programming Interface and Data Specifications 1.0 (RIFF), EBU Tech 3306 (RF64).
 """
 
 from __future__ import annotations
@@ -16,19 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.audio.decoders.base import Block, CannotOpen
+from asr_server.audio.g711 import A_LAW, MU_LAW
 from asr_server.core import Samples
 
 BLOCK_BYTES = 1 << 19
 MAX_CHUNKS = 256  # before the samples; a file may claim millions of empty ones
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-_UNKNOWN_SIZES = (
-    0,
-    0xFFFFFFFF,
-    0x7FFFFFFF,
-    0x7FFFF000,
-    0xFFFFFFFF - 36,
-    0x80000000,
-)  # left by streaming writers
+# Left by streaming writers.
+_UNKNOWN_SIZES = (0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0xFFFFFFFF - 36, 0x80000000)
 
 Bytes = npt.NDArray[np.uint8]
 Convert = Callable[[Bytes, Samples], None]  # from the file's samples to as many floats
@@ -125,7 +119,7 @@ def _converter(wav_format: _Format) -> tuple[Convert, int]:
     """How bytes become samples, and how many bytes one sample has."""
     sample_bytes = (wav_format.bits + 7) // 8
     if wav_format.tag in (_ALAW, _MULAW) and sample_bytes == 1:
-        return _looked_up(_ALAW_TABLE if wav_format.tag == _ALAW else _MULAW_TABLE), 1
+        return _looked_up(A_LAW if wav_format.tag == _ALAW else MU_LAW), 1
     converters = _FLOAT_CONVERTERS if wav_format.tag == _FLOAT else _PCM_CONVERTERS
     if wav_format.tag not in (_PCM, _FLOAT) or sample_bytes not in converters:
         raise CannotOpen(f"codec {wav_format.tag} with {wav_format.bits} bits")
@@ -176,20 +170,3 @@ _PCM_CONVERTERS: dict[int, Convert] = {
 }
 _FLOAT_CONVERTERS: dict[int, Convert] = {4: _cast("<f4"), 8: _cast("<f8")}
 
-
-def _alaw_table() -> npt.NDArray[np.float32]:
-    code = np.arange(256) ^ 0x55
-    exponent, mantissa = (code >> 4) & 7, code & 15
-    magnitude = np.where(
-        exponent == 0, mantissa * 16 + 8, (mantissa * 16 + 264) << np.maximum(exponent - 1, 0)
-    )
-    return (np.where(code & 0x80, magnitude, -magnitude) / 2.0**15).astype(np.float32)
-
-
-def _mulaw_table() -> npt.NDArray[np.float32]:
-    code = ~np.arange(256) & 0xFF
-    magnitude = ((((code & 15) << 3) + 132) << ((code >> 4) & 7)) - 132
-    return (np.where(code & 0x80, -magnitude, magnitude) / 2.0**15).astype(np.float32)
-
-
-_ALAW_TABLE, _MULAW_TABLE = _alaw_table(), _mulaw_table()
