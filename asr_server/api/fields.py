@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from asr_server.api.schemas import ARRAY_FIELDS, LAYOUT_FIELDS, NOT_SERVED, AudioFields, TranscriptionFields
 from asr_server.config import naming
 from asr_server.errors import InvalidValue
-from asr_server.transcription.language import AUTO
+from asr_server.transcription.language import is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
 _MAX_QUOTED: Final = 80  # characters of what the client sent that an error repeats
@@ -107,8 +107,7 @@ def _check_stream(fields: AudioFields) -> None:
 
 
 def _check_multilingual(fields: AudioFields) -> None:
-    language = getattr(fields, "language", "")
-    if fields.multilingual and language.strip().lower() not in ("", AUTO):
+    if fields.multilingual and is_given(getattr(fields, "language", "")):
         raise InvalidValue(
             "'multilingual' detects the language of each chunk: not with 'language'.", "multilingual"
         )
@@ -132,7 +131,7 @@ def _check_combinations(fields: TranscriptionFields) -> None:
         raise InvalidValue("'include[]' goes with response_format json only.", "include[]")
     if fields.include and fields.channels == "split":
         raise InvalidValue("'include[]' does not go with channels=split.", "include[]")
-    if fields.language.strip().lower() not in ("", AUTO) and fields.languages:
+    if fields.languages and is_given(fields.language):
         raise InvalidValue("'languages[]' are candidates for detection: not with 'language'.", "languages[]")
 
 

@@ -54,11 +54,9 @@ def parse_transcription_request(
     """Raises InvalidValue, ModelNotFound."""
     fields, ignored = _parse(pairs, TranscriptionFields, settings)
     check_model(fields.model, settings)
-    codes = transcriber.languages
-    candidates = tuple(codes.code(language, "languages[]") for language in fields.languages)
-    language = codes.given_code(fields.language)
-    if len(candidates) == 1:
-        language, candidates = candidates[0], ()
+    language, candidates = transcriber.languages.choice(
+        fields.language, fields.languages, ("language", "languages[]")
+    )
     # With timestamps whatever the format, as openai-whisper decodes: they tell when a tail was left unread.
     keywords = [*fields.keywords, *fields.hotwords.split(",")]
     render_options = _render_options(fields)

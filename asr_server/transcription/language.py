@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from asr_server.errors import InvalidValue
@@ -163,9 +163,23 @@ class Languages:
         return next(iter(self.codes)) if len(self.codes) == 1 else None
 
     def given_code(self, text: str | None, param: str = "language") -> str | None:
-        """None for no text and for `auto`: the language is to be detected. Raises InvalidValue."""
-        word = (text or "").strip().lower()
-        return self.code(word, param) if word not in ("", AUTO) else None
+        """None where the language is to be detected. Raises InvalidValue."""
+        return self.code(text, param) if text and is_given(text) else None
+
+    def choice(
+        self, language: str | None, candidates: Sequence[str], params: tuple[str, str]
+    ) -> tuple[str | None, tuple[str, ...]]:
+        """The code of the language (None: it is to be detected) and those of the candidates; one candidate alone
+        is the language.
+
+        Args:
+            params: the fields in which a client gave the language and the candidates.
+
+        Raises InvalidValue.
+        """
+        codes = tuple(self.code(candidate, params[1]) for candidate in candidates)
+        given = self.given_code(language, params[0])
+        return (codes[0], ()) if len(codes) == 1 else (given, codes)
 
     def code(self, text: str, param: str = "language") -> str:
         """Takes `en`, `EN`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue, listing what is known."""
@@ -176,6 +190,11 @@ class Languages:
                 return code
         known = ", ".join(f"{code} ({name_of(code)})" for code in sorted(self.codes))
         raise InvalidValue(f"Language '{text[:40]}' is not known to this model. Known: {known}.", param)
+
+
+def is_given(text: str) -> bool:
+    """Whether a client names a language, rather than leave it to be detected."""
+    return text.strip().lower() not in ("", AUTO)
 
 
 def name_of(code: str | None) -> str:

@@ -105,12 +105,10 @@ def decoding_options(
     Args:
         temperatures: the ladder, as far as the settings allow.
     """
-    codes = transcriber.languages
     at = "session.audio.input.transcription"
-    candidates = tuple(codes.code(language, f"{at}.languages") for language in config.languages)
-    language = codes.given_code(config.language, f"{at}.language")
-    if len(candidates) == 1:
-        language, candidates = candidates[0], ()
+    language, candidates = transcriber.languages.choice(
+        config.language, config.languages, (f"{at}.language", f"{at}.languages")
+    )
     return DecodingOptions(
         language=language,
         candidate_languages=candidates,
