@@ -13,7 +13,6 @@ from asr_server.api.openapi_replies import OF_A_KEY, OF_A_MODEL, OF_AN_ENGINE, e
 from asr_server.api.request import check_model
 from asr_server.api.schemas import Load, Model, ModelList, ReplicaLoad, Status, Version
 from asr_server.api.state import AppState, get_state
-from asr_server.errors import EngineUnavailable
 from asr_server.workers.replica_state import ReplicaState
 
 probes = APIRouter(tags=["operations"])
@@ -25,9 +24,8 @@ models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tag
 @probes.head("/ping", include_in_schema=False)
 @probes.get("/ping", response_model=Status, responses=error_responses(*OF_AN_ENGINE))
 async def health(request: Request) -> Response:
-    """Live: the event loop turns. 503 only once an engine has been given up for good."""
-    if get_state(request).dispatcher.given_up:
-        raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
+    """Live: the event loop turns. 503 only once every replica has been given up for good."""
+    get_state(request).check_health()
     return JSONResponse({"status": "ok"})
 
 

@@ -36,12 +36,16 @@ class AppState:
         """No request for a transcript is on its way, from its headers on, and no realtime session open."""
         return not (self.admission.num_open or self.realtime.num_active)
 
+    def check_health(self) -> None:
+        """Raises EngineUnavailable once every replica has been given up for good."""
+        if self.dispatcher.given_up:
+            raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
+
     def require_engine(self) -> None:
         """Raises EngineUnavailable while no replica can take new work."""
         if self.dispatcher.draining:
             raise ShuttingDown
-        if self.dispatcher.given_up:
-            raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
+        self.check_health()
         if not self.dispatcher.ready:
             raise EngineUnavailable("The engine is starting.", retry_after_s=5)
 
