@@ -9,10 +9,10 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asr_server import metrics
+from asr_server.api.errors import CLIENT_CLOSED_REQUEST
 
 QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 UNKNOWN_ROUTE: Final = "other"
-NO_REPLY: Final = 499  # nginx's number for a client that left
 NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 
@@ -36,7 +36,7 @@ class RequestLogMiddleware:
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
-        status = NO_REPLY
+        status = CLIENT_CLOSED_REQUEST
 
         async def send_and_note_status(message: Message) -> None:
             nonlocal status
@@ -81,7 +81,7 @@ class RequestLogMiddleware:
 
 
 def report_request(what: str, route: str, status: int, duration_s: float) -> None:
-    """Logs one request and counts it; a door with a protocol of its own gives the status that HTTP has."""
+    """Logs one request and counts it; another protocol gives the status that HTTP would."""
     metrics.requests.labels(route, str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO

@@ -21,10 +21,10 @@ from wyoming.ping import Pong
 
 from asr_server import __version__
 from asr_server.api.disconnect import cancel_on_disconnect
-from asr_server.api.errors import body_of, response_to
+from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
 from asr_server.api.request import check_model
 from asr_server.api.request_id import new_request_id
-from asr_server.api.request_log import NO_REPLY, report_request
+from asr_server.api.request_log import report_request
 from asr_server.api.state import AppState
 from asr_server.api.upload import Upload
 from asr_server.api.wyoming.events import AudioFormat, Transcribe, content_of, read_event
@@ -168,7 +168,7 @@ class WyomingConnection:
 
     async def _refuse(self, error: BaseException, limit_s: float) -> None:
         if isinstance(error, GONE):
-            self._report(NO_REPLY)
+            self._report(CLIENT_CLOSED_REQUEST)
             logger.info("wyoming: the client has left, or does not read")
             return
         if not isinstance(error, Exception):
