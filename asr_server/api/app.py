@@ -21,7 +21,7 @@ from asr_server.api.api_keys import ApiKeys
 from asr_server.api.idle_memory import release_memory_when_idle
 from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.api.realtime.route import router as realtime_router
-from asr_server.api.request_id import HEADER, RequestIdMiddleware
+from asr_server.api.request_id import REQUEST_ID, RequestIdMiddleware
 from asr_server.api.request_log import RequestLogMiddleware
 from asr_server.api.state import AppState
 from asr_server.api.unread_body import UnreadBodyMiddleware
@@ -101,5 +101,5 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[HEADER, MODEL_LIMIT, IGNORED_FIELDS],
+            expose_headers=[REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS],
         )

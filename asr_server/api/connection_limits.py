@@ -18,7 +18,7 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from asr_server.api.errors import response_to
-from asr_server.api.request_id import HEADER, new_request_id
+from asr_server.api.request_id import REQUEST_ID, new_request_id
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooSlow
 
@@ -211,6 +211,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             response = response_to(error)
             head = [f"HTTP/1.1 {response.status_code} \r\n".encode(), b"connection: close\r\n"]
             head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-            head.append(f"{HEADER}: {new_request_id()}\r\n\r\n".encode())
+            head.append(f"{REQUEST_ID}: {new_request_id()}\r\n\r\n".encode())
             self.transport.write(b"".join([*head, bytes(response.body)]))
         self.transport.close()

@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 
 from asr_server.api.openapi_replies import REF, described_headers
 from asr_server.api.realtime.schemas import ClientSecret, ClientSecretRequest
-from asr_server.api.request_id import HEADER
+from asr_server.api.request_id import REQUEST_ID
 from asr_server.api.schemas import (
     AudioFields,
     ErrorBody,
@@ -76,7 +76,7 @@ def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
 def _complete(operation: dict[str, Any], has_key: bool, settings: Settings) -> None:
     operation["responses"].pop("422", None)
     for response in operation["responses"].values():
-        response["headers"] = described_headers(HEADER) | response.get("headers", {})
+        response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
         for content in response["content"].values():
             for example in content.get("examples", {}).values():
                 if error := example["value"].get("error"):  # the framework leaves out what is null

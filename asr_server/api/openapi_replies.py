@@ -15,7 +15,7 @@ import msgspec
 from asr_server.api.answer_headers import IGNORED_FIELDS, MODEL_LIMIT
 from asr_server.api.errors import response_to
 from asr_server.api.realtime.schemas import ClientSecret, ClientSecretRequest
-from asr_server.api.request_id import HEADER
+from asr_server.api.request_id import REQUEST_ID
 from asr_server.api.schemas import AudioFields, ErrorBody
 from asr_server.errors import (
     AudioTooLong,
@@ -40,7 +40,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 REF: Final = "#/components/schemas/{model}"
 _HEADERS: Final[Mapping[str, str]] = {
-    HEADER: "The request's id: the one that was sent, or a new one. The server's log names it.",
+    REQUEST_ID: "The request's id: the one that was sent, or a new one. The server's log names it.",
     MODEL_LIMIT: "What the embedded model cannot do; absent with any other model.",
     IGNORED_FIELDS: "The fields that were left out, where the server ignores unknown ones.",
     "retry-after": "Seconds to wait before the next try.",
@@ -97,7 +97,7 @@ def error_responses(*errors: Exception) -> Responses:
 def _error_response(status: int) -> dict[str, Any]:
     return {
         "description": HTTPStatus(status).phrase,
-        "headers": described_headers(HEADER),
+        "headers": described_headers(REQUEST_ID),
         "content": {"application/json": {"schema": _reference(ErrorBody), "examples": {}}},
     }
 
@@ -189,7 +189,7 @@ def transcript_responses() -> Responses:
     }
     transcript = {
         "description": "The transcript, in the form that was asked for.",
-        "headers": described_headers(HEADER, MODEL_LIMIT, IGNORED_FIELDS, "x-accel-buffering"),
+        "headers": described_headers(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, "x-accel-buffering"),
         "content": {"application/json": as_json} | texts,
     }
     return {200: transcript} | error_responses(*OF_A_KEY, *OF_A_MODEL, *OF_AN_ENGINE, *OF_AN_UPLOAD)

@@ -18,7 +18,7 @@ from asr_server.api.errors import response_to
 from asr_server.errors import ShuttingDown
 from asr_server.telemetry import current_request_id
 
-HEADER: Final = "x-request-id"
+REQUEST_ID: Final = "x-request-id"
 _SANE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 def request_id_of(headers: Headers) -> str:
     """The client's own where it is sane, else a new one."""
-    given = headers.get(HEADER, "")
+    given = headers.get(REQUEST_ID, "")
     return given if _SANE.fullmatch(given) else new_request_id()
 
 
@@ -53,7 +53,7 @@ class RequestIdMiddleware:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                MutableHeaders(scope=message)[HEADER] = request_id
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
         try:
