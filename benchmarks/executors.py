@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,7 +27,7 @@ from rich.table import Table
 from asr_server.config import Settings
 from asr_server.core import Chunk, DecodingOptions
 from asr_server.workers.dispatcher import Dispatcher
-from asr_server.workers.local_cluster import ENVIRONMENT, LocalCluster
+from asr_server.workers.local_cluster import cluster_address
 from benchmarks.clips import make_clip
 from benchmarks.reporting import Budget, command, error_bars, machine, quantile, spread, write_json
 
@@ -96,19 +95,11 @@ async def _send_together(dispatcher: Dispatcher, num_chunks: int) -> float:
 @contextmanager
 def ray_cluster(console: Console, wanted: bool) -> Iterator[str | None]:
     """Its address; None where Ray is not wanted or not installed."""
-    if not wanted:
-        yield None
-        return
-    if find_spec("ray") is None:
+    is_installed = find_spec("ray") is not None
+    if wanted and not is_installed:
         console.print("left out, as Ray is not installed: ray")
-        yield None
-        return
-    os.environ |= ENVIRONMENT
-    cluster = LocalCluster()
-    try:
-        yield cluster.address
-    finally:
-        cluster.stop()
+    with cluster_address("local") if wanted and is_installed else nullcontext() as address:
+        yield address
 
 
 def measure(

@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import logging
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from asr_server.config import Settings
 from asr_server.core import Event, LogLine
 from asr_server.transport.tcp import TcpEngineClient
 from asr_server.workers.executor import StartImpossible
-from asr_server.workers.local_cluster import ENVIRONMENT, LocalCluster, connect_once, is_local
+from asr_server.workers.local_cluster import cluster_address
 from asr_server.workers.remote_replica import RemoteReplica
 from asr_server.workers.replica import ReplicaSpec
 
@@ -47,7 +46,7 @@ class RayExecutor:
     def __init__(self, settings: Settings) -> None:
         """Starts nothing yet."""
         self._settings = replace(settings, api_key="", model=name_elsewhere(Path(settings.model)))
-        self._local_cluster: LocalCluster | None = None
+        self._cluster = contextlib.ExitStack()  # ends the cluster of this machine, where one was started
         self._places: Any = None
         self._resources: dict[str, float] = {}
         self._num_on_device = 1
@@ -81,19 +80,13 @@ class RayExecutor:
         except Exception as error:
             logger.warning("the Ray cluster could not be left in order: %s: %s", type(error).__name__, error)
             atexit.unregister(_ray().shutdown)  # which would wait again, for good perhaps
-        if self._local_cluster is not None:
-            await asyncio.to_thread(self._local_cluster.stop)
+        await asyncio.to_thread(self._cluster.close)
 
     # -- In the thread --
 
     def _join(self) -> int:
         """Connects to the cluster and asks for places. The number of replicas."""
-        address = self._settings.ray_address
-        if is_local(address):
-            os.environ |= ENVIRONMENT  # read when Ray is imported
-            self._local_cluster = LocalCluster()
-            address = self._local_cluster.address
-        connect_once(address)
+        address = self._cluster.enter_context(cluster_address(self._settings.ray_address))
         ray = _ray()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         self._host = ray.util.get_node_ip_address()
