@@ -1,9 +1,9 @@
 """The server's side of the processes that decode with FFmpeg, one for each file.
 
 Whatever a codec does (crash, hang, take a gigabyte of memory) happens in its own process. The forkserver
-has FFmpeg's libraries loaded and forks these processes. It starts with the first file that needs it, and
-ends with `shutdown` or when this process is gone, because its socket then closes. A few decode processes
-that are done wait for the next file.
+has FFmpeg's libraries loaded and forks these processes. It is started with the server, or with the first
+file that needs it, and ends with `shutdown` or when this process is gone, because its socket then closes. A
+few decode processes that are done wait for the next file.
 """
 
 from __future__ import annotations
@@ -180,16 +180,21 @@ class DecodeProcesses:
     def _start(self) -> None:
         if self._forkserver is not None:
             return
-        self._to_forkserver, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
         package_parent = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
         with theirs:
-            self._forkserver = subprocess.Popen(
-                [sys.executable, "-m", "asr_server.audio.forkserver", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=child_environment() | _ONE_THREAD | {"PYTHONPATH": path},
-            )
+            try:
+                self._forkserver = subprocess.Popen(
+                    [sys.executable, "-m", "asr_server.audio.forkserver", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=child_environment() | _ONE_THREAD | {"PYTHONPATH": path},
+                )
+            except OSError:
+                ours.close()
+                raise
+        self._to_forkserver = ours
 
     def _stop(self) -> None:
         for process in self._idle:
