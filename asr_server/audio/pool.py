@@ -73,11 +73,9 @@ class PreprocessPool:
             self._count(cancelled=1)
             recording.close()
             raise
-        self.stats.slices += 1
         metrics.audio_received_seconds.inc(recording.duration_s - before_s)
-        self.stats.chunk_bytes += sum(
-            piece.samples.nbytes for piece in decoded.pieces if isinstance(piece, Chunk)
-        )
+        chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
+        self._count(slices=1, chunk_bytes=sum(chunk.samples.nbytes for chunk in chunks))
         return decoded
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
@@ -130,7 +128,7 @@ class PreprocessPool:
         else:
             result.set_result(cast(T, value))
 
-    def _count(self, **changes: float) -> None:
+    def _count(self, **changes: int) -> None:
         with self._lock:
             for name, change in changes.items():
                 setattr(self.stats, name, getattr(self.stats, name) + change)
