@@ -66,9 +66,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     candidate_languages: tuple[str, ...] = ()  # detection is restricted to these; empty: all
     multilingual: bool = False  # each chunk is read in the language that it alone seems to be in
     prompt_tokens: tuple[int, ...] = ()  # text tokens after <|startofprev|>
-    condition_on_previous_text: bool = (
-        False  # one chunk after another, each with the text so far as its prompt
-    )
+    condition_on_previous_text: bool = False  # one chunk after another, the text so far as its prompt
     timestamps: bool = False
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back

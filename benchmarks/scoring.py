@@ -33,9 +33,8 @@ class Score:
     substitutions: int = 0
     insertions: int = 0
     deletions: int = 0
-    time_errors_s: list[float] = field(
-        default_factory=list
-    )  # the larger of a word's two, of words heard right
+    # Of words heard right, the larger of a word's two.
+    time_errors_s: list[float] = field(default_factory=list)
 
     @property
     def error_rate(self) -> float:

@@ -1,6 +1,6 @@
 """Limits how many requests are in flight, and tells the others when to try again.
 
-`response.py` acquires a place for each request before it reads the request's body.
+`response.py` turns a request away before it reads the body, and acquires its place once the body is here.
 """
 
 from __future__ import annotations

@@ -33,9 +33,8 @@ def open_source(source: Source) -> io.FileIO:
 
 
 def _regular_fd(source: BinaryIO) -> int | None:
-    if (
-        getattr(source, "_rolled", True) is False
-    ):  # asking a spooled file for its descriptor writes it to disk
+    # Asking a spooled file for its descriptor writes it to disk.
+    if getattr(source, "_rolled", True) is False:
         return None
     try:
         fd = source.fileno()

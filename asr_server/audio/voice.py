@@ -28,9 +28,8 @@ HALF_WINDOW: Final = 128  # samples: also the step between the four windows of a
 NUM_WINDOWS: Final = 4
 STATE_SHAPE: Final = (1, 1, 128)
 MAX_FRAMES: Final = 128  # in a call: 4 s, quicker than 2 s and than 8
-HYSTERESIS: Final = (
-    0.15  # speech goes on at a probability lower by this than the one that starts it: Silero's rule
-)
+# Speech goes on at a probability lower by this than the one that starts it: Silero's rule.
+HYSTERESIS: Final = 0.15
 # Whether a stretch of sound holds speech (`holds_speech`).
 LIKELY: Final = 0.45
 MIN_SPEECH_FRAMES: Final = 4  # 128 ms
@@ -53,9 +52,8 @@ class VoiceDetector:
     """Takes consecutive samples as they come, gives a probability for each whole frame."""
 
     def __init__(self) -> None:
-        self._rest = np.zeros(
-            CONTEXT, np.float32
-        )  # the context of the next frame, and what there is of the frame
+        # The context of the next frame, and what there is of the frame.
+        self._rest = np.zeros(CONTEXT, np.float32)
         self._state = np.zeros(STATE_SHAPE, np.float32), np.zeros(STATE_SHAPE, np.float32)
 
     def push(self, samples: Samples) -> Probabilities:
@@ -64,8 +62,8 @@ class VoiceDetector:
         self._rest = held[len(ends) * FRAME :]
         if not ends:
             return np.empty(0, np.float32)
-        runs = [ends[at : at + MAX_FRAMES] for at in range(0, len(ends), MAX_FRAMES)]
-        return np.concatenate([self._run(held[run[0] - CONTEXT - FRAME : run[-1]]) for run in runs])
+        calls = [ends[at : at + MAX_FRAMES] for at in range(0, len(ends), MAX_FRAMES)]
+        return np.concatenate([self._run(held[call[0] - CONTEXT - FRAME : call[-1]]) for call in calls])
 
     def finish(self) -> Probabilities:
         """Of the last, unfinished frame, if there is one."""

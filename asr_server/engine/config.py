@@ -150,9 +150,8 @@ def choose_num_slots(
 ) -> int:
     """As many slots as a share of the free memory holds, up to the number that still speeds up a step."""
     share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device, num_on_device)
-    ranks_elsewhere = (
-        num_ranks if device.type == "cuda" else 1
-    )  # on CPU all parts of a slot lie in one memory
+    # On CPU all parts of a slot lie in one memory.
+    ranks_elsewhere = num_ranks if device.type == "cuda" else 1
     slot_bytes = DecoderCache.bytes_per_slot(sizes, dtype, audio_dtype) // ranks_elsewhere
     return max(1, min(MAX_SLOTS[device.type], int(share) // slot_bytes))
 

@@ -96,9 +96,8 @@ class SlotState:
         self.token.copy_(tokens)
         self.last_time.copy_(torch.where(tokens >= first_time, tokens, self.last_time))
         self.num_generated += 1
-        self.position.add_(1).clamp_(
-            max=last_position
-        )  # a slot that is held may run on; it must not run over
+        # A slot that is held may run on; it must not run over.
+        self.position.add_(1).clamp_(max=last_position)
 
 
 _FROM_OPTIONS = (

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 DEFAULT_PRIORITY = 0
-DECODE_PRIORITY = (
-    -1
-)  # the lower goes first: a step's small kernels do not queue behind an encode's large ones
+# The lower goes first: a step's small kernels do not queue behind an encode's large ones.
+DECODE_PRIORITY = -1
 
 
 def new_stream(priority: int = DEFAULT_PRIORITY) -> torch.cuda.Stream:

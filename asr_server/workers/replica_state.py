@@ -18,9 +18,8 @@ from asr_server.workers.executor import Replica, ReplicaGone
 
 TICK_S = 0.5
 STARTUP_LIMIT_S = 900.0  # from the launch to the first credit
-SILENT_STARTUP_LIMIT_S = (
-    120.0  # loading a library may hold the interpreter's lock, and the heartbeat, for long
-)
+# Loading a library may hold the interpreter's lock, and with it the heartbeat, for long.
+SILENT_STARTUP_LIMIT_S = 120.0
 FROZEN_AFTER_S = 4.0  # noticed within 5 s: ticks are coarse
 HUNG_AFTER_S = 30.0
 HUNG_AFTER_STEPS = 10.0  # times the longest step so far

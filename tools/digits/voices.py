@@ -74,9 +74,8 @@ def espeak_variants() -> list[str]:
         ["espeak-ng", "--voices=variant"], capture_output=True, text=True, check=True
     ).stdout
     names = [line.split("!v/")[1].split()[0] for line in listing.splitlines() if "!v/" in line]
-    return sorted(
-        n for n in names if n not in _NOT_SPEAKERS and n != "Mr"
-    )  # "Mr serious": the blank breaks the name
+    # "Mr serious": the blank breaks the name.
+    return sorted(name for name in names if name not in _NOT_SPEAKERS and name != "Mr")
 
 
 def espeak_speakers(count: int, rng: random.Random, english_share: float = 0.67) -> Iterator[EspeakVoice]:
@@ -99,9 +98,8 @@ def synthesise_espeak(num_speakers: int, seed: int) -> ClipStore:
     for voice in espeak_speakers(num_speakers, rng):
         texts = list(_script(voice.language, rng, num_runs=4))
         if not voice.language.startswith("en"):
-            texts.append(
-                ("", other_text(rng))
-            )  # English read by rules of another language: babble with its sounds
+            # English read by rules of another language: babble with its sounds.
+            texts.append(("", other_text(rng)))
         for digits, text in texts:
             store.add(make_clip(engine.say(text, voice), digits, str(voice)))
     return store
