@@ -1,4 +1,4 @@
-"""What this process was given of the machine: cores, GPUs and open files. Nothing here imports torch."""
+"""What this process was given of the machine: cores, memory, GPUs, open files. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -58,6 +58,22 @@ def mps_is_running() -> bool:
 def cpu_quota() -> float:
     """CPUs' worth of time that the control groups of this process allow; infinity: no limit."""
     return min(_quotas(_OWN_CGROUPS, _CGROUPS), default=float("inf"))
+
+
+def cpu_flags() -> set[str]:
+    """What the processor can do, as /proc/cpuinfo spells it; empty on another system than Linux."""
+    lines = _read(Path("/proc/cpuinfo")).splitlines()
+    return {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
+
+
+def free_memory_bytes() -> int:
+    """Of the host, as far as the limit of this process's container allows."""
+    fields = dict(line.split(":") for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
+    if "MemAvailable" not in fields:
+        return 4 << 30  # no Linux: a modest guess
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    limit, used = (_read(_CGROUPS / name).strip() for name in ("memory.max", "memory.current"))
+    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
 
 
 def visible_gpus() -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from asr_server.config import Settings, naming
+from asr_server.machine import cpu_flags, free_memory_bytes
 from asr_server.model import DecoderCache, WhisperSizes
 from asr_server.model.float8 import FP8
 
@@ -125,7 +125,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return _DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if _cpu_flags() & _BFLOAT16_FLAGS else torch.float32
+    return torch.bfloat16 if cpu_flags() & _BFLOAT16_FLAGS else torch.float32
 
 
 def check_fp8(config: EngineConfig, device: torch.device) -> None:
@@ -163,26 +163,4 @@ def free_bytes(device: torch.device, num_on_device: int = 1) -> int:
         free, total = torch.cuda.mem_get_info(device)
         # Not the free memory divided: what is free depends on who of them started first, or starts again.
         return min(free, total // num_on_device - torch.cuda.memory_reserved(device))
-    return _free_bytes_of_the_host() // num_on_device
-
-
-def _free_bytes_of_the_host() -> int:
-    fields = dict(line.split(":") for line in _read("/proc/meminfo").splitlines() if ":" in line)
-    if "MemAvailable" not in fields:
-        return 4 << 30  # no Linux: a modest guess
-    available = int(fields["MemAvailable"].split()[0]) << 10
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    used = _read("/sys/fs/cgroup/memory.current").strip()
-    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
-
-
-def _cpu_flags() -> set[str]:
-    lines = _read("/proc/cpuinfo").splitlines()
-    return {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+    return free_memory_bytes() // num_on_device

@@ -28,7 +28,7 @@ def sizes() -> WhisperSizes:
 def test_auto_precision_is_bfloat16_where_the_processor_has_it(
     monkeypatch: pytest.MonkeyPatch, flags: set[str], dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(config, "_cpu_flags", lambda: flags)
+    monkeypatch.setattr(config, "cpu_flags", lambda: flags)
     assert choose_dtype("auto", CPU) == dtype
     assert choose_dtype("float16", CPU) == torch.float16
 
@@ -45,11 +45,11 @@ def test_a_gpu_that_only_emulates_bfloat16_gets_float16(
 
 def test_slots_follow_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = 2 * 2 * (448 + 1500) * 128 * 4  # keys and values, layers, positions, width, bytes
-    monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 4 * 10 * slot)  # a quarter is for slots
+    monkeypatch.setattr(config, "free_memory_bytes", lambda: 4 * 10 * slot)  # a quarter is for slots
     assert choose_num_slots(sizes(), CPU, torch.float32) == 10
-    monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 0)
+    monkeypatch.setattr(config, "free_memory_bytes", lambda: 0)
     assert choose_num_slots(sizes(), CPU, torch.float32) == 1
-    monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 1 << 50)
+    monkeypatch.setattr(config, "free_memory_bytes", lambda: 1 << 50)
     assert choose_num_slots(sizes(), CPU, torch.float32) == 32
     assert EngineConfig(num_slots=5).resolved(sizes(), CPU, torch.float32).num_slots == 5
 
@@ -66,7 +66,7 @@ def test_replicas_share_the_cores() -> None:
 
 def test_replicas_on_one_device_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = 2 * 2 * (448 + 1500) * 128 * 4
-    monkeypatch.setattr(config, "_free_bytes_of_the_host", lambda: 4 * 30 * slot)
+    monkeypatch.setattr(config, "free_memory_bytes", lambda: 4 * 30 * slot)
     shared = EngineConfig.from_settings(Settings(), num_on_device=3).resolved(sizes(), CPU, torch.float32)
     assert shared.num_slots == 10
 

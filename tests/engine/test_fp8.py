@@ -92,7 +92,7 @@ def test_a_moved_slot_keeps_its_scales(embedded: Checkpoint) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_same_memory_holds_more_slots(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.engine.config._free_bytes_of_the_host", lambda: 20 << 20)
+    monkeypatch.setattr("asr_server.engine.config.free_memory_bytes", lambda: 20 << 20)
     sizes = Checkpoint.load(short_window_directory()).model.sizes
     plain, halved = (
         EngineConfig(cache_dtype=name).resolved(sizes, torch.device("cpu"), dtype) for name in ("auto", "fp8")

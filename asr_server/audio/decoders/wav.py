@@ -169,4 +169,3 @@ _PCM_CONVERTERS: dict[int, Convert] = {
     4: _scaled("<i4", 2.0**31),
 }
 _FLOAT_CONVERTERS: dict[int, Convert] = {4: _cast("<f4"), 8: _cast("<f8")}
-
