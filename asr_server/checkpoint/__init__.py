@@ -12,6 +12,7 @@ from asr_server.checkpoint.error import CheckpointError
 from asr_server.checkpoint.files import base_model, check_directory
 from asr_server.checkpoint.foreign import explain_file
 from asr_server.checkpoint.hub import fetch
+from asr_server.checkpoint.json_files import read_json, read_optional_json
 from asr_server.checkpoint.names import check_hub_name, hub_name
 from asr_server.checkpoint.weights import INDEX, PICKLED, SINGLE
 from asr_server.checkpoint.window import AudioWindow
@@ -29,6 +30,8 @@ __all__ = [
     "fetch",
     "hub_name",
     "name_elsewhere",
+    "read_json",
+    "read_optional_json",
     "resolve_checkpoint",
     "revision_of",
 ]

@@ -5,13 +5,13 @@ Called before anything starts, for directories of the user and of the hub's cach
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from asr_server.checkpoint.error import CheckpointError
 from asr_server.checkpoint.foreign import explain_listing
+from asr_server.checkpoint.json_files import read_json, read_optional_json
 from asr_server.checkpoint.weights import INDEX, check_weights
 
 _OPTIONAL = (
@@ -45,20 +45,9 @@ def check_directory(directory: Path) -> None:
     if config.get("model_type") != "whisper":
         raise CheckpointError(f"{directory} holds a {config.get('model_type')!r} model, not a Whisper one")
     for name in _OPTIONAL:
-        if (directory / name).exists():
-            read_json(directory / name)
+        read_optional_json(directory / name)
     _check_tokenizer(directory, config)
     check_weights(directory, config)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not what it should be (a JSON object): fetch it again")
-    return content
 
 
 def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_server.checkpoint.error import CheckpointError
+from asr_server.checkpoint.json_files import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -38,8 +39,7 @@ def check_weights(directory: Path, config: Mapping[str, Any]) -> None:
 
 def _weight_files(directory: Path) -> list[str]:
     if (directory / INDEX).exists():
-        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
-        return sorted(set(index.get("weight_map", {}).values()))
+        return sorted(set(read_json(directory / INDEX).get("weight_map", {}).values()))
     for name in (SINGLE, PICKLED):
         if (directory / name).exists():
             return [name]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from asr_server.checkpoint.error import CheckpointError
-from asr_server.checkpoint.files import read_json
+from asr_server.checkpoint.json_files import read_json, read_optional_json
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
 
 # How preprocessor_config.json describes the log-mel frames of every Whisper model.
@@ -64,7 +64,7 @@ class AudioWindow:
         """
         config = read_json(directory / "config.json")
         path = directory / "preprocessor_config.json"
-        preprocessor = read_json(path) if path.exists() else {}
+        preprocessor = read_optional_json(path)
         window = cls(
             int(config.get("max_source_positions", cls.num_positions)),
             float(preprocessor.get("max_chunk_s", cls.max_chunk_s)),

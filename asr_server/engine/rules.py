@@ -6,13 +6,13 @@ tokens they concern is read from the checkpoint's generation_config.json.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from asr_server.checkpoint import read_json
 from asr_server.engine.slots import SlotState
 from asr_server.model.decoder import padded_vocabulary
 from asr_server.tokenizer import SpecialTokens
@@ -33,7 +33,7 @@ class GenerationRules:
     def from_directory(cls, directory: Path) -> GenerationRules:
         path = directory / "generation_config.json"
         path = path if path.exists() else directory / "config.json"
-        config = json.loads(path.read_text())
+        config = read_json(path)
         return cls(
             suppress=tuple(config.get("suppress_tokens") or ()),
             suppress_at_begin=tuple(config.get("begin_suppress_tokens") or ()),

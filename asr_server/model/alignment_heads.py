@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
+from asr_server.checkpoint import read_optional_json
 from asr_server.model.sizes import WhisperSizes
 
 AlignmentHeads = dict[int, list[int]]  # decoder layer to its heads, both from 0 and in order
@@ -20,7 +20,7 @@ def read_alignment_heads(directory: Path, sizes: WhisperSizes) -> AlignmentHeads
         ValueError: it names a head that the model does not have.
     """
     path = directory / "generation_config.json"
-    pairs = json.loads(path.read_text()).get("alignment_heads") if path.exists() else None
+    pairs = read_optional_json(path).get("alignment_heads")
     if not pairs:
         logger.info(
             "%s names no alignment heads: word times come from all heads of the upper half of its decoder",

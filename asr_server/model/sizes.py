@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint import AudioWindow, read_json
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class WhisperSizes:
     @classmethod
     def from_directory(cls, directory: Path) -> WhisperSizes:
         """Raises ValueError where config.json describes something other than a Whisper model, CheckpointError
-        where the audio window is not the one of its encoder.
+        where there is none, or the audio window is not the one of its encoder.
         """
-        config = json.loads((directory / "config.json").read_text())
+        config = read_json(directory / "config.json")
         if config.get("model_type") != "whisper":
             raise ValueError(
                 f"{directory} holds a {config.get('model_type')!r} model, not a Whisper checkpoint"

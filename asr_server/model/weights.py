@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -11,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from asr_server.checkpoint import INDEX, PICKLED, SINGLE, CheckpointError
+from asr_server.checkpoint import INDEX, PICKLED, SINGLE, CheckpointError, read_json
 from asr_server.model.alignment_heads import read_alignment_heads
 from asr_server.model.linear import Linear
 from asr_server.model.linear_fp8 import Float8Linear
@@ -55,7 +54,7 @@ def load_whisper(
 def _read_weights(directory: Path) -> dict[str, Tensor]:
     """Every tensor by its Hugging Face name, without the leading `model.`."""
     if (directory / INDEX).exists():
-        files = sorted(set(json.loads((directory / INDEX).read_text())["weight_map"].values()))
+        files = sorted(set(read_json(directory / INDEX)["weight_map"].values()))
         tensors = {name: tensor for file in files for name, tensor in load_file(directory / file).items()}
     elif (directory / SINGLE).exists():
         tensors = load_file(directory / SINGLE)

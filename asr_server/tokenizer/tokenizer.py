@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from asr_server.checkpoint import CheckpointError
+from asr_server.checkpoint import CheckpointError, read_json, read_optional_json
 from asr_server.core import POSITIONS_PER_S
 from asr_server.tokenizer.byte_alphabet import BYTE_OF_CHARACTER
 from asr_server.tokenizer.specials import SpecialTokens
@@ -53,12 +53,12 @@ class Tokenizer:
                 if (directory / "tokenizer.json").exists()
                 else _from_vocabulary(directory)
             )
-            tokenizer = cls(text, added, _json_of(directory / "generation_config.json"))
+            tokenizer = cls(text, added, read_optional_json(directory / "generation_config.json"))
         except OSError:
             raise
         except Exception as error:  # the library has no type of its own for a file that it cannot use
             raise CheckpointError(f"the tokenizer in {directory} cannot be used: {_reason(error)}") from error
-        vocab_size = _json_of(directory / "config.json").get("vocab_size")
+        vocab_size = read_optional_json(directory / "config.json").get("vocab_size")
         if vocab_size and tokenizer.specials.no_timestamps >= vocab_size:
             raise CheckpointError(
                 f"the tokenizer in {directory} has ids beyond the {vocab_size} tokens of the model: "
@@ -89,7 +89,7 @@ def _raw_bytes(piece: str) -> bytes:
 
 
 def _from_tokenizer_json(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
-    description = json.loads(path.read_text(encoding="utf-8"))
+    description = read_json(path)
     added = {token["content"]: token["id"] for token in description["added_tokens"]}
     # Without its added tokens the tokenizer cannot be talked into a special token by the text.
     description |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
@@ -97,9 +97,10 @@ def _from_tokenizer_json(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, in
 
 
 def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
-    vocabulary: dict[str, int] = _read_json(directory / "vocab.json")
-    added_path = directory / "added_tokens.json"
-    added: dict[str, int] = _read_json(added_path) if added_path.exists() else {}
+    if not (directory / "vocab.json").exists():
+        raise FileNotFoundError(f"{directory} has neither tokenizer.json nor vocab.json")
+    vocabulary: dict[str, int] = read_json(directory / "vocab.json")
+    added: dict[str, int] = read_optional_json(directory / "added_tokens.json")
     added |= {
         piece: token for piece, token in vocabulary.items() if piece.startswith("<|") and piece.endswith("|>")
     }
@@ -110,17 +111,5 @@ def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, i
     return text, added
 
 
-def _json_of(path: Path) -> dict[str, Any]:
-    """What the file holds; nothing where there is none."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return content
-
-
 def _reason(error: Exception) -> str:
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
-
-
-def _read_json(path: Path) -> Any:
-    if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has neither tokenizer.json nor {path.name}")
-    return json.loads(path.read_text(encoding="utf-8"))
