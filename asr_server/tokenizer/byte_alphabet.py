@@ -7,11 +7,12 @@ from __future__ import annotations
 
 
 def _character_of_byte() -> dict[int, str]:
-    printable = {
+    """In GPT-2's order: that of its vocabulary's first 256 tokens."""
+    printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
-    }
+    ]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
 

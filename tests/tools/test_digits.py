@@ -67,6 +67,11 @@ def test_a_prompt_is_read_and_never_a_target(pool: VoicePool) -> None:
         assert places.max() < MAX_TOKENS
 
 
+def test_other_text_is_spelled_by_its_own_bytes() -> None:
+    pieces = {token: piece for piece, token in WORDS.pieces.items()}
+    assert "".join(pieces[token] for token in WORDS.encode_bytes("né one")) == "ĠnÃ©Ġone"
+
+
 def test_a_digit_sounds_where_its_token_is_to_look_and_where_its_frames_say_so(pool: VoicePool) -> None:
     for step in range(10):
         made = batch(pool, step)

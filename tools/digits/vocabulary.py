@@ -7,6 +7,8 @@ from pathlib import Path
 
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, WhisperTokenizer
 
+from asr_server.tokenizer.byte_alphabet import CHARACTER_OF_BYTE
+
 from .texts import WORDS
 
 _NUM_LANGUAGES = 99  # as multilingual Whisper before large-v3
@@ -14,20 +16,9 @@ NUM_TIMESTAMPS = 1501
 TIMESTAMP_STEP_S = 0.02
 
 
-def _byte_letters() -> list[str]:
-    """GPT-2's printable stand-ins for the 256 bytes, in its order."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) for byte in printable] + [chr(256 + index) for index in range(len(others))]
-
-
 def byte_pair_encoding() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary (256 bytes and every merged piece) and merges; each of the words ends as one token."""
-    vocabulary = {letter: index for index, letter in enumerate(_byte_letters())}
+    vocabulary = {letter: index for index, letter in enumerate(CHARACTER_OF_BYTE.values())}
     merges: list[tuple[str, str]] = []
     for word in WORDS:
         piece = "Ġ"  # the stand-in of the blank
@@ -69,19 +60,14 @@ class Vocabulary:
         step = round(time_s / TIMESTAMP_STEP_S)
         return self.timestamp_begin + min(max(step, 0), NUM_TIMESTAMPS - 1)
 
-    def encode_digits(self, digits: str) -> list[int]:
-        """The tokens of the words: for "407" those of " four zero seven"."""
-        return [self.digits[int(digit)] for digit in digits]
-
     def encode_bytes(self, text: str) -> list[int]:
         """Any text as tokens: a digit's word as its one token, everything else byte by byte."""
-        letters = _byte_letters()
         tokens: list[int] = []
         for word in text.split(" "):
             if word in WORDS:
                 tokens.append(self.digits[WORDS.index(word)])
             else:
-                tokens += [self.pieces[letters[byte]] for byte in f" {word}".encode()]
+                tokens += [self.pieces[CHARACTER_OF_BYTE[byte]] for byte in f" {word}".encode()]
         return tokens
 
     def decode_digits(self, tokens: list[int]) -> str:
