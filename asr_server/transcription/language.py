@@ -169,8 +169,7 @@ class Languages:
     def choice(
         self, language: str | None, candidates: Sequence[str], params: tuple[str, str]
     ) -> tuple[str | None, tuple[str, ...]]:
-        """The code of the language (None: it is to be detected) and those of the candidates; one candidate alone
-        is the language.
+        """The language's code (None: it is to be detected) and the candidates'; one alone is the language.
 
         Args:
             params: the fields in which a client gave the language and the candidates.
