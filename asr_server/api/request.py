@@ -65,6 +65,7 @@ def parse_transcription_request(
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
         timestamps=True,
+        token_logprobs=render_options.with_logprobs,
         early_results=fields.stream,
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_sampling(fields, settings),  # type: ignore[arg-type]

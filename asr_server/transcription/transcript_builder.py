@@ -47,6 +47,7 @@ class TranscriptBuilder:
         self._tokenizer = tokenizer
         self._source = source
         self._task = options.task
+        self._with_logprobs = options.token_logprobs
         self._language = language
         self._speakers = speakers
         self._segments = Interleaver()
@@ -100,6 +101,9 @@ class TranscriptBuilder:
         )
 
     def _logprobs(self, parts: list[DecodedPart]) -> tuple[TokenLogprob, ...]:
+        """Only where they are asked for: they take longer than all the rest."""
+        if not self._with_logprobs:
+            return ()
         return tuple(entry for part in parts for entry in assembly.token_logprobs(part, self._tokenizer))
 
     def _next_segments(self, parts: list[DecodedPart]) -> list[Segment]:

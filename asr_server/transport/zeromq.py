@@ -53,6 +53,7 @@ class ZmqEngineClient:
         self.shared: SharedMemoryWriter | None = None
         self._context = zmq.Context()
         self._events = zmq.asyncio.Socket(self._context, zmq.PULL)
+        self._events_now: zmq.Socket[bytes] = zmq.Socket.shadow(self._events.underlying)
         self._commands = self._context.socket(zmq.PUSH)
         self._events.setsockopt(zmq.RCVHWM, 0)
         self._commands.setsockopt(zmq.SNDHWM, 0)
@@ -88,18 +89,35 @@ class ZmqEngineClient:
         """The next event; once it is here, commands can be sent too. Drops and logs what is no event."""
         while True:
             frames = await self._events.recv_multipart()
-            try:
-                event = wire.events.decode(frames)
-            except wire.MalformedMessage as error:
-                logger.warning("a message that is no event was dropped: %s", error)
-                continue
             if not self._is_connected:
                 await self._wait_until_connected()
-            if self._folder is not None:
-                self._remove_names_once_connected(event)
-            if not isinstance(event, Released):
+            if (event := self._event_in(frames)) is not None:
                 return event
-            self._release(event)
+
+    def receive_now(self) -> Event | None:
+        """The next event where it has come already: cheaper than `receive`, for those that come together."""
+        if not self._is_connected:
+            return None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames = self._events_now.recv_multipart(flags=zmq.DONTWAIT)
+                if (event := self._event_in(frames)) is not None:
+                    return event
+        return None
+
+    def _event_in(self, frames: list[bytes]) -> Event | None:
+        """None where the message is no event, or one for this end alone."""
+        try:
+            event = wire.events.decode(frames)
+        except wire.MalformedMessage as error:
+            logger.warning("a message that is no event was dropped: %s", error)
+            return None
+        if self._folder is not None:
+            self._remove_names_once_connected(event)
+        if not isinstance(event, Released):
+            return event
+        self._release(event)
+        return None
 
     def _remove_names_once_connected(self, event: Event) -> None:
         """All three sockets of the replica are connected once a heartbeat and another event have come, and

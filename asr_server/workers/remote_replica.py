@@ -12,12 +12,12 @@ from typing import Any
 import zmq
 
 from asr_server.core import Command, Drain, Event
-from asr_server.transport.channels import EngineClient
+from asr_server.transport.zeromq import ZmqEngineClient
 from asr_server.workers.executor import ReplicaGone
 
 
 class RemoteReplica(ABC):
-    def __init__(self, name: str, client: EngineClient, end: asyncio.Future[Any]) -> None:
+    def __init__(self, name: str, client: ZmqEngineClient, end: asyncio.Future[Any]) -> None:
         """`end` is done once the process has ended."""
         self.name = name
         self._client = client
@@ -40,7 +40,10 @@ class RemoteReplica(ABC):
             raise ReplicaGone(f"{self.name} is not connected") from None
 
     async def receive(self) -> Event:
-        """Raises ReplicaGone."""
+        """Raises ReplicaGone, once all that it has sent has been received."""
+        await asyncio.sleep(0)  # many events that have come together must not hold up all else
+        if (come := self._client.receive_now()) is not None:
+            return come
         event = asyncio.ensure_future(self._client.receive())
         try:
             await asyncio.wait((event, self._end), return_when=asyncio.FIRST_COMPLETED)

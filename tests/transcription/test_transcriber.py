@@ -26,8 +26,8 @@ from tests.speech import say as speak
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
-ENGLISH = DecodingOptions(language="en")
-TIMED = DecodingOptions(language="en", timestamps=True)
+ENGLISH = DecodingOptions(language="en", token_logprobs=True)
+TIMED = DecodingOptions(language="en", timestamps=True, token_logprobs=True)
 THREE_CHUNKS = wav(noise(75))
 
 
@@ -229,6 +229,14 @@ async def test_a_doubtful_text_is_dropped_where_nobody_speaks(
     deltas, transcript = await app.transcribe(wav(noise(4)))
     assert transcript.text == "".join(delta.text for delta in deltas) == text
     assert len(transcript.segments) == len(transcript.logprobs) == len(text.split())
+
+
+async def test_how_likely_each_token_was_is_told_only_where_it_is_asked_for(app: RunningApp) -> None:
+    for asked in (True, False):
+        options = msgspec.structs.replace(TIMED, token_logprobs=asked)
+        deltas, transcript = await app.transcribe(wav(noise(20)), options)
+        assert transcript.text
+        assert bool(transcript.logprobs) == any(delta.logprobs for delta in deltas) == asked
 
 
 async def test_a_doubtful_text_is_kept_where_somebody_speaks(app: RunningApp) -> None:

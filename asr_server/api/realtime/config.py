@@ -45,10 +45,6 @@ class SessionConfig(msgspec.Struct, frozen=True):
     vad: ServerVad | None = ServerVad()
     include: tuple[Include, ...] = ()
 
-    @property
-    def with_logprobs(self) -> bool:
-        return "item.input_audio_transcription.logprobs" in self.include
-
 
 def update_config(config: SessionConfig, fields: SessionFields, settings: Settings) -> SessionConfig:
     """Only what is given changes. Raises ModelNotFound."""
@@ -98,13 +94,14 @@ def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
 
 
 def decoding_options(
-    config: TranscriptionConfig, transcriber: Transcriber, temperatures: tuple[float, ...]
+    session: SessionConfig, transcriber: Transcriber, temperatures: tuple[float, ...]
 ) -> DecodingOptions:
     """Raises InvalidValue for a language that the model does not know.
 
     Args:
         temperatures: the ladder, as far as the settings allow.
     """
+    config = session.transcription
     at = "session.audio.input.transcription"
     language, candidates = transcriber.languages.choice(
         config.language, config.languages, (f"{at}.language", f"{at}.languages")
@@ -115,6 +112,7 @@ def decoding_options(
         prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
         timestamps=True,
         temperatures=temperatures,
+        token_logprobs="item.input_audio_transcription.logprobs" in session.include,
     )
 
 

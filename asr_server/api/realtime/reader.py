@@ -49,7 +49,6 @@ class TurnReader:
         transcriber: Transcriber,
         options: DecodingOptions,
         window_samples: int,
-        with_logprobs: bool,
         report: Callable[[Event], None],
         spawn: Spawn,
         backlog: Backlog,
@@ -59,7 +58,6 @@ class TurnReader:
         self._transcriber = transcriber
         self._options = options
         self._splitter = Splitter(window_samples)
-        self._with_logprobs = with_logprobs
         self._report = report
         self._spawn = spawn
         self._backlog = backlog
@@ -168,7 +166,10 @@ class TurnReader:
         )
         languages = dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
         return TurnRead(
-            self.item_id, self.duration_s, tuple(languages), logprobs if self._with_logprobs else None
+            self.item_id,
+            self.duration_s,
+            tuple(languages),
+            logprobs if self._options.token_logprobs else None,
         )
 
 

@@ -118,7 +118,7 @@ async def create_client_secret(request: Request) -> Response:
     default = SessionConfig(TranscriptionConfig(state.settings.model_names[0]))
     config = update_config(default, wanted.session, state.settings)
     # Raises for a language that is not known.
-    decoding_options(config.transcription, state.transcriber, state.settings.temperatures)
+    decoding_options(config, state.transcriber, state.settings.temperatures)
     expires_at = int(time.time()) + wanted.expires_after.seconds
     body: dict[str, Any] = {
         "value": secrets.make_secret(state.api_keys.current, config, expires_at),

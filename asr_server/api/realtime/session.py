@@ -71,7 +71,7 @@ class RealtimeSession:
         self.id = f"sess_{uuid.uuid4().hex}"
         self._socket, self._app = socket, app
         self._config = config
-        self._options = decoding_options(config.transcription, app.transcriber, app.settings.temperatures)
+        self._options = decoding_options(config, app.transcriber, app.settings.temperatures)
         self._expires_at = int(time.time() + app.settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
         self._state = State(
@@ -191,9 +191,7 @@ class RealtimeSession:
         """All of it or, with an error event, nothing."""
         try:
             config = update_config(self._config, fields, self._app.settings)
-            options = decoding_options(
-                config.transcription, self._app.transcriber, self._app.settings.temperatures
-            )
+            options = decoding_options(config, self._app.transcriber, self._app.settings.temperatures)
         except RequestError as error:
             await self._send_error(error, event_id)
             return False
@@ -251,7 +249,6 @@ class RealtimeSession:
             self._app.transcriber,
             self._options,
             self._app.audio_limits.chunk_samples,
-            self._config.with_logprobs,
             report=self._inbox.put_nowait,
             spawn=self._group.create_task,
             backlog=self._backlog,
