@@ -57,7 +57,7 @@ class Settings:
     )
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "precision; auto: bfloat16 where the processor has it, else float32"
+        "auto", "precision; auto: bfloat16 where the device has it, else float32, on CUDA float16"
     )
     executor: Literal["multiprocess", "inline", "ray"] = _setting(
         "multiprocess",
