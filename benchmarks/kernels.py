@@ -1,6 +1,7 @@
 """Compiles every kernel for GPUs that need not be there, as a server with large-v3's layout would have it.
 
     python -m benchmarks.kernels --arch 80 90 100
+    python -m benchmarks.kernels --start        how many kernels a start compiles, and how long that takes
 
 Each kernel goes through the functions that launch it, Triton's compiler and NVIDIA's assembler, which come
 with Triton; only the launch itself is left out. What the interpreter does not notice, this does: types that
@@ -14,7 +15,9 @@ import os
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +27,14 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from asr_server.engine.graphs import context_buckets, row_buckets
 from asr_server.model.decoder import padded_vocabulary
 from asr_server.model.kernels.add_norm import add_norm
 from asr_server.model.kernels.bias_gelu import bias_gelu
 from asr_server.model.kernels.choose_token import choose_token
 from asr_server.model.kernels.flash_decode import flash_decode
 from asr_server.model.kernels.quantise_rows import quantise_rows
+from asr_server.model.kernels.table import NUM_WARPS
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
 WIDTH, HIDDEN, VOCABULARY = 1280, 5120, 51866
@@ -47,7 +52,12 @@ class Compiled(NamedTuple):
 class CompilingDriver:
     """Takes a GPU's place in Triton: kernels are compiled for it, and launched nowhere."""
 
-    def __init__(self, arch: int) -> None:
+    def __init__(self, arch: int, inspects: bool = True) -> None:
+        """
+        Args:
+            inspects: tells what the assembler made of each kernel, which takes time.
+        """
+        self._inspects = inspects
         self.utils = self
         self._target = GPUTarget("cuda", arch, 32)
         self._compiled: list[Compiled] = []
@@ -60,7 +70,7 @@ class CompilingDriver:
         return taken
 
     def get_current_device(self) -> int:
-        return int(self._target.arch)  # Triton keeps what it compiled by device
+        return id(self)  # Triton keeps what it compiled by device
 
     def get_current_stream(self, _: int) -> int:
         return 0
@@ -72,7 +82,7 @@ class CompilingDriver:
         return {"max_shared_mem": 99 << 10}  # what all of these devices have, and some have more
 
     def load_binary(self, name: str, cubin: bytes, *_: Any) -> tuple[str, str, int, int, int]:
-        self._compiled.append(resources(name, cubin))
+        self._compiled.append(resources(name, cubin) if self._inspects else Compiled(name, 0, 0, 0, False))
         return name, name, 0, 0, 1024  # module, function, registers, spills, most threads
 
     def unload_module(self, _: Any) -> None: ...
@@ -90,20 +100,27 @@ def resources(kernel: str, cubin: bytes) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        report, code = (_dump(each, file.name) for each in ("--dump-resource-usage", "--dump-sass"))
+        report = _dump(file.name)
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", report)}
-    wide = re.search(r"LDG\.E[.\w]*\.128", code) is not None
+    wide = re.search(r"LDG\.E[.\w]*\.128", report) is not None
     return Compiled(kernel, found["REG"], found["SHARED"], found["STACK"] + found["LOCAL"], wide)
 
 
-def _dump(what: str, path: str) -> str:
+def _dump(path: str) -> str:
+    """Its resources and its code."""
     folder = Path(triton.__file__).parent / "backends/nvidia/bin"
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
-    command = [str(folder / "cuobjdump"), what, path]
+    command = [str(folder / "cuobjdump"), "--dump-resource-usage", "--dump-sass", path]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
-def attention(dtype: torch.dtype, rows: int, of_audio: bool) -> None:
+def attention(
+    dtype: torch.dtype,
+    rows: int,
+    of_audio: bool,
+    num_warps: int = NUM_WARPS[0],
+    context: int = CONTEXT,
+) -> None:
     """A step's attention with `rows` rows, over the audio or the text of two slots."""
     if of_audio:
         keys = torch.zeros(2, HEADS, DEPTH, -(-POSITIONS // 16) * 16).to(dtype)[..., :POSITIONS].mT
@@ -113,8 +130,9 @@ def attention(dtype: torch.dtype, rows: int, of_audio: bool) -> None:
     is_scaled = dtype == torch.float8_e4m3fn
     query = torch.zeros(rows, 3 * HEADS, DEPTH, dtype=torch.bfloat16 if is_scaled else dtype)[:, :HEADS]
     scales = torch.ones(2, HEADS) if is_scaled else None
-    slots, most = torch.zeros(rows, dtype=torch.long), POSITIONS if of_audio else CONTEXT
-    flash_decode(query, keys, values, slots, slots, most, scales, scales)
+    slots, most = torch.zeros(rows, dtype=torch.long), POSITIONS if of_audio else context
+    lengths = torch.zeros(rows, dtype=torch.int32 if of_audio else torch.long)
+    flash_decode(query, keys, values, slots, lengths, most, scales, scales, num_warps=num_warps)
 
 
 def token_choice() -> None:
@@ -126,18 +144,19 @@ def token_choice() -> None:
     choose_token(scores, suppressed, *columns, 50257, 50365, 50415, integers, logprobs)
 
 
-def addition_and_norm(dtype: torch.dtype) -> None:
-    x = torch.zeros(1, POSITIONS, WIDTH, dtype=dtype)
-    add_norm(x, x, x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None)
+def addition_and_norm(dtype: torch.dtype, batch: int = 1) -> None:
+    x = torch.empty(batch, POSITIONS, WIDTH, dtype=dtype)
+    for change in (x[0], x):
+        add_norm(x, change, x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None)
 
 
-def bias_and_gelu() -> None:
-    x = torch.zeros(1, POSITIONS, HIDDEN, dtype=torch.bfloat16)
+def bias_and_gelu(batch: int = 1) -> None:
+    x = torch.empty(batch, POSITIONS, HIDDEN, dtype=torch.bfloat16)
     bias_gelu(x, x[0, 0])
 
 
-def rows_in_8_bits(width: int) -> None:
-    quantise_rows(torch.zeros(POSITIONS, width, dtype=torch.bfloat16))
+def rows_in_8_bits(width: int, batch: int = 1) -> None:
+    quantise_rows(torch.empty(batch * POSITIONS, width, dtype=torch.bfloat16))
 
 
 Case = tuple[str, Callable[[], None]]
@@ -148,7 +167,9 @@ def cases(arch: int) -> list[Case]:
     found: list[Case] = []
     for dtype in halves + [torch.float8_e4m3fn] * (arch >= 89):
         name = str(dtype).removeprefix("torch.")
-        found.append((f"audio, {name}, 128 rows", lambda dtype=dtype: attention(dtype, 128, True)))  # type: ignore[misc]
+        for count in NUM_WARPS if dtype == torch.bfloat16 or dtype.itemsize == 1 else NUM_WARPS[:1]:
+            what = f"audio, {name}, 128 rows, {count} warps"
+            found.append((what, partial(attention, dtype, 128, True, count)))
     found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
     found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
     found.append(("end of a step, 128 rows", token_choice))
@@ -176,14 +197,40 @@ def compile_all(arch: int) -> list[tuple[str, Compiled]]:
     return results
 
 
+def compile_start(arch: int, num_slots: int = 128) -> list[str]:
+    """The kernels that a start in bfloat16 compiles: those that are tried, and those that its graphs need."""
+    device = CompilingDriver(arch, inspects=False)
+    driver.set_active(device)
+    for num_warps in NUM_WARPS:
+        attention(torch.bfloat16, 64, True, num_warps)
+    token_choice()
+    for batch in range(1, 9):
+        addition_and_norm(torch.bfloat16, batch)
+        bias_and_gelu(batch)
+    for rows in [*row_buckets(num_slots), 3, 5]:  # of prompts, there may be any number
+        attention(torch.bfloat16, rows, True)
+        for context in [*context_buckets(448), 3]:
+            attention(torch.bfloat16, rows, False, context=context)
+    return [each.kernel for each in device.take()[0]]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--arch", type=int, nargs="+", default=[90], help="compute capabilities, as 90 for 9.0"
     )
+    parser.add_argument(
+        "--start", action="store_true", help="what a start with 128 slots compiles (TRITON_CACHE_DIR: empty)"
+    )
+    options = parser.parse_args(arguments)
+    if options.start:
+        started = time.perf_counter()
+        compiled = compile_start(options.arch[0])
+        print(f"{len(compiled)} kernels compiled in {time.perf_counter() - started:.1f} s:", *compiled)
+        return
     print("| sm | case | kernel | registers | shared, bytes | spilled, bytes | 16-byte loads |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for arch in parser.parse_args(arguments).arch:
+    for arch in options.arch:
         for case, each in compile_all(arch):
             wide = "yes" if each.loads_16_bytes else "no"
             print(

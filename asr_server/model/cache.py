@@ -17,7 +17,9 @@ from asr_server.model.sizes import WhisperSizes
 
 # Beyond that many queries a sequence, the kernel would read the same keys too often.
 _MAX_FLASH_QUERIES = 8
-_ROW_ALIGNMENT = 16  # positions at whose multiples the kernel's key rows start
+# Positions at whose multiples key rows start: for the kernel, and on a GPU for torch's products as well,
+# which are slow where rows do not begin at multiples of 16 bytes.
+_ROW_ALIGNMENT = 16
 
 
 class DecoderCache:
@@ -48,7 +50,7 @@ class DecoderCache:
         self._kernels = kernels
         heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
         text = (sizes.decoder_layers, num_slots, heads, sizes.text_positions, depth)
-        alignment = 1 if kernels.flash_decode is None else _ROW_ALIGNMENT
+        alignment = _ROW_ALIGNMENT if device.type == "cuda" or kernels.flash_decode is not None else 1
         row = -(-sizes.audio_positions // alignment) * alignment
         audio_keys = (sizes.decoder_layers, num_slots, heads, depth, row)
         audio_values = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)

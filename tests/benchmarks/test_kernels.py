@@ -11,15 +11,28 @@ import pytest
 
 @pytest.mark.parametrize("arch", [90, *(pytest.param(each, marks=pytest.mark.trial) for each in (80, 100))])
 def test_every_kernel_compiles_without_spilling_registers_and_loads_16_bytes_at_once(arch: int) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_DEFAULT_FP_FUSION"] = "1"  # Triton's default, which it else warns of
-    command = [sys.executable, "-m", "benchmarks.kernels", "--arch", str(arch)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in compiled("--arch", str(arch))[2:]]
     kernels = {"_attend", "_choose", "_combine", "_add_norm", "_bias_gelu"}
     if arch >= 89:
         kernels.add("_quantise_rows")
     assert {row[2] for row in rows} == kernels
-    assert {row[5] for row in rows} == {"0"}, done.stdout
-    assert all(row[6] == "yes" for row in rows if row[2] != "_combine"), done.stdout
+    assert {row[5] for row in rows} == {"0"}, rows
+    assert all(row[6] == "yes" for row in rows if row[2] != "_combine"), rows
+
+
+def test_a_start_compiles_few_kernels_whatever_the_batches_that_it_records() -> None:
+    """Each takes the better part of a second on a machine that has none yet."""
+    (line,) = compiled("--start")
+    assert int(line.split()[0]) <= 10, line
+    for kernel in ("_choose", "_combine", "_add_norm", "_bias_gelu"):
+        assert line.count(kernel) == 1, line
+
+
+def compiled(*arguments: str) -> list[str]:
+    """Lines of the benchmark, run by itself: Triton's interpreter is on or off for a whole process."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_DEFAULT_FP_FUSION"] = "1"  # Triton's default, which it else warns of
+    command = [sys.executable, "-m", "benchmarks.kernels", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

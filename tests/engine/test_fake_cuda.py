@@ -48,6 +48,8 @@ def test_whole_requests_compute_on_the_gpu_alone(
     directory = pocket_directory()
     with fake_cuda(monkeypatch):
         engine = fake_engine(monkeypatch, directory, dtype, kernels, **config)
+        assert isinstance(engine._runner, Runner)
+        assert engine._runner.cache.cross_keys.stride(-2) % 16 == 0, "so that products read 16 bytes at once"
         events: list[Event] = []
         for i, options in enumerate(BRIEF):
             submit(engine, str(i), CLIPS[i % len(CLIPS)], options)

@@ -46,7 +46,8 @@ def add_norm(
     return total, normed
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Compiled once, whatever the number of rows.
+@triton.jit(do_not_specialize=["num_rows", "num_changes"])  # type: ignore[untyped-decorator]
 def _add_norm(  # type: ignore[no-untyped-def]
     x,
     change,

@@ -25,7 +25,8 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return x
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Compiled once, whatever the number of rows.
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _bias_gelu(  # type: ignore[no-untyped-def]
     x, bias, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 
 import torch
@@ -15,13 +16,13 @@ from asr_server.model.attention import attend_cached_audio
 from asr_server.model.encoder import add_norm
 from asr_server.model.float8 import FP8, dequantise, quantise
 from asr_server.model.kernels.choice import Candidate, Choice, choose
-from asr_server.model.kernels.table import TORCH, Kernels
+from asr_server.model.kernels.table import NUM_WARPS, TORCH, FlashDecode, Kernels
 from asr_server.model.linear import Linear
 from asr_server.model.linear_fp8 import quantise_rows
 from asr_server.model.sizes import WhisperSizes
 
 _ENCODE_BATCH = 8
-_MAX_ROWS = 32  # enough to tell which is faster, and little memory
+_MAX_ROWS = 64  # enough to tell which is faster, and little memory
 _REPEATS = 20
 _HEAD_START_CYCLES = 20_000_000  # some 10 ms: longer than the host takes to launch so many calls
 
@@ -56,7 +57,7 @@ def choose_kernels(
         return Choice(TORCH, f"torch: {error}")
     with torch.inference_mode():
         tried = chain(
-            [audio_attention(kernels, sizes, device, dtype, audio_dtype)],
+            audio_attention(kernels, sizes, device, dtype, audio_dtype),
             encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
             more(kernels),
         )
@@ -88,8 +89,8 @@ def audio_attention(
     dtype: torch.dtype,
     audio_dtype: torch.dtype | None = None,
     rows: int = _MAX_ROWS,
-) -> Candidate:
-    """A decode step's attention over the audio, which is most of what a step reads."""
+) -> Iterator[Candidate]:
+    """A decode step's attention over the audio, which is most of what a step reads, in several forms."""
     heads, positions = sizes.decoder_heads, sizes.audio_positions
     depth, stride = sizes.width // heads, -(-positions // 16) * 16
     draw = _random(device, dtype)
@@ -101,16 +102,9 @@ def audio_attention(
         scales = key_scales, value_scales
     keys = keys[..., :positions]
     slots = torch.arange(rows, device=device)
-    lengths = torch.full_like(slots, positions)
+    lengths = torch.full_like(slots, positions, dtype=torch.int32)  # the cache's type: what is tried is used
     # Made beforehand, as the cache has it: making it takes as long as the attention itself.
     cross_rows = torch.arange(rows * heads * max(depth, positions), device=device, dtype=torch.int32)
-    flash_decode = kernels.flash_decode
-    assert flash_decode is not None
-
-    def kernel() -> Tensor:
-        transposed = keys.transpose(2, 3)
-        attended = flash_decode(query[:, 0], transposed, values, slots, lengths, positions, *scales)
-        return attended.flatten(1)
 
     def reference() -> Tensor:
         exact = (keys, values)
@@ -118,7 +112,21 @@ def audio_attention(
             exact = dequantise(keys, scales[0], dtype), dequantise(values, scales[1], dtype)
         return attend_cached_audio(query, *exact, cross_rows, None)[:, 0]
 
-    return Candidate("flash_decode", kernel, reference, _tolerance(dtype))
+    def attended(flash_decode: FlashDecode) -> Tensor:
+        transposed = keys.transpose(2, 3)
+        return flash_decode(query[:, 0], transposed, values, slots, lengths, positions, *scales).flatten(1)
+
+    assert kernels.flash_decode is not None
+    for num_warps in NUM_WARPS:
+        form = partial(kernels.flash_decode, num_warps=num_warps)
+        yield Candidate(
+            "flash_decode",
+            partial(attended, form),
+            reference,
+            _tolerance(dtype),
+            implementation=form,
+            form=f" of {num_warps} warps",
+        )
 
 
 def encoder_layer(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,10 +23,12 @@ class Candidate:
     kernel: Callable[[], Tensor]
     reference: Callable[[], Tensor]
     tolerance: float  # greatest difference of any number
+    implementation: Any = None  # what `Kernels` gets; None: the kernel that it has
+    form: str = ""  # of a kernel that there are several of
 
 
 class Verdict(NamedTuple):
-    is_better: bool
+    seconds: float  # a call; infinite where torch is the better
     reason: str  # with both times, or why there are none
 
 
@@ -43,23 +46,32 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
     try:
         error = float((candidate.kernel().float() - candidate.reference().float()).abs().max())
         if not error <= candidate.tolerance:
-            return Verdict(False, f"torch: triton differs by {error:.2g}, more than {candidate.tolerance:g}")
+            return Verdict(inf, f"torch: triton differs by {error:.2g}, more than {candidate.tolerance:g}")
         kernel_s, reference_s = time_s(candidate.kernel), time_s(candidate.reference)
     except Exception as failure:
-        return Verdict(False, f"torch: triton failed with {_one_line(failure)}")
-    name = "triton" if kernel_s < reference_s else "torch"
+        return Verdict(inf, f"torch: triton failed with {_one_line(failure)}")
     times = f"triton {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
-    return Verdict(kernel_s < reference_s, f"{name} ({times})")
+    if kernel_s < reference_s:
+        return Verdict(kernel_s, f"triton ({times})")
+    return Verdict(inf, f"torch ({times})")
 
 
 def choose(all_kernels: Kernels, candidates: Iterable[Candidate], time_s: Timer) -> Choice:
-    """Those of the kernels that are better than torch. A candidate is made when its turn comes."""
-    chosen, reasons = all_kernels, []
+    """Those of the kernels that are better than torch, each in its fastest form.
+
+    A candidate is made when its turn comes.
+    """
+    chosen, fastest_s, reasons = all_kernels, dict[str, float](), list[str]()
     for candidate in candidates:
+        name = candidate.name
         verdict = judge(candidate, time_s)
-        reasons.append(f"{candidate.name} {verdict.reason}")
-        if not verdict.is_better:
-            chosen = replace(chosen, **{candidate.name: getattr(TORCH, candidate.name)})
+        reasons.append(f"{name}{candidate.form} {verdict.reason}")
+        if name not in fastest_s:
+            fastest_s[name] = inf
+            chosen = replace(chosen, **{name: getattr(TORCH, name)})
+        if verdict.seconds < fastest_s[name]:
+            fastest_s[name] = verdict.seconds
+            chosen = replace(chosen, **{name: candidate.implementation or getattr(all_kernels, name)})
     return Choice(chosen, ", ".join(reasons))
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 2048  # scores that are read at once
+_BLOCK = 4096  # scores that are read at once
 
 
 def choose_token(
@@ -58,7 +58,7 @@ def choose_token(
         first_time,
         last_initial_time,
         BLOCK=_BLOCK,
-        num_warps=8,
+        num_warps=16,
     )
 
 
@@ -91,44 +91,23 @@ def _choose(  # type: ignore[no-untyped-def]
     after_time = wanted & (generated > 0) & (tl.load(token + row) >= first_time)
     after_two = after_time & ((generated < 2) | (tl.load(previous + row) >= first_time))
     after_one = after_time & (after_two == 0)
-    earliest = tl.load(last_time + row) + tl.where(after_one, 0, 1)
+    earliest = tl.load(last_time + row).to(tl.int32) + tl.where(after_one, 0, 1)
     # Bits of `suppressed` that count here: always, at the beginning, where times are wanted.
     cases = 1 + tl.where(begin, 2, 0) + tl.where(wanted, 4, 0)
 
     # Times and other tokens apart, because it is decided at the end whether it has to be a time.
     scores += row.to(tl.int64) * row_stride
-    best_other = tl.full([], float("-inf"), tl.float32)
-    best_time = tl.full([], float("-inf"), tl.float32)
-    sum_others = tl.full([], 0.0, tl.float32)
-    sum_times = tl.full([], 0.0, tl.float32)
-    other = tl.full([], 0, tl.int32)
-    time = tl.full([], 0, tl.int32)
-    for start in range(0, tl.where(is_active, vocabulary, 0), BLOCK):
-        n = start + tl.arange(0, BLOCK)
-        # The masks are those that leave loads wide: what is behind the vocabulary is off all the same.
-        score = tl.load(scores + n, n < row_stride, other=float("-inf"))
-        off = (tl.load(suppressed + n, n < num_suppressed, other=0).to(tl.int32) & cases) != 0
-        off |= n >= vocabulary
-        is_time = n >= first_time
-        off |= (n < end_of_text) & after_one
-        off |= is_time & wanted & ((n < earliest) | after_two | (begin & (n > last_initial_time)))
-        score = tl.where(off, float("-inf"), score)
-        others = tl.where(is_time, float("-inf"), score)
-        times = tl.where(is_time, score, float("-inf"))
-
-        highest = tl.max(others, 0)
-        other = tl.where(highest > best_other, start + tl.argmax(others, 0), other)
-        reached = tl.maximum(best_other, highest)
-        finite = tl.maximum(reached, -1e30)  # of a difference from minus infinity nothing would come
-        sum_others = sum_others * tl.exp(best_other - finite) + tl.sum(tl.exp(others - finite), 0)
-        best_other = reached
-
-        highest = tl.max(times, 0)
-        time = tl.where(highest > best_time, start + tl.argmax(times, 0), time)
-        reached = tl.maximum(best_time, highest)
-        finite = tl.maximum(reached, -1e30)
-        sum_times = sum_times * tl.exp(best_time - finite) + tl.sum(tl.exp(times - finite), 0)
-        best_time = reached
+    first = tl.where(after_one, end_of_text, 0)
+    end = tl.where(is_active, first_time, 0)
+    best_other, other, sum_others = _scan(
+        scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK
+    )
+    first = tl.where(wanted, tl.maximum(earliest, first_time), first_time)
+    end = tl.where(at_first, tl.minimum(last_initial_time + 1, vocabulary), vocabulary)
+    end = tl.where(is_active & (after_two == 0), end, 0)
+    best_time, time, sum_times = _scan(
+        scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK
+    )
 
     # Where all times together are likelier than any one other token, a time it is.
     log_times = tl.where(sum_times > 0, best_time + tl.log(tl.maximum(sum_times, 1e-30)), float("-inf"))
@@ -140,3 +119,30 @@ def _choose(  # type: ignore[no-untyped-def]
     total = of_others + sum_times * tl.exp(best_time - best)
     tl.store(tokens + row, chosen.to(tokens.dtype.element_ty), is_active)
     tl.store(logprobs + row, -tl.log(tl.maximum(total, 1e-30)), is_active)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scan(  # type: ignore[no-untyped-def]
+    scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK: tl.constexpr
+):
+    """The best score of the tokens from `first` to before `end`, its token, and the sum of exp(score - best).
+
+    Lanes keep to themselves until the end: threads that wait for each other would leave the memory idle.
+    """
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.full([BLOCK], 0.0, tl.float32)
+    token = tl.full([BLOCK], 0, tl.int32)
+    for start in range(first // BLOCK * BLOCK, end, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        # The masks are those that leave loads wide: what is behind the vocabulary is off all the same.
+        score = tl.load(scores + n, n < row_stride, other=float("-inf"))
+        off = (tl.load(suppressed + n, n < num_suppressed, other=0).to(tl.int32) & cases) != 0
+        score = tl.where(off | (n < first) | (n >= end), float("-inf"), score)
+        token = tl.where(score > best, n, token)
+        reached = tl.maximum(best, score)
+        finite = tl.maximum(reached, -1e30)  # of a difference from minus infinity nothing would come
+        total = total * tl.exp(best - finite) + tl.exp(score - finite)
+        best = reached
+    highest = tl.max(best, 0)
+    first_of_best = tl.min(tl.where(best == highest, token, 0x7FFFFFFF), 0)
+    return highest, first_of_best, tl.sum(total * tl.exp(best - tl.maximum(highest, -1e30)), 0)

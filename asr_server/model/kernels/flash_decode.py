@@ -12,9 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asr_server.model.kernels.table import NUM_WARPS
+
 _BLOCK = 64  # positions that are read at once
-_ENOUGH_PROGRAMS = 256  # from here on a GPU is busy without splitting
-_MAX_SPLITS = 8
+_ENOUGH_PROGRAMS = (
+    512  # from here on a GPU is busy without splitting: 4 of them on each multiprocessor of an H100
+)
+_MAX_SPLITS = 16
 
 
 def flash_decode(
@@ -26,6 +30,8 @@ def flash_decode(
     most: int,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
+    *,
+    num_warps: int = NUM_WARPS[0],
 ) -> Tensor:
     """Each row's query over the first positions of its slot.
 
@@ -40,6 +46,8 @@ def flash_decode(
         lengths: [R], positions that the row looks at; 0: it costs nothing, and the result is zero.
         most: that no length is greater than.
         key_scales, value_scales: float32 [slots, H], by which a cache in fp8 is to be multiplied.
+        num_warps: of a program. Fewer do less work in all, for less is exchanged between threads; more hide
+            better how long memory takes.
     Returns:
         [R, H, d], of the query's type.
     """
@@ -72,30 +80,36 @@ def flash_decode(
         keys.stride(3) if transposed else keys.stride(2),
         *values.stride()[:3],
         num_heads,
+        split,
         DEPTH=depth,
         BLOCK=_BLOCK,
-        SPLIT=split,
         CAPACITY=keys.stride(3) if transposed else 0,
         IS_SPLIT=num_splits > 1,
         IS_SCALED=key_scales is not None,
-        num_warps=4,
+        num_warps=num_warps,
     )
     if num_splits > 1:
         _combine[num_heads, num_rows](
-            parts, sums, maxima, result, num_rows, num_heads, NUM_SPLITS=num_splits, DEPTH=depth, num_warps=1
+            parts,
+            sums,
+            maxima,
+            result,
+            num_rows,
+            num_heads,
+            num_splits,
+            MAX_SPLITS=_MAX_SPLITS,
+            DEPTH=depth,
+            num_warps=1,
         )
     return result
 
 
 def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
-    """How many parts the positions are cut into, a power of two, and how long a part is."""
-    num_splits = 1
-    while num_splits < _MAX_SPLITS and num_programs * num_splits < _ENOUGH_PROGRAMS:
-        if most <= num_splits * 2 * _BLOCK:
-            break
-        num_splits *= 2
-    blocks = triton.cdiv(triton.cdiv(most, _BLOCK), num_splits)
-    return num_splits, blocks * _BLOCK
+    """How many parts the positions are cut into, and how long a part is. None is empty."""
+    blocks = triton.cdiv(most, _BLOCK)
+    wanted = min(triton.cdiv(_ENOUGH_PROGRAMS, num_programs), triton.cdiv(blocks, 2), _MAX_SPLITS)
+    blocks_of_part = triton.cdiv(blocks, wanted)
+    return triton.cdiv(blocks, blocks_of_part), blocks_of_part * _BLOCK
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -119,17 +133,17 @@ def _attend(  # type: ignore[no-untyped-def]
     value_head_stride,
     value_stride,
     num_heads,
+    split,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
     CAPACITY: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     IS_SCALED: tl.constexpr,
 ):
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
-    first = part * SPLIT
-    last = tl.minimum(tl.load(lengths + row).to(tl.int32), first + SPLIT)
+    first = part * split
+    last = tl.minimum(tl.load(lengths + row).to(tl.int32), first + split)
     dims = tl.arange(0, DEPTH)
     q = tl.load(query + row * query_row_stride + head * query_head_stride + dims).to(tl.float32)
     if IS_SCALED:
@@ -142,17 +156,20 @@ def _attend(  # type: ignore[no-untyped-def]
     sum_of_values = tl.zeros([DEPTH], tl.float32)
     for start in range(first, last, BLOCK):
         n = start + tl.arange(0, BLOCK)
+        # Both loads come first: in what follows threads wait for each other, and the memory must not wait.
         if CAPACITY:  # [d, n] in memory: the mask is one that leaves the loads wide
             k = tl.load(keys + dims[:, None] * key_stride + n[None, :], (n < CAPACITY)[None, :], other=0.0)
-            scores = tl.sum(k.to(tl.float32) * q[:, None], 0)
         else:
             k = tl.load(keys + n[:, None] * key_stride + dims[None, :], (n < last)[:, None], other=0.0)
+        v = tl.load(values + n[:, None] * value_stride + dims[None, :], (n < last)[:, None], other=0.0)
+        if CAPACITY:
+            scores = tl.sum(k.to(tl.float32) * q[:, None], 0)
+        else:
             scores = tl.sum(k.to(tl.float32) * q[None, :], 1)
         scores = tl.where(n < last, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         weights = tl.exp(scores - new_maximum)
         old = tl.exp(maximum - new_maximum)
-        v = tl.load(values + n[:, None] * value_stride + dims[None, :], (n < last)[:, None], other=0.0)
         sum_of_values = sum_of_values * old + tl.sum(v.to(tl.float32) * weights[:, None], 0)
         total = total * old + tl.sum(weights, 0)
         maximum = new_maximum
@@ -169,7 +186,8 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(result + place * DEPTH + dims, sum_of_values.to(result.dtype.element_ty))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Compiled once, whatever the number of rows and of parts.
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])  # type: ignore[untyped-decorator]
 def _combine(  # type: ignore[no-untyped-def]
     parts,
     sums,
@@ -177,15 +195,18 @@ def _combine(  # type: ignore[no-untyped-def]
     result,
     num_rows,
     num_heads,
-    NUM_SPLITS: tl.constexpr,
+    num_splits,
+    MAX_SPLITS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
     place = tl.program_id(1) * num_heads + tl.program_id(0)
-    of_parts = place + tl.arange(0, NUM_SPLITS) * num_rows * num_heads
+    number = tl.arange(0, MAX_SPLITS)
+    is_part = number < num_splits
+    of_parts = place + number * num_rows * num_heads
     dims = tl.arange(0, DEPTH)
-    maximum = tl.load(maxima + of_parts)
+    maximum = tl.load(maxima + of_parts, is_part, other=float("-inf"))
     share = tl.exp(maximum - tl.maximum(tl.max(maximum, 0), -1e30))  # finite, also where nothing was seen
-    total = tl.sum(tl.load(sums + of_parts) * share, 0)
-    part = tl.load(parts + of_parts[:, None] * DEPTH + dims[None, :])
+    total = tl.sum(tl.load(sums + of_parts, is_part, other=0.0) * share, 0)
+    part = tl.load(parts + of_parts[:, None] * DEPTH + dims[None, :], is_part[:, None], other=0.0)
     attended = tl.sum(part * share[:, None], 0) / tl.where(total > 0, total, 1.0)
     tl.store(result + place * DEPTH + dims, attended.to(result.dtype.element_ty))

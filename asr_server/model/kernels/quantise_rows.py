@@ -36,7 +36,8 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return quantised, scales
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Compiled once, whatever the number of rows.
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _quantise_rows(  # type: ignore[no-untyped-def]
     x,
     quantised,

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+NUM_WARPS = (2, 1, 4)  # of a program of flash_decode, that are worth trying; the first where none is tried
+
 
 class FlashDecode(Protocol):
     """`flash_decode.flash_decode` has the meaning of the arguments."""
@@ -21,6 +23,8 @@ class FlashDecode(Protocol):
         most: int,
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
+        *,
+        num_warps: int = NUM_WARPS[0],
     ) -> Tensor: ...
 
 

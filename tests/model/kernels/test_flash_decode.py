@@ -26,7 +26,7 @@ def expected(query: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor
         (3, 2, 64, 150, True, torch.bfloat16),
         (3, 2, 64, 150, False, torch.float16),
         (2, 3, 16, 33, False, torch.float32),
-        (1, 1, 64, 1500, True, torch.float32),  # eight parts
+        (1, 1, 64, 1500, True, torch.float32),  # twelve parts: as many as there may be, but none empty
         (1, 1, 128, 300, False, torch.bfloat16),
         (4, 1, 32, 7, True, torch.float32),
     ],
@@ -83,12 +83,34 @@ def test_8_bit_keys_and_values_are_read_with_the_scales_of_their_slot_and_head(
         assert error < ERROR[dtype], row
 
 
+@pytest.mark.parametrize("transposed", [True, False])
+def test_a_slot_may_begin_beyond_2_to_the_31_numbers(transposed: bool) -> None:
+    """As those of large caches do. Of the memory between them no page is ever touched."""
+    torch.manual_seed(0)
+    positions, depth, slot_stride, start = 48, 32, 1 << 30, 1 << 31
+    memory = torch.empty(5 * slot_stride, dtype=torch.float8_e4m3fn, device=DEVICE)
+    memory[: 1 << 12] = 0.0  # where 32 bits lead to, which have no more than 2**31 in both directions
+    shape = (3, 1, depth, positions) if transposed else (3, 1, positions, depth)
+    keys = memory.as_strided(shape, (slot_stride, 1, shape[3], 1), start)
+    values = memory.as_strided(
+        (3, 1, positions, depth), (slot_stride, 1, depth, 1), 2 * slot_stride + (1 << 11)
+    )
+    for each in (keys, values):
+        each[2] = torch.randn(each.shape[1:], device=DEVICE).to(memory.dtype)
+    query, ones = torch.randn(1, 1, depth, device=DEVICE), torch.ones(3, 1, device=DEVICE)
+    slots, lengths = torch.tensor([2], device=DEVICE), torch.tensor([40], device=DEVICE)
+    keys = keys.transpose(2, 3) if transposed else keys
+    found = flash_decode(query, keys, values, slots, lengths, positions, ones, ones)
+    wanted = expected(query[0], keys[2].float(), values[2].float(), 40)
+    torch.testing.assert_close(found[0], wanted, atol=ERROR[torch.float32], rtol=0)
+
+
 def test_splitting_changes_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     keys, values = torch.randn(2, 2, 1, 300, 64, device=DEVICE).unbind()
     query, slots = torch.randn(2, 1, 64, device=DEVICE) * 0.3, torch.tensor([1, 0], device=DEVICE)
     lengths = torch.tensor([300, 40], device=DEVICE)  # the second ends within the first part
-    assert plan_splits(2, 300)[0] == 4
+    assert plan_splits(2, 300)[0] == 3
     split = flash_decode(query, keys, values, slots, lengths, 300)
     monkeypatch.setattr(module, "_MAX_SPLITS", 1)
     torch.testing.assert_close(split, flash_decode(query, keys, values, slots, lengths, 300))
@@ -101,5 +123,5 @@ def test_the_parts_cover_all_positions_and_none_is_empty_for_the_longest(
 ) -> None:
     num_splits, split = plan_splits(num_programs, most)
     assert num_splits * split >= most
-    assert num_splits & (num_splits - 1) == 0
+    assert num_splits <= module._MAX_SPLITS
     assert (num_splits - 1) * split < most
