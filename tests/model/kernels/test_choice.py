@@ -116,7 +116,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def test_torchs_attention_is_timed_without_making_what_the_cache_has() -> None:
-    tried = audio_attention(Kernels(flash_decode=kernel), SIZES, CPU, torch.float32, rows=1)
+    tried = next(audio_attention(Kernels(flash_decode=kernel), SIZES, CPU, torch.float32, rows=1))
     with Counting() as counting:
         tried.reference()
     assert max(counting.lengths, default=0) <= SIZES.width
