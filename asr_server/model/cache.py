@@ -6,6 +6,8 @@ Sequences being decoded lie side by side from slot 0 on, so that a decode step r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -86,10 +88,11 @@ class DecoderCache:
         audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize
         return 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
 
-    def write_audio(self, slots: Slots, keys_values: list[tuple[Tensor, Tensor]]) -> None:
+    def write_audio(self, slots: Slots, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Puts each layer's keys [B, D, F] and values [B, F, D] into B slots."""
-        heads, length = self.cross_keys.shape[2], keys_values[0][0].shape[-1]
+        heads, length = self.cross_keys.shape[2], 0
         for layer, (keys, values) in enumerate(keys_values):
+            length = keys.shape[-1]
             keys, values = keys.view(len(keys), heads, -1, length), split_heads(values, heads).transpose(1, 2)
             if self.audio_scales is not None:
                 (keys, *scales), (values, *more) = (quantise(each, (-2, -1)) for each in (keys, values))

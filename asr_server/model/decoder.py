@@ -80,9 +80,13 @@ class Decoder(nn.Module):
             scores = F.linear(hidden, self.embedding).float()
         return scores.narrow(-1, 0, self.vocabulary)
 
-    def cross_keys_values(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Of each layer, from the encoder's [B, F, D]: keys [B, D, F] and values [B, F, D]."""
-        return [(layer.keys_of(audio), layer.cross_value(audio)) for layer in self.layers]  # type: ignore[operator]
+    def cross_keys_values(self, audio: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each layer, from the encoder's [B, F, D]: keys [B, D, F] and values [B, F, D].
+
+        A layer is computed when it is asked for: for 8 chunks all 32 of large-v3 would be 2 GB.
+        """
+        for layer in self.layers:
+            yield layer.keys_of(audio), layer.cross_value(audio)  # type: ignore[operator]
 
     def load(self, weights: Weights) -> None:
         self.embedding[: self.vocabulary].copy_(weights["embed_tokens.weight"])

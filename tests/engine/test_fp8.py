@@ -10,7 +10,7 @@ import torch
 
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import ChunkResult, DecodingOptions
-from asr_server.engine import Engine, EngineConfig
+from asr_server.engine import Engine, EngineConfig, config
 from asr_server.engine.config import check_fp8
 from asr_server.engine.reasons import engine_info
 from asr_server.engine.runner import Runner
@@ -113,7 +113,7 @@ def test_the_same_memory_holds_more_slots(dtype: torch.dtype, monkeypatch: pytes
 def test_a_gpu_that_cannot_is_refused_with_the_name_of_the_setting(
     asked: dict[str, Any], names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(config, "_check_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(ValueError, match=r"8\.9 or later; NVIDIA A100 has 8\.0") as refusal:

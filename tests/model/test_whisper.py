@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.checkpoint import CheckpointError
 from asr_server.model import Whisper, WhisperSizes, load_whisper
-from asr_server.model.decoder import Decoder, padded_vocabulary
+from asr_server.model.decoder import Decoder, DecoderLayer, padded_vocabulary
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
 
@@ -152,6 +152,26 @@ def test_a_slot_moved_elsewhere_gives_the_same_numbers() -> None:
         here = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(0, 1), last, context=4))
         there = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(1, 2), last, context=4))
     assert torch.equal(here, there)
+
+
+@torch.inference_mode()
+def test_keys_and_values_of_one_layer_are_in_the_cache_before_those_of_the_next_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All layers of a large model at once would take gigabytes."""
+    model = ours()
+    cache, keys_of = model.new_cache(1), DecoderLayer.keys_of
+    written: list[list[bool]] = []
+
+    def watched(layer: DecoderLayer, audio: torch.Tensor) -> torch.Tensor:
+        written.append([bool(each.any()) for each in cache.cross_values])
+        return keys_of(layer, audio)
+
+    monkeypatch.setattr(DecoderLayer, "keys_of", watched)
+    audio = model.encoder(model.log_mel(CLIPS[:1]))
+    cache.write_audio(slice(0, 1), model.decoder.cross_keys_values(audio))
+    num_layers = model.sizes.decoder_layers
+    assert written == [[layer < done for layer in range(num_layers)] for done in range(num_layers)]
 
 
 class LargestOf(TorchDispatchMode):  # type: ignore[no-untyped-call]
