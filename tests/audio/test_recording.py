@@ -298,6 +298,16 @@ def test_what_libsndfile_gives_up_on_is_read_on_by_ffmpeg(tmp_path: Path, name: 
     assert np.std(samples[-70_000:]) == pytest.approx(np.std(expected[-70_000:]), rel=0.1)
 
 
+def test_a_streamed_flac_with_a_hole_is_read_on_by_ffmpeg() -> None:
+    """Its header counts nothing, so that only what is left in the file tells."""
+    data = bytearray(streamed(voice(48_000, 1, 10.0), 48_000, "flac", "flac"))
+    _, whole = pieces_of(bytes(data))
+    data[len(data) // 2 : len(data) // 2 + 100] = bytes(100)
+    _, damaged = pieces_of(bytes(data))
+    assert not whole.truncated and damaged.truncated
+    assert damaged.duration_s == pytest.approx(10.0, abs=0.3)
+
+
 def test_silence_gives_only_silence(tmp_path: Path) -> None:
     path = write_sndfile(tmp_path / "a.flac", np.zeros((65 * 16_000, 1), np.float32), 16_000)
     assert pieces_of(path)[0] == [Silence(0, 65 * 16_000)]

@@ -53,7 +53,11 @@ class SndfileDecoder:
         damaged = bool(soundfile._snd.sf_error(self._file._file))
         promised = self._file.frames
         num_left = os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR)
-        self.truncated = damaged or self._num_read < promised < NO_LENGTH
+        if promised < NO_LENGTH:
+            stopped = self._num_read < promised
+        else:  # a FLAC that was written to a pipe: libsndfile says nothing of damage in it
+            stopped = self._file.format == "FLAC" and num_left > 0
+        self.truncated = damaged or stopped
         if self.truncated:
             self.has_more = damaged or num_left > 0
         else:
