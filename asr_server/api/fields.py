@@ -24,7 +24,7 @@ F = TypeVar("F", bound=AudioFields)
 def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
     """Raises InvalidValue for the first field that is unknown, repeated, malformed or out of range."""
     try:
-        fields = fields_type.model_validate(_gather(pairs))
+        fields = fields_type.model_validate(_gather(pairs, fields_type))
     except ValidationError as error:
         raise _invalid(error) from None
     _check_stream(fields)
@@ -51,7 +51,7 @@ def split_unknown(
     return known, tuple(unknown)
 
 
-def _gather(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]) -> dict[str, Any]:
     """Lists of `name[]`, `name`, `a,b`, `["a"]`; objects of `name[key]`; an empty value is an absent one."""
     gathered: dict[str, Any] = {}
     for name, value in pairs:
@@ -61,7 +61,10 @@ def _gather(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
             raise InvalidValue(f"'{name}' is not supported: {NOT_SERVED[field]}.", name)
         if not value.strip():
             continue
-        _add(gathered, name, field, key, value)
+        if field in fields_type.model_fields:
+            _add(gathered, name, field, key, value)
+        else:
+            gathered[name] = value  # refused by name, however often it was given
     return gathered
 
 

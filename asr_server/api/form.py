@@ -42,6 +42,7 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int) -> None
 
     Raises InvalidValue, InvalidAudio, UploadTooLarge; ClientDisconnect when the client leaves meanwhile.
     """
+    _check_not_compressed(request)
     max_body_bytes = max_upload_bytes + MAX_OVERHEAD_BYTES
     if _announced_bytes(request) > max_body_bytes:
         raise too_large(max_upload_bytes)
@@ -55,6 +56,12 @@ async def read_form(request: Request, form: Form, max_upload_bytes: int) -> None
         _write(parser, data)
         await form.upload.spill_to_disk()
     reader.check_complete()
+
+
+def _check_not_compressed(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise InvalidValue(f"The body has Content-Encoding '{encoding[:80]}': send it without.")
 
 
 def _announced_bytes(request: Request) -> int:

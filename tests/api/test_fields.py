@@ -73,6 +73,10 @@ def test_the_refusal_of_an_unknown_field_names_the_setting() -> None:
     assert "--unknown-fields" in refusal(MODEL, ("beam_size", "5")).message
 
 
+def test_an_unknown_list_is_refused_as_unknown_not_as_repeated() -> None:
+    assert "Unknown field 'tags[]'" in refusal(MODEL, ("tags[]", "a"), ("tags[]", "b")).message
+
+
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("True", True), ("1", True), ("false", False)])
 def test_booleans_come_as_text(text: str, value: bool) -> None:
     assert parse(("stream", text)).stream is value

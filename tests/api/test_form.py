@@ -155,6 +155,11 @@ async def test_another_content_type_is_refused(form: Form, content_type: str) ->
         await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT)
 
 
+async def test_a_compressed_body_is_refused_as_such(form: Form) -> None:
+    with pytest.raises(InvalidValue, match="Content-Encoding 'gzip'"):
+        await read_form(Client(body(FILE)).request(content_encoding="gzip"), form, LIMIT)
+
+
 async def test_a_boundary_longer_than_any_client_s_is_refused(form: Form) -> None:
     content_type = f"multipart/form-data; boundary={'x' * 300}"
     with pytest.raises(InvalidValue, match="boundary is too long"):
