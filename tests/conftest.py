@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 import httpx
 import pytest
 
+import asr_server.audio.voice  # before any test imports onnxruntime: it turns its reports to Microsoft off
 import asr_server.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from asr_server.telemetry import JsonFormatter, TextFormatter
 

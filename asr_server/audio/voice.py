@@ -7,6 +7,7 @@ free meanwhile.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,10 @@ import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.levels import runs
+
+# Read when onnxruntime is loaded. From 1.29 on it would tell Microsoft what it runs, and keep an identifier
+# of this machine and a database in the home folder.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
