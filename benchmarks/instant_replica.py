@@ -26,6 +26,7 @@ from asr_server.core import (
     ChunkTimes,
     Command,
     Credit,
+    Drain,
     EarlyResult,
     Event,
     Result,
@@ -52,6 +53,7 @@ class InstantEngine:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.num_steps = self.slots_in_use = self.num_decode_steps = self.num_decoded_tokens = 0
+        self.draining = False
         self.step_timer = SimpleNamespace(times=StepTimes())
         self._first_time = tokenizer.specials.timestamp_begin
         text = [token for token in range(self._first_time) if tokenizer.is_text(token)]
@@ -67,6 +69,7 @@ class InstantEngine:
         return bool(self._waiting)
 
     def handle(self, command: Command) -> None:
+        self.draining |= isinstance(command, Drain)
         if isinstance(command, Submit):
             self._waiting.append(command)
 
