@@ -31,7 +31,7 @@ from rich.table import Table
 from asr_server.checkpoint import resolve_checkpoint
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE
-from benchmarks.reporting import command, machine, quantile, write_json
+from benchmarks.reporting import benchmark_parser, command, machine, pyplot, quantile, write_json
 from benchmarks.scoring import NORMALISERS, Score, TimedWord, time_errors_s, word_errors
 from benchmarks.transcribers import SYSTEMS, Heard, Spoken, Task
 from tests.speech import VOICES, say
@@ -117,12 +117,7 @@ def _times(errors_s: list[float]) -> list[str]:
 
 def plot(results: dict[str, list[Score]], path: Path) -> None:
     """The three kinds of errors, stacked, for each system."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 1.5 + 0.4 * len(results)), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(7, 1.5 + 0.4 * len(results)), layout="constrained")
     left = np.zeros(len(results))
     for kind in ("substitutions", "insertions", "deletions"):
         sums = [total(scores) for scores in results.values()]
@@ -146,9 +141,7 @@ def figures(files: list[Spoken], results: dict[str, list[Score]]) -> dict[str, A
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True)
     parser.add_argument("manifest", nargs="?", type=Path)
     parser.add_argument("--model", default=str(EMBEDDED_MODEL))
     parser.add_argument("--url", default="", help="of a server; else one is started for `http`")
@@ -156,8 +149,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--normaliser", choices=NORMALISERS, help="[default: english; basic for digits]")
     parser.add_argument("--no-times", action="store_true", help="ask for no word times")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     return parser.parse_args()
 
 

@@ -26,7 +26,16 @@ from rich.table import Table
 from benchmarks.checkpoints import add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Client, connected, transcribe
 from benchmarks.health import HealthProbe, probing_health
-from benchmarks.reporting import command, error_bars, machine, quantile, spread, write_json
+from benchmarks.reporting import (
+    benchmark_parser,
+    command,
+    error_bars,
+    machine,
+    pyplot,
+    quantile,
+    spread,
+    write_json,
+)
 from benchmarks.running_server import running_server
 from benchmarks.uploads import LONG_MINUTES, Upload, long_uploads, short_uploads
 
@@ -146,12 +155,7 @@ def show(measured: Sequence[Case], console: Console) -> None:
 
 def plot(measured: Sequence[Case], path: Path) -> None:
     """The event loop's time for a request, with the least and the most of all rounds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 3), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(8, 3), layout="constrained")
     medians, errors = error_bars([case.event_loop_ms() for case in measured])
     axes.barh([case.name for case in measured], medians, xerr=errors)
     axes.invert_yaxis()
@@ -200,15 +204,11 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--preprocess-workers", type=int, default=2)
     add_checkpoints_option(parser)
     parser.add_argument("--quick", action="store_true", help="1 round of few and short files")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     return parser.parse_args()
 
 

@@ -11,7 +11,6 @@ substitutions, insertions and deletions over the digits said. Clean, in telephon
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import tarfile
@@ -31,7 +30,7 @@ from scipy.signal import butter, sosfilt
 
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Samples
-from benchmarks.reporting import command, machine, write_json
+from benchmarks.reporting import benchmark_parser, command, machine, pyplot, write_json
 from benchmarks.running_server import running_server
 from tests.speech import RECORDINGS, VOICES, Spoken, digit, digits_of, errors_in
 
@@ -248,16 +247,12 @@ def show(results: dict[str, Tally], rejection: dict[str, str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True)
     parser.add_argument("--model", default=str(EMBEDDED_MODEL))
     parser.add_argument("--speaker", action="append", default=[], help="of the recordings; may be repeated")
     parser.add_argument("--sequences", type=int, default=200, help="for each line of the table")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quick", action="store_true", help="20 sequences")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     Console().print(command(), machine())
     speakers = {"synthesised voices left out": [synthesised_takes(voice) for voice in VOICES]}
@@ -274,12 +269,7 @@ def main() -> None:
 
 def plot(results: dict[str, Tally], path: Path) -> None:
     """The error rate of each line of the table."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 1 + 0.4 * len(results)), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(7, 1 + 0.4 * len(results)), layout="constrained")
     axes.barh(list(results), [100 * tally.error_rate for tally in results.values()])
     axes.set_xlabel("digits wrong, missing or too many (%)")
     axes.invert_yaxis()

@@ -25,7 +25,7 @@ from asr_server.core import ChunkId, DecodingOptions, Result, Samples, Submit
 from asr_server.engine import Engine, EngineConfig, encoding, engine, runner
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.reporting import command, machine, spread, write_json
+from benchmarks.reporting import benchmark_parser, command, machine, spread, write_json
 
 IN_FLIGHT: Final = {"with the gate": engine._ENCODES_IN_FLIGHT, "without": 1 << 30}
 
@@ -109,9 +109,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--clips", type=int, default=256)
@@ -120,7 +118,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="1 round of 64 clips, a small shape")
     add_checkpoints_option(parser)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.clips, options.shape = 1, 64, "pocket"

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ from benchmarks.clips import make_clip
 from benchmarks.engine_report import AllFloors, Case, Setup, figures, plot, show, show_profile
 from benchmarks.floors import measure_floors
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
-from benchmarks.reporting import Budget, command, grid, machine, write_json
+from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 
 
 def run_once(engine: Engine, clips: Sequence[Samples], tokens: int) -> tuple[float, list[float]]:
@@ -200,9 +199,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["tiny"])
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", nargs="+", default=["auto"])
@@ -224,10 +221,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
     add_checkpoints_option(parser)
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--quick", action="store_true", help="a round of few clips, to see that it works")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.in_flight, options.tokens = 1, [2, 1], [10]

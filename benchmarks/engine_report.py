@@ -16,7 +16,7 @@ from asr_server.core import SAMPLE_RATE
 from asr_server.engine import Engine
 from asr_server.model import WhisperSizes
 from benchmarks.floors import Floors
-from benchmarks.reporting import error_bars, quantile, spread
+from benchmarks.reporting import error_bars, pyplot, quantile, spread
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,7 @@ def figures(cases: Sequence[Case], floors: AllFloors) -> dict[str, Any]:
 
 def plot(cases: Sequence[Case], floors: AllFloors, path: Path) -> None:
     """RTFx over the clips in flight, a line for each setting, the limit of each shape dotted."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pictured, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    pictured, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
     for label in dict.fromkeys(_label(case) for case in cases):
         own = sorted((case for case in cases if _label(case) == label), key=lambda case: case.in_flight)
         across = [case.in_flight for case in own]

@@ -10,7 +10,6 @@ round, and rounds are interleaved. Without Ray installed its cases are left out.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -29,7 +28,17 @@ from asr_server.core import Chunk, DecodingOptions
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.local_cluster import cluster_address
 from benchmarks.clips import make_clip
-from benchmarks.reporting import Budget, command, error_bars, machine, quantile, spread, write_json
+from benchmarks.reporting import (
+    Budget,
+    benchmark_parser,
+    command,
+    error_bars,
+    machine,
+    pyplot,
+    quantile,
+    spread,
+    write_json,
+)
 
 OPTIONS = DecodingOptions(language="en", max_new_tokens=32)
 CHUNK_S = 7.0
@@ -131,13 +140,8 @@ def show(figures: dict[str, Any], console: Console) -> None:
 
 def plot(figures: dict[str, Any], path: Path) -> None:
     """Median latency and throughput of each case, with the least and the most of all rounds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = list(figures)
-    figure, (latency, throughput) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (latency, throughput) = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
     series_ms = [[1000 * statistics.median(v) for v in figures[name]["latencies_s"]] for name in names]
     for axes, series in ((latency, series_ms), (throughput, [figures[n]["chunks_per_s"] for n in names])):
         medians, errors = error_bars(series)
@@ -149,15 +153,10 @@ def plot(figures: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="1 round of few chunks")
     parser.add_argument("--executors", nargs="+", default=["inline", "multiprocess", "ray"])
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     console = Console()
     work, rounds = (Work(10, 32), 1) if options.quick else (Work(100, 256), options.rounds)

@@ -9,7 +9,6 @@ Its own encode, measured on an idle replica, is taken off. Rounds are interleave
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -25,7 +24,7 @@ from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.request_handle import RequestHandle
 from benchmarks.checkpoints import SHAPES, make_checkpoint
-from benchmarks.reporting import command, machine, spread, write_json
+from benchmarks.reporting import benchmark_parser, command, machine, pyplot, spread, write_json
 
 CACHE = Path(__file__).parents[1] / ".cache" / "checkpoints"
 TOKENS_PER_CHUNK = 60
@@ -96,16 +95,12 @@ async def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True)
     parser.add_argument("--shape", default="tiny", choices=SHAPES)
     parser.add_argument("--behind", type=int, nargs=2, default=[4, 40])
     parser.add_argument("--delay-s", type=float, default=0.02, help="from the long file to the clip")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="3 repeats")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     model = make_checkpoint(CACHE / options.shape, SHAPES[options.shape])
     settings = Settings(model=str(model), chunks_ahead=max(options.behind))
@@ -127,12 +122,7 @@ def main() -> None:
 
 def plot(waits_s: dict[int, list[float]], path: Path) -> None:
     """Every wait, side by side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(5, 4), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(5, 4), layout="constrained")
     axes.boxplot(list(waits_s.values()), tick_labels=[str(count) for count in waits_s])
     axes.set(xlabel="chunks of 30 s before the clip", ylabel="seconds until its encode", ylim=(0, None))
     figure.savefig(path, dpi=150)

@@ -32,7 +32,7 @@ from asr_server.model.float8 import FP8
 from benchmarks.checkpoints import Shape, add_checkpoints_option, make_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.digits import CONDITIONS, sequence, synthesised_takes
-from benchmarks.reporting import command, machine, write_json
+from benchmarks.reporting import benchmark_parser, command, machine, write_json
 from tests.engine.engine_helpers import transcribe
 from tests.speech import VOICES, Spoken, digits_of, errors_in
 
@@ -182,14 +182,11 @@ def tables(figures: dict[str, dict[str, dict[str, float]]]) -> Iterator[Table]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--sequences", type=int, default=60, help="of digits, in each of three conditions")
     parser.add_argument("--layers", type=int, default=4, help="of the random encoder; 2 in its decoder")
     parser.add_argument("--quick", action="store_true", help="16 sequences, 2 layers, one clip")
     add_checkpoints_option(parser)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.quick:
         options.sequences, options.layers = 16, 2

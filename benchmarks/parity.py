@@ -29,7 +29,7 @@ from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint, make_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.reporting import Budget, command, machine, write_json
+from benchmarks.reporting import Budget, benchmark_parser, command, machine, write_json
 from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
 from tests.speech import say
 
@@ -173,15 +173,11 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, has_budget=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
     add_checkpoints_option(parser)
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--quick", action="store_true", help="2 clips instead of 16")
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

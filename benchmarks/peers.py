@@ -35,7 +35,16 @@ from rich.table import Table
 from asr_server.core import Samples
 from benchmarks.checkpoints import REVISION, SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.reporting import Budget, command, error_bars, machine, spread, write_json
+from benchmarks.reporting import (
+    Budget,
+    benchmark_parser,
+    command,
+    error_bars,
+    machine,
+    pyplot,
+    spread,
+    write_json,
+)
 
 OURS = {"arrays": "ours", "http": "ours_http"}
 LABELS = {"ours": "ours, arrays in,", "ours_http": "ours over HTTP,"}
@@ -214,12 +223,7 @@ def show(work: Work, seconds: dict[Setting, list[float]], console: Console) -> N
 
 
 def plot(work: Work, seconds: dict[Setting, list[float]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 1 + 0.5 * len(seconds)), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(7, 1 + 0.5 * len(seconds)), layout="constrained")
     medians, bars = error_bars([[work.clips * work.clip_s / s for s in times] for times in seconds.values()])
     colours = ["#2a6f97" if setting.system in OURS.values() else "#a9b4c2" for setting in seconds]
     axes.barh([str(setting) for setting in seconds], medians, xerr=bars, color=colours)
@@ -229,9 +233,7 @@ def plot(work: Work, seconds: dict[Setting, list[float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
     parser.add_argument("--clips", type=int, default=16, help="distinct clips in flight at once")
     parser.add_argument("--clip-s", type=float, default=30.0)
@@ -245,10 +247,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", nargs="+", help="settings as system:dtype:batch, instead of a search")
     add_checkpoints_option(parser)
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--quick", action="store_true", help="two rounds, fewer settings")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     console = Console(stderr=True, width=120)
     console.print(command(), machine())

@@ -11,14 +11,12 @@ detector does well), and how many digits were heard wrong.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import json
 import random
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +26,7 @@ from rich.table import Table
 from websockets.asyncio.client import connect
 
 from asr_server.core import SAMPLE_RATE
-from benchmarks.reporting import command, machine, quantile, spread, write_json
+from benchmarks.reporting import benchmark_parser, command, machine, quantile, spread, write_json
 from benchmarks.running_server import running_server
 from tests.speech import VOICES, digits_of, errors_in, say
 
@@ -149,14 +147,11 @@ async def measure(url: str, num_sessions: int, duration_s: float) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--duration-s", type=float, default=60.0)
     parser.add_argument("--interim-s", type=float, default=1.0, help="the server's --realtime-interim-s")
     parser.add_argument("--quick", action="store_true", help="16 sessions, 15 s")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.quick:
         options.sessions, options.duration_s = [16], 15.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import operator
@@ -31,6 +32,21 @@ class Budget:
             return True
         self.console.print(f"left out, for want of time (--budget-s {self._seconds:g}): {what}")
         return False
+
+
+def benchmark_parser(
+    description: str | None, plots: bool = False, has_budget: bool = False
+) -> argparse.ArgumentParser:
+    """Describes a benchmark as its module does, and has the options that benchmarks share."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    if plots:
+        parser.add_argument("--plot", type=Path, help="write a picture there")
+    if has_budget:
+        parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
+    return parser
 
 
 def machine() -> dict[str, Any]:
@@ -101,6 +117,16 @@ def error_bars(series: Sequence[Sequence[float]]) -> tuple[list[float], list[lis
     below = [middle - min(values) for middle, values in zip(medians, series, strict=True)]
     above = [max(values) - middle for middle, values in zip(medians, series, strict=True)]
     return medians, [below, above]
+
+
+def pyplot() -> Any:
+    """matplotlib's, which draws into files. Imported only where a picture is asked for."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def write_json(path: Path | None, figures: Any) -> None:

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -33,7 +32,7 @@ from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpo
 from benchmarks.client import Answer, Client, connected, transcribe
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.health import HealthProbe, probing_health
-from benchmarks.reporting import Budget, command, grid, machine, write_json
+from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 from benchmarks.running_server import running_server
 from benchmarks.serving_report import Case, Round, figures, plot, show
 from benchmarks.uploads import FORMATS, LONG_MINUTES, Upload, check_distinct, long_uploads, short_uploads
@@ -196,9 +195,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--model", default=str(EMBEDDED_MODEL))
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of that shape instead")
     parser.add_argument("--tokens", type=int, default=100, help="of every chunk, with --shape")
@@ -215,12 +212,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--repeats", type=int, default=5)
     add_checkpoints_option(parser)
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument(
         "--quick", action="store_true", help="12 requests at most, 1 repeat, short long files"
     )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     if options.quick:
         options.requests, options.repeats = min(options.requests, 12), 1

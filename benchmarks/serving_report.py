@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.reporting import error_bars, quantile, spread
+from benchmarks.reporting import error_bars, pyplot, quantile, spread
 
 
 @dataclass
@@ -108,13 +108,8 @@ def figures(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any
 
 def plot(cases: Sequence[Case], path: Path) -> None:
     """RTFx and /health's 99th percentile over the requests at once, or over the preprocess workers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     by_workers = len({case.preprocess_workers for case in cases}) > 1
-    pictured, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    pictured, (left, right) = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for label in dict.fromkeys(_line(case, by_workers) for case in cases):
         own = sorted(
             (case for case in cases if _line(case, by_workers) == label),

@@ -11,7 +11,6 @@ memory takes time; rounds are interleaved.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import threading
 import time
@@ -24,7 +23,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.reporting import Budget, command, machine, quantile, spread, write_json
+from benchmarks.reporting import (
+    Budget,
+    benchmark_parser,
+    command,
+    machine,
+    pyplot,
+    quantile,
+    spread,
+    write_json,
+)
 from benchmarks.transport_variants import (
     SPAWN,
     VARIANTS,
@@ -226,14 +234,9 @@ def show(figures: dict[str, Any], console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="1 round, an eighth of the payload")
-    parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing after that")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     console = Console()
     rounds = 1 if options.quick else options.rounds
@@ -251,13 +254,8 @@ def main() -> None:
 
 def plot(figures: dict[str, Any], path: Path) -> None:
     """Extra memory and time of each way, layout by layout."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     layouts = [name for name in figures if " x " in name]
-    figure, (memory, seconds) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (memory, seconds) = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
     for variant in VARIANTS:
         memory.plot(layouts, [figures[name][variant]["payloads"] for name in layouts], "o-", label=variant)
         medians = [statistics.median(figures[name][variant]["s"]) for name in layouts]

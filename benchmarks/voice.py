@@ -16,7 +16,6 @@ import asyncio
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import psutil
@@ -26,7 +25,7 @@ from rich.progress import Progress
 from asr_server.config import EMBEDDED_MODEL
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Client, connected, transcribe
-from benchmarks.reporting import Seconds, command, machine, percent_more, spread, write_json
+from benchmarks.reporting import Seconds, benchmark_parser, command, machine, percent_more, spread, write_json
 from benchmarks.running_server import running_server
 from benchmarks.uploads import Upload, short_uploads
 
@@ -97,9 +96,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default=str(EMBEDDED_MODEL))
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights instead of a checkpoint")
     parser.add_argument("--tokens", type=int, default=60, help="a chunk, with --shape")
@@ -109,7 +106,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     add_checkpoints_option(parser)
     parser.add_argument("--quick", action="store_true", help="16 files, 3 rounds")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.quick:
         options.requests, options.rounds = 16, 3

@@ -14,7 +14,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
@@ -24,7 +23,7 @@ from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.reporting import Seconds, command, machine, percent_more, spread, write_json
+from benchmarks.reporting import Seconds, benchmark_parser, command, machine, percent_more, spread, write_json
 
 
 def seconds_for(engine: Engine, clips: Sequence[Samples], tokens: int, with_words: bool) -> Seconds:
@@ -81,9 +80,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", default="auto")
@@ -94,7 +91,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     add_checkpoints_option(parser)
     parser.add_argument("--quick", action="store_true", help="few rounds and clips, to see that it works")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.in_flight, options.tokens = 2, 4, 20

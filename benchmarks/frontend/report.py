@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.reporting import spread
+from benchmarks.reporting import pyplot, spread
 
 from .threads import THREADS
 from .ways import WAYS
@@ -65,12 +65,7 @@ def _ratio(ways: dict[str, list[float]], way: str) -> str:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 6), layout="constrained")
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(15, 6), layout="constrained")
     names = list(results["one_core"])
     for number, way in enumerate(WAYS):
         medians = [statistics.median(results["one_core"][name][way] or [0]) for name in names]
