@@ -31,6 +31,8 @@ EXPECTED = {
 STAND_IN = f"""#!{sys.executable}
 import os, pathlib, shlex, sys, time
 
+SHARED = {{"--json": "benchmark_parser(__doc__", "--plot": "plots=True", "--budget-s": "has_budget=True"}}
+
 def stand_in(*arguments):
     module = arguments[1] if arguments[:1] == ("-m",) else ""
     with open(os.environ["NOTED"], "a") as notes:
@@ -39,8 +41,8 @@ def stand_in(*arguments):
         source = pathlib.Path("benchmarks", module.split(".")[1] + ".py").read_text()
         serve = arguments.index("--serve") + 1 if "--serve" in arguments else -1
         for number, each in enumerate(arguments):
-            quoted = '"' + each.replace("--no-", "--") + '"'
-            if each.startswith("--") and number != serve and quoted not in source:
+            wanted = SHARED.get(each, '"' + each.replace("--no-", "--") + '"')
+            if each.startswith("--") and number != serve and wanted not in source:
                 sys.exit(f"{{module}} does not know {{each}}")
     if os.environ["HANGING"] in " ".join(arguments):
         time.sleep(100)
