@@ -12,7 +12,6 @@ substitutions, insertions and deletions over the digits said. Clean, in telephon
 from __future__ import annotations
 
 import asyncio
-import io
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Samples
 from benchmarks.reporting import benchmark_parser, command, machine, pyplot, write_json
 from benchmarks.running_server import running_server
+from benchmarks.uploads import wav
 from tests.speech import RECORDINGS, VOICES, Spoken, digit, digits_of, errors_in
 
 SPOKEN_DIGITS = Path(__file__).parents[1] / "../shared/data/spoken-digits/spoken-digits.tar.xz"
@@ -110,23 +110,21 @@ CONDITIONS: dict[str, Callable[[Samples, Random], Samples]] = {
 
 def nothing_said(rng: Random) -> dict[str, bytes]:
     """Files without a digit in them."""
-    seconds = np.arange(6 * SAMPLE_RATE, dtype=np.float32) / SAMPLE_RATE
+
+    def tone(pitch_hz: float, loudness: float) -> Samples:
+        times_s = np.arange(6 * SAMPLE_RATE) / SAMPLE_RATE
+        return (loudness * np.sin(2 * np.pi * pitch_hz * times_s)).astype(np.float32)
+
     files = {
-        "silence": _wav(np.zeros(6 * SAMPLE_RATE, np.float32)),
-        "white noise": _wav(rng.normal(0, 0.05, 6 * SAMPLE_RATE).astype(np.float32)),
-        "tone 440 Hz": _wav(0.3 * np.sin(2 * np.pi * 440 * seconds)),
-        "two tones": _wav(0.2 * np.sin(2 * np.pi * 697 * seconds) + 0.2 * np.sin(2 * np.pi * 1209 * seconds)),
+        "silence": wav(np.zeros(6 * SAMPLE_RATE, np.float32)),
+        "white noise": wav(rng.normal(0, 0.05, 6 * SAMPLE_RATE).astype(np.float32)),
+        "tone 440 Hz": wav(tone(440, 0.3)),
+        "two tones": wav(tone(697, 0.2) + tone(1209, 0.2)),
     }
     for name in ("jfk.wav", "jfk.mp3", "cough.wav", "silence-1s.wav", "two-speakers-stereo.wav"):
         if (RECORDINGS / name).exists():
             files[name] = (RECORDINGS / name).read_bytes()
     return files
-
-
-def _wav(samples: npt.NDArray[np.floating]) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, np.clip(samples, -1, 1), SAMPLE_RATE, format="WAV", subtype="PCM_16")
-    return file.getvalue()
 
 
 # -- What is heard -------------------------------------------------------------------------------------------
@@ -198,8 +196,8 @@ class Listener:
         bar, tally = self._progress.add_task(title, total=len(spoken)), Tally()
 
         async def one(said: Spoken, samples: Samples) -> None:
-            wav = _wav(samples)
-            heard, segments = await self.hear(wav) if times else (await self.hear_text(wav), [])
+            file = wav(samples)
+            heard, segments = await self.hear(file) if times else (await self.hear_text(file), [])
             tally.add(said, heard, segments)
             self._progress.advance(bar)
 
