@@ -50,6 +50,7 @@ def record_graphs(
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        torch.cuda.synchronize()  # raises where the device itself has failed: then nothing can go on
         logger.warning("CUDA graphs cannot be recorded, going on without them: %s", error)
         return None
 

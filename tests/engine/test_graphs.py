@@ -119,6 +119,7 @@ def test_an_engine_goes_on_without_graphs_that_cannot_be_recorded(
         raise error or torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(graphs, "Graphs", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     if error is None:  # without graphs it would not have the memory either
         with pytest.raises(torch.OutOfMemoryError):
             graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda"))
@@ -126,3 +127,16 @@ def test_an_engine_goes_on_without_graphs_that_cannot_be_recorded(
         with caplog.at_level(logging.WARNING, logger=graphs.__name__):
             assert graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda")) is None
         assert "going on without them" in caplog.text
+
+
+def test_a_device_that_failed_while_graphs_were_recorded_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(graphs, "Graphs", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda"))
+    assert "going on without them" not in caplog.text

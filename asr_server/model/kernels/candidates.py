@@ -23,7 +23,7 @@ from asr_server.model.sizes import WhisperSizes
 
 _ENCODE_BATCH = 8
 _MAX_ROWS = 64  # enough to tell which is faster, and little memory
-_REPEATS = 20
+_REPEATS, _ROUNDS = 20, 3  # calls that are timed together, and how often: the best is what counts
 _HEAD_START_CYCLES = 20_000_000  # some 10 ms: longer than the host takes to launch so many calls
 
 
@@ -45,7 +45,7 @@ def choose_kernels(
         audio_dtype: of the audio's keys and values in the cache; None: `dtype`.
         fp8_encoder: the encoder's layers multiply in 8-bit floats.
     Raises:
-        ValueError: triton is asked for where it cannot run.
+        ValueError: triton is asked for where it cannot run, or a kernel has left the GPU unusable.
     """
     if setting == "triton":
         return Choice(_triton_kernels(device), "all triton (--kernels)")
@@ -55,13 +55,28 @@ def choose_kernels(
         kernels = _triton_kernels(device)
     except ValueError as error:
         return Choice(TORCH, f"torch: {error}")
-    with torch.inference_mode():
-        tried = chain(
-            audio_attention(kernels, sizes, device, dtype, audio_dtype),
-            encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
-            more(kernels),
-        )
-        return choose(kernels, tried, _time_s)
+    tried = chain(
+        audio_attention(kernels, sizes, device, dtype, audio_dtype),
+        encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
+        more(kernels),
+    )
+    return _try_on_gpu(kernels, tried)
+
+
+@torch.inference_mode()
+def _try_on_gpu(kernels: Kernels, tried: Iterable[Candidate]) -> Choice:
+    """After some errors, such as an access to memory that is not there, torch cannot do anything either: in
+    this process every later call fails, and in the next one the same kernel would be tried again.
+    """
+    try:
+        choice = choose(kernels, tried, _time_s)
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = f"a kernel in Triton has left the GPU unusable ({str(error).strip().splitlines()[0]})"
+        raise ValueError(f"{reason}: --kernels torch does without them") from error
+    return choice
 
 
 def _triton_kernels(device: torch.device) -> Kernels:
@@ -176,10 +191,15 @@ def _tolerance(dtype: torch.dtype) -> float:
 def _time_s(compute: Callable[[], Tensor]) -> float:
     """Seconds a call, on the device alone: the calls lie in its queue before the first one is timed.
 
-    As in a graph. Else small kernels would be timed by how long the host takes to launch them.
+    As in a graph. Else small kernels would be timed by how long the host takes to launch them. Several times,
+    because other replicas that start may use the same GPU meanwhile.
     """
     for _ in range(3):
         compute()
+    return min(_time_once_s(compute) for _ in range(_ROUNDS))
+
+
+def _time_once_s(compute: Callable[[], Tensor]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
     start.record()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -137,8 +138,9 @@ def test_the_device_is_kept_busy_until_all_that_is_timed_lies_in_its_queue(
             done.append("wait")
 
         def elapsed_time(self, end: object) -> float:
-            return 1e3 * candidates._REPEATS
+            return 1e3 * candidates._REPEATS * next(times_s)
 
+    times_s = iter([3.0, 1.0, 2.0])
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append("sleep"))
 
@@ -146,10 +148,30 @@ def test_the_device_is_kept_busy_until_all_that_is_timed_lies_in_its_queue(
         done.append("call")
         return torch.ones(1)
 
-    assert candidates._time_s(compute) == 1.0
+    assert candidates._time_s(compute) == 1.0, "the best: others may use the GPU meanwhile"
     busy = done.index("sleep")
     assert "call" in done[:busy], "what is compiled or allocated at first is not timed"
-    assert done[busy + 1 :] == ["event", *["call"] * candidates._REPEATS, "event", "wait"]
+    timed = ["sleep", "event", *["call"] * candidates._REPEATS, "event", "wait"]
+    assert done[busy:] == 3 * timed
+
+
+@pytest.mark.parametrize("noticed_at_once", [False, True])
+def test_a_kernel_that_leaves_the_gpu_unusable_is_said_in_one_line(
+    noticed_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it every call of torch's fails too, so that it cannot be a reason to use torch."""
+
+    def fail() -> Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    def tried() -> Iterator[Candidate]:
+        yield candidate(fail)
+        if noticed_at_once:
+            yield candidate(fail())  # as making its data would
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(ValueError, match=r"illegal memory access was encountered\): --kernels torch"):
+        candidates._try_on_gpu(Kernels(flash_decode=kernel), tried())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
