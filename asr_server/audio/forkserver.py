@@ -16,7 +16,7 @@ import time
 import av.logging
 import msgspec
 
-from asr_server.audio.decode_processes import (
+from asr_server.audio.decode_messages import (
     END,
     HEADER,
     NEXT,

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from asr_server.audio.decode_processes import RemoteStream
 from asr_server.audio.decoders.auto import open_native
 from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
+from asr_server.audio.remote_stream import RemoteStream
 from asr_server.audio.source import Source, open_source
 from asr_server.audio.split import Splitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream

@@ -19,7 +19,8 @@ import pytest
 
 from asr_server import metrics
 from asr_server.audio import AudioLimits, Recording
-from asr_server.audio.decode_processes import MAX_IDLE, RemoteStream, decode_processes
+from asr_server.audio.decode_processes import MAX_IDLE, decode_processes
+from asr_server.audio.remote_stream import RemoteStream
 from asr_server.core import Chunk
 from asr_server.errors import DecodingUnavailable, InvalidAudio
 from tests.audio.audio_files import audio_of, make, pieces_of, slices, voice
