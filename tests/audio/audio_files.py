@@ -16,7 +16,8 @@ import numpy.typing as npt
 import soundfile
 
 from asr_server.audio import AudioLimits, Recording
-from asr_server.core import Chunk, Piece
+from asr_server.audio.split import Splitter
+from asr_server.core import Chunk, Piece, Samples
 from tests.speech import RECORDINGS as REAL
 from tests.speech import say
 
@@ -175,6 +176,16 @@ def pieces_of(source: Any, **limits: Any) -> tuple[list[Piece], Recording]:
     pieces = list(slices(recording))
     assert tiled(pieces) == round(recording.duration_s * 16_000)
     return pieces, recording
+
+
+def pieces_by(splitter: Splitter, samples: Samples, block: int) -> list[Piece]:
+    """What the splitter makes of the samples, in blocks of that length; asserts that it tiles them."""
+    pieces: list[Piece] = []
+    for at in range(0, len(samples), block):
+        pieces += splitter.push(samples[at : at + block])
+    pieces += splitter.finish()
+    assert tiled(pieces) == splitter.num_samples == len(samples)
+    return pieces
 
 
 def tiled(pieces: list[Piece]) -> int:

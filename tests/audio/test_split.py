@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, quietest_cut
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
 from asr_server.levels import decibels, powers
-from tests.audio.audio_files import audio_of, tiled
+from tests.audio.audio_files import audio_of, pieces_by
 from tests.long_recordings import digits_not_whole, long_recording
 from tests.speech import Spoken, say, silence
 
@@ -18,13 +18,7 @@ MAX_CHUNK = 30 * SAMPLE_RATE
 
 
 def split(samples: Samples, block: int = 20_000, max_chunk: int = MAX_CHUNK) -> list[Piece]:
-    splitter = Splitter(max_chunk)
-    pieces: list[Piece] = []
-    for at in range(0, len(samples), block):
-        pieces += splitter.push(samples[at : at + block])
-    pieces += splitter.finish()
-    assert tiled(pieces) == splitter.num_samples == len(samples)
-    return pieces
+    return pieces_by(Splitter(max_chunk), samples, block)
 
 
 def chunks(pieces: list[Piece]) -> list[Chunk]:

@@ -7,7 +7,7 @@ import pytest
 
 from asr_server.audio.voice_split import VoiceSplitter
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, VoiceChunking
-from tests.audio.audio_files import tiled
+from tests.audio.audio_files import pieces_by
 from tests.noises import make_noise
 from tests.speech import Spoken, say
 
@@ -16,13 +16,7 @@ TURNS = say("12345", gap_s=[0.1, 0.1, 3.0, 0.1, 9.0])  # "one two three", a paus
 
 
 def split(samples: Samples, chunking: VoiceChunking, block: int = 20_000) -> list[Piece]:
-    splitter = VoiceSplitter(WINDOW, chunking)
-    pieces: list[Piece] = []
-    for at in range(0, len(samples), block):
-        pieces += splitter.push(samples[at : at + block])
-    pieces += splitter.finish()
-    assert tiled(pieces) == splitter.num_samples == len(samples)
-    return pieces
+    return pieces_by(VoiceSplitter(WINDOW, chunking), samples, block)
 
 
 def spans_s(pieces: list[Piece]) -> list[tuple[float, float]]:
