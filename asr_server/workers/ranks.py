@@ -19,6 +19,7 @@ import msgspec
 
 from asr_server.child_process import child_environment
 from asr_server.config import Settings
+from asr_server.workers.child_spec import ChildSpec
 from asr_server.workers.replica_state import FROZEN_AFTER_S, SILENT_STARTUP_LIMIT_S, TICK_S
 
 if TYPE_CHECKING:
@@ -32,20 +33,13 @@ LENGTH_BYTES: Final = 8
 logger = logging.getLogger(__name__)
 
 
-class RankSpec(msgspec.Struct, frozen=True):
+class RankSpec(ChildSpec, frozen=True):
     replica: int
     rank: int
     settings: Settings
     num_on_device: int
     store_fd: int  # where the ranks find each other, in memory
     operations_fd: int
-
-    def to_line(self) -> bytes:
-        return msgspec.json.encode(self) + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> RankSpec:
-        return msgspec.json.decode(line, type=cls)
 
 
 class Ranks:

@@ -9,7 +9,6 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from setproctitle import setproctitle
 
 from asr_server.child_process import (
@@ -21,6 +20,7 @@ from asr_server.config import Settings
 from asr_server.machine import pin_to
 from asr_server.telemetry import configure_logging
 from asr_server.transport.zeromq import Address, ZmqEngineServer
+from asr_server.workers.child_spec import ChildSpec
 from asr_server.workers.engine_loop import load_engine, run
 from asr_server.workers.ranks import Ranks
 
@@ -28,19 +28,12 @@ if TYPE_CHECKING:
     from asr_server.engine import Engine
 
 
-class ReplicaSpec(msgspec.Struct, frozen=True):
+class ReplicaSpec(ChildSpec, frozen=True):
     index: int
     address: Address
     settings: Settings
     num_on_device: int = 1  # replicas that share this one's device
     cores: tuple[int, ...] = ()  # that this one is kept to; none: all
-
-    def to_line(self) -> bytes:
-        return msgspec.json.encode(self) + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> ReplicaSpec:
-        return msgspec.json.decode(line, type=cls)
 
 
 def main() -> None:
