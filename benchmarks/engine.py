@@ -164,7 +164,7 @@ def measure(
                 if options.profile:
                     last = own[-1]
                     profiled = partial(run_once, benches[last.setup].engine, clips_of(last), last.tokens)
-                    show_profile(profiled, progress.console)
+                    show_profile(profiled, progress.console, options.trace)
             # After each engine: whatever ends the run early, what was measured is there.
             write_json(options.json, figures([case for case in cases if case.wall_s], floors))
 
@@ -220,6 +220,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--encode-batch", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--trace", type=Path, help="with --profile: all that was launched, for Perfetto")
     add_checkpoints_option(parser)
     parser.add_argument("--quick", action="store_true", help="a round of few clips, to see that it works")
     options = parser.parse_args()

@@ -131,7 +131,7 @@ def _show_stages(case: Case, floors: Floors, console: Console) -> None:
     )
 
 
-def show_profile(run: Callable[[], object], console: Console) -> None:
+def show_profile(run: Callable[[], object], console: Console, trace: Path | None = None) -> None:
     """Where torch spends the time of one round: by operation on CPU, by kernel on a GPU."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -145,6 +145,8 @@ def show_profile(run: Callable[[], object], console: Console) -> None:
     for name, (time_us, count) in sorted(times_us.items(), key=lambda item: -item[1][0])[:20]:
         table.add_row(name[:90], f"{time_us / total_us:.1%}", f"{time_us / 1e3:.1f}", str(count))
     console.print(table)
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
 
 
 def figures(cases: Sequence[Case], floors: AllFloors) -> dict[str, Any]:

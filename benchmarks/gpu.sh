@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
-# All that is to be measured on a GPU, in calls that each keep within ten minutes:
+# All that is to be measured on a GPU, in four calls of at most 4, 7, 9 and 4 minutes (of ten that a call may take):
 #   benchmarks/gpu_wheels.sh               beforehand, where there is a network: what a bare machine lacks
-#   benchmarks/gpu.sh check                first, three minutes: is all well, and where does a step go
+#   benchmarks/gpu.sh check                first: where does a step go, and is all well
 #   benchmarks/gpu.sh engine               second, arrays in: both shapes at 128, then the sweeps
 #   benchmarks/gpu.sh http                 third, the whole server, and transformers in the same run
 #   benchmarks/gpu.sh systems              with time left: replicas that share the GPU, transport, executors
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
 # Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
-# benchmarks/results, which is written anew after each case; a case without a result is named, and ends the script
-# with status 1. Random weights, a fixed number of tokens a chunk. .cache/gpu must travel too.
+# benchmarks/results, which is written anew after each case; the log lies beside it until the end, for a call that
+# is cut off. A case that fails, or has no result, is named, and ends the script with status 1. One that hangs is
+# aborted, and says where each of its threads stood. Random weights, a fixed number of tokens a chunk. .cache/gpu must
+# travel too. A machine that is still there finds what an earlier call installed, compiled and drew.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 results=${OUT:-benchmarks/results}
-export PYTHONUNBUFFERED=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
+export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
+ulimit -c 0 # an aborted process is not to write its memory to the disk
 
-device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 limit_s=530 peer=bfloat16:64
-threads=(4 8 16 1 2) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
+device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 peer=bfloat16:64
+declare -A limits_s=([check]=240 [engine]=400 [http]=540 [systems]=240) # of a call, from its first second to its last
+threads=(8) more_threads=(4 16 2) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
 slots=128 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
 ours=(arrays http) clip_lengths=(30 5 10) requests=512 formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
 while [[ ${1:-} == --* ]]; do
@@ -35,6 +39,11 @@ done
 if (($# == 0)); then
     set -- check engine http systems
 fi
+limit_s=0
+for part in "$@"; do
+    limit_s=$((limit_s + ${limits_s[$part]:?there is no such part}))
+done
+limit_s=$((limit_s < 560 ? limit_s : 560))
 archive=$results/gpu-$1.tar.gz
 OUT=$(mktemp --directory) && export OUT
 mkdir -p "$results"
@@ -47,8 +56,11 @@ pack() {
 prepare() {
     python3 -c 'import fastapi, msgspec, soundfile, soxr' 2>/dev/null && return
     local site=${TMPDIR:-/tmp}/asr-server-site
-    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-        --target "$site" .cache/gpu/wheels/*.whl || exit
+    if [[ ! -e $site/complete ]]; then
+        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+            --target "$site" .cache/gpu/wheels/*.whl || return
+        touch "$site/complete"
+    fi
     export PYTHONPATH=$site:$PWD/.cache/gpu/site
 }
 
@@ -56,15 +68,18 @@ prepare() {
 warm_up() { # PART...
     local shapes=("$turbo")
     [[ " $* " == *" engine "* ]] && shapes+=("$large")
-    timeout 150 python3 -m benchmarks.checkpoints --shape "${shapes[@]}" --device "$device"
-    python3 -c 'import fastapi, onnxruntime, scipy, torch, transformers, triton, zmq; torch.zeros(1, device="cuda")'
+    timeout 90 python3 -m benchmarks.gpu_machine
+    timeout 90 python3 -m benchmarks.checkpoints --shape "${shapes[@]}" --device "$device"
     echo "== ready after $SECONDS s"
 }
+
+grace_s=10 # in which a case that begins nothing more ends what it has begun
+ending_s=20 # for the last case's grace, its end by force, the summary and the archive
 
 # FILE SECONDS COMMAND...: within what is left of the whole. The command finds its seconds in $budget_s, and its
 # result is to be FILE.
 timed() {
-    local file=$1 seconds=$2 started=$SECONDS left=$((limit_s - SECONDS))
+    local file=$1 seconds=$2 started=$SECONDS left=$((limit_s - ending_s - SECONDS)) status
     shift 2
     echo "$file" >>"$OUT/expected.txt"
     export budget_s=$((seconds < left ? seconds : left))
@@ -73,9 +88,17 @@ timed() {
         return
     fi
     echo "== $file, $budget_s s"
-    timeout --kill-after=5 $((budget_s + 10)) "$@"
-    echo "== $file ended with status $? after $((SECONDS - started)) s"
+    timeout --signal=ABRT --kill-after=5 $((budget_s + grace_s)) "$@"
+    status=$?
+    echo "== $file ended with status $status after $((SECONDS - started)) s$(memory_in_use)"
+    ((status == 0)) || echo "$file: status $status after $((SECONDS - started)) s" >>"$OUT/failed.txt"
     pack
+}
+
+# Of the GPU, where it can be told: the next case may lack what this one left behind.
+memory_in_use() {
+    local used
+    used=$(timeout 10 nvidia-smi --query-gpu=memory.used --format=csv,noheader 2>/dev/null) && echo ", $used in use"
 }
 
 bench() { # NAME SECONDS MODULE FLAG...
@@ -110,35 +133,37 @@ on_device() { # NAME SECONDS MODULE FLAG...
 
 check() {
     local one=(--shape "$turbo" --in-flight 32 --tokens 40 --rounds 1 --slots "$((slots < 32 ? slots : 32))")
-    tests cuda-tests 120 4 tests/engine/test_cuda.py
-    on_device parity 90 parity --shape "$turbo"
+    on_device profile 60 engine "${one[@]}" --profile --trace "$OUT/profile-trace.json.gz"
+    tests cuda-tests 80 6 tests/engine/test_cuda.py
+    on_device parity 75 parity --shape "$turbo"
+    tests kernel-tests 60 8 tests/model/kernels tests/model/test_float8.py
     on_device graphs-off 40 engine "${one[@]}" --no-cuda-graphs
-    on_device profile 60 engine "${one[@]}" --profile
-    tests kernel-tests 90 8 tests/model/kernels tests/model/test_float8.py
 }
 
 engine() {
     local common=(--rounds "$rounds" --slots "$slots")
     on_device turbo 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100
-    on_device large 110 engine "${common[@]}" --shape "$large" --in-flight 128 1 --tokens 100
+    on_device large 90 engine "${common[@]}" --shape "$large" --in-flight 128 1 --tokens 100
     # What each kernel takes by itself, the trial at load tells: it is part of every result.
     on_device kernels 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100 \
         --kernels "${kernels[@]}"
-    on_device fp8 70 engine "${common[@]}" --shape "$large" --in-flight 128 --tokens 100 --fp8
-    on_device workers 130 engine "${common[@]}" --shape "$turbo" --in-flight 128 8 32 --tokens 100 \
-        --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
-    on_device lengths 120 engine "${common[@]}" --shape "$turbo" --one-at-a-time \
+    on_device fp8 60 engine "${common[@]}" --shape "$large" --in-flight 128 --tokens 100 --fp8
+    on_device lengths 90 engine "${common[@]}" --shape "$turbo" --one-at-a-time \
         --in-flight 128 8 32 512 --tokens 100 60 150 --clip-s 30 5 10 --plot "$OUT/lengths.png"
+    on_device workers 110 engine "${common[@]}" --shape "$turbo" --in-flight 128 8 32 --tokens 100 \
+        --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
 }
 
 http() {
-    local common=(--shape "$turbo" --tokens "$tokens" --repeats "$rounds")
-    on_device http-long 230 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 128 1 \
+    local common=(--shape "$turbo" --tokens "$tokens" --repeats "$rounds" --one-at-a-time)
+    on_device http-long 210 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 128 1 \
         --preprocess-workers "${threads[@]}" --plot "$OUT/http-long.png"
-    on_device http-clips 170 serving "${common[@]}" --length "${clip_lengths[@]}" --formats "${formats[@]}" \
-        --concurrency "${at_once[@]}" --requests "$requests" --one-at-a-time --plot "$OUT/http-clips.png"
-    on_device peers 120 peers --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
+    on_device http-clips 120 serving "${common[@]}" --length "${clip_lengths[@]}" --formats "${formats[@]}" \
+        --concurrency "${at_once[@]}" --requests "$requests" --plot "$OUT/http-clips.png"
+    on_device peers 100 peers --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
         --ours "${ours[@]}" --peers "transformers:$peer" --plot "$OUT/peers.png"
+    $dry || on_device http-threads 150 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 32 \
+        --preprocess-workers "${threads[@]}" "${more_threads[@]}" --plot "$OUT/http-threads.png"
 }
 
 systems() {
@@ -149,11 +174,13 @@ systems() {
     if $mps; then
         export CUDA_MPS_PIPE_DIRECTORY=$OUT/mps CUDA_MPS_LOG_DIRECTORY=$OUT/mps-log
         mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-        if nvidia-cuda-mps-control -d; then
+        if timeout 20 nvidia-cuda-mps-control -d; then
             for count in "${sharing[@]}"; do
                 replicas "replicas-$count-mps" "$count"
             done
-            echo quit | nvidia-cuda-mps-control
+            echo quit | timeout 20 nvidia-cuda-mps-control
+        else
+            echo "== no MPS daemon could be started here: left out"
         fi
         rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
         unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
@@ -168,9 +195,11 @@ replicas() { # NAME COUNT: so many on the GPU, short clips
 }
 
 main() {
-    prepare
+    if ! prepare; then
+        echo "== failed: what .cache/gpu has cannot be installed"
+        return
+    fi
     $dry || warm_up "$@"
-    nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null
     for part in "$@"; do
         "$part"
     done
@@ -183,17 +212,14 @@ main() {
     python3 -m benchmarks.gpu_summary "$OUT"
 }
 
-main "$@" 2>&1 | tee "$OUT/log.txt"
-pack
+log=$results/gpu-$1.log
+main "$@" 2>&1 | tee "$OUT/log.txt" "$log"
+touch "$OUT/expected.txt" "$OUT/failed.txt"
+pack && rm "$log"
 missing=$(sed 's|^|./|' "$OUT/expected.txt" | sort | comm -23 - <(tar --list --file "$archive" | sort))
-failed=$(grep '^== failed' "$OUT/log.txt")
+failed=$(grep '^== failed' "$OUT/log.txt"; cat "$OUT/failed.txt")
 rm -rf "$OUT"
-if [[ -n $failed ]]; then
-    echo "$failed"
-    exit 1
-fi
-if [[ -n $missing ]]; then
-    printf 'no result of:\n%s\n' "$missing"
-    exit 1
-fi
+[[ -z $failed ]] || printf '%s\n' "$failed"
+[[ -z $missing ]] || printf 'no result of:\n%s\n' "$missing"
+[[ -z $failed$missing ]] || exit 1
 echo "all results are in $archive"

@@ -7,9 +7,7 @@ and stands in only where the GPU or the container does not give the other (NVML'
 from __future__ import annotations
 
 import ctypes
-import shutil
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +16,7 @@ from typing import Any, Final
 
 EVERY_S: Final = 0.1
 SM_ACTIVE: Final = "multiprocessors active (NVML GPM)"
-KERNEL_RUNNING: Final = "a kernel ran (nvidia-smi)"
-_QUERY: Final = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+KERNEL_RUNNING: Final = "a kernel ran (NVML)"
 _METRIC_SM_UTIL: Final = 2  # NVML_GPM_METRIC_SM_UTIL
 _MOST_METRICS: Final = 512  # more than any version of NVML's own array has
 
@@ -49,42 +46,79 @@ class _Metrics(ctypes.Structure):
     )
 
 
-class MultiprocessorsActive:
-    """The mean share since the last call. Raises OSError where it cannot be had."""
+class _Utilization(ctypes.Structure):
+    """nvmlUtilization_t."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class Nvml:
+    """NVIDIA's library, and the first GPU. Raises OSError where it cannot be had."""
 
     def __init__(self, library: Any = None) -> None:
-        self._nvml = library or ctypes.CDLL("libnvidia-ml.so.1")
-        self._check("nvmlInit_v2")
-        self._device = ctypes.c_void_p()
-        self._check("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(0), ctypes.byref(self._device))
-        self._samples = (ctypes.c_void_p(), ctypes.c_void_p())
-        for sample in self._samples:
-            self._check("nvmlGpmSampleAlloc", ctypes.byref(sample))
-        self._check("nvmlGpmSampleGet", self._device, self._samples[0])
+        self._library = library or ctypes.CDLL("libnvidia-ml.so.1")
+        self("nvmlInit_v2")
+        self.device = ctypes.c_void_p()
+        self("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(0), ctypes.byref(self.device))
 
-    def __call__(self) -> float:
-        before, now = self._samples
-        self._check("nvmlGpmSampleGet", self._device, now)
-        metrics = _Metrics(version=1, numMetrics=1, sample1=before, sample2=now)
-        metrics.metrics[0].metricId = _METRIC_SM_UTIL
-        self._check("nvmlGpmMetricsGet", ctypes.byref(metrics))
-        if metrics.metrics[0].nvmlReturn:
-            raise OSError(f"NVML's metric: status {metrics.metrics[0].nvmlReturn}")
-        self._samples = (now, before)
-        return float(metrics.metrics[0].value) / 100
-
-    def _check(self, name: str, *arguments: Any) -> None:
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Raises OSError where that function is missing or fails."""
         try:
-            status = getattr(self._nvml, name)(*arguments)
+            status = getattr(self._library, name)(*arguments)
         except AttributeError as error:
             raise OSError(f"this driver has no {name}") from error
         if status:
             raise OSError(f"{name}: status {status}")
 
 
-def _kernel_running() -> float:
-    ran = subprocess.run(["nvidia-smi", *_QUERY], capture_output=True, text=True, check=True)
-    return int(ran.stdout.split()[0]) / 100
+class MultiprocessorsActive:
+    """The mean share since the last call. Raises OSError where it cannot be had."""
+
+    source: Final = SM_ACTIVE
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._samples = (ctypes.c_void_p(), ctypes.c_void_p())
+        for sample in self._samples:
+            nvml("nvmlGpmSampleAlloc", ctypes.byref(sample))
+        nvml("nvmlGpmSampleGet", nvml.device, self._samples[0])
+
+    def __call__(self) -> float:
+        before, now = self._samples
+        self._nvml("nvmlGpmSampleGet", self._nvml.device, now)
+        metrics = _Metrics(version=1, numMetrics=1, sample1=before, sample2=now)
+        metrics.metrics[0].metricId = _METRIC_SM_UTIL
+        self._nvml("nvmlGpmMetricsGet", ctypes.byref(metrics))
+        if metrics.metrics[0].nvmlReturn:
+            raise OSError(f"NVML's metric: status {metrics.metrics[0].nvmlReturn}")
+        self._samples = (now, before)
+        return float(metrics.metrics[0].value) / 100
+
+
+class KernelRunning:
+    """The driver's own utilisation, from the library: nvidia-smi takes too long to start."""
+
+    source: Final = KERNEL_RUNNING
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+
+    def __call__(self) -> float:
+        rates = _Utilization()
+        self._nvml("nvmlDeviceGetUtilizationRates", self._nvml.device, ctypes.byref(rates))
+        return float(rates.gpu) / 100
+
+
+def measure_of(nvml: Nvml) -> MultiprocessorsActive | KernelRunning:
+    """The better one that this GPU gives. Raises OSError where there is none."""
+    try:
+        active = MultiprocessorsActive(nvml)
+        active()
+        return active
+    except OSError:
+        running = KernelRunning(nvml)
+        running()
+        return running
 
 
 class GpuBusy:
@@ -95,20 +129,17 @@ class GpuBusy:
         self._samples: list[tuple[float, float]] = []  # when, share
         self._stopped = threading.Event()
         try:
-            self._measure: Any = MultiprocessorsActive()
-            self._measure()
-            self.source = SM_ACTIVE
+            self._measure = measure_of(Nvml())
         except OSError:
-            if shutil.which("nvidia-smi") is None:
-                return
-            self._measure, self.source = _kernel_running, KERNEL_RUNNING
+            return
+        self.source = self._measure.source
         threading.Thread(target=self._sample, daemon=True).start()
 
     def _sample(self) -> None:
         while not self._stopped.wait(EVERY_S):
             try:
                 self._samples.append((time.perf_counter(), self._measure()))
-            except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+            except OSError:
                 return  # the figures then say that there are none
 
     def share_since(self, started: float) -> float | None:

@@ -6,6 +6,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -81,20 +82,34 @@ SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     **dict.fromkeys(("workers", "lengths"), engine),
     "http-clips": serving,
     "http-long": serving,
+    "http-threads": serving,
     "peers": peers,
     **{f"replicas-{count}{mps}": serving for count in (1, 2, 3) for mps in ("", "-mps")},
 }
 
 
 def main() -> None:
-    for path in sorted(Path(sys.argv[1]).glob("*.xml")):
-        print(f"-- {path.stem}")
-        print(*junit(path), sep="\n")
+    directory = Path(sys.argv[1])
+    for path in sorted(directory.glob("*.xml")):
+        show(path.stem, partial(junit, path))
     for name, summary in SUMMARIES.items():
-        path = Path(sys.argv[1]) / f"{name}.json"
+        path = directory / f"{name}.json"
         if path.exists():
-            print(f"-- {name}")
-            print(*summary(json.loads(path.read_text())["figures"]), sep="\n")
+            show(name, partial(_of_json, summary, path))
+
+
+def show(name: str, lines: Callable[[], Iterator[str]]) -> None:
+    """One that cannot be read, or holds what is not expected, keeps the others from nothing."""
+    print(f"-- {name}")
+    try:
+        for line in lines():
+            print(line)
+    except Exception as error:
+        print(f"cannot be summarised: {type(error).__name__}: {error}")
+
+
+def _of_json(summary: Callable[[Any], Iterator[str]], path: Path) -> Iterator[str]:
+    return summary(json.loads(path.read_text())["figures"])
 
 
 if __name__ == "__main__":

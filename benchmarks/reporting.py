@@ -130,9 +130,12 @@ def pyplot() -> Any:
 
 
 def write_json(path: Path | None, figures: Any) -> None:
+    """In one piece: whatever ends the process meanwhile, what was there before stays readable."""
     if path is not None:
         report = {"command": command(), "machine": machine(), "figures": figures}
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        unfinished = path.with_name(f"{path.name}.part")
+        unfinished.write_text(json.dumps(report, indent=1) + "\n")
+        unfinished.replace(path)
 
 
 def _processor() -> str:

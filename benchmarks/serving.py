@@ -128,7 +128,8 @@ async def measure(
 def uploads_of(case: Case, options: argparse.Namespace) -> list[Upload]:
     """As many as keep all places busy: several clips for each, within what was asked for; one long file."""
     if case.length == "long":
-        return _long_uploads(case.formats, max(len(LONG_MINUTES), case.concurrency), options.quick)
+        made = _long_uploads(case.formats, max(len(LONG_MINUTES), *options.concurrency), options.quick)
+        return made[: max(len(LONG_MINUTES), case.concurrency)]
     made = _clips(case.length, case.formats, options.requests)
     return made[: max(CLIPS_ALONE, 4 * case.concurrency)]
 

@@ -46,6 +46,12 @@ def stand_in(*arguments):
                 sys.exit(f"{{module}} does not know {{each}}")
     if os.environ["HANGING"] in " ".join(arguments):
         time.sleep(100)
+    if os.environ["CRASHING"] in " ".join(arguments):
+        os.kill(os.getpid(), 11)
+    if arguments[0] == "-c" and os.environ["FAILING"] == "pip":
+        sys.exit("No module named 'fastapi'")
+    if arguments[:2] == ("-m", "pip"):
+        sys.exit("no matching distribution")
     for flag in ("--json", "--junit-xml"):
         if flag in arguments and os.environ["FAILING"] not in arguments[arguments.index(flag) + 1]:
             pathlib.Path(arguments[arguments.index(flag) + 1]).write_text("")
@@ -58,7 +64,9 @@ else:
 """
 
 
-def environment(tmp_path: Path, failing: str = "none", hanging: str = "none") -> dict[str, str]:
+def environment(
+    tmp_path: Path, failing: str = "none", hanging: str = "none", crashing: str = "none"
+) -> dict[str, str]:
     stand_in = tmp_path / "bin" / "python3"
     stand_in.parent.mkdir()
     stand_in.write_text(STAND_IN)
@@ -69,13 +77,17 @@ def environment(tmp_path: Path, failing: str = "none", hanging: str = "none") ->
         "NOTED": str(tmp_path / "notes"),
         "FAILING": failing,
         "HANGING": hanging,
+        "CRASHING": crashing,
+        "TMPDIR": str(tmp_path),
     }
 
 
-def run(tmp_path: Path, *arguments: str, failing: str = "none") -> subprocess.CompletedProcess[str]:
+def run(
+    tmp_path: Path, *arguments: str, failing: str = "none", crashing: str = "none"
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [SCRIPT, *arguments],
-        env=environment(tmp_path, failing),
+        env=environment(tmp_path, failing, crashing=crashing),
         capture_output=True,
         text=True,
         check=False,
@@ -84,7 +96,7 @@ def run(tmp_path: Path, *arguments: str, failing: str = "none") -> subprocess.Co
 
 
 def brought_back(tmp_path: Path) -> set[str]:
-    (archive,) = (tmp_path / "results").iterdir()
+    (archive,) = (tmp_path / "results").glob("*.tar.gz")
     with tarfile.open(archive) as files:
         return {Path(name).name for name in files.getnames()}
 
@@ -92,6 +104,7 @@ def brought_back(tmp_path: Path) -> set[str]:
 def test_every_result_and_the_log_come_back_in_one_archive(tmp_path: Path) -> None:
     ran = run(tmp_path, "--dry-run")
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert len(list((tmp_path / "results").iterdir())) == 1
     assert brought_back(tmp_path) >= EXPECTED | {"log.txt"}
     notes = (tmp_path / "notes").read_text()
     assert "--device cpu" in notes
@@ -103,6 +116,22 @@ def test_a_result_that_is_missing_is_named(tmp_path: Path) -> None:
     assert ran.returncode == 1
     assert ran.stdout.endswith("no result of:\n./parity.json\n")
     assert brought_back(tmp_path) >= EXPECTED - {"parity.json"}
+
+
+def test_a_case_that_crashes_is_named_and_the_others_run(tmp_path: Path) -> None:
+    ran = run(tmp_path, "check", crashing="benchmarks.parity")
+    assert ran.returncode == 1
+    assert "\nparity.json: status 139 after" in ran.stdout
+    assert ran.stdout.endswith("no result of:\n./parity.json\n")
+    assert brought_back(tmp_path) >= {"profile.json", "cuda-tests.xml", "kernel-tests.xml", "graphs-off.json"}
+
+
+def test_without_what_is_to_travel_the_script_fails_at_once(tmp_path: Path) -> None:
+    ran = run(tmp_path, "check", failing="pip")
+    assert ran.returncode == 1
+    assert ran.stdout.endswith("== failed: what .cache/gpu has cannot be installed\n")
+    assert "benchmarks" not in (tmp_path / "notes").read_text()
+    assert brought_back(tmp_path) >= {"log.txt"}
 
 
 @pytest.mark.parametrize("part", ["check", "engine", "http", "systems"])
@@ -139,6 +168,8 @@ def test_what_has_ended_comes_back_from_a_call_that_is_cut_off(tmp_path: Path) -
             os.kill(pid, signal.SIGKILL)
     script.wait()
     assert brought_back(tmp_path) >= {"cuda-tests.xml", "parity.json", "log.txt"}
+    (log,) = (tmp_path / "results").glob("*.log")
+    assert "== graphs-off.json, " in log.read_text(), "what the archive has not yet"
 
 
 def session_of(leader: int) -> list[int]:
