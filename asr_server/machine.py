@@ -41,9 +41,26 @@ def pin_to(cores: tuple[int, ...]) -> None:
     that they start from now on. None: leaves it as it is.
     """
     if cores and hasattr(os, "sched_setaffinity"):
-        for thread in Path("/proc/self/task").iterdir():
+        for thread in _own_threads():
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                os.sched_setaffinity(int(thread.name), cores)
+                os.sched_setaffinity(thread, cores)
+
+
+def give_way(niceness: int) -> None:
+    """Lets other processes go before this one where cores are short: its threads, as with `pin_to`.
+
+    Anybody may lower a priority. Nothing is lost while there is a core for everyone.
+    """
+    for thread in _own_threads():
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+
+
+def _own_threads() -> Iterator[int]:
+    """By the numbers that the system has for them; none where it has no such list."""
+    with contextlib.suppress(FileNotFoundError):
+        for thread in Path("/proc/self/task").iterdir():
+            yield int(thread.name)
 
 
 def mps_is_running() -> bool:

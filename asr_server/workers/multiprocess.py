@@ -16,6 +16,9 @@ from asr_server.transport.zeromq import ZmqEngineClient
 from asr_server.workers.remote_replica import RemoteReplica
 from asr_server.workers.replica import ReplicaSpec
 
+# Of a replica that computes on the processor: it can use every core all the time, and the API process, which
+# needs one for a moment, must not wait for its turn. One that feeds a GPU is itself in a hurry.
+CPU_NICENESS = 5
 KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
 
 logger = logging.getLogger(__name__)
@@ -60,7 +63,12 @@ class MultiprocessExecutor:
             raise
         assert process.stdin is not None
         spec = ReplicaSpec(
-            index, client.address, self._settings, self._num_on_device(index), self._cores_of(index)
+            index,
+            client.address,
+            self._settings,
+            self._num_on_device(index),
+            self._cores_of(index),
+            niceness=0 if self._devices else CPU_NICENESS,
         )
         process.stdin.write(spec.to_line())
         return ProcessReplica(f"replica {index}", process, client)

@@ -17,7 +17,7 @@ from asr_server.child_process import (
     leave_stopping_to_the_parent,
 )
 from asr_server.config import Settings
-from asr_server.machine import pin_to
+from asr_server.machine import give_way, pin_to
 from asr_server.telemetry import configure_logging
 from asr_server.transport.zeromq import Address, ZmqEngineServer
 from asr_server.workers.child_spec import ChildSpec
@@ -34,6 +34,7 @@ class ReplicaSpec(ChildSpec, frozen=True):
     settings: Settings
     num_on_device: int = 1  # replicas that share this one's device
     cores: tuple[int, ...] = ()  # that this one is kept to; none: all
+    niceness: int = 0  # by which it lets others go before it
 
 
 def main() -> None:
@@ -41,6 +42,7 @@ def main() -> None:
     be_killed_with_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
     pin_to(spec.cores)
+    give_way(spec.niceness)
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     end_with_the_parent()

@@ -14,7 +14,7 @@ import pytest
 
 from asr_server.config import Settings
 from asr_server.workers.dispatcher import Dispatcher
-from asr_server.workers.multiprocess import MultiprocessExecutor, ProcessReplica
+from asr_server.workers.multiprocess import CPU_NICENESS, MultiprocessExecutor, ProcessReplica
 from tests.speech import say
 from tests.workers.test_executors import OPTIONS, chunk, heard, running
 
@@ -74,7 +74,7 @@ async def test_two_replicas_share_the_work_and_one_carries_on_alone() -> None:
         assert [heard(result) for result in results] == [spoken.digits for spoken in said]
 
 
-async def test_pinned_replicas_run_on_cores_of_their_own_with_all_their_threads() -> None:
+async def test_pinned_replicas_run_on_cores_of_their_own_and_give_way_to_others_with_all_threads() -> None:
     mask = os.sched_getaffinity(0)
     if len(mask) < 2:
         pytest.skip("needs two cores")
@@ -84,13 +84,12 @@ async def test_pinned_replicas_run_on_cores_of_their_own_with_all_their_threads(
             *(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
         )
         assert [heard(result) for result in results] == [spoken.digits for spoken in said]
-        cores = [
-            {
-                frozenset(os.sched_getaffinity(thread.id))
-                for thread in replica_process(dispatcher, index).threads()
-            }
-            for index in range(2)
+        threads = [
+            [thread.id for thread in replica_process(dispatcher, index).threads()] for index in range(2)
         ]
+        cores = [{frozenset(os.sched_getaffinity(thread)) for thread in each} for each in threads]
+        niceness = {os.getpriority(os.PRIO_PROCESS, thread) for each in threads for thread in each}
+    assert niceness == {os.getpriority(os.PRIO_PROCESS, os.getpid()) + CPU_NICENESS}
     assert [len(each) for each in cores] == [1, 1], "all threads of a replica share its cores"
     (first,), (second,) = cores
     assert len(first) == len(second) == len(mask) // 2
