@@ -6,11 +6,12 @@ A decode step is hundreds of kernels, and launching them one by one takes longer
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Several
 from typing import Protocol
 
@@ -87,6 +88,7 @@ class Graphs:
         try:
             with (
                 _CAPTURE_LOCK,
+                _without_garbage_collection(),
                 torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ),
@@ -119,6 +121,20 @@ class Graphs:
         graph, output = self._graphs[smallest(self._sizes, least)]
         graph.replay()
         return output
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """It may come upon graphs of an earlier engine, and to destroy one spoils the recording of another (torch
+    pull request 161037).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def sizes_of(shapes: Collection[Shape]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from typing import Any
 
@@ -42,7 +43,8 @@ class StandInCapture:
     calls: list[dict[str, Any]]
 
     def __init__(self, graph: object, **how: Any) -> None:
-        StandInCapture.calls.append(how | {"locked": graphs._CAPTURE_LOCK.locked()})
+        state = {"locked": graphs._CAPTURE_LOCK.locked(), "collects": gc.isenabled()}
+        StandInCapture.calls.append(how | state)
 
     def __enter__(self) -> None: ...
 
@@ -66,9 +68,11 @@ def test_recordings_disturb_no_other_thread_and_share_a_pool(monkeypatch: pytest
     assert list(dict.fromkeys(shapes)) == [(4, 8), (4, 2), (1, 2)], "the largest first"
     for call in StandInCapture.calls:
         assert call["locked"]
+        assert not call["collects"], "an earlier engine's graphs would be destroyed meanwhile"
         assert call["capture_error_mode"] == "thread_local"
         assert call["pool"] == "pool"
         assert call["stream"].priority == -1
+    assert gc.isenabled()
 
 
 class EndlessCapture:
