@@ -44,6 +44,7 @@ GOING_AWAY: Final = 1001  # the official client connects again
 INTERNAL_ERROR: Final = 1011
 
 PARSED_INLINE_BYTES: Final = 256 * 1024  # longer messages are parsed in a thread
+PART_BYTES: Final = 32 * 1024  # of an append that are converted at once: 15 MiB of it would take a second
 BLOCK: Final = SAMPLE_RATE // 10  # samples that are worked on at once
 MAX_SEND_S: Final = 30.0  # for a client that does not read
 
@@ -160,7 +161,8 @@ class RealtimeSession:
     async def _on_client_event(self, event: client.ClientEvent) -> None:
         match event:
             case client.AppendAudio():
-                await self._write_audio(self._audio.push(event.audio))
+                for first in range(0, len(event.audio), PART_BYTES):
+                    await self._write_audio(self._audio.push(event.audio[first : first + PART_BYTES]))
             case client.CommitAudio():
                 await self._write_audio(self._audio.flush())
                 await self._step(turns.CommitRequested(event.event_id))

@@ -15,8 +15,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from asr_server.api.realtime import session as session_module
+from asr_server.api.realtime.audio_in import AudioInput
 from asr_server.config import Settings
-from asr_server.core import ChunkResult, Submit
+from asr_server.core import ChunkResult, Samples, Submit
 from tests.api.figures import growth, read
 from tests.api.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts
 from tests.api.running_app import RunningApp, run_app, until
@@ -166,6 +167,27 @@ async def test_a_turn_that_fails_is_failed_and_the_session_goes_on() -> None:
             await client.append(SECOND)
             await client.commit()
             assert (await client.until(".completed"))[-1]["transcript"] == "seven"
+
+
+async def test_a_long_append_is_converted_in_parts_so_that_the_event_loop_turns(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+    push = AudioInput.push
+
+    def noted(audio: AudioInput, data: bytes) -> Samples:
+        parts.append(len(data))
+        return push(audio, data)
+
+    monkeypatch.setattr(AudioInput, "push", noted)
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND * 10, size=len(SECOND) * 10)
+        await client.commit()
+        events = await client.until(".completed")
+    assert events[-1]["usage"]["seconds"] == 10.0
+    assert sum(parts) == len(SECOND) * 10
+    assert max(parts) <= session_module.PART_BYTES
 
 
 async def test_nothing_said_is_an_empty_transcript_with_a_usage(app: RunningApp) -> None:
