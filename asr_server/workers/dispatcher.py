@@ -230,6 +230,8 @@ class Dispatcher:
     def _on_engine(self, engine: EngineInfo) -> None:
         if self.engine is None:
             logger.info("%s", describe(self._settings, engine, self.num_replicas))
+        elif engine.device != self.engine.device:  # --device auto, and a GPU was lost meanwhile, or is back
+            logger.warning("a replica runs on %s; the last one ran on %s", engine.device, self.engine.device)
         self.engine = engine
 
     def _finish(self, state: ReplicaState, id: ChunkId) -> PendingChunk | None:

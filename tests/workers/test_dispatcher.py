@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import logging
 import weakref
 from collections.abc import AsyncIterator
 
@@ -9,6 +10,7 @@ from asr_server.core import (
     ChunkId,
     Credit,
     DecodingOptions,
+    EngineInfo,
     Failed,
     LanguageDetected,
     SetLanguage,
@@ -36,6 +38,20 @@ async def test_a_chunk_comes_back_with_its_result(app: RunningDispatcher) -> Non
     await until(lambda: app.replica.submitted)
     app.replica.answer(ChunkId("a", 4))
     assert await task == result(4)
+
+
+async def test_a_replica_on_another_device_than_the_last_one_is_told(
+    app: RunningDispatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the device was left to it and a GPU is lost, it would else go on on the CPU without a word."""
+    reasons = {"device": "found", "dtype": "found", "num_slots": "found"}
+    for device in ("cuda", "cuda", "cpu"):
+        app.replica.say(Credit(1, 8, EngineInfo(device, "float32", 8, 2, reasons)))
+    with caplog.at_level(logging.WARNING):
+        await until(lambda: app.dispatcher.engine is not None and app.dispatcher.engine.device == "cpu")
+    assert [record.getMessage() for record in caplog.records] == [
+        "a replica runs on cpu; the last one ran on cuda"
+    ]
 
 
 async def test_no_more_is_sent_than_credit_allows(app: RunningDispatcher) -> None:
