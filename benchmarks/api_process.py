@@ -13,7 +13,7 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from benchmarks.checkpoints import add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Client, connected, transcribe
 from benchmarks.health import HealthProbe, probing_health
 from benchmarks.reporting import (
+    Budget,
     benchmark_parser,
     command,
     error_bars,
@@ -91,19 +92,27 @@ def cases(quick: bool) -> list[Case]:
         Case("5 s, wav", short_uploads(num_clips, ["wav"], 5.0), 64),
         Case("30 s, wav", short_uploads(num_clips // 2, ["wav"], 30.0), 64),
         Case("30 s, mp3", short_uploads(num_clips // 4, ["mp3"], 30.0), 64),
-        Case("14 to 22 minutes, wav, flac, mp3", long_uploads(["wav", "flac", "mp3"], 6, minutes), 6),
+        Case(
+            f"{min(minutes):g} to {max(minutes):g} minutes, wav, flac, mp3",
+            long_uploads(["wav", "flac", "mp3"], 6, minutes),
+            6,
+        ),
     ]
 
 
-async def measure(url: str, server: psutil.Process, planned: Sequence[Case], num_rounds: int) -> None:
-    """Rounds in turns, after one that warms up."""
+async def measure(
+    url: str, planned: Sequence[Case], num_rounds: int, budget: Budget, write: Callable[[], None]
+) -> None:
+    """Rounds in turns, after one that warms up. What there is, is written after each."""
+    server = server_process()
     with probing_health(url) as health, Progress(console=Console(stderr=True)) as progress:
         async with connected(url) as client:
             for number in progress.track(range(num_rounds + 1), description="rounds"):
-                for case in planned:
+                for case in (case for case in planned if budget.allows(case.name)):
                     measured = await one_round(client, server, case, health)
                     if number:
                         case.rounds.append(measured)
+                        write()
 
 
 async def one_round(client: Client, server: psutil.Process, case: Case, health: HealthProbe) -> Round:
@@ -192,19 +201,26 @@ def main() -> None:
     console.print("machine:", machine())
     model = str(fixed_checkpoint("pocket", options.checkpoints, "cpu"))
     console.print("making the files")
-    planned = cases(options.quick)
+    planned, budget = cases(options.quick), Budget(options.budget_s, console)
+    num_rounds = 1 if options.quick else options.rounds
+
+    def measured() -> list[Case]:
+        return [case for case in planned if case.rounds]
+
+    def write() -> None:
+        write_json(options.json, figures(measured()))
+
     with running_server(
         model, *FLAGS, "--preprocess-workers", str(options.preprocess_workers), module=MODULE
     ) as url:
-        asyncio.run(measure(url, server_process(), planned, 1 if options.quick else options.rounds))
-    show(planned, console)
-    write_json(options.json, figures(planned))
+        asyncio.run(measure(url, planned, num_rounds, budget, write))
+    show(measured(), console)
     if options.plot:
-        plot(planned, options.plot)
+        plot(measured(), options.plot)
 
 
 def arguments() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, plots=True)
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--preprocess-workers", type=int, default=2)
     add_checkpoints_option(parser)

@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh check                first: where does a step go, and is all well
 #   benchmarks/gpu.sh engine               second, arrays in: both shapes at 128, then the sweeps
 #   benchmarks/gpu.sh http                 third, the whole server, and transformers in the same run
-#   benchmarks/gpu.sh systems              with time left: replicas that share the GPU, transport, executors
+#   benchmarks/gpu.sh systems              with time left: replicas that share the GPU, transport, executors, the API process
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
 # Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
@@ -187,6 +187,7 @@ systems() {
     fi
     bench transport 60 transport "${brief[@]}"
     bench executors 60 executors --executors "${executors[@]}" "${brief[@]}"
+    $dry || bench api-process 60 api_process --rounds "$rounds" --preprocess-workers 4
 }
 
 replicas() { # NAME COUNT: so many on the GPU, short clips

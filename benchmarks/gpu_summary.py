@@ -76,6 +76,16 @@ def junit(path: Path) -> Iterator[str]:
                 yield f"{kind}: {case.get('name')}: {lines[0][:200]}"
 
 
+def api_process(figures: Any) -> Iterator[str]:
+    for case in figures:
+        yield (
+            f"{case['files']}: {spread(case['requests_per_s'], 1)} requests/s, "
+            f"RTFx {spread(case['rtfx'], 0)}, "
+            f"event loop {spread(case['event_loop_ms'])} ms a request, "
+            f"/health p99 {case['health_ms']['p99']:.1f} ms"
+        )
+
+
 SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     "parity": parity,
     **dict.fromkeys(("graphs-off", "profile", "turbo", "large", "kernels", "fp8"), engine),
@@ -84,6 +94,7 @@ SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     "http-long": serving,
     "http-threads": serving,
     "peers": peers,
+    "api-process": api_process,
     **{f"replicas-{count}{mps}": serving for count in (1, 2, 3) for mps in ("", "-mps")},
 }
 

@@ -27,8 +27,9 @@ class HealthProbe:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            when, latency_s = map(float, line.split())
-            self._answers.append((when, latency_s))
+            if line.endswith("\n"):  # the last one may be cut off
+                when, latency_s = map(float, line.split())
+                self._answers.append((when, latency_s))
 
     def latencies_since(self, started: float) -> list[float]:
         """Of every answer that came after that `time.perf_counter()`, which all processes share."""
