@@ -22,6 +22,10 @@ EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
 EMBEDDED_MODEL_LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
 MIB = 1 << 20
 NO_PORT: Final = -1
+# Beyond what any machine has: a number with some digits too many is refused, rather than tried.
+MOST_PROCESSES: Final = 1024  # or threads
+MOST_SLOTS: Final = 10**6
+MOST_BYTES: Final = 10**18
 
 
 def _setting(default: Any, help: str, env: str = "", allowed: str = "", **constraints: Any) -> Any:
@@ -71,9 +75,14 @@ class Settings:
         allowed="auto, local or host:port",
     )
     replicas: int = _setting(
-        0, "engine replicas, each with the whole model; 0: one for each GPU, or one on the CPU", ge=0
+        0,
+        "engine replicas, each with the whole model; 0: one for each GPU, or one on the CPU",
+        ge=0,
+        le=MOST_PROCESSES,
     )
-    replicas_per_device: int = _setting(1, "replicas for each device, where --replicas is 0", ge=1)
+    replicas_per_device: int = _setting(
+        1, "replicas for each device, where --replicas is 0", ge=1, le=MOST_PROCESSES
+    )
     pin_cores: Literal["auto", "on", "off"] = _setting(
         "auto", "a share of the cores for each replica alone; auto: where several share a GPU"
     )
@@ -81,11 +90,13 @@ class Settings:
         1, "GPUs, or processes on the CPU, that share out each replica's weights and slots", ge=1
     )
     cpu_threads: int = _setting(
-        0, "torch threads a replica on CPU; 0: one a core, shared between replicas", ge=0
+        0, "torch threads a replica on CPU; 0: one a core, shared between replicas", ge=0, le=MOST_PROCESSES
     )
-    max_slots: int = _setting(0, "chunks decoded at once by a replica; 0: from free memory", ge=0)
+    max_slots: int = _setting(
+        0, "chunks decoded at once by a replica; 0: from free memory", ge=0, le=MOST_SLOTS
+    )
     encode_batch: int = _setting(
-        0, "chunks encoded together at most; 0: one a compute worker on CPU, 8 on CUDA", ge=0
+        0, "chunks encoded together at most; 0: one a compute worker on CPU, 8 on CUDA", ge=0, le=MOST_SLOTS
     )
     compute_workers: int = _setting(
         0, "encode batches under way at once; 0: one a core, up to 4, on CPU, 1 on CUDA", ge=0, le=4
@@ -124,15 +135,18 @@ class Settings:
         "threads that decode and split audio",
         env="VLLM_MAX_AUDIO_PREPROCESS_WORKERS",
         ge=1,
+        le=MOST_PROCESSES,
     )
     max_upload_bytes: int = _setting(25 * MIB, "largest upload, in bytes", ge=1)
     max_upload_memory_bytes: int = _setting(
         256 * MIB, "bytes of all uploads held in memory; beyond them uploads go to the temporary folder", ge=0
     )
     max_audio_s: float = _setting(12 * 3600.0, "longest recording once decoded, in seconds", gt=0)
-    max_decoded_bytes: int = _setting(1 << 36, "most bytes of samples, before resampling", ge=1)
-    max_sample_rate: int = _setting(384_000, "highest sample rate taken, in Hz", ge=1000)
-    max_channels: int = _setting(32, "most channels taken", ge=1)
+    max_decoded_bytes: int = _setting(
+        1 << 36, "most bytes of samples, before resampling", ge=1, le=MOST_BYTES
+    )
+    max_sample_rate: int = _setting(384_000, "highest sample rate taken, in Hz", ge=1000, le=10**9)
+    max_channels: int = _setting(32, "most channels taken", ge=1, le=65_535)
     max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file", gt=0)
     max_concurrent_requests: int = _setting(256, "requests in flight at once; more are told 429", ge=1)
     max_realtime_sessions: int = _setting(64, "realtime sessions open at once", ge=1)

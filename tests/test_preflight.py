@@ -25,13 +25,14 @@ def problems(**values: object) -> list[str]:
     ("setting", "value", "allowed"),
     [
         ("chunks_ahead", "0", "a whole number of at least 1"),
-        ("encode_batch", "-4", "a whole number of at least 0"),
+        ("encode_batch", "-4", "a whole number from 0 to 1e+06"),
         ("port", "70000", "a whole number from 0 to 65535"),
         ("port", "http", "a whole number from 0 to 65535"),
-        ("replicas", "-1", "a whole number of at least 0"),
-        ("replicas", "1.5", "a whole number of at least 0"),
+        ("replicas", "-1", "a whole number from 0 to 1024"),
+        ("replicas", "1.5", "a whole number from 0 to 1024"),
+        ("replicas", "9" * 20, "a whole number from 0 to 1024"),
         ("compute_workers", "5", "a whole number from 0 to 4"),
-        ("preprocess_workers", "0", "a whole number of at least 1"),
+        ("preprocess_workers", "0", "a whole number from 1 to 1024"),
         ("max_fallbacks", "6", "a whole number from 0 to 5"),
         ("max_audio_s", "nan", "a number above 0"),
         ("max_audio_s", "inf", "a number above 0"),
@@ -80,7 +81,7 @@ def test_the_model_becomes_its_directory_and_keeps_its_name(monkeypatch: pytest.
 def test_a_model_that_is_not_there_is_one_line_beside_the_others(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
     assert problems(model=missing, replicas="-1") == [
-        "--replicas (ASR_SERVER_REPLICAS) is '-1': must be a whole number of at least 0",
+        "--replicas (ASR_SERVER_REPLICAS) is '-1': must be a whole number from 0 to 1024",
         f"--model (ASR_SERVER_MODEL) is {missing!r}: there is no directory {missing}",
     ]
 
