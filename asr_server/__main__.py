@@ -5,10 +5,15 @@ Ctrl-C while the modules load, which takes a second, ends the process like any o
 
 from __future__ import annotations
 
+import os
 import signal
+from typing import Final
+
+STANDARD_ERROR: Final = 2  # the last of the three
 
 
 def main() -> None:
+    _open_closed_streams()
     at_ctrl_c = signal.getsignal(signal.SIGINT)
     if at_ctrl_c is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -16,6 +21,13 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, at_ctrl_c)
     cli.main()
+
+
+def _open_closed_streams() -> None:
+    """To nowhere: else a socket would get the number of one, and with it what the process and its children print."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 if __name__ == "__main__":

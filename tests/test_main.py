@@ -21,3 +21,13 @@ def test_ctrl_c_while_modules_load_ends_it_without_a_traceback() -> None:
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.stderr.read()
     assert process.wait(30) == -signal.SIGINT
+
+
+def test_closed_standard_streams_are_opened_for_this_process_and_its_children() -> None:
+    code = (
+        "import os, sys; from asr_server import __main__; sys.argv[1:] = ['--version']\n"
+        "try: __main__.main()\n"
+        "finally: assert all(os.get_inheritable(number) for number in range(3))"
+    )
+    shell = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, code]
+    assert subprocess.run(shell, check=False).returncode == 0

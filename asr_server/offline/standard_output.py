@@ -76,6 +76,8 @@ class StandardOutput:
 def _print(content: bytes) -> None:
     if not content:
         return
+    if sys.stdout is None:
+        raise OutputError("cannot write to standard output: it is closed")
     try:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()

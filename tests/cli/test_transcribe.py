@@ -161,6 +161,13 @@ def test_a_reader_that_leaves_ends_it_in_one_line(tmp_path: Path) -> None:
     assert errors == "stopped: cannot write to standard output: Broken pipe\n"
 
 
+def test_a_closed_standard_output_is_said_in_one_line(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "", *COMMAND, str(record(tmp_path / "a.wav")), "-q"]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 1
+    assert child.stderr == "stopped: cannot write to standard output: it is closed\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
