@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """To nowhere: else a socket would get the number of one, and with it what the process and its children print."""
+    """To nowhere: else a socket would get the number of one, and what this process and its children print."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         os.set_inheritable(fd, True)
     os.close(fd)
