@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -27,6 +27,7 @@ from asr_server.errors import ChunkFailed, Overloaded, RequestError, ServiceUnav
 from asr_server.formats import RenderOptions, ResponseFormat, render
 from asr_server.transcription import Transcriber, TranscriptionSession
 
+Made = TypeVar("Made")
 RequestParser = Callable[[list[tuple[str, str]], Transcriber, Settings], TranscriptionRequest]
 
 _MEDIA_TYPES: Final = {
@@ -39,6 +40,9 @@ _MEDIA_TYPES: Final = {
 }
 
 RETRY_CONNECTION_S: Final = 5.0
+
+# Of a longer transcript the reply is made in a thread: for twelve hours with words it takes a second.
+SEGMENTS_INLINE: Final = 100
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +88,18 @@ async def _whole(state: AppState, form: Form, request: TranscriptionRequest, rec
         async for _ in session:
             pass
         transcript = session.transcript()
-    response = _body_response(transcript, request.response_format, request.render_options)
+    response = await _made_of(
+        transcript, lambda: _body_response(transcript, request.response_format, request.render_options)
+    )
     response.headers.update(answer_headers(state.settings, request.ignored_fields))
     return response
+
+
+async def _made_of(transcript: Transcript, make: Callable[[], Made]) -> Made:
+    """What `make` makes of a transcript, without holding up other requests."""
+    if len(transcript.segments) <= SEGMENTS_INLINE:
+        return make()
+    return await asyncio.to_thread(make)
 
 
 @asynccontextmanager
@@ -123,7 +136,8 @@ async def _stream(
             writer = request.event_writer()
             async for delta in session:
                 stream.write(writer.delta(delta))
-            stream.write(writer.done(session.transcript()))
+            transcript = session.transcript()
+            stream.write(await _made_of(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:
         if stream.has_begun:

@@ -1,6 +1,8 @@
 import asyncio
 import json
 import logging
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from asr_server.api import response
 from asr_server.api.answer_headers import answer_headers
 from asr_server.api.events import EventWriter
 from asr_server.api.response import _body_response
 from asr_server.config import MIB, Settings
 from asr_server.core import ChunkResult, Submit
-from asr_server.formats import DEFAULTS, ResponseFormat
+from asr_server.formats import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of
 from tests.fake_replica import say, wav
@@ -87,6 +90,28 @@ async def test_a_client_that_does_not_read_its_stream_holds_up_neither_its_work_
     *deltas, done, _ = (line for line in text.splitlines() if line.startswith("data: "))
     joined = "".join(json.loads(line.removeprefix("data: "))["delta"] for line in deltas)
     assert joined == json.loads(done.removeprefix("data: "))["text"] == "zero one two"
+
+
+@pytest.mark.parametrize("fields", [{"response_format": "verbose_json"}, {"stream": "true"}])
+async def test_the_reply_of_a_long_transcript_is_made_in_a_thread(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch, fields: dict[str, str]
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(make: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            threads.append(threading.current_thread())
+            return make(*args)
+
+        return noted
+
+    monkeypatch.setattr(response, "render", noting(render))
+    monkeypatch.setattr(EventWriter, "done", noting(EventWriter.done))
+    inline = await app.post(THREE_CHUNKS, **fields)
+    monkeypatch.setattr(response, "SEGMENTS_INLINE", 2)
+    in_a_thread = await app.post(THREE_CHUNKS, **fields)
+    assert inline.text == in_a_thread.text
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 async def test_a_stream_of_silence_has_no_delta(app: RunningApp) -> None:
