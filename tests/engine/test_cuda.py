@@ -9,6 +9,7 @@ import torch
 
 from asr_server.core import DecodingOptions
 from asr_server.engine import encoding, runner
+from asr_server.engine.graphs import record_graphs
 from asr_server.model import load_whisper
 from asr_server.model.kernels.candidates import choose_kernels
 from benchmarks.checkpoints import fix_length
@@ -65,6 +66,19 @@ def test_the_host_never_waits_for_the_gpu_but_for_what_it_reads(
         transcribe(engine, CLIPS, options)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_cannot_be_recorded_leaves_the_device_as_it_was() -> None:
+    device, numbers, before = torch.device("cuda"), torch.ones(4, device="cuda"), torch.cuda.current_stream()
+    reading_back = record_graphs(lambda count: numbers[:count] + numbers.sum().item(), [(4,)], device)
+    assert reading_back is None
+    assert torch.cuda.current_stream() == before
+    torch.cuda.empty_cache()  # fails while torch believes that something is being recorded
+    graphs = record_graphs(lambda count: numbers[:count] + 1, [(2,), (4,)], device)
+    assert graphs is not None
+    numbers.fill_(5)
+    assert graphs.replay(2).tolist() == [6, 6]
+    assert graphs.replay(3).tolist() == [6, 6, 6, 6]
 
 
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
