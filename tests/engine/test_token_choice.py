@@ -1,4 +1,7 @@
-"""The kernel at the end of a step against the rules, argmax and log-softmax of torch: the same tokens."""
+"""The kernel at the end of a step against the rules, argmax and log-softmax of torch: the same tokens.
+
+Under Triton's interpreter; on a GPU compiled.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from asr_server.model.kernels import TORCH, choose_token
 from asr_server.model.kernels.candidates import choose_kernels
 from asr_server.model.kernels.choice import choose
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, END_OF_TEXT, FIRST_TIME = 300, 190, 200
 SPECIALS: Any = SimpleNamespace(end_of_text=END_OF_TEXT, no_timestamps=199, timestamp_begin=FIRST_TIME)
-TRITON = choose_kernels("triton", None, CPU, torch.float32).kernels  # type: ignore[arg-type]
+TRITON = choose_kernels("triton", None, DEVICE, torch.float32).kernels  # type: ignore[arg-type]
 ROWS = 24
 
 
 def random_state() -> SlotState:
     """Rows at their beginning, after text, after one time and after two, some without times."""
-    state = SlotState.empty(ROWS, 8, CPU)
+    state = SlotState.empty(ROWS, 8, DEVICE)
     state.active.fill_(True)
     state.timestamps.copy_(torch.arange(ROWS) % 4 > 0)
     state.num_generated.copy_(torch.arange(ROWS) % 3)
@@ -43,16 +46,18 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
     monkeypatch.setattr(choose_token, "_BLOCK", 128)  # several blocks, of which the last is not full
     torch.manual_seed(seed)
     rules = TokenRules(
-        GenerationRules((1, 5, 195, 196), (2, END_OF_TEXT), max_initial), SPECIALS, VOCABULARY, CPU
+        GenerationRules((1, 5, 195, 196), (2, END_OF_TEXT), max_initial), SPECIALS, VOCABULARY, DEVICE
     )
     state = random_state()
-    stored = torch.full((ROWS, 384), 99.0)  # rows lie further apart than the vocabulary is long
+    stored = torch.full(
+        (ROWS, 384), 99.0, device=DEVICE
+    )  # rows lie further apart than the vocabulary is long
     scores = stored[:, :VOCABULARY]
     scores.copy_(torch.randn(ROWS, VOCABULARY) * 4)
-    scores[:, FIRST_TIME:] -= torch.rand(ROWS, 1) * 12
-    scores[:, 30:34] = 30 * (torch.rand(ROWS, 1) < 0.2)  # ties, of which the first counts
-    found, expected = torch.zeros(2, ROWS, dtype=torch.long).unbind()
-    logprobs, expected_logprobs = torch.zeros(2, ROWS).unbind()
+    scores[:, FIRST_TIME:] -= torch.rand(ROWS, 1).to(DEVICE) * 12
+    scores[:, 30:34] = 30 * (torch.rand(ROWS, 1) < 0.2).to(DEVICE)  # ties, of which the first counts
+    found, expected = torch.zeros(2, ROWS, dtype=torch.long, device=DEVICE).unbind()
+    logprobs, expected_logprobs = torch.zeros(2, ROWS, device=DEVICE).unbind()
     before = scores.clone()
     choose_likeliest(TRITON, rules, scores, state, True, found, logprobs)
     assert torch.equal(scores, before)
@@ -63,16 +68,17 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
 
 
 def test_rows_that_are_not_active_are_left_as_they_are() -> None:
-    state, rules = SlotState.empty(2, 8, CPU), TokenRules(GenerationRules(), SPECIALS, VOCABULARY, CPU)
+    state, rules = SlotState.empty(2, 8, DEVICE), TokenRules(GenerationRules(), SPECIALS, VOCABULARY, DEVICE)
     state.active[1] = True
-    tokens, logprobs = torch.tensor([7, 7]), torch.tensor([0.5, 0.5])
-    scores = torch.zeros(2, VOCABULARY).index_fill_(1, torch.tensor([9]), 1.0)
+    tokens, logprobs = torch.tensor([7, 7], device=DEVICE), torch.tensor([0.5, 0.5], device=DEVICE)
+    scores = torch.zeros(2, VOCABULARY, device=DEVICE)
+    scores[:, 9] = 1.0
     choose_likeliest(TRITON, rules, scores, state, True, tokens, logprobs)
     assert tokens.tolist() == [7, 9]
     assert logprobs[0] == 0.5
 
 
 def test_the_choice_tried_at_load_agrees_with_torch() -> None:
-    rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, CPU)
-    chosen = choose(TRITON, candidates(TRITON, rules, CPU), lambda compute: 0.0)
+    rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, DEVICE)
+    chosen = choose(TRITON, candidates(TRITON, rules, DEVICE), lambda compute: 0.0)
     assert "triton 0.000 ms" in chosen.report  # it was timed: its numbers were right
