@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.linear import multiply
 
 
@@ -16,7 +17,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.view(*x.shape[:-1], num_heads, -1)
 
 
-def attend_audio(qkv: Tensor, num_heads: int) -> Tensor:
+def attend_audio(qkv: Tensor, num_heads: int, kernels: Kernels = TORCH) -> Tensor:
     """Every audio position over every other.
 
     Args:
@@ -26,7 +27,11 @@ def attend_audio(qkv: Tensor, num_heads: int) -> Tensor:
     """
     if qkv.is_cuda:
         query, key, value = split_heads(qkv, 3 * num_heads).transpose(1, 2).chunk(3, dim=1)  # [B, H, F, d]
-        return F.scaled_dot_product_attention(query, key, value, scale=1.0).transpose(1, 2).flatten(2)
+        if kernels.encoder_attention is not None:
+            attended = kernels.encoder_attention(query, key, value)
+        else:
+            attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+        return attended.transpose(1, 2).flatten(2)
     return torch.stack([_attend_head_by_head(each, num_heads) for each in qkv])
 
 

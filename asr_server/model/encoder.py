@@ -69,7 +69,7 @@ class EncoderLayer(nn.Module):
         So that each addition is one computation with the norm behind it, which may be in the next layer.
         """
         x, normed = add_norm(x, change, self.norm, kernels)
-        attended = attend_audio(self.qkv(normed, kernels), self.num_heads)
+        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, kernels)
         x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
         return x, self.feed_forward.change(normed, kernels)
 

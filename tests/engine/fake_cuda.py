@@ -24,6 +24,7 @@ from asr_server.model import load_whisper, weights
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import Kernels, add_norm, bias_gelu, choose_token, flash_decode, quantise_rows
 from asr_server.model.kernels.choice import Choice
+from asr_server.model.kernels.cudnn_attention import cudnn_attention
 from asr_server.tokenizer import Tokenizer
 from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
 
@@ -34,6 +35,7 @@ KERNELS = Kernels(
     add_norm.add_norm,
     bias_gelu.bias_gelu,
     quantise_rows.quantise_rows,
+    cudnn_attention,
 )
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
 _CUDA, _META, _NUM_DEVICE_TYPES = 1, 14, 15  # of c10::DeviceType

@@ -1,4 +1,4 @@
-"""The kernels written in Triton, and random data of a model's own shapes to try each on.
+"""The kernels written in Triton, cuDNN's attention, and random data of a model's own shapes to try each on.
 
 `choose_kernels` is what the runner calls. This file alone imports Triton, and only when it is asked to.
 """
@@ -12,10 +12,11 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from asr_server.model.attention import attend_cached_audio
+from asr_server.model.attention import attend_audio, attend_cached_audio
 from asr_server.model.encoder import add_norm
 from asr_server.model.float8 import FP8, dequantise, quantise
 from asr_server.model.kernels.choice import Candidate, Choice, choose
+from asr_server.model.kernels.cudnn_attention import cudnn_attention
 from asr_server.model.kernels.table import NUM_WARPS, TORCH, FlashDecode, Kernels
 from asr_server.model.linear import Linear
 from asr_server.model.linear_fp8 import quantise_rows
@@ -142,6 +143,26 @@ def audio_attention(
             implementation=form,
             form=f" of {num_warps} warps",
         )
+
+
+def encoder_attention(sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> Candidate:
+    """The encoder's attention: a batch of whole windows, and a window of another length by itself."""
+    positions, heads, draw = sizes.audio_positions, sizes.encoder_heads, _random(device, dtype)
+    batches = [draw(_ENCODE_BATCH, positions, 3 * sizes.width), draw(1, positions // 3, 3 * sizes.width)]
+    for batch in batches:
+        batch[..., : sizes.width] *= (sizes.width // heads) ** -0.5
+
+    def attended(chosen: Kernels) -> Tensor:
+        return torch.cat([attend_audio(batch, heads, chosen).flatten() for batch in batches])
+
+    return Candidate(
+        "encoder_attention",
+        lambda: attended(Kernels(encoder_attention=cudnn_attention)),
+        lambda: attended(TORCH),
+        _tolerance(dtype),
+        implementation=cudnn_attention,
+        maker="cudnn",
+    )
 
 
 def encoder_layer(

@@ -69,6 +69,12 @@ class QuantiseRows(Protocol):
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
+class EncoderAttention(Protocol):
+    """`cudnn_attention.cudnn_attention` has the meaning of the arguments."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Kernels:
     """None: torch does it."""
@@ -78,6 +84,7 @@ class Kernels:
     add_norm: AddNorm | None = None
     bias_gelu: BiasGelu | None = None
     quantise_rows: QuantiseRows | None = None
+    encoder_attention: EncoderAttention | None = None  # not in Triton: cuDNN's, taken only where it was tried
 
 
 TORCH = Kernels()
