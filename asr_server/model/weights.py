@@ -45,6 +45,8 @@ def load_whisper(
         model.load_hugging_face(_read_weights(directory))
     except (EOFError, SafetensorError, UnpicklingError) as error:  # torch's message gives dangerous advice
         raise CheckpointError(f"the weights in {directory} are damaged: fetch them again") from error
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # no fault of the weights, and the device may well do it at the next try
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"the weights in {directory} do not fit its config.json: {error}") from error
     model.alignment_heads = read_alignment_heads(directory, sizes)
