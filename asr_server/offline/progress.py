@@ -60,7 +60,7 @@ class ProgressBars:
     def say(self, line: str) -> None:
         """A line that stays, above the bars. Quiet says nothing."""
         if not self._quiet:
-            self._console.print(line)
+            self._console.print(printable(line))
 
 
 def _clock(time_s: float) -> str:

@@ -34,9 +34,9 @@ class Summary:
     def show(self, quiet: bool) -> None:
         """A line for each file that went wrong, and unless quiet one with the numbers."""
         for name in self.cut_short:
-            _say(f"warning: {printable(name)}: damaged or cut short; what could be read is transcribed")
+            _say(f"warning: {name}: damaged or cut short; what could be read is transcribed")
         for failure in self.failures:
-            _say(f"failed: {printable(failure.name)}: {failure.reason}")
+            _say(f"failed: {failure.name}: {failure.reason}")
         if self.stop_reason:
             _say(f"stopped: {self.stop_reason}")
         if not quiet and (self.num_inputs > 1 or self.num_skipped or self.exit_status):
@@ -54,4 +54,4 @@ class Summary:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

@@ -13,6 +13,6 @@ def rendered(
     return (render(transcript, response_format, options).rstrip("\n") + "\n").encode()
 
 
-def printable(name: str) -> str:
-    """A file's name as one line without control characters; bytes that are no text as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+def printable(text: str) -> str:
+    """As one line without control characters, which file names may have, and what is no text as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -18,7 +18,7 @@ from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio
 from asr_server.formats import ResponseFormat
 from asr_server.offline.batch import Batch
 from asr_server.offline.folder import FolderOutputs
-from asr_server.offline.inputs import Input
+from asr_server.offline.inputs import Failure, Input
 from asr_server.offline.job import TranscribeJob
 from asr_server.offline.outputs import Outputs
 from asr_server.offline.progress import ProgressBars
@@ -195,3 +195,16 @@ def test_the_bars_take_any_name_and_any_length() -> None:
         bars.move(bar, 5.0, 0.0)
         bars.move(bar, 5.0, 3600.0)
         bars.finish(bar)
+
+
+def test_what_is_said_of_a_recording_is_one_line_whatever_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ProgressBars(1, quiet=False).say("a\nb.wav: 3.4 s -> out/a\nb.srt")
+    summary = Summary(num_inputs=1)
+    summary.failures.append(Failure("c\nd.wav", "out/c\nd.srt exists"))
+    summary.show(quiet=True)
+    assert capsys.readouterr().err.splitlines() == [
+        r"a\nb.wav: 3.4 s -> out/a\nb.srt",
+        r"failed: c\nd.wav: out/c\nd.srt exists",
+    ]
