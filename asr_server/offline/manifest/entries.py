@@ -48,13 +48,13 @@ def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Ite
 
 
 def count_lines(manifest: Path) -> int:
-    """Without looking at what they say: a gigabyte takes a fraction of a second. Raises OSError."""
-    count, last = 0, b"\n"
+    """Those that are not blank, without parsing them: a gigabyte takes seconds. Raises OSError."""
+    count, at_beginning = 0, True
     with manifest.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            count += block.count(b"\n")
-            last = block[-1:]
-    return count + (last != b"\n")
+        while part := file.readline(_BLOCK_BYTES):  # of a long line the beginning decides
+            count += at_beginning and not part.isspace()
+            at_beginning = part.endswith(b"\n")
+    return count
 
 
 def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:

@@ -67,8 +67,11 @@ def test_the_parts_of_a_manifest_are_each_line_once(tmp_path: Path, part_bytes: 
     assert len(parts) == 60
 
 
-@pytest.mark.parametrize(("content", "count"), [(b"", 0), (b"{}", 1), (b"{}\n", 1), (b"{}\n{}", 2)])
-def test_lines_are_counted_with_or_without_a_last_line_break(
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [(b"", 0), (b"{}", 1), (b"{}\n", 1), (b"{}\n{}", 2), (b"\n{}\n \r\n{}\n\n", 2)],
+)
+def test_lines_are_counted_without_blank_ones_with_or_without_a_last_line_break(
     tmp_path: Path, content: bytes, count: int
 ) -> None:
     assert count_lines(write(tmp_path, content)) == count
