@@ -2,11 +2,13 @@
 
     python -m benchmarks.digits                                        the embedded model
     python -m benchmarks.digits --model DIR --speaker jackson          a checkpoint that never heard jackson
+    python -m benchmarks.digits --levels                               faint and uneven speech, with auto too
 
 Sequences of 3 to 12 digits are put together from single recordings with random pauses: of one speaker of the
 spoken-digits recordings, and of synthesised voices that never train the model (tests/data). Digit error rate:
 substitutions, insertions and deletions over the digits said. Clean, in telephone bandwidth, and in noise of
-20 dB. What holds no digit must come back empty.
+20 dB. What holds no digit must come back empty. With --levels: at several levels, with
+`chunking_strategy=auto`, which evens loudness and looks for voices, and without.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, omit
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -32,6 +34,7 @@ from asr_server.core import SAMPLE_RATE, Samples
 from benchmarks.reporting import benchmark_parser, command, machine, pyplot, write_json
 from benchmarks.running_server import running_server
 from benchmarks.uploads import wav
+from tests.noises import make_noise
 from tests.speech import RECORDINGS, VOICES, Spoken, digit, digits_of, errors_in
 
 SPOKEN_DIGITS = Path(__file__).parents[1] / "../shared/data/spoken-digits/spoken-digits.tar.xz"
@@ -40,6 +43,7 @@ SEGMENT_PAUSE_S = 0.6
 
 Takes = dict[str, list[Samples]]  # digit: recordings of it, each [num_samples]
 Random = np.random.Generator
+Change = Callable[[Samples, Random], Samples]
 
 
 # -- What is said --------------------------------------------------------------------------------------------
@@ -101,10 +105,47 @@ def noise_20_db(samples: Samples, rng: Random) -> Samples:
     return samples + rng.normal(0, level, len(samples)).astype(np.float32)
 
 
-CONDITIONS: dict[str, Callable[[Samples, Random], Samples]] = {
+CONDITIONS: dict[str, Change] = {
     "clean": clean,
     "telephone": telephone,
     "noise 20 dB": noise_20_db,
+}
+
+
+def peaks_at(level_db: float, noise_db: float | None = None) -> Change:
+    """Peaks of so many dBFS, over pink noise of such a level."""
+
+    def change(samples: Samples, rng: Random) -> Samples:
+        return _in_noise(samples * _gain(level_db) / np.abs(samples).max(), noise_db)
+
+    return change
+
+
+def uneven(noise_db: float | None = None) -> Change:
+    """The second half 20 dB louder than the first, with peaks of -6 dBFS."""
+
+    def change(samples: Samples, rng: Random) -> Samples:
+        gains = np.where(np.arange(len(samples)) < len(samples) // 2, _gain(-20), 1).astype(np.float32)
+        return _in_noise(samples * gains * _gain(-6) / np.abs(samples).max(), noise_db)
+
+    return change
+
+
+def _in_noise(samples: Samples, noise_db: float | None) -> Samples:
+    return samples if noise_db is None else samples + make_noise("pink", noise_db, len(samples) / SAMPLE_RATE)
+
+
+def _gain(level_db: float) -> float:
+    return float(10 ** (level_db / 20))
+
+
+LEVELS: dict[str, Change] = {
+    "as recorded": clean,
+    "peaks at -40 dBFS": peaks_at(-40),
+    "peaks at -50 dBFS": peaks_at(-50),
+    "peaks at -40 dBFS, pink noise at -65": peaks_at(-40, -65),
+    "one half 20 dB louder": uneven(),
+    "one half 20 dB louder, pink noise at -55": uneven(-55),
 }
 
 
@@ -188,16 +229,21 @@ class Listener:
             )
         return answer.text, [(segment.start, segment.end) for segment in answer.segments or []]
 
-    async def hear_text(self, wav: bytes) -> str:
+    async def hear_text(self, wav: bytes, auto: bool = False) -> str:
         async with self._places:
-            return (await self._client.audio.transcriptions.create(file=wav, model="whisper-1")).text
+            answer = await self._client.audio.transcriptions.create(
+                file=wav, model="whisper-1", chunking_strategy="auto" if auto else omit
+            )
+        return answer.text
 
-    async def tally(self, title: str, spoken: list[Spoken], sounds: list[Samples], times: bool) -> Tally:
+    async def tally(
+        self, title: str, spoken: list[Spoken], sounds: list[Samples], times: bool = False, auto: bool = False
+    ) -> Tally:
         bar, tally = self._progress.add_task(title, total=len(spoken)), Tally()
 
         async def one(said: Spoken, samples: Samples) -> None:
             file = wav(samples)
-            heard, segments = await self.hear(file) if times else (await self.hear_text(file), [])
+            heard, segments = await self.hear(file) if times else (await self.hear_text(file, auto), [])
             tally.add(said, heard, segments)
             self._progress.advance(bar)
 
@@ -217,6 +263,22 @@ async def measure(url: str, speakers: dict[str, list[Takes]], num_sequences: int
                 for times in (False, True) if condition == "clean" else (False,):
                     title = f"{speaker}, {condition}" + (", timestamps" if times else "")
                     results[title] = await listener.tally(title, spoken, sounds, times)
+    return results
+
+
+async def measure_levels(url: str, speakers: dict[str, list[Takes]], num_sequences: int) -> dict[str, Tally]:
+    """The same sequences at all levels, with `auto` and without."""
+    results: dict[str, Tally] = {}
+    with Progress(console=Console(stderr=True)) as progress:
+        listener = Listener(url, progress)
+        for speaker, voices in speakers.items():
+            for condition, change in LEVELS.items():
+                rng = np.random.default_rng(7)
+                spoken = [sequence(voices[i % len(voices)], rng) for i in range(num_sequences)]
+                sounds = [change(said.samples, rng) for said in spoken]
+                for auto in (False, True):
+                    title = f"{speaker}, {condition}" + (", auto" if auto else "")
+                    results[title] = await listener.tally(title, spoken, sounds, auto=auto)
     return results
 
 
@@ -249,6 +311,7 @@ def main() -> None:
     parser.add_argument("--model", default=str(EMBEDDED_MODEL))
     parser.add_argument("--speaker", action="append", default=[], help="of the recordings; may be repeated")
     parser.add_argument("--sequences", type=int, default=200, help="for each line of the table")
+    parser.add_argument("--levels", action="store_true", help="faint and uneven speech instead")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quick", action="store_true", help="20 sequences")
     options = parser.parse_args()
@@ -256,7 +319,8 @@ def main() -> None:
     speakers = {"synthesised voices left out": [synthesised_takes(voice) for voice in VOICES]}
     speakers |= {speaker: [recorded_takes(speaker)] for speaker in options.speaker}
     with running_server(options.model, "--dtype", options.dtype) as url:
-        results = asyncio.run(measure(url, speakers, 20 if options.quick else options.sequences))
+        measured = measure_levels if options.levels else measure
+        results = asyncio.run(measured(url, speakers, 20 if options.quick else options.sequences))
         rejection = asyncio.run(measure_rejection(url))
     show(results, rejection)
     figures = {title: {**vars(tally), "error_rate": tally.error_rate} for title, tally in results.items()}
