@@ -21,6 +21,17 @@ MAX_SESSION_CHARS: Final = 65_536  # of a prompt or a list of words
 
 _PATH: Final = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_DETECTION: Final = "it can be 'server_vad', and turn_detection itself null"
+# By path, where msgspec says only that a value is wrong, and clients of other servers often send one.
+_ALLOWED: Final = {
+    "type": "this server transcribes, and takes the events of a transcription session only",
+    "session.type": "it can be 'transcription'",
+    "session.audio.input.format.type": "it can be 'audio/pcm', 'audio/pcmu' or 'audio/pcma'",
+    "session.audio.input.format.rate": "audio/pcm has 24000 samples a second",
+    "session.audio.input.turn_detection.type": _DETECTION,
+    "session.turn_detection.type": _DETECTION,
+}
 
 Include = Literal["item.input_audio_transcription.logprobs"]
 Text = Annotated[str, Meta(max_length=MAX_SESSION_CHARS)]
@@ -201,13 +212,13 @@ def event_id_of(message: str | bytes) -> str | None:
     return None
 
 
-def as_invalid_value(error: Exception) -> InvalidValue:
+def as_invalid_value(error: Exception, subject: str = "event") -> InvalidValue:
     """msgspec's error, with the path of the field at fault as `param`."""
     match = _PATH.fullmatch(str(error))
     what, path = (match["what"], match["path"] or "") if match else (str(error), "")
-    if unknown := _UNKNOWN.fullmatch(what):
-        path = f"{path}.{unknown['name']}".lstrip(".")
-        what = "unknown parameter"
-    if path == "type":
-        what = "this server transcribes, and takes the events of a transcription session only"
-    return InvalidValue(f"Invalid event{f' at {path[:200]!r}' if path else ''}: {what[:400]}.", path or None)
+    what = _ALLOWED.get(path, what)
+    for pattern, said in ((_UNKNOWN, "unknown parameter"), (_MISSING, "required")):
+        if found := pattern.fullmatch(what):
+            path, what = f"{path}.{found['name']}".lstrip("."), said
+    at = f" at {path[:200]!r}" if path else ""
+    return InvalidValue(f"Invalid {subject}{at}: {what[:400]}.", path or None)

@@ -138,4 +138,4 @@ async def _secret_request(request: Request) -> ClientSecretRequest:
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=ClientSecretRequest)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise as_invalid_value(error) from None
+        raise as_invalid_value(error, "body") from None
