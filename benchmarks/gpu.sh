@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# All that is to be measured on a GPU, in four calls of at most 4, 7, 9 and 4 minutes (of ten that a call may take):
+# All that is to be measured on a GPU, in four calls of at most 4, 7, 9 and 5 minutes (of ten that a call may take):
 #   benchmarks/gpu_wheels.sh               beforehand, where there is a network: what a bare machine lacks
 #   benchmarks/gpu.sh check                first: where does a step go, and is all well
 #   benchmarks/gpu.sh engine               second, arrays in: both shapes at 128, then the sweeps
 #   benchmarks/gpu.sh http                 third, the whole server, and transformers in the same run
-#   benchmarks/gpu.sh systems              with time left: replicas that share the GPU, transport, executors, the API process
+#   benchmarks/gpu.sh systems              with time left: threads, replicas that share the GPU, transport, executors, API
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
 # Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
@@ -19,8 +19,8 @@ export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 TQDM_DISABLE=1 TRANSFORMERS_VERBO
 ulimit -c 0 # an aborted process is not to write its memory to the disk
 
 device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 peer=bfloat16:64
-declare -A limits_s=([check]=240 [engine]=400 [http]=540 [systems]=240) # of a call, from its first second to its last
-threads=(8) more_threads=(4 16 2) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
+declare -A limits_s=([check]=240 [engine]=400 [http]=540 [systems]=300) # of a call, from its first second to its last
+threads=(8) more_threads=(2 8 16 4) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
 slots=128 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
 ours=(arrays http) clip_lengths=(30 5 10) requests=512 formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
 while [[ ${1:-} == --* ]]; do
@@ -156,18 +156,19 @@ engine() {
 
 http() {
     local common=(--shape "$turbo" --tokens "$tokens" --repeats "$rounds" --one-at-a-time)
-    on_device http-long 210 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 128 1 \
+    on_device http-long 240 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 128 1 \
         --preprocess-workers "${threads[@]}" --plot "$OUT/http-long.png"
-    on_device http-clips 120 serving "${common[@]}" --length "${clip_lengths[@]}" --formats "${formats[@]}" \
+    on_device http-clips 150 serving "${common[@]}" --length "${clip_lengths[@]}" --formats "${formats[@]}" \
         --concurrency "${at_once[@]}" --requests "$requests" --plot "$OUT/http-clips.png"
-    on_device peers 100 peers --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
+    on_device peers 90 peers --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
         --ours "${ours[@]}" --peers "transformers:$peer" --plot "$OUT/peers.png"
-    $dry || on_device http-threads 150 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 32 \
-        --preprocess-workers "${threads[@]}" "${more_threads[@]}" --plot "$OUT/http-threads.png"
 }
 
 systems() {
     local count
+    $dry || on_device http-threads 140 serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" \
+        --length long --formats wav,flac,mp3 --concurrency 32 --preprocess-workers "${more_threads[@]}" \
+        --plot "$OUT/http-threads.png"
     for count in "${sharing[@]}"; do
         replicas "replicas-$count" "$count"
     done
