@@ -63,6 +63,11 @@ def export(options: argparse.Namespace) -> None:
 
 def evaluate(options: argparse.Namespace) -> None:
     """Print error rates, times and what comes out empty, line by line."""
+    if not options.cache.is_dir():
+        raise SystemExit(
+            f"There are no voices in {options.cache} to examine a model with. To make them: "
+            "tools/digits/install-voices.sh, then python tools/train_digits.py voices"
+        )
     from benchmarks.running_server import running_server
     from tools.digits import report
     from tools.digits.examination import Listener

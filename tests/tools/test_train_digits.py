@@ -1,4 +1,4 @@
-"""The whole road of the embedded model's training, as the toy that `make train ARGS=--quick` makes."""
+"""The embedded model's training: as the toy that `make train ARGS=--quick` makes, and without its voices."""
 
 from __future__ import annotations
 
@@ -29,3 +29,11 @@ def test_the_quick_form_goes_from_voices_to_an_examined_model(tmp_path: Path) ->
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     extractor = json.loads((tmp_path / "model" / "preprocessor_config.json").read_text())
     assert config["max_source_positions"] == 50 * extractor["chunk_length"] == 400
+
+
+def test_without_voices_the_examination_says_how_they_are_made(tmp_path: Path) -> None:
+    command = [sys.executable, "tools/train_digits.py", "--cache", str(tmp_path / "none"), "evaluate"]
+    failed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert failed.returncode == 1
+    assert "train_digits.py voices" in failed.stderr
+    assert "Traceback" not in failed.stderr
