@@ -14,6 +14,7 @@ from asr_server.api.errors import CLIENT_CLOSED_REQUEST
 QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 UNKNOWN_ROUTE: Final = "other"
 NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
+BROKEN: Final = 1006  # and for a connection that ended without a close
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 
 logger = logging.getLogger(__name__)
@@ -54,11 +55,11 @@ class RequestLogMiddleware:
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Of a WebSocket. Whoever closes it first gives the code."""
         started_at = time.monotonic()
-        closed_by, code = "nobody", 0
+        closed_by, code = "nobody", BROKEN
 
         def note(who: str, message: Message, type: str) -> None:
             nonlocal closed_by, code
-            if message["type"] == type and not code:
+            if message["type"] == type and closed_by == "nobody":
                 closed_by, code = who, message.get("code") or NO_CLOSE_CODE
 
         async def receive_and_note_code() -> Message:

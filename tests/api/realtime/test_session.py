@@ -11,11 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from asr_server.api.realtime import session as session_module
 from asr_server.api.realtime.audio_in import AudioInput
+from asr_server.api.realtime.route import router
+from asr_server.api.request_log import RequestLogMiddleware
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, Samples, Submit
 from tests.api.figures import growth, read
@@ -147,6 +150,21 @@ async def test_each_session_is_a_line_and_a_count_by_its_close_code(
         "WebSocket /v1/realtime: closed by the server with 1008",
         "WebSocket /v1/realtime: closed by the client with 4321",
     ]
+
+
+async def test_a_session_that_nobody_closed_is_counted_as_broken(caplog: pytest.LogCaptureFixture) -> None:
+    """The server learns of it when it sends, and not by a message."""
+    caplog.set_level("INFO", logger="asr_server.api.request_log")
+
+    async def leave(scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+    async def unused(*_: object) -> Any:
+        raise AssertionError
+
+    scope = {"type": "websocket", "path": "/v1/realtime", "headers": [], "route": router.routes[0]}
+    await RequestLogMiddleware(leave)(scope, unused, unused)
+    assert "closed by nobody with 1006" in sessions_in(caplog)[0]
 
 
 def sessions_in(caplog: pytest.LogCaptureFixture) -> list[str]:
