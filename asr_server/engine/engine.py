@@ -37,7 +37,7 @@ from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner
 from asr_server.engine.reasons import engine_info
 from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
-from asr_server.engine.sequence import Sequence
+from asr_server.engine.sequence import Sequence, is_broken
 from asr_server.engine.slot_table import SlotTable, grouped
 from asr_server.engine.step_times import StepTimer
 from asr_server.engine.transfers import HostCopy
@@ -310,7 +310,11 @@ class Engine:
         """One token for every sequence."""
         self._compact()
         for sequence, result in self._loop.step():
-            if sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
+            if is_broken(result):
+                self._runner.clear(sequence.slot)
+                message = "the model comes to no numbers on this audio: the weights or --dtype may be why"
+                self._finish(sequence, Failed(sequence.id, message))
+            elif sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
                 self._to_align.append((sequence, result))
             else:
                 self._finish(sequence, Result(sequence.id, result, sequence.times()))

@@ -88,7 +88,11 @@ class Move(msgspec.Struct, frozen=True, tag=True):
     target: int
 
 
-Operation = Begin | Encode | Prefill | DetectLanguages | Start | Decode | Align | Move
+class Clear(msgspec.Struct, frozen=True, tag=True):
+    slot: int
+
+
+Operation = Begin | Encode | Prefill | DetectLanguages | Start | Decode | Align | Move | Clear
 Broadcast = Callable[[Operation], None]
 
 
@@ -154,6 +158,9 @@ class LeadingRunner:
     def move(self, source: int, target: int) -> None:
         self._together(Move(source, target), lambda: self._runner.move(source, target))
 
+    def clear(self, slot: int) -> None:
+        self._together(Clear(slot), lambda: self._runner.clear(slot))
+
     def close(self) -> None:
         self._runner.close()
 
@@ -196,6 +203,8 @@ def _do(runner: Runner, operation: Operation) -> None:
             runner.align([(_sequence(each), _NO_RESULT) for each in finished])
         case Move(source, target):
             runner.move(source, target)
+        case Clear(slot):
+            runner.clear(slot)
         case Begin():
             raise RanksFailed("a second beginning")
 

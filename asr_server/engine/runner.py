@@ -203,6 +203,10 @@ class Runner:
 
     # -- Slots --------------------------------------------------------------------------------------------
 
+    def clear(self, slot: int) -> None:
+        """Of what a sequence whose numbers were none has left there."""
+        self.cache.clear(slot)
+
     def move(self, source: int, target: int) -> None:
         self.cache.move(source, target)
         self.state.move(source, target)

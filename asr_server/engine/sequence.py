@@ -138,7 +138,7 @@ class Sequence:
 
     def next_temperature(self, result: ChunkResult) -> bool:
         """Steps up the ladder and starts over, where the result asks for it and there is a step."""
-        is_last = self.temperature_index + 1 == len(self.options.temperatures)
+        is_last = self.temperature_index + 1 == len(self.options.temperatures) or is_broken(result)
         if is_last or self.early_result is not None or not needs_fallback(result, self.options):
             return False
         self.temperature_index += 1
@@ -160,6 +160,11 @@ def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
     if unlikely and result.no_speech_prob > options.no_speech_threshold:
         return False
     return is_implausible(result, options)
+
+
+def is_broken(result: ChunkResult) -> bool:
+    """Whether the model came to no numbers (NaN): of these the kernel makes a probability far above 1."""
+    return not result.avg_logprob <= 1.0
 
 
 def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:

@@ -115,6 +115,13 @@ class DecoderCache:
         if self.cross_mask is not None:
             self.cross_mask[target] = self.cross_mask[source]
 
+    def clear(self, slot: int) -> None:
+        """Back to zeros. NaN would outlive its sequence: what is masked is read all the same."""
+        for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
+            as_bytes(tensor)[:, slot].zero_()
+        if self.audio_scales is not None:
+            self.audio_scales[:, :, slot].zero_()
+
     def audio(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
         """Keys [B, H, d, F] and values [B, H, F, d] of some slots."""
         keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))

@@ -91,3 +91,9 @@ def test_damaged_floats_harm_only_themselves() -> None:
     samples = converted(frames, 48_000)
     assert np.isfinite(samples).all()
     assert np.abs(samples[1000:] - converted(voice(48_000, 1, 1.0), 48_000)[1000:]).max() < 1e-5
+
+
+@pytest.mark.parametrize("loudness", [1e17, 3e38])
+def test_floats_too_large_for_the_model_are_cut_down_however_few(loudness: float) -> None:
+    samples = converted(voice(16_000, 1, 0.1) * np.float32(loudness), 16_000)
+    assert np.abs(samples).max() <= 2.0**15

@@ -23,6 +23,7 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
+from asr_server.engine import Engine
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
 from tests.engine.engine_helpers import (
@@ -106,6 +107,7 @@ EACH_OPTION: dict[str, Any] = {
     "presence_penalty": 1.0,
     "seed": 9,
     "max_new_tokens": 3,
+    "token_logprobs": True,
 }
 
 
@@ -361,6 +363,29 @@ def test_log_probabilities_and_no_speech_are_those_of_the_model(pocket: Checkpoi
     expected = scores.log_softmax(-1).gather(1, torch.tensor(found.tokens)[:, None])[:, 0]
     assert found.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
     assert found.avg_logprob == pytest.approx(expected.sum().item() / (len(found.tokens) + 1), abs=1e-3)
+
+
+@pytest.mark.parametrize("short_audio", ["exact", "fast"])
+def test_audio_of_which_the_model_makes_no_numbers_fails_and_harms_no_later_chunk_in_its_slot(
+    pocket: Checkpoint, short_audio: str
+) -> None:
+    """What a slot holds beyond its audio and text is masked, but read: it must be numbers."""
+    later = [PLAIN, msgspec.structs.replace(PLAIN, prompt_tokens=tuple(range(300, 312)))]
+
+    def hear(engine: Engine) -> list[Any]:
+        for i, options in enumerate(later):
+            submit(engine, str(i), CLIPS[3 + 3 * i], options)
+        found = results(run(engine))
+        return [found[str(i)].tokens for i in range(len(later))]
+
+    engine = pocket.engine(num_slots=2, short_audio=short_audio, lookahead=True)
+    ladder = msgspec.structs.replace(PLAIN, max_new_tokens=30, temperatures=(0.0, 0.5, 1.0))
+    for i in range(2):
+        submit(engine, f"too loud {i}", CLIPS[2] * np.float32(1e25), ladder)
+    failed = [event.id.request_id for event in run(engine) if isinstance(event, Failed)]
+    assert failed == ["too loud 0", "too loud 1"]
+    assert engine.num_decode_steps < 2 * 30, "nothing is tried again at another temperature"
+    assert hear(engine) == hear(pocket.engine(num_slots=2, short_audio=short_audio, lookahead=True))
 
 
 def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
