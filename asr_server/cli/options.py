@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 
@@ -11,6 +12,7 @@ from asr_server.config import FIELDS, Settings, environment_name, flag_name
 from asr_server.preflight import Check, SettingsError, checked_settings
 
 WRONG_USAGE = 2  # the exit status, as of any command that was called wrongly
+_SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://.*")
 
 
 def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any], Any]:
@@ -48,6 +50,7 @@ def _option(setting: str) -> Callable[[Any], Any]:
     is_switch = field.annotation is bool
     return click.option(
         f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
+        cls=_SettingOption,
         type=_Switch() if is_switch else str,
         default=field.default,
         metavar=None if is_switch else _metavar(field.annotation),
@@ -62,6 +65,14 @@ def _metavar(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"[{'|'.join(get_args(kind))}]"
     return {int: "INTEGER", float: "NUMBER"}.get(kind, "TEXT")
+
+
+class _SettingOption(click.Option):
+    """Does not take for a setting what Kubernetes says of a service named asr-server: ASR_SERVER_PORT=tcp://..."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        return None if value and _SERVICE_LINK.fullmatch(value) else value
 
 
 class _Switch(click.types.BoolParamType):
