@@ -82,3 +82,17 @@ def test_the_choice_tried_at_load_agrees_with_torch() -> None:
     rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, DEVICE)
     chosen = choose(TRITON, candidates(TRITON, rules, DEVICE), lambda compute: 0.0)
     assert "triton 0.000 ms" in chosen.report  # it was timed: its numbers were right
+
+
+@pytest.mark.parametrize("num_broken", [1, VOCABULARY])
+def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int) -> None:
+    """By which the engine notices them: none is above 1 otherwise."""
+    rules = TokenRules(GenerationRules(), SPECIALS, VOCABULARY, DEVICE)
+    state = SlotState.empty(2, 8, DEVICE)
+    state.active.fill_(True)
+    tokens, logprobs = torch.zeros(2, dtype=torch.long, device=DEVICE), torch.zeros(2, device=DEVICE)
+    scores = torch.zeros(2, VOCABULARY, device=DEVICE)
+    scores[0, VOCABULARY - num_broken :] = float("nan")
+    choose_likeliest(TRITON, rules, scores, state, True, tokens, logprobs)
+    assert not logprobs[0] <= 1
+    assert logprobs[1] <= 0
