@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -54,6 +55,15 @@ def give_way(niceness: int) -> None:
     for thread in _own_threads():
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+
+
+def keep_for_good() -> None:
+    """Exempts all that exists by now from garbage collection: modules, routes and models live as long as the
+    process. A full collection would look at all of it, while everything stands still: 60 ms with the 70 000
+    objects of the API process, 120 ms with a replica's.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _own_threads() -> Iterator[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Literal
@@ -153,3 +155,18 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: 
     on_cpu = MultiprocessExecutor(Settings(replicas=2, device="cpu"))
     assert on_cpu._device_of(1) == {}
     assert on_cpu._num_on_device(1) == 2
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from asr_server.machine import keep_for_good; keep_for_good()",
+        "from asr_server.workers import replica; from asr_server.config import Settings\n"
+        "from asr_server.transport.zeromq import Address\n"
+        "engine = replica._create_engine(replica.ReplicaSpec(0, Address('', ''), Settings(dtype='float32')))",
+    ],
+    ids=["by itself", "a replica"],
+)
+def test_what_lives_as_long_as_the_process_is_never_looked_at_by_the_garbage_collector(start: str) -> None:
+    code = f"import asyncio, gc\n{start}\nassert gc.get_freeze_count() > 10_000 > 10 * len(gc.get_objects())"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -20,7 +20,7 @@ from asr_server.audio import PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import NO_PORT, Settings
 from asr_server.errors import ShuttingDown
-from asr_server.machine import raise_open_files_limit
+from asr_server.machine import keep_for_good, raise_open_files_limit
 from asr_server.telemetry import announce
 from asr_server.tokenizer import Tokenizer
 from asr_server.workers.dispatcher import Dispatcher
@@ -87,6 +87,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it listens once it does: with port 0 nobody knows before."""
         await super().startup(sockets)
+        keep_for_good()
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"

@@ -20,6 +20,7 @@ from asr_server.child_process import (
     end_with_the_parent,
     leave_stopping_to_the_parent,
 )
+from asr_server.machine import keep_for_good
 from asr_server.telemetry import configure_logging
 from asr_server.workers.engine_loop import HEARTBEAT_S
 from asr_server.workers.ranks import BEAT, LENGTH_BYTES, READY, RankSpec, store_path
@@ -48,6 +49,7 @@ def run(spec: RankSpec) -> None:
     config = EngineConfig.from_settings(spec.settings, spec.num_on_device)
     join(config, spec.rank, store_path(spec.store_fd))
     loaded = load(config, spec.rank)
+    keep_for_good()
     _tell(READY)
     with os.fdopen(spec.operations_fd, "rb") as pipe:
         follow(loaded, _receiver(pipe, msgspec.msgpack.Decoder(Operation)))

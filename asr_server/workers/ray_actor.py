@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from asr_server import __version__
 from asr_server.checkpoint import CheckpointError, resolve_checkpoint
+from asr_server.machine import keep_for_good
 from asr_server.telemetry import configure_logging
 from asr_server.transport.tcp import TcpEngineServer
 from asr_server.workers.engine_loop import CannotStart, load_engine, run
@@ -50,4 +51,6 @@ def _create_engine(spec: ReplicaSpec) -> Engine:
         raise CannotStart(f"on {_HOST}: {error}") from error
     settings = replace(spec.settings, model=str(model))
     start_ranks = partial(Ranks, spec.index, settings, spec.num_on_device)
-    return load_engine(settings, spec.num_on_device, start_ranks)
+    engine = load_engine(settings, spec.num_on_device, start_ranks)
+    keep_for_good()
+    return engine

@@ -17,7 +17,7 @@ from asr_server.child_process import (
     leave_stopping_to_the_parent,
 )
 from asr_server.config import Settings
-from asr_server.machine import give_way, pin_to
+from asr_server.machine import give_way, keep_for_good, pin_to
 from asr_server.telemetry import configure_logging
 from asr_server.transport.zeromq import Address, ZmqEngineServer
 from asr_server.workers.child_spec import ChildSpec
@@ -51,7 +51,9 @@ def main() -> None:
 
 def _create_engine(spec: ReplicaSpec) -> Engine:
     start_ranks = partial(Ranks, spec.index, spec.settings, spec.num_on_device)
-    return load_engine(spec.settings, spec.num_on_device, start_ranks)
+    engine = load_engine(spec.settings, spec.num_on_device, start_ranks)
+    keep_for_good()
+    return engine
 
 
 if __name__ == "__main__":
