@@ -77,7 +77,7 @@ def show_server(browser: Browser, url: str) -> None:
     worker = new_page(browser)
     worker.goto(url)
     spoken = say("3141592653" * 6, gap_s=0.3)
-    worker.set_input_files("#files", [wav(f"{number}.wav", spoken) for number in range(8)])
+    worker.set_input_files("#files", [wav(f"{number}.wav", spoken) for number in range(32)])
     page = new_page(browser, viewport={"width": 1000, "height": 600}, color_scheme="dark")
     page.goto(f"{url}/#server")
     expect(page.locator("#throughput")).not_to_have_text(re.compile("^(0.0|–)$"))
