@@ -251,34 +251,26 @@ class Listener:
         return tally
 
 
-async def measure(url: str, speakers: dict[str, list[Takes]], num_sequences: int) -> dict[str, Tally]:
+async def measure(
+    url: str, speakers: dict[str, list[Takes]], num_sequences: int, levels: bool
+) -> dict[str, Tally]:
+    """The same sequences in every condition; at several levels with `auto` too."""
     results: dict[str, Tally] = {}
     with Progress(console=Console(stderr=True)) as progress:
         listener = Listener(url, progress)
         for speaker, voices in speakers.items():
-            for condition, change in CONDITIONS.items():
+            for condition, change in (LEVELS if levels else CONDITIONS).items():
                 rng = np.random.default_rng(7)
                 spoken = [sequence(voices[i % len(voices)], rng) for i in range(num_sequences)]
                 sounds = [change(said.samples, rng) for said in spoken]
-                for times in (False, True) if condition == "clean" else (False,):
-                    title = f"{speaker}, {condition}" + (", timestamps" if times else "")
-                    results[title] = await listener.tally(title, spoken, sounds, times)
-    return results
-
-
-async def measure_levels(url: str, speakers: dict[str, list[Takes]], num_sequences: int) -> dict[str, Tally]:
-    """The same sequences at all levels, with `auto` and without."""
-    results: dict[str, Tally] = {}
-    with Progress(console=Console(stderr=True)) as progress:
-        listener = Listener(url, progress)
-        for speaker, voices in speakers.items():
-            for condition, change in LEVELS.items():
-                rng = np.random.default_rng(7)
-                spoken = [sequence(voices[i % len(voices)], rng) for i in range(num_sequences)]
-                sounds = [change(said.samples, rng) for said in spoken]
-                for auto in (False, True):
-                    title = f"{speaker}, {condition}" + (", auto" if auto else "")
-                    results[title] = await listener.tally(title, spoken, sounds, auto=auto)
+                title = f"{speaker}, {condition}"
+                results[title] = await listener.tally(title, spoken, sounds)
+                if levels:
+                    title += ", auto"
+                    results[title] = await listener.tally(title, spoken, sounds, auto=True)
+                elif condition == "clean":
+                    title += ", timestamps"
+                    results[title] = await listener.tally(title, spoken, sounds, times=True)
     return results
 
 
@@ -319,8 +311,8 @@ def main() -> None:
     speakers = {"synthesised voices left out": [synthesised_takes(voice) for voice in VOICES]}
     speakers |= {speaker: [recorded_takes(speaker)] for speaker in options.speaker}
     with running_server(options.model, "--dtype", options.dtype) as url:
-        measured = measure_levels if options.levels else measure
-        results = asyncio.run(measured(url, speakers, 20 if options.quick else options.sequences))
+        num_sequences = 20 if options.quick else options.sequences
+        results = asyncio.run(measure(url, speakers, num_sequences, options.levels))
         rejection = asyncio.run(measure_rejection(url))
     show(results, rejection)
     figures = {title: {**vars(tally), "error_rate": tally.error_rate} for title, tally in results.items()}
