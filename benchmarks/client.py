@@ -43,7 +43,7 @@ class Client:
     @asynccontextmanager
     async def asking(self, method: str, path: str, *body: bytes, content_type: str) -> AsyncIterator[_Reply]:
         """The reply, once its headers are here. Raises RefusedError, OSError, TimeoutError."""
-        connection = self.idle.pop() if self.idle else await _Connection.open(self._host, self._port)
+        connection = self._open_one() or await _Connection.open(self._host, self._port)
         try:
             async with asyncio.timeout(LIMIT_S):
                 length = sum(map(len, body))
@@ -63,6 +63,15 @@ class Client:
         else:
             connection.close()
 
+    def _open_one(self) -> _Connection | None:
+        """One of those kept, unless the server has closed it meanwhile, as it does when it is idle for long."""
+        while self.idle:
+            connection = self.idle.pop()
+            if not connection.is_closed_by_server:
+                return connection
+            connection.close()
+        return None
+
     async def get_json(self, path: str) -> Any:
         async with self.asking("GET", path, content_type="application/json") as reply:
             return json.loads(b"".join([part async for part in reply]))
@@ -79,6 +88,10 @@ class _Connection:
     @classmethod
     async def open(cls, host: str, port: int) -> _Connection:
         return cls(*await asyncio.open_connection(host, port))
+
+    @property
+    def is_closed_by_server(self) -> bool:
+        return self._reader.at_eof()
 
     async def ask(self, *parts: bytes) -> _Reply:
         reply = _Reply(self._reader)

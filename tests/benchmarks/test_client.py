@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from benchmarks.client import RefusedError, connected, transcribe
@@ -23,3 +25,20 @@ async def test_a_refusal_is_raised_with_its_reason(server: Server) -> None:
     async with connected(server.url) as client:
         with pytest.raises(RefusedError, match=r"400: .*temperature"):
             await transcribe(client, "1.wav", wav(say("1").samples), {"temperature": "hot"})
+
+
+async def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -> None:
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connected(f"http://127.0.0.1:{port}") as client:
+            for _ in range(3):
+                assert await client.get_json("/") == {}
+                async with asyncio.timeout(10):
+                    while not client.idle[0].is_closed_by_server:
+                        await asyncio.sleep(0.01)
