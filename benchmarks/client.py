@@ -64,7 +64,7 @@ class Client:
             connection.close()
 
     def _open_one(self) -> _Connection | None:
-        """One of those kept, unless the server has closed it meanwhile, as it does when it is idle for long."""
+        """One of those kept that the server has not closed meanwhile, as it closes what is idle for long."""
         while self.idle:
             connection = self.idle.pop()
             if not connection.is_closed_by_server:
