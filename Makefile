@@ -5,7 +5,7 @@ ARGS   ?=
 FILE   ?= examples/digits.wav
 
 .DEFAULT_GOAL := help
-.PHONY: help serve transcribe test check format bench gpu-dry-run trial train clean
+.PHONY: help serve transcribe test check format bench gpu-dry-run trial clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,20 +48,12 @@ trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
 	$(BIN)/python -m pytest -m trial --timeout 3600 $(ARGS)
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
-	@for benchmark in frontend engine peers serving fairness transport executors realtime accuracy words voice digits parity api_process; do \
+	@for benchmark in frontend engine peers serving fairness transport executors realtime accuracy words voice parity api_process; do \
 		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
 	done
 
 gpu-dry-run: .venv/test.stamp  ## what would be measured on a GPU, on CPU with a small shape: does all of it run
 	@PATH="$(CURDIR)/$(BIN):$$PATH" OUT=.cache/gpu-dry-run benchmarks/gpu.sh --dry-run $(ARGS)
-
-.venv/train.stamp: .venv/serve.stamp
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train]'
-	@touch $@
-
-train: .venv/train.stamp  ## trains the embedded model on, into .cache/digits/model (hours; ARGS=--quick: a toy)
-	tools/digits/install-voices.sh
-	$(BIN)/python tools/train_digits.py $(ARGS) all
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

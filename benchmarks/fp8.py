@@ -12,31 +12,33 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from scipy.signal import butter, sosfilt
 from torch import Tensor
 
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
-from asr_server.core import ChunkResult, DecodingOptions, Samples
+from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.model import Whisper, load_whisper
 from asr_server.model.float8 import FP8
 from benchmarks.checkpoints import Shape, add_checkpoints_option, make_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.digits import CONDITIONS, sequence, synthesised_takes
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
 from tests.engine.engine_helpers import transcribe
-from tests.speech import VOICES, Spoken, digits_of, errors_in
+from tests.speech import VOICES, Spoken, digits_of, errors_in, say
 
 MAX_TOKENS = 60
+Random = np.random.Generator
 
 
 class Form(NamedTuple):
@@ -69,13 +71,37 @@ def spoken_clips(count: int) -> list[Clip]:
     """Clips that the model never heard, of 3 to 12 digits: each as it is, over the telephone and in noise."""
     rng = np.random.default_rng(7)
     spoken = [_fitting_sequence(VOICES[i % len(VOICES)], rng) for i in range(count)]
-    return [Clip(change(each.samples, rng), each.digits) for change in CONDITIONS.values() for each in spoken]
+    return [Clip(change(each.samples, rng), each.digits) for change in CONDITIONS for each in spoken]
 
 
-def _fitting_sequence(voice: str, rng: np.random.Generator) -> Spoken:
-    """A sequence no longer than the model's window."""
+def _clean(samples: Samples, rng: Random) -> Samples:
+    return samples
+
+
+def _telephone(samples: Samples, rng: Random) -> Samples:
+    """300 to 3400 Hz."""
+    band = butter(4, (300, 3400), "bandpass", fs=SAMPLE_RATE, output="sos")
+    filtered: npt.NDArray[np.float64] = sosfilt(band, samples)
+    return filtered.astype(np.float32)
+
+
+def _noise_20_db(samples: Samples, rng: Random) -> Samples:
+    """White noise 20 dB below the speech."""
+    spoken = samples[np.abs(samples) > 1e-4]
+    level = float(np.sqrt(np.mean(spoken**2))) / 10
+    return samples + rng.normal(0, level, len(samples)).astype(np.float32)
+
+
+CONDITIONS: tuple[Callable[[Samples, Random], Samples], ...] = (_clean, _telephone, _noise_20_db)
+
+
+def _fitting_sequence(voice: str, rng: Random) -> Spoken:
+    """A sequence of 3 to 12 random digits, with pauses of 0.05 to 1 s, no longer than the model's window."""
     while True:
-        spoken = sequence(synthesised_takes(voice), rng)
+        digits = "".join(rng.choice(list("0123456789"), rng.integers(3, 13)))
+        lead_s = rng.uniform(0.1, 0.5)
+        gaps_s = [rng.uniform(0.05, 0.5) if rng.random() < 0.8 else rng.uniform(0.7, 1.0) for _ in digits]
+        spoken = say(digits, voice, gaps_s, lead_s)
         if len(spoken.samples) <= AudioWindow.from_directory(EMBEDDED_MODEL).num_samples:
             return spoken
 

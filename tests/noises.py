@@ -9,12 +9,13 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import soundfile
 import soxr
+from scipy import signal
 
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.speech import RECORDINGS, VOICES, WORDS, digit
-from tools.digits.noises import call, clicks
 
 Random = np.random.Generator
 NUM_TALKERS = 16  # at once, in babble
@@ -100,13 +101,49 @@ def barks(count: int, rng: Random) -> Samples:
     """Dogs, cats and crows, with pauses."""
     parts: list[Samples] = []
     while sum(map(len, parts)) < count:
-        parts += [call(2 * SAMPLE_RATE, rng), silence(int(rng.uniform(0.1, 1.5) * SAMPLE_RATE), rng)]
+        parts += [_call(2 * SAMPLE_RATE, rng), silence(int(rng.uniform(0.1, 1.5) * SAMPLE_RATE), rng)]
     return np.concatenate(parts)[:count]
 
 
+def _call(count: int, rng: Random) -> Samples:
+    """Barks, yelps, mews or crows: buzzing that glides in pitch through resonances, once or a few times."""
+    sound = np.zeros(count, np.float32)
+    low_hz, high_hz = np.sort(np.exp(rng.uniform(np.log(120), np.log(1200), 2)))
+    centres_hz, widths_hz = rng.uniform(300, 4000, 3), rng.uniform(60, 500, 3)
+    length = min(count, int(rng.uniform(0.08, 0.7) * SAMPLE_RATE))
+    for _ in range(rng.integers(1, 5)):
+        at = int(rng.integers(0, count - length + 1))
+        arch = np.sin(np.linspace(rng.uniform(0, 1), rng.uniform(1.5, 3.1), length))
+        pitch_hz = low_hz + (high_hz - low_hz) * arch
+        source = signal.sawtooth(2 * np.pi * np.cumsum(pitch_hz) / SAMPLE_RATE)
+        source = source + rng.uniform(0, 0.6) * rng.standard_normal(length)
+        for centre_hz, width_hz in zip(centres_hz, widths_hz, strict=True):
+            source = source + _resonate(source, centre_hz, width_hz)
+        once = source * np.sin(np.linspace(0.05, np.pi, length)) ** rng.uniform(0.3, 2)
+        sound[at : at + length] += once / (np.abs(once).max() + 1e-6) * rng.uniform(0.3, 1)
+    return sound
+
+
+def _resonate(source: npt.NDArray[np.float64], centre_hz: float, width_hz: float) -> npt.NDArray[np.float64]:
+    radius = np.exp(-np.pi * width_hz / SAMPLE_RATE)
+    angle = 2 * np.pi * centre_hz / SAMPLE_RATE
+    filtered: npt.NDArray[np.float64] = signal.lfilter(
+        [1 - radius], [1, -2 * radius * np.cos(angle), radius**2], source
+    )
+    return np.asarray(filtered * (source.std() / (filtered.std() + 1e-9)))
+
+
 def keyboard(count: int, rng: Random) -> Samples:
-    """Keystrokes and other clicks."""
-    return np.asarray(clicks(count, rng), np.float32)
+    """Keystrokes, knocks and clicks: short resonances."""
+    sound = np.zeros(count, np.float32)
+    for _ in range(rng.poisson(3 * count / SAMPLE_RATE) + 1):
+        length = int(rng.uniform(0.003, 0.08) * SAMPLE_RATE)
+        at = int(rng.integers(0, max(1, count - length)))
+        times = np.arange(length, dtype=np.float32) / SAMPLE_RATE
+        knock = np.exp(-times * rng.uniform(40, 400)) * np.sin(2 * np.pi * rng.uniform(100, 5000) * times)
+        knock += 0.3 * np.exp(-times * 200) * rng.standard_normal(length)
+        sound[at : at + length] += (rng.uniform(0.1, 1) * knock)[: count - at]
+    return sound
 
 
 def babble(count: int, rng: Random) -> Samples:

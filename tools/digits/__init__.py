@@ -1,1 +1,0 @@
-"""Training of the embedded model ``whisper-digits``: voices, mixing, training, evaluation, export."""
