@@ -25,7 +25,8 @@ serve: .venv/serve.stamp  ## the server, on the embedded model (ARGS='--port 900
 transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=talk.m4a ARGS='--model turbo ...')
 	@$(BIN)/asr-server transcribe $(ARGS) -- "$(FILE)"
 
-test: .venv/test.stamp  ## the test suite; fetches Chromium and the Node client for theirs where it can
+test: .venv/test.stamp  ## the test suite; fetches speech, Chromium and the Node client where it can
+	@benchmarks/speech/install.sh
 	@tests/install-browser.sh
 	@tests/node/install.sh
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
@@ -48,6 +49,7 @@ trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
 	$(BIN)/python -m pytest -m trial --timeout 3600 $(ARGS)
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)
+	@benchmarks/speech/install.sh
 	@for benchmark in frontend engine peers serving fairness transport executors realtime accuracy words voice parity api_process; do \
 		$(BIN)/python -m benchmarks.$$benchmark $(or $(ARGS),--quick) || exit 1; \
 	done

