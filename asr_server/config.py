@@ -147,6 +147,9 @@ class Settings:
     )
     max_sample_rate: int = _setting(384_000, "highest sample rate taken, in Hz", ge=1000, le=10**9)
     max_channels: int = _setting(32, "most channels taken", ge=1, le=65_535)
+    max_stall_s: float = _setting(
+        60.0, "longest that nothing of a request may move before it ends with an error, in seconds", gt=0
+    )
     max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file", gt=0)
     max_concurrent_requests: int = _setting(256, "requests in flight at once; more are told 429", ge=1)
     max_realtime_sessions: int = _setting(64, "realtime sessions open at once", ge=1)

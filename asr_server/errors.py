@@ -119,6 +119,12 @@ class ChunkFailed(Exception):
     """A replica could not decode this chunk. The message is for the log."""
 
 
+class RequestStalled(Exception):
+    """Nothing of the request moved any more: a fault of the server. The message is for the client too."""
+
+    code = "request_stalled"
+
+
 class ReplicasEnded(ChunkFailed):
     """Every replica that was given this chunk ended before it had a result, also with nothing beside it.
 

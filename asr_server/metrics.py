@@ -48,6 +48,9 @@ requests: Final = _counter("asr_requests", "Requests answered.", ("route", "stat
 request_seconds: Final = _histogram(
     "asr_request_seconds", "From a request's first byte to its answer's last.", _REQUEST_BUCKETS_S, ("route",)
 )
+requests_stalled: Final = _counter(
+    "asr_requests_stalled", "Requests ended because nothing of them moved any more."
+)
 first_text_seconds: Final = _histogram(
     "asr_time_to_first_text_seconds",
     "From the complete upload to the first text that is final.",

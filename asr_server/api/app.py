@@ -30,7 +30,7 @@ from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.tokenizer import Tokenizer
-from asr_server.transcription import Transcriber
+from asr_server.transcription import StallLimits, Transcriber
 from asr_server.workers.dispatcher import Dispatcher
 
 FILE_THREADS: Final = 4
@@ -56,7 +56,7 @@ def create_app(
         settings,
         dispatcher,
         pool,
-        Transcriber(dispatcher, pool, tokenizer, settings.check_voice),
+        Transcriber(dispatcher, pool, tokenizer, settings.check_voice, StallLimits.from_settings(settings)),
         AdmissionLimiter(settings.max_concurrent_requests),
         UploadMemory(settings.max_upload_memory_bytes),
         AudioLimits.from_settings(settings, window),

@@ -28,6 +28,7 @@ from asr_server.errors import (
     Overloaded,
     ReplicasEnded,
     RequestError,
+    RequestStalled,
     ServiceUnavailable,
     ShuttingDown,
     TooSlow,
@@ -56,6 +57,7 @@ def install(app: FastAPI) -> None:
         RequestError,
         ServiceUnavailable,
         ReplicasEnded,
+        RequestStalled,
         RequestValidationError,
         HTTPException,
     ):
@@ -93,6 +95,8 @@ def body_of(error: Exception) -> ErrorBody:
             )
         case ReplicasEnded():
             detail = ErrorDetail(message=str(error), type="server_error", param=None, code="engine_crashed")
+        case RequestStalled():
+            detail = ErrorDetail(message=str(error), type="server_error", param=None, code=error.code)
         case RequestValidationError():
             detail = _validation_detail(error)
         case HTTPException():

@@ -29,6 +29,7 @@ from asr_server.errors import (
     ModelNotFound,
     Overloaded,
     ReplicasEnded,
+    RequestStalled,
     ShuttingDown,
     StorageUnavailable,
     TooSlow,
@@ -77,6 +78,7 @@ OF_AN_UPLOAD: Final = (
     ),
     Overloaded("256 requests are in flight.", retry_after_s=1.0),
     ReplicasEnded(4),
+    RequestStalled("The request came to a standstill and was ended: nothing of it has moved for 60 s."),
     StorageUnavailable("The temporary folder is full."),
     DecodingUnavailable("The process that decoded the file was ended by the system."),
 )

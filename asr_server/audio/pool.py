@@ -33,6 +33,7 @@ class PreprocessStats:
     queued: int = 0  # now
     busy: int = 0  # now
     slices: int = 0  # decoded
+    finished: int = 0  # slices and any other work
     cancelled: int = 0
     chunk_bytes: int = 0  # handed on
 
@@ -95,7 +96,7 @@ class PreprocessPool:
             self._count(queued=-1, busy=1)
             metrics.preprocess_wait_seconds.observe(started_at - queued_at)
             outcome = _outcome(function, args)
-            self._count(busy=-1)
+            self._count(busy=-1, finished=1)
             metrics.preprocess_seconds.observe(time.monotonic() - started_at)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(self._settle, result, outcome)

@@ -21,7 +21,7 @@ from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue
 from asr_server.offline.job import TranscribeJob
 from asr_server.tokenizer import Tokenizer
-from asr_server.transcription import Transcriber, prompt_tokens
+from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
 from asr_server.workers.dispatcher import Dispatcher
 
 OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and in all where that is known
@@ -56,7 +56,10 @@ class LocalTranscriber:
         self._limits = AudioLimits.from_settings(settings, window)
         self._dispatcher = Dispatcher(settings, window=window)
         self._pool = PreprocessPool(settings.preprocess_workers)
-        self._transcriber = Transcriber(self._dispatcher, self._pool, tokenizer, settings.check_voice)
+        stall_limits = StallLimits.from_settings(settings)
+        self._transcriber = Transcriber(
+            self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits
+        )
         self._speakers = job.speakers
         self.options = _decoding_options(job, self._transcriber, settings)
 

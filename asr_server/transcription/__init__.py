@@ -6,6 +6,7 @@ The API and the offline command use it. It knows no HTTP.
 from asr_server.transcription.language import Languages
 from asr_server.transcription.prompt import prompt_tokens
 from asr_server.transcription.session import TranscriptionSession
+from asr_server.transcription.stall_watch import StallLimits
 from asr_server.transcription.transcriber import Transcriber, first_error
 
-__all__ = ["Languages", "Transcriber", "TranscriptionSession", "first_error", "prompt_tokens"]
+__all__ = ["Languages", "StallLimits", "Transcriber", "TranscriptionSession", "first_error", "prompt_tokens"]

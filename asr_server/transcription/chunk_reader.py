@@ -15,6 +15,7 @@ from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.previous_text import PreviousText
 from asr_server.transcription.progress import ChunkProgress, EarlyResults
+from asr_server.transcription.stall_watch import StallWatch
 from asr_server.workers.request_handle import RequestHandle
 
 MAX_PARTS: Final = 8  # tries at one chunk's unread tails
@@ -36,6 +37,7 @@ class ChunkReader:
         options: DecodingOptions,
         language: LanguageDetector,
         voice_pool: PreprocessPool | None,
+        watch: StallWatch,
         num_channels: int,
     ) -> None:
         self._handle = handle
@@ -43,6 +45,7 @@ class ChunkReader:
         self._options = options
         self._language = language
         self._voice_pool = voice_pool
+        self._watch = watch
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
 
     async def read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
@@ -54,6 +57,7 @@ class ChunkReader:
         parts = await self._read_parts(chunk, None, progress)
         guess = self._language.guess if any(part.spans for part in parts) else None
         self._language.on_decoded(guess)
+        progress.on_wait_for_others()
         if guess is not None and (settled := await self._language.conclusion()) != guess:
             parts = await self._read_parts(chunk, settled, progress, first_part=MAX_PARTS)
         return parts
@@ -89,7 +93,8 @@ class ChunkReader:
             decoded = assembly.decode_part(tail, result, options, self._tokenizer, is_last)
             if self._voice_pool is not None:
                 num_sent = progress.num_spans(part=len(parts))
-                decoded = await voice_check.without_invented(decoded, tail, self._voice_pool, num_sent)
+                with self._watch.waiting_for_pool():
+                    decoded = await voice_check.without_invented(decoded, tail, self._voice_pool, num_sent)
             parts.append(decoded)
             previous_text.add(decoded)
             tail = await self._rest(tail, parts)
@@ -100,7 +105,8 @@ class ChunkReader:
         tail = assembly.unread_tail(chunk, parts[-1])
         if tail is not None or self._voice_pool is None or self._options.max_new_tokens is not None:
             return tail
-        tail = await voice_check.passed_over(chunk, parts[-1], self._voice_pool)
+        with self._watch.waiting_for_pool():
+            tail = await voice_check.passed_over(chunk, parts[-1], self._voice_pool)
         if tail is not None:
             parts[-1] = assembly.ended_with_segments(parts[-1])
         return tail

@@ -45,8 +45,12 @@ class ChunkProgress:
         self._changed.set()
         self._has_begun.set()
 
+    def on_wait_for_others(self) -> None:
+        """What ends this chunk are other chunks, which may wait for its first text: they need not."""
+        self._has_begun.set()
+
     async def first_text(self) -> None:
-        """Waits for the first report, or for the end where there is none."""
+        """Waits for the first report, for the end where there is none, or until others must go on first."""
         await self._has_begun.wait()
 
     async def is_finished(self) -> bool:

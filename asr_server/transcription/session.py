@@ -14,6 +14,7 @@ from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.progress import NOTHING, ChunkProgress, beyond
 from asr_server.transcription.source import Source
+from asr_server.transcription.stall_watch import StallWatch
 from asr_server.transcription.transcript_builder import TranscriptBuilder
 from asr_server.workers.request_handle import RequestHandle
 
@@ -29,6 +30,7 @@ class TranscriptionSession:
         language: LanguageDetector,
         reader: ChunkReader,
         builder: TranscriptBuilder,
+        watch: StallWatch,
         channels_apart: bool,
     ) -> None:
         self._handle = handle
@@ -37,6 +39,7 @@ class TranscriptionSession:
         self._language = language
         self._reader = reader
         self._builder = builder
+        self._watch = watch
         self._channels_apart = channels_apart
         # What to wait for, in the order of the file. A number: all before these seconds has been sent.
         self._pending: asyncio.Queue[ChunkProgress | float | None] = asyncio.Queue()
@@ -47,9 +50,10 @@ class TranscriptionSession:
 
     def start(self, group: asyncio.TaskGroup) -> None:
         self._running.add(group.create_task(self._produce_chunks(group)))
+        self._watching = group.create_task(self._watch.run(self._running))
 
     def stop(self) -> None:
-        for task in self._running:
+        for task in (*self._running, self._watching):
             task.cancel()
 
     async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
@@ -101,7 +105,9 @@ class TranscriptionSession:
         finished = False
         while not finished:
             await asyncio.sleep(0)  # what was sent last is in the queue by then, and counts
-            decoded = await self._source.next_slice(await self._handle.wait_for_capacity())
+            room = await self._handle.wait_for_capacity()
+            with self._watch.waiting_for_pool():
+                decoded = await self._source.next_slice(room)
             for piece in decoded.pieces:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.

@@ -20,6 +20,7 @@ from asr_server.transcription.language import Languages
 from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
 from asr_server.transcription.session import TranscriptionSession
 from asr_server.transcription.source import ChunkSource, RecordingSource, Source
+from asr_server.transcription.stall_watch import StallLimits, StallWatch
 from asr_server.transcription.transcript_builder import TranscriptBuilder
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.request_handle import RequestHandle
@@ -29,7 +30,12 @@ class Transcriber:
     """Runs requests over the shared preprocessing pool and dispatcher."""
 
     def __init__(
-        self, dispatcher: Dispatcher, pool: PreprocessPool, tokenizer: Tokenizer, check_voice: bool = True
+        self,
+        dispatcher: Dispatcher,
+        pool: PreprocessPool,
+        tokenizer: Tokenizer,
+        check_voice: bool = True,
+        stall_limits: StallLimits | None = None,
     ) -> None:
         specials = tokenizer.specials
         self.tokenizer = tokenizer
@@ -38,6 +44,7 @@ class Transcriber:
         self.pool = pool
         self.check_voice = check_voice
         self._dispatcher = dispatcher
+        self._stall_limits = stall_limits or StallLimits()
 
     @asynccontextmanager
     async def transcribe(
@@ -92,10 +99,11 @@ class Transcriber:
         )
         voice_pool = self.pool if self.check_voice else None
         num_channels = max(1, len(speakers))
-        reader = ChunkReader(handle, self.tokenizer, options, language, voice_pool, num_channels)
+        watch = StallWatch(handle, self.pool, self._stall_limits)
+        reader = ChunkReader(handle, self.tokenizer, options, language, voice_pool, watch, num_channels)
         builder = TranscriptBuilder(self.tokenizer, source, options, language, speakers)
         return TranscriptionSession(
-            handle, source, options, language, reader, builder, channels_apart=bool(speakers)
+            handle, source, options, language, reader, builder, watch, channels_apart=bool(speakers)
         )
 
 

@@ -158,6 +158,7 @@ class Dispatcher:
     def _wait(self, chunk: PendingChunk) -> None:
         self._chunks[chunk.submit.id] = chunk
         chunk.request.num_waiting += 1
+        chunk.request.num_moves += 1
         (self._isolation.add if chunk.submit.id.attempt else self._queue.push)(chunk)
 
     def _dispatch(self) -> None:
@@ -186,6 +187,7 @@ class Dispatcher:
             state.credit = 0  # its supervisor will say so too
             self._wait(chunk)
             return
+        chunk.sent_at_step = state.heartbeat.num_steps
         state.credit -= 1
         state.in_flight.add(chunk.submit.id)
         chunk.request.num_in_flight += 1
@@ -219,6 +221,7 @@ class Dispatcher:
             case LanguageDetected() if chunk := self._chunks.get(event.id):
                 self._choose_language(state, chunk, event)
             case EarlyResult() if event.id in state.in_flight and (chunk := self._chunks.get(event.id)):
+                chunk.request.num_moves += 1
                 if chunk.on_early_result is not None and not chunk.future.done():
                     chunk.on_early_result(event.result)
             case Result() if chunk := self._finish(state, event.id):
@@ -244,11 +247,25 @@ class Dispatcher:
             self._release(chunk.request)
         return chunk
 
+    def steps_in_flight(self, request: RequestHandle) -> int:
+        """The most steps that a replica has taken while it had one and the same chunk of this request."""
+        return max(
+            (
+                state.heartbeat.num_steps - chunk.sent_at_step
+                for state in self._supervisor.replica_states
+                for id in state.in_flight
+                if id.request_id == request.request_id and (chunk := self._chunks.get(id))
+            ),
+            default=0,
+        )
+
     def _release(self, request: RequestHandle) -> None:
+        request.num_moves += 1
         request.num_in_flight -= 1
         self._queue.release(request)
 
     def _choose_language(self, state: ReplicaState, chunk: PendingChunk, event: LanguageDetected) -> None:
+        chunk.request.num_moves += 1
         probabilities = event.probabilities
         choose = chunk.on_language or (lambda found: max(found, key=lambda code: found[code]))
         try:

@@ -28,6 +28,7 @@ class RequestHandle:
     dispatcher: Dispatcher
     num_waiting: int = 0  # chunks that no replica has taken yet
     num_in_flight: int = 0
+    num_moves: int = 0  # chunks sent or taken, and events of them
     last_finish_tag: float = 0.0
     _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,12 +58,17 @@ class RequestHandle:
         submit = Submit(ChunkId(self.request_id, chunk.index, part), chunk.samples, options)
         return await self.dispatcher.enqueue(self, submit, on_language, on_early_result)
 
+    def steps_in_flight(self) -> int:
+        """The most steps that a replica has taken while it had one and the same chunk of this request."""
+        return self.dispatcher.steps_in_flight(self)
+
     def cancel(self) -> None:
         """Drops all that is waiting or running for this request. Harmless when nothing is."""
         self.dispatcher.cancel(self)
 
     def on_dequeued(self) -> None:
         self.num_waiting -= 1
+        self.num_moves += 1
         self._has_capacity.set()
 
 
@@ -77,6 +83,7 @@ class PendingChunk:
     future: asyncio.Future[ChunkResult]
     num_ended_before: int  # replicas that had ended when it came
     on_early_result: OnEarlyResult | None = None
+    sent_at_step: int = 0  # of the engine that it was sent to last
     queued_at: float = field(default_factory=time.monotonic)
 
     def resolve(self, result: ChunkResult, times: ChunkTimes | None) -> None:

@@ -168,6 +168,17 @@ async def test_while_the_language_is_open_no_second_chunk_goes_out(app: RunningA
     assert transcript.language_probability == pytest.approx(0.4**3 / (0.4**3 + 2 * 0.3**3))
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+async def test_a_stream_whose_language_is_in_doubt_ends(app: RunningApp, num_chunks: int) -> None:
+    """Its first chunk waits for the votes of others, which wait for its text no longer."""
+    app.replica.probabilities = {"de": 0.4, "en": 0.3, "zh": 0.3}
+    options = DecodingOptions(timestamps=True, early_results=True)
+    async with asyncio.timeout(20):
+        _, transcript = await app.transcribe(wav(noise(25 * num_chunks)), options)
+    assert transcript.text == " ".join(("zero", "one", "two")[:num_chunks])
+    assert transcript.language == "german"
+
+
 async def test_a_chunk_that_was_outvoted_is_read_again_in_the_files_language(app: RunningApp) -> None:
     told = [{"de": 0.5, "en": 0.4, "zh": 0.1}, {"de": 0.02, "en": 0.97, "zh": 0.01}]
     app.replica.probabilities_of = lambda submit: told[min(submit.id.chunk, 1)]

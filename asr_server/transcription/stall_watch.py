@@ -1,0 +1,99 @@
+"""Ends a request in which nothing moves any more, so that no client waits without end. Used by `session.py`.
+
+Most waits are bounded elsewhere: replicas are watched by the supervisor, the decoding of a file has its own
+limit, and a queue moves while others are served. What remains are a chunk that its replica never finishes, a
+thread that never comes back, and tasks of one request that wait for each other. These are faults of the
+server or of a library; they are logged and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from asr_server import metrics
+from asr_server.audio import PreprocessPool
+from asr_server.config import Settings
+from asr_server.errors import RequestStalled
+from asr_server.workers.request_handle import RequestHandle
+
+# Of the engine, while a chunk is with its replica. Six tries of 448 tokens are 2,688 steps in a slot, and as
+# many may pass before there is a free one.
+MAX_STEPS_IN_FLIGHT = 20_000
+TICK_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    """How long nothing may move.
+
+    Args:
+        request_s: while nothing of the request lies with a replica, in a queue or with a thread.
+        pool_s: while it waits for the threads that decode, and none of them finishes anything.
+    """
+
+    request_s: float = 60.0
+    pool_s: float = 660.0
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> StallLimits:
+        return cls(settings.max_stall_s, settings.max_preprocess_s + settings.max_stall_s)
+
+
+class StallWatch:
+    """Watches one request. Counts ticks of the event loop, so that a paused process is no stalled request."""
+
+    def __init__(self, handle: RequestHandle, pool: PreprocessPool, limits: StallLimits) -> None:
+        self._handle, self._pool, self._limits = handle, pool, limits
+        self._num_in_pool = 0
+        self._seen: tuple[int, ...] = ()  # what had moved at the last tick
+        self._still_s = 0.0  # since something moved
+
+    @contextmanager
+    def waiting_for_pool(self) -> Iterator[None]:
+        """Around whatever the request awaits of the pool."""
+        self._num_in_pool += 1
+        try:
+            yield
+        finally:
+            self._num_in_pool -= 1
+
+    async def run(self, tasks: Collection[asyncio.Task[Any]]) -> None:
+        """Watches until it is cancelled. Raises RequestStalled.
+
+        Args:
+            tasks: the request's own. Once all are done, only its client can hold it up.
+        """
+        tick_s = min(TICK_S, self._limits.request_s / 4)
+        while True:
+            await asyncio.sleep(tick_s)
+            if not all(task.done() for task in tasks):
+                self._on_tick(tick_s)
+
+    def _on_tick(self, tick_s: float) -> None:
+        handle, num_finished = self._handle, self._pool.stats.finished if self._num_in_pool else 0
+        seen = (handle.num_moves, num_finished, self._num_in_pool)
+        if seen != self._seen or handle.num_waiting:
+            self._seen, self._still_s = seen, 0.0
+            return
+        self._still_s += tick_s
+        if handle.num_in_flight:
+            num_steps = handle.steps_in_flight()
+            if num_steps > MAX_STEPS_IN_FLIGHT:
+                self._end(f"a replica has taken {num_steps} steps without finishing its chunk")
+        elif self._num_in_pool:
+            if self._still_s >= self._limits.pool_s:
+                self._end(f"the threads that decode have finished nothing for {self._still_s:.0f} s")
+        elif self._still_s >= self._limits.request_s:
+            self._end(f"nothing of it has moved for {self._still_s:.0f} s")
+
+    def _end(self, reason: str) -> None:
+        metrics.requests_stalled.inc()
+        logger.error("the request is ended: %s", reason)
+        raise RequestStalled(f"The request came to a standstill and was ended: {reason}.")
