@@ -1,111 +1,148 @@
-"""Word error rate of a model over a manifest, by Whisper's normaliser, through a server and beside others.
+"""Error rates on real speech: ours and the systems that people use, on the same recordings and weights.
 
-    python -m benchmarks.accuracy MANIFEST --model turbo --systems http,openai_whisper,transformers
-    python -m benchmarks.accuracy MANIFEST --url http://gpu-host:8000      a server that runs
-    python -m benchmarks.accuracy --json accuracy.json --plot accuracy.png  digits, with the embedded model
-    python -m benchmarks.accuracy --quick                                   a few of them
+    python -m benchmarks.accuracy                            whisper-base, every corpus that is installed
+    python -m benchmarks.accuracy --corpora librivox fillets --most 100 --systems ours "faster-whisper int8"
+    python -m benchmarks.accuracy --manifest talks.jsonl --url http://gpu-host:8000     your own recordings
+    python -m benchmarks.accuracy --quick                    a few recordings and two peers
 
-A manifest has JSON lines: `audio` (a path from its folder), `text`, and if known `language` (`en`) and
-`times` (`[[start, end], ...]` in seconds, for each word of the text). Files may be long. Without one, digits
-of synthesised voices are said, short sequences and a long one, with times. Substitutions, insertions and
-deletions are told apart; a word's time error is the larger of those of its two ends, over words heard right.
+Words are counted (characters in Chinese and Japanese) as `benchmarks.speech.error_rates` says: substituted,
+inserted, deleted. What a system answered is kept in `.cache/accuracy` by system, weights and recording, so
+that a run that was cut off goes on; `--again` asks anew, and ours is always asked anew. Of a corpus with more
+recordings than `--most`, a sample is taken, the same each time.
+
+A manifest has a JSON line for each recording: `audio` (a path from its folder), `text`, and if known
+`language` (else en) and `times` (`[[start, end], ...]` in seconds, for each word of the text).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import tempfile
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from asr_server.checkpoint import resolve_checkpoint
-from asr_server.config import EMBEDDED_MODEL
-from asr_server.core import SAMPLE_RATE
+from benchmarks.real_weights import real_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, pyplot, quantile, write_json
-from benchmarks.scoring import NORMALISERS, Score, TimedWord, time_errors_s, word_errors
-from benchmarks.transcribers import SYSTEMS, Heard, Spoken, Task
-from tests.speech import VOICES, say
+from benchmarks.speech import Clip, word_errors
+from benchmarks.speech.corpora import CORPORA, known_clips
+from benchmarks.speech.error_rates import Score, TimedWord, time_errors_s, total
+from benchmarks.transcribers import SYSTEMS, Heard, Task, package_of
 
+CACHE = Path(".cache/accuracy")
 NEAR_S = 0.1
-PEERS = {"openai_whisper": "whisper", "transformers": "transformers", "faster_whisper": "faster_whisper"}
+QUICK = ("ours", "openai-whisper greedy", "faster-whisper int8")
+Times = Mapping[str, Sequence[tuple[float, float]]]  # by the clip's name; of each word of its text
+Answers = dict[str, dict[str, Heard]]  # by system and the clip's name
 
 
-def read_manifest(path: Path) -> list[Spoken]:
-    """Raises SystemExit for a line that cannot be used."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [_spoken(json.loads(line), path, number) for number, line in enumerate(lines, start=1)]
+def read_manifest(path: Path) -> tuple[list[Clip], dict[str, list[tuple[float, float]]]]:
+    """The recordings, and the times of the words of those that have them.
+
+    Raises SystemExit for a line that cannot be used.
+    """
+    clips: list[Clip] = []
+    times: dict[str, list[tuple[float, float]]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            entry = json.loads(line)
+            audio = path.parent / entry["audio"]
+            clip = Clip(str(audio), path.stem, audio, entry["text"], entry.get("language", "en"), "")
+            clips.append(clip)
+            if entry.get("times"):
+                times[clip.name] = [(start, end) for start, end in entry["times"]]
+                if len(times[clip.name]) != len(entry["text"].split()):
+                    raise SystemExit(f"{path}:{number}: there must be as many times as words in the text")
+    return clips, times
 
 
-def _spoken(entry: dict[str, Any], manifest: Path, number: int) -> Spoken:
-    spoken = Spoken(
-        manifest.parent / entry["audio"],
-        entry["text"],
-        entry.get("language", "en"),
-        tuple((start, end) for start, end in entry.get("times") or ()),
-    )
-    if spoken.times and len(spoken.times) != len(spoken.text.split()):
-        raise SystemExit(f"{manifest}:{number}: there must be as many times as words in the text")
-    return spoken
+def answers_of(
+    name: str, task: Task, clips: Sequence[Clip], fresh: bool, progress: Progress
+) -> dict[str, Heard]:
+    """What the system hears in each clip: from the cache, or asked now and kept."""
+    kept = _Kept(name, task)
+    if fresh:
+        kept.forget(clips)
+    missing = [clip for clip in clips if clip.name not in kept.answers]
+    bar = progress.add_task(name, total=len(clips), completed=len(clips) - len(missing))
+
+    def report(clip: Clip, heard: Heard) -> None:
+        kept.add(clip, heard)
+        progress.advance(bar)
+
+    if missing:
+        with SYSTEMS[name](task) as transcribe:
+            transcribe(missing, report)
+    return {clip.name: kept.answers[clip.name] for clip in clips}
 
 
-def say_digits(folder: Path, num_short: int, long_s: float) -> Path:
-    """Writes recordings of digits and their manifest."""
-    rng = np.random.default_rng(11)
-    lines = []
-    for index in range(num_short + 1):
-        num_digits = int(rng.integers(3, 13)) if index < num_short else round(long_s)
-        digits = "".join(rng.choice(list("0123456789"), num_digits))
-        spoken = say(digits, VOICES[index % len(VOICES)], gap_s=rng.uniform(0.1, 1.0, num_digits).tolist())
-        soundfile.write(folder / f"{index}.flac", spoken.samples, SAMPLE_RATE)
-        lines.append(json.dumps({"audio": f"{index}.flac", "text": spoken.text, "times": spoken.times}))
-    manifest = folder / "manifest.jsonl"
-    manifest.write_text("\n".join(lines) + "\n")
-    return manifest
+class _Kept:
+    """A system's answers in a file of JSON lines, one added for each recording that is done."""
+
+    def __init__(self, system: str, task: Task) -> None:
+        weights = task.checkpoint / "model.safetensors"
+        stamp = f"{system} {task.url} {task.checkpoint.resolve()} {weights.stat().st_size} {task.with_times}"
+        digest = hashlib.sha256(stamp.encode()).hexdigest()[:8]
+        self._path = CACHE / f"{system.replace(' ', '-')}-{digest}.jsonl"
+        self.answers: dict[str, Heard] = {}
+        if self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                words = [TimedWord(*word) for word in entry["words"]]
+                self.answers[entry["clip"]] = Heard(entry["text"], words)
+
+    def forget(self, clips: Sequence[Clip]) -> None:
+        for clip in clips:
+            self.answers.pop(clip.name, None)
+
+    def add(self, clip: Clip, heard: Heard) -> None:
+        self.answers[clip.name] = heard
+        CACHE.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({"clip": clip.name, "text": heard.text, "words": heard.words}, ensure_ascii=False)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
-def score(spoken: Spoken, heard: Heard, normaliser: str) -> Score:
-    result = word_errors(spoken.text, heard.text, NORMALISERS[normaliser])
-    words = spoken.text.split()
-    truth = [TimedWord(word, *times) for word, times in zip(words, spoken.times, strict=False)]
-    result.time_errors_s = time_errors_s(truth, heard.words)
+def score(clip: Clip, heard: Heard, times: Times) -> Score:
+    text = clip.text or ""
+    result = word_errors(text, heard.text, clip.language)
+    said = zip(text.split(), times.get(clip.name, ()), strict=False)
+    result.time_errors_s = time_errors_s([TimedWord(word, *at) for word, at in said], heard.words)
     return result
 
 
-def measure(
-    names: list[str], task: Task, files: list[Spoken], normaliser: str
-) -> Iterator[tuple[str, list[Score]]]:
-    for name in names:
-        with Progress(console=Console(stderr=True)) as progress, SYSTEMS[name](task) as transcribe:
-            bar = progress.add_task(name, total=len(files))
-            heard = transcribe(files, partial(progress.advance, bar))
-        yield name, [score(spoken, each, normaliser) for spoken, each in zip(files, heard, strict=True)]
+Scores = dict[str, dict[str, Score]]  # by system and the clip's name
 
 
-def total(scores: list[Score]) -> Score:
-    return sum(scores, Score())
-
-
-def show(results: dict[str, list[Score]]) -> None:
-    table = Table("system", "files wrong", "words", "WER", "sub", "ins", "del")
-    for title in ("times: median", "99 %", f"within {NEAR_S:g} s"):
-        table.add_column(title)
-    for name, scores in results.items():
-        sum_ = total(scores)
-        num_wrong = sum(each.error_rate > 0 for each in scores)
-        counts = (sum_.substitutions, sum_.insertions, sum_.deletions)
-        cells = [f"{num_wrong} of {len(scores)}", str(sum_.num_words), f"{sum_.error_rate:.2%}"]
-        table.add_row(name, *cells, *map(str, counts), *_times(sum_.time_errors_s))
-    Console().print(table)
+def show(scores: Scores, groups: Mapping[str, Sequence[Clip]], console: Console) -> None:
+    """Error rates by group, each with the words substituted, inserted and deleted."""
+    table = Table("recordings", "system", "errors", "sub / ins / del", "of words", "clips wrong")
+    if any(score.time_errors_s for each in scores.values() for score in each.values()):
+        for title in ("times: median", "99 %", f"within {NEAR_S:g} s"):
+            table.add_column(title)
+    for group, clips in groups.items():
+        for system, by_clip in scores.items():
+            own = [by_clip[clip.name] for clip in clips]
+            summed = total(own)
+            table.add_row(
+                f"{group} ({len(clips)})",
+                system,
+                f"{summed.error_rate:.1%}",
+                f"{summed.substitutions} / {summed.insertions} / {summed.deletions}",
+                str(summed.num_words),
+                str(sum(each.errors > 0 for each in own)),
+                *_times(summed.time_errors_s),
+            )
+        table.add_section()
+    console.print(table)
 
 
 def _times(errors_s: list[float]) -> list[str]:
@@ -115,60 +152,101 @@ def _times(errors_s: list[float]) -> list[str]:
     return [f"{quantile(errors_s, 0.5):.3f} s", f"{quantile(errors_s, 0.99):.3f} s", f"{near:.1%}"]
 
 
-def plot(results: dict[str, list[Score]], path: Path) -> None:
-    """The three kinds of errors, stacked, for each system."""
-    figure, axes = pyplot().subplots(figsize=(7, 1.5 + 0.4 * len(results)), layout="constrained")
-    left = np.zeros(len(results))
-    for kind in ("substitutions", "insertions", "deletions"):
-        sums = [total(scores) for scores in results.values()]
-        shares = np.array([100 * getattr(sum_, kind) / max(1, sum_.num_words) for sum_ in sums])
-        axes.barh(list(results), shares, left=left, label=kind)
-        left += shares
-    axes.set_xlabel("word errors (%)")
-    axes.invert_yaxis()
-    axes.legend()
+def groups_of(clips: Sequence[Clip]) -> dict[str, list[Clip]]:
+    """By corpus, and English, Dutch and the rest."""
+    by_corpus = {
+        name: [c for c in clips if c.corpus == name] for name in dict.fromkeys(c.corpus for c in clips)
+    }
+    by_language = {
+        "all English": [clip for clip in clips if clip.language == "en"],
+        "all Dutch": [clip for clip in clips if clip.language == "nl"],
+        "all other languages": [clip for clip in clips if clip.language not in ("en", "nl")],
+    }
+    return {name: own for name, own in (by_corpus | by_language).items() if own}
+
+
+def plot(scores: Scores, groups: Mapping[str, Sequence[Clip]], path: Path) -> None:
+    """The three kinds of errors, stacked, for each system; a picture for each group."""
+    figure, all_axes = pyplot().subplots(
+        1, len(groups), figsize=(4 * len(groups), 1.5 + 0.4 * len(scores)), sharey=True, layout="constrained"
+    )
+    for axes, (group, clips) in zip(np.atleast_1d(all_axes), groups.items(), strict=True):
+        sums = [total(by_clip[clip.name] for clip in clips) for by_clip in scores.values()]
+        left = np.zeros(len(sums))
+        for kind in ("substitutions", "insertions", "deletions"):
+            shares = np.array([100 * getattr(each, kind) / max(1, each.num_words) for each in sums])
+            axes.barh(list(scores), shares, left=left, label=kind)
+            left += shares
+        axes.set_title(group)
+        axes.set_xlabel("errors (%)")
+    np.atleast_1d(all_axes)[0].invert_yaxis()
+    np.atleast_1d(all_axes)[0].legend()
     figure.savefig(path, dpi=150)
 
 
-def figures(files: list[Spoken], results: dict[str, list[Score]]) -> dict[str, Any]:
+def figures(
+    scores: Scores, answers: Answers, groups: Mapping[str, Sequence[Clip]], clips: Sequence[Clip]
+) -> dict[str, Any]:
     return {
-        name: {
-            "total": vars(total(scores)) | {"error_rate": total(scores).error_rate},
-            "files": {str(f.audio): vars(each) for f, each in zip(files, scores, strict=True)},
-        }
-        for name, scores in results.items()
-    }
+        "groups": {
+            group: {
+                system: asdict(total(by_clip[clip.name] for clip in own))
+                for system, by_clip in scores.items()
+            }
+            for group, own in groups.items()
+        },
+        "clips": {
+            clip.name: {"said": clip.text}
+            | {system: {"heard": answers[system][clip.name].text, **asdict(scores[system][clip.name])}
+               for system in scores}
+            for clip in clips
+        },
+    }  # fmt: skip
 
 
 def parse() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, plots=True)
-    parser.add_argument("manifest", nargs="?", type=Path)
-    parser.add_argument("--model", default=str(EMBEDDED_MODEL))
-    parser.add_argument("--url", default="", help="of a server; else one is started for `http`")
-    parser.add_argument("--systems", help=f"some of {','.join(SYSTEMS)}")
-    parser.add_argument("--normaliser", choices=NORMALISERS, help="[default: english; basic for digits]")
-    parser.add_argument("--no-times", action="store_true", help="ask for no word times")
-    parser.add_argument("--quick", action="store_true")
-    return parser.parse_args()
+    parser.add_argument("--model", default="base", help="a published model's name, or a directory")
+    parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(CORPORA))
+    parser.add_argument("--most", type=int, default=60, help="recordings of each corpus")
+    parser.add_argument("--manifest", type=Path, help="these recordings instead")
+    parser.add_argument("--url", default="", help="of a server that runs, which is `ours` then")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="[default: all that are installed]")
+    parser.add_argument("--again", action="store_true", help="ask the peers again, too")
+    parser.add_argument("--quick", action="store_true", help="four recordings of each corpus, two peers")
+    options = parser.parse_args()
+    if options.quick:
+        options.most, options.systems = 4, options.systems or list(QUICK)
+    return options
 
 
 def main() -> None:
     options = parse()
-    Console().print(command(), machine())
-    available = [name for name in SYSTEMS if name not in PEERS or find_spec(PEERS[name])]
-    names = options.systems.split(",") if options.systems else ["http"] if options.url else available
-    with tempfile.TemporaryDirectory() as folder:
-        short, long_s = (3, 15.0) if options.quick else (100, 600.0)
-        files = read_manifest(options.manifest or say_digits(Path(folder), short, long_s))
-        with_times = not options.no_times and any(spoken.times for spoken in files)
-        model = options.model if options.url else str(resolve_checkpoint(options.model))
-        task = Task(model, options.url, with_times)
-        normaliser = options.normaliser or ("english" if options.manifest else "basic")
-        results = dict(measure(names, task, files, normaliser))
-    show(results)
-    write_json(options.json, figures(files, results))
+    console = Console(width=130)
+    console.print(command(), machine())
+    if options.manifest:
+        clips, times = read_manifest(options.manifest)
+    else:
+        clips, times = known_clips(options.corpora, options.most), {}
+    if not clips:
+        raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
+    names = options.systems or (["ours"] if options.url else list(SYSTEMS))
+    names = [name for name in names if name.startswith("ours") or find_spec(package_of(name))]
+    task = Task(real_checkpoint(options.model), options.url, bool(times))
+    with Progress(console=Console(stderr=True)) as progress:
+        answers = {
+            name: answers_of(name, task, clips, options.again or name.startswith("ours"), progress)
+            for name in names
+        }
+    scores = {
+        name: {clip.name: score(clip, heard[clip.name], times) for clip in clips}
+        for name, heard in answers.items()
+    }
+    groups = groups_of(clips)
+    show(scores, groups, console)
+    write_json(options.json, figures(scores, answers, groups, clips))
     if options.plot:
-        plot(results, options.plot)
+        plot(scores, groups, options.plot)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from asr_server.model import Whisper, load_whisper
 from asr_server.model.float8 import FP8
 from benchmarks.checkpoints import Shape, add_checkpoints_option, make_checkpoint
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import transcribe
 from benchmarks.reporting import benchmark_parser, command, machine, write_json
-from tests.engine.engine_helpers import transcribe
-from tests.speech import VOICES, Spoken, digits_of, errors_in, say
+from benchmarks.speech.digits import VOICES, Spoken, digits_of, errors_in, say
 
 MAX_TOKENS = 60
 Random = np.random.Generator

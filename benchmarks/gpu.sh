@@ -160,7 +160,7 @@ http() {
         --preprocess-workers "${threads[@]}" --plot "$OUT/http-long.png"
     on_device http-clips 150 serving "${common[@]}" --length "${clip_lengths[@]}" --formats "${formats[@]}" \
         --concurrency "${at_once[@]}" --requests "$requests" --plot "$OUT/http-clips.png"
-    on_device peers 90 peers --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
+    on_device peers 90 shapes --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
         --ours "${ours[@]}" --peers "transformers:$peer" --plot "$OUT/peers.png"
 }
 

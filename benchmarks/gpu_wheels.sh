@@ -14,7 +14,7 @@ packages=(
     fastapi fastapi-offline websockets opentelemetry-api starlette annotated-doc pydantic pydantic-core annotated-types typing-inspection typing-extensions
     uvicorn h11 httptools click python-multipart anyio idna
     soundfile soxr av cffi pycparser
-    msgspec pyzmq setproctitle pytest-asyncio pytest-timeout
+    msgspec pyzmq rapidfuzz setproctitle pytest-asyncio pytest-timeout
 )
 platforms=()
 for version in _2_28 _2_27 _2_26 _2_24 _2_17 2014 _2_12 _2_5 1; do

@@ -29,9 +29,9 @@ from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint, make_checkpoint
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Checkpoint, Reference, transcribe
 from benchmarks.reporting import Budget, benchmark_parser, command, machine, write_json
-from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
-from tests.speech import say
+from benchmarks.speech.digits import say
 
 LANGUAGE = "en"
 MAX_TOKENS = 40

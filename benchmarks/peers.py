@@ -1,40 +1,41 @@
-"""The same checkpoint and the same clips through every system, in turns.
+"""Speed on real speech, with the error rate beside it: ours and its peers on the same recordings, in turns.
 
-    python -m benchmarks.peers                          whisper-tiny's shape, 16 clips of 30 s
-    python -m benchmarks.peers --shape small --clip-s 5 --rounds 5 --json peers.json --plot peers.png
-    python -m benchmarks.peers --quick                  two rounds, fewer settings
+    python -m benchmarks.peers               whisper-base, 40 recordings of several corpora, three rounds
+    python -m benchmarks.peers --rounds 5 --systems ours "faster-whisper int8" --plot peers.png
+    python -m benchmarks.peers --quick       eight recordings, one round, two peers
 
-    python -m benchmarks.peers --device cuda --shape large-v3-turbo --clips 128 --tokens 100
-
-Each peer first shows its best setting (compute type and batch size); the best ones then take turns with ours.
-Every system runs in a process of its own with the same number of threads, gets arrays, gives tokens, and does
-the same work: random weights, end-of-text suppressed, a fixed number of tokens a clip. Ours takes part a
-second time as the whole server, over HTTP on loopback. A peer that is not installed is left out.
+Every system has a process of its own with all cores, has loaded its model and has heard two recordings before
+the clock starts. In each round each system hears all recordings once: seconds from the first one to the last
+text, the length of the recordings over that (RTFx), the errors in what it heard, and the most memory that
+its processes had at once (proportional set size: shared pages count once). Only one works at a time; the
+others wait, so that the ratio of two systems in one round says more than their seconds where the machine has
+other work. Ours is the whole server and gets files over HTTP, 16 at once; the peers are libraries and get
+samples. Shapes whose weights cannot be had are compared by `benchmarks.shapes`, on random ones.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from asr_server.core import Samples
-from benchmarks.checkpoints import REVISION, SHAPES, add_checkpoints_option, fixed_checkpoint
-from benchmarks.clips import make_clip
+from benchmarks.real_weights import real_checkpoint
 from benchmarks.reporting import (
     Budget,
     benchmark_parser,
@@ -45,244 +46,238 @@ from benchmarks.reporting import (
     spread,
     write_json,
 )
+from benchmarks.speech import Clip, word_errors
+from benchmarks.speech.corpora import chosen_clips, corpora
+from benchmarks.speech.error_rates import Score, total
+from benchmarks.transcribers import SYSTEMS, Heard, Task, package_of
 
-OURS = {"arrays": "ours", "http": "ours_http"}
-LABELS = {"ours": "ours, arrays in,", "ours_http": "ours over HTTP,"}
-BATCHES = {"cpu": (1, 4, 8, 16), "cuda": (8, 32, 64, 128)}
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every system is given."""
-
-    checkpoint: str
-    converted: str  # the same for CTranslate2
-    clips: int
-    clip_s: float
-    tokens: int
-    threads: int
-    device: str
-
-    @property
-    def slots(self) -> int:
-        """Of ours; 0 leaves it to the engine. On CUDA, where all systems share the memory, one a clip."""
-        return self.clips if self.device == "cuda" else 0
+NUM_WARM_UP = 2
+QUICK = ("ours", "faster-whisper int8", "openai-whisper greedy")
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Setting:
-    system: str  # a module of benchmarks.systems
-    dtype: str
-    batch: int
+class Round:
+    seconds: float
+    memory_mib: float
+    texts: dict[str, str]  # by the clip's name
 
-    def __str__(self) -> str:
-        if self.system in OURS.values():
-            return f"{LABELS[self.system]} {self.dtype}"
-        return f"{self.system}, arrays in, {self.dtype} batch {self.batch}"
+    def score(self, clips: Sequence[Clip]) -> Score:
+        return total(word_errors(clip.text or "", self.texts[clip.name], clip.language) for clip in clips)
+
+
+# -- One system, in a process of its own --------------------------------------------------------------------
 
 
 class Runner:
-    """A system in a process of its own, that runs the work once for every line it is sent."""
+    """Starts a process for one system, which hears all recordings whenever it is told to."""
 
-    def __init__(self, setting: Setting, work: Work) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "TRANSFORMERS_VERBOSITY": "error"}
-        task = json.dumps({"setting": asdict(setting), "work": asdict(work)})
+    def __init__(self, system: str, checkpoint: Path, clips: Sequence[Clip]) -> None:
+        self.system = system
+        arguments = json.dumps([system, str(checkpoint), [clip.name for clip in clips]])
+        environment = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.systems", task],
+            [sys.executable, "-m", "benchmarks.peers", "--worker", arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=None,
             text=True,
             env=environment,
         )
 
-    def run(self) -> float:
-        """Seconds from the first clip's arrival to the last token; loading is not counted."""
+    def run(self) -> Round:
+        """Raises RuntimeError when the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write("run\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the system ended with status {self._process.wait()}")
-        return float(json.loads(line)["seconds"])
+        with suppress(BrokenPipeError):
+            self._process.stdin.write("run\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith('{"seconds"'):  # libraries print there, too
+                return Round(**json.loads(line))
+        raise RuntimeError(f"{self.system} ended with status {self._process.wait()}")
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
-@contextmanager
-def running(setting: Setting, work: Work) -> Iterator[Runner]:
-    runner = Runner(setting, work)
-    try:
-        yield runner
-    finally:
-        runner.close()
+def work(system: str, checkpoint: str, names: Sequence[str]) -> None:
+    """What the process does: for every line on standard input, one round; its figures as a line of JSON."""
+    by_name = {clip.name: clip for clip in corpora()}
+    clips = [by_name[name] for name in names]
+    with SYSTEMS[system](Task(Path(checkpoint))) as transcribe:
+        transcribe(clips[:NUM_WARM_UP], lambda clip, heard: None)
+        for _ in sys.stdin:
+            texts: dict[str, str] = {}
+
+            def report(clip: Clip, heard: Heard, texts: dict[str, str] = texts) -> None:
+                texts[clip.name] = heard.text
+
+            with _PeakMemory() as memory:
+                started = time.perf_counter()
+                transcribe(clips, report)
+                seconds = time.perf_counter() - started
+            figures = {"seconds": seconds, "memory_mib": memory.peak / MIB, "texts": texts}
+            print(json.dumps(figures), flush=True)
 
 
-def candidates(quick: bool, work: Work) -> list[Setting]:
-    """The peers' settings worth trying, none larger than the work. On CUDA only transformers: no CTranslate2
-    there."""
-    batches = [size for size in BATCHES[work.device][-2 if quick else 0 :] if size <= work.clips]
-    dtypes = {"transformers": ["bfloat16"]}
-    if work.device == "cpu":
-        faster = ["int8_float32"] if quick else ["int8_float32", "int8", "float32"]
-        dtypes = {"faster_whisper": faster, "transformers": ["float32", "bfloat16"]}
-    return [
-        Setting(system, dtype, batch)
-        for system in dtypes
-        if find_spec(system) is not None
-        for dtype in dtypes[system]
-        for batch in batches or [work.clips]
-    ]
+class _PeakMemory(threading.Thread):
+    """Watches what this process and its children have together, twice a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak = 0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(0.5):
+            self._look()
+
+    def _look(self) -> None:
+        own, now = psutil.Process(), 0
+        for process in (own, *own.children(recursive=True)):
+            with suppress(psutil.Error):
+                now += process.memory_full_info().pss
+        self.peak = max(self.peak, now)
+
+    def __enter__(self) -> _PeakMemory:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+        self._look()
 
 
-def choose(
-    settings: Sequence[Setting], work: Work, repeats: int, budget: Budget, progress: Progress
-) -> dict[Setting, float]:
-    """The least seconds of each setting."""
-    found = {}
-    for setting in progress.track(settings, description="best settings of the peers"):
-        if not budget.allows(setting):
-            continue
-        with running(setting, work) as runner:
-            runner.run()  # warm-up
-            found[setting] = min(runner.run() for _ in range(repeats))
-    return found
+# -- All of them in turns -----------------------------------------------------------------------------------
+
+
+Rounds = dict[str, list[Round]]
 
 
 def take_turns(
-    settings: Sequence[Setting],
-    work: Work,
-    rounds: int,
-    budget: Budget,
-    progress: Progress,
-    write: Callable[[dict[Setting, list[float]]], None],
-) -> dict[Setting, list[float]]:
-    """Seconds of every round, the systems interleaved. What there is, is written after each round."""
-    runners = {setting: Runner(setting, work) for setting in settings}
-    seconds: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    systems: Sequence[str], clips: Sequence[Clip], options: argparse.Namespace, console: Console
+) -> Rounds:
+    """Who comes first changes from round to round. What there is, is written after each."""
+    checkpoint, budget = real_checkpoint(options.model), Budget(options.budget_s, console)
+    rounds: Rounds = {system: [] for system in systems}
+    runners = [Runner(system, checkpoint, clips) for system in systems]
     try:
-        round_s = sum(runner.run() for runner in runners.values())  # warm-up
-        for i in progress.track(range(rounds), description="rounds"):
-            if i == 0 or budget.allows(f"round {i + 1}", round_s):
-                for setting, runner in runners.items():
-                    seconds[setting].append(runner.run())
-                write(seconds)
+        with Progress(console=console) as progress:
+            bar = progress.add_task("rounds", total=options.rounds * len(runners))
+            for number in range(options.rounds):
+                if number and not budget.allows(f"round {number + 1}", _round_s(rounds)):
+                    break
+                first = number % len(runners)
+                for runner in (*runners[first:], *runners[:first]):
+                    progress.update(bar, description=runner.system)
+                    rounds[runner.system].append(runner.run())
+                    progress.advance(bar)
+                write_json(options.json, figures(rounds, clips))
     finally:
-        for runner in runners.values():
+        for runner in runners:
             runner.close()
-    return seconds
+    return rounds
 
 
-def prepare(options: argparse.Namespace) -> Work:
-    fixed = fixed_checkpoint(options.shape, options.checkpoints, options.device)
-    converted = options.checkpoints / f"{options.shape}-ct2-{REVISION}"
-    if not converted.exists() and options.device == "cpu" and find_spec("ctranslate2") is not None:
-        _convert(options.checkpoints / options.shape, converted)
-    return Work(
-        str(fixed),
-        str(converted),
-        options.clips,
-        options.clip_s,
-        options.tokens,
-        options.threads,
-        options.device,
-    )
+def _round_s(rounds: Rounds) -> float:
+    return sum(each[-1].seconds for each in rounds.values())
 
 
-def _convert(checkpoint: Path, target: Path) -> None:
-    from ctranslate2.converters import TransformersConverter
-
-    files = ["tokenizer.json", "preprocessor_config.json"]
-    TransformersConverter(str(checkpoint), copy_files=files).convert(str(target))
+def audio_s(clips: Sequence[Clip]) -> float:
+    return sum(clip.duration_s for clip in clips)
 
 
-def make_clips(work: Work) -> list[Samples]:
-    clips = [make_clip(i, work.clip_s) for i in range(work.clips)]
-    assert len({hashlib.sha256(clip.tobytes()).digest() for clip in clips}) == work.clips, "clips must differ"
-    return clips
+def ratios(rounds: Rounds, system: str) -> list[float]:
+    """Its seconds over those of ours in the same round."""
+    return [
+        theirs.seconds / ours.seconds for theirs, ours in zip(rounds[system], rounds["ours"], strict=False)
+    ]
 
 
-def show(work: Work, seconds: dict[Setting, list[float]], console: Console) -> None:
-    table = Table("system", "s, median (range)", "RTFx")
-    bases = [setting for setting in seconds if setting.system in OURS.values()]
-    for base in bases:
-        table.add_column(f"its time / {base}, round by round")
-    for setting, times in seconds.items():
-        rtfx = work.clips * work.clip_s / statistics.median(times)
-        ratios = [
-            [theirs / mine for theirs, mine in zip(times, seconds[base], strict=True)] for base in bases
-        ]
-        table.add_row(str(setting), spread(times), f"{rtfx:.1f}", *map(spread, ratios))
-    where = work.device if work.device == "cuda" else f"{work.threads} threads"
-    console.print(f"{work.clips} clips of {work.clip_s:g} s, {work.tokens} tokens each, {where}")
+def show(rounds: Rounds, clips: Sequence[Clip], console: Console) -> None:
+    table = Table("system", "s, median (range)", "RTFx", "its time / ours", "errors", "memory, MiB")
+    for system, own in rounds.items():
+        seconds = [each.seconds for each in own]
+        table.add_row(
+            system,
+            spread(seconds, 1),
+            f"{audio_s(clips) / statistics.median(seconds):.1f}",
+            spread(ratios(rounds, system)) if "ours" in rounds else "",
+            f"{own[-1].score(clips).error_rate:.1%}",
+            f"{max(each.memory_mib for each in own):.0f}",
+        )
+    languages = ", ".join(sorted({clip.language for clip in clips}))
+    console.print(f"{len(clips)} recordings, {audio_s(clips):.0f} s, {languages}")
     console.print(table)
 
 
-def plot(work: Work, seconds: dict[Setting, list[float]], path: Path) -> None:
-    figure, axes = pyplot().subplots(figsize=(7, 1 + 0.5 * len(seconds)), layout="constrained")
-    medians, bars = error_bars([[work.clips * work.clip_s / s for s in times] for times in seconds.values()])
-    colours = ["#2a6f97" if setting.system in OURS.values() else "#a9b4c2" for setting in seconds]
-    axes.barh([str(setting) for setting in seconds], medians, xerr=bars, color=colours)
-    axes.set_xlabel("seconds of audio a second (median, with range)")
+def figures(rounds: Rounds, clips: Sequence[Clip]) -> dict[str, Any]:
+    return {
+        "recordings": [clip.name for clip in clips],
+        "audio_s": audio_s(clips),
+        "systems": {
+            system: {
+                "seconds": [each.seconds for each in own],
+                "memory_mib": [each.memory_mib for each in own],
+                "errors": [vars(each.score(clips)) for each in own],
+                "texts": own[-1].texts,
+            }
+            for system, own in rounds.items()
+            if own
+        },
+    }
+
+
+def plot(rounds: Rounds, clips: Sequence[Clip], path: Path) -> None:
+    """Speed with its range; the error rate stands at the end of each bar."""
+    figure, axes = pyplot().subplots(figsize=(8, 1 + 0.5 * len(rounds)), layout="constrained")
+    medians, bars = error_bars([[audio_s(clips) / r.seconds for r in own] for own in rounds.values()])
+    colours = ["#2a6f97" if system.startswith("ours") else "#a9b4c2" for system in rounds]
+    drawn = axes.barh(list(rounds), medians, xerr=bars, color=colours)
+    errors = [f"{own[-1].score(clips).error_rate:.1%} errors" for own in rounds.values()]
+    axes.bar_label(drawn, errors, padding=12)
+    axes.set(xlabel="seconds of audio a second (median, with range)", xlim=(0, 1.4 * max(medians)))
     axes.invert_yaxis()
     figure.savefig(path, dpi=150)
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, plots=True, has_budget=True)
-    parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
-    parser.add_argument("--clips", type=int, default=16, help="distinct clips in flight at once")
-    parser.add_argument("--clip-s", type=float, default=30.0)
-    parser.add_argument("--tokens", type=int, default=60, help="tokens of every clip")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", nargs="+", default=["auto"], help="ours")
-    parser.add_argument(
-        "--ours", nargs="+", choices=list(OURS), default=list(OURS), help="the engine, the whole server"
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", nargs="+", help="settings as system:dtype:batch, instead of a search")
-    add_checkpoints_option(parser)
-    parser.add_argument("--quick", action="store_true", help="two rounds, fewer settings")
+    parser.add_argument("--model", default="base", help="a published model's name, or a directory")
+    parser.add_argument("--recordings", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="[default: all that are installed]")
+    parser.add_argument("--quick", action="store_true", help="eight recordings, one round, two peers")
     options = parser.parse_args()
+    if options.quick:
+        options.recordings, options.rounds = 8, 1
+        options.systems = options.systems or list(QUICK)
+    return options
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        work(*json.loads(sys.argv[2]))
+        return
+    options = parse()
     console = Console(stderr=True, width=120)
     console.print(command(), machine())
-    work, budget = prepare(options), Budget(options.budget_s, console)
-    with Progress(console=console) as progress:
-        searched = {}
-        if options.peers:
-            best = [Setting(s, d, int(b)) for s, d, b in (peer.split(":") for peer in options.peers)]
-        else:
-            tried, repeats = candidates(options.quick, work), 1 if options.quick else 2
-            searched = choose(tried, work, repeats, budget, progress)
-            best = [_best_of(searched, system) for system in dict.fromkeys(each.system for each in searched)]
-        ours = [Setting(OURS[way], dtype, options.clips) for way in options.ours for dtype in options.dtype]
-        rounds = 2 if options.quick else options.rounds
-
-        def write(seconds: dict[Setting, list[float]]) -> None:
-            figures: dict[str, Any] = {
-                "work": asdict(work) | {"checkpoint": options.shape, "converted": None},
-                "searched_s": {str(setting): round(least, 3) for setting, least in searched.items()},
-                "rounds_s": {
-                    str(setting): [round(s, 3) for s in times] for setting, times in seconds.items()
-                },
-            }
-            write_json(options.json, figures)
-
-        seconds = take_turns([*ours, *best], work, rounds, budget, progress, write)
-    show(work, seconds, console)
+    clips = chosen_clips(options.recordings)
+    if not clips:
+        raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
+    systems = options.systems or list(SYSTEMS)
+    systems = [name for name in systems if name.startswith("ours") or find_spec(package_of(name))]
+    rounds = take_turns(systems, clips, options, console)
+    show(rounds, clips, console)
     if options.plot:
-        plot(work, seconds, options.plot)
-
-
-def _best_of(searched: dict[Setting, float], system: str) -> Setting:
-    return min(
-        (setting for setting in searched if setting.system == system), key=lambda setting: searched[setting]
-    )
+        plot(rounds, clips, options.plot)
 
 
 if __name__ == "__main__":

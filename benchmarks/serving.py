@@ -1,7 +1,7 @@
 """The whole server over HTTP on loopback: bytes in, text out, and /health meanwhile.
 
-    python -m benchmarks.serving        the embedded model, distinct clips of 2 to 30 s in six formats
-    python -m benchmarks.serving --model DIR --requests 64 --concurrency 1 8 32
+    python -m benchmarks.serving        whisper-base, recordings of people as they are, 16 and 32 at once
+    python -m benchmarks.serving --model small --requests 64 --concurrency 1 8 32
     python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length 30 \\
         --concurrency 128 1 8 32 512 --formats wav,flac,mp3 wav flac mp3 --one-at-a-time --requests 512
     python -m benchmarks.serving --shape large-v3-turbo --device cuda --tokens 100 --length long \\
@@ -11,7 +11,8 @@ Flags that take several values: every combination is measured, or with --one-at-
 all and each other value with the first ones of the rest. Throughput is seconds of audio over (last response -
 first request); making the files is not counted, and no two are the same. Rounds are interleaved. Answers are
 streamed; each is compared with the first one to the same file, which for the first 32 clips, or six long
-files, is the one they get alone. --shape takes random weights and --tokens a chunk instead of a checkpoint.
+files, is the one they get alone. Errors are counted where the words are known. --shape takes random weights
+and --tokens a chunk instead of a checkpoint, and files of spoken digits, as does any --length but `mixed`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,25 @@ from functools import cache
 from rich.console import Console
 from rich.progress import Progress
 
-from asr_server.config import EMBEDDED_MODEL, default_preprocess_workers
+from asr_server.config import default_preprocess_workers
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Answer, Client, connected, transcribe
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.health import HealthProbe, probing_health
+from benchmarks.real_weights import real_checkpoint
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 from benchmarks.running_server import running_server
 from benchmarks.serving_report import Case, Round, figures, plot, show
-from benchmarks.uploads import FORMATS, LONG_MINUTES, Upload, check_distinct, long_uploads, short_uploads
+from benchmarks.speech.error_rates import total, word_errors
+from benchmarks.uploads import (
+    FORMATS,
+    LONG_MINUTES,
+    Upload,
+    check_distinct,
+    long_uploads,
+    recordings_of_people,
+    short_uploads,
+)
 
 HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
 MIB = 1 << 20
@@ -74,6 +85,7 @@ class Load:
             client_busy=cpu_s / wall_s,
             decode_batch=await self._decode_batch(),
             num_different=self._count_different(uploads, answers),
+            error_rate=error_rate(uploads, answers),
         )
 
     async def _send_all(self, uploads: Sequence[Upload], concurrency: int) -> list[Answer]:
@@ -82,7 +94,8 @@ class Load:
 
     async def _send(self, upload: Upload, places: asyncio.Semaphore) -> Answer:
         async with places:
-            return await transcribe(self._client, upload.name, upload.data, self._fields)
+            language = {"language": upload.clip.language} if upload.clip else {}
+            return await transcribe(self._client, upload.name, upload.data, {**self._fields, **language})
 
     def _count_different(self, uploads: Sequence[Upload], answers: Sequence[Answer]) -> int:
         """Answers that are not the first one to the same file."""
@@ -125,12 +138,25 @@ async def measure(
                         write()
 
 
+def error_rate(uploads: Sequence[Upload], answers: Sequence[Answer]) -> float | None:
+    """Over all recordings whose words are known; None where there are none."""
+    scores = [
+        word_errors(upload.clip.text, answer.text, upload.clip.language)
+        for upload, answer in zip(uploads, answers, strict=True)
+        if upload.clip is not None and upload.clip.text is not None
+    ]
+    return total(scores).error_rate if scores else None
+
+
 def uploads_of(case: Case, options: argparse.Namespace) -> list[Upload]:
     """As many as keep all places busy: several clips for each, within what was asked for; one long file."""
     if case.length == "long":
         made = _long_uploads(case.formats, max(len(LONG_MINUTES), *options.concurrency), options.quick)
         return made[: max(len(LONG_MINUTES), case.concurrency)]
-    made = _clips(case.length, case.formats, options.requests)
+    if case.length == "mixed" and not options.shape:
+        made = _recordings(options.requests)
+    else:
+        made = _clips(case.length, case.formats, options.requests)
     return made[: max(CLIPS_ALONE, 4 * case.concurrency)]
 
 
@@ -147,6 +173,13 @@ def _long_uploads(formats: str, count: int, quick: bool) -> list[Upload]:
 
 
 @cache
+def _recordings(count: int) -> list[Upload]:
+    uploads = recordings_of_people(count)
+    check_distinct(uploads)
+    return uploads
+
+
+@cache
 def _clips(length: str, formats: str, count: int) -> list[Upload]:
     uploads = short_uploads(count, formats.split(","), None if length == "mixed" else float(length))
     check_distinct(uploads)
@@ -155,7 +188,7 @@ def _clips(length: str, formats: str, count: int) -> list[Upload]:
 
 @contextmanager
 def server(preprocess_workers: int, options: argparse.Namespace) -> Iterator[str]:
-    model = options.model
+    model = str(real_checkpoint(options.model)) if not options.shape else ""
     arguments = ["--dtype", options.dtype, "--device", options.device, *LIMITS]
     if options.shape:
         model = str(fixed_checkpoint(options.shape, options.checkpoints, options.device))
@@ -197,17 +230,17 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, plots=True, has_budget=True)
-    parser.add_argument("--model", default=str(EMBEDDED_MODEL))
+    parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of that shape instead")
     parser.add_argument("--tokens", type=int, default=100, help="of every chunk, with --shape")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--requests", type=int, default=32, help="distinct clips")
-    parser.add_argument("--length", nargs="+", default=["mixed"], help="seconds, mixed (2 to 30 s) or long")
+    parser.add_argument("--requests", type=int, default=64, help="distinct recordings")
+    parser.add_argument("--length", nargs="+", default=["mixed"], help="seconds, mixed or long")
     parser.add_argument(
         "--formats", nargs="+", default=[",".join(FORMATS)], help="each a mix: wav, or wav,flac,mp3"
     )
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--preprocess-workers", type=int, nargs="+", default=[default_preprocess_workers()])
     parser.add_argument("--serve", default="", help="more flags for the server, as one string")
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")

@@ -30,6 +30,7 @@ class Round:
     client_busy: float  # processor seconds a second; near 1 the client is what is measured
     decode_batch: float
     num_different: int  # answers that differ from the first ones to the same files
+    error_rate: float | None  # None where the words are not known
 
 
 @dataclass(eq=False)
@@ -69,7 +70,7 @@ def show(cases: Sequence[Case], console: Console) -> None:
     table = Table(
         "files", "threads", "at once", "RTFx, median (range)", "requests/s", "against the fewest",
         "latency p50 / p95, s", "first text, s", "/health p50 / p99 / max, ms", "decode batch",
-        "GPU / client busy", "changed",
+        "GPU / client busy", "changed", "errors",
     )  # fmt: skip
     for case in cases:
         rounds, health_ms = case.rounds, [1e3 * seconds for seconds in case.all_of("health_s")]
@@ -90,6 +91,7 @@ def show(cases: Sequence[Case], console: Console) -> None:
             f"{statistics.median(each.decode_batch for each in rounds):.1f}",
             " / ".join(f"{statistics.mean(shares):.0%}" for shares in (gpu, client) if shares),
             str(sum(each.num_different for each in rounds)),
+            *(f"{each.error_rate:.1%}" for each in rounds[-1:] if each.error_rate is not None),
         )
     console.print(table)
 

@@ -1,148 +1,138 @@
-"""The systems that `benchmarks.accuracy` compares: each takes a recording to its text and its words' times.
+"""The systems that `benchmarks.accuracy` and `benchmarks.peers` compare: recordings in, their texts out.
 
-`http` is a server, `ours` its pipeline without HTTP, the engine in this process; `ours_whole_windows` is the
-same with chunks as long as the model's window, so that a file of at most 30 s is not cut at all. The others
-get arrays and read long files their own way: one window after another, each from where the last text ended.
+All are given the same checkpoint, in the format that each reads, and the language of each recording. Ours is
+the whole server over HTTP and gets the files, many at once; the others are libraries and get samples, one
+recording after another, which is how they are called.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import httpx
-import numpy as np
 
-from asr_server.checkpoint import AudioWindow
-from asr_server.config import Settings
-from asr_server.core import SAMPLE_RATE, Samples
+from benchmarks.checkpoint_formats import as_ctranslate2, as_ggml
 from benchmarks.running_server import running_server
-from benchmarks.scoring import TimedWord
+from benchmarks.speech import Clip
+from benchmarks.speech.error_rates import TimedWord
 
-REQUESTS_AT_ONCE = 8
-
-
-@dataclass(frozen=True)
-class Spoken:
-    """A line of the manifest."""
-
-    audio: Path
-    text: str
-    language: str
-    times: tuple[tuple[float, float], ...]  # of each word of the text; empty: not known
+REQUESTS_AT_ONCE = 16
+BATCH = 16
 
 
 class Heard(NamedTuple):
     text: str
-    words: list[TimedWord]
+    words: list[TimedWord]  # empty where none were asked for
 
 
-@dataclass(frozen=True)
-class Task:
-    model: str
-    url: str  # of a server that runs; empty: one is started
-    with_times: bool
+class Task(NamedTuple):
+    checkpoint: Path  # in Hugging Face's layout
+    url: str = ""  # of a server that runs; empty: one is started
+    with_times: bool = False
 
 
-Report = Callable[[], None]  # one more file is done
-Transcribe = Callable[[list[Spoken], Report], list[Heard]]
+Report = Callable[[Clip, Heard], None]  # called for each recording when it is done
+Transcribe = Callable[[Sequence[Clip], Report], None]
+System = Callable[[Task], AbstractContextManager[Transcribe]]
 
 
 @contextmanager
-def http(task: Task) -> Iterator[Transcribe]:
+def ours(task: Task, *, dtype: str = "auto") -> Iterator[Transcribe]:
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
         if task.url:
-            yield _over_http(task.url, threads, task)
+            yield _over_http(task, task.url, threads)
             return
-        with running_server(task.model) as url:
-            yield _over_http(url, threads, task)
+        with running_server(str(task.checkpoint), "--dtype", dtype) as url:
+            yield _over_http(task, url, threads)
 
 
-def _over_http(url: str, threads: ThreadPoolExecutor, task: Task) -> Transcribe:
-    form: dict[str, Any] = {"response_format": "verbose_json"}
+def _over_http(task: Task, url: str, threads: ThreadPoolExecutor) -> Transcribe:
+    form: dict[str, Any] = {"response_format": "verbose_json"} if task.with_times else {}
     if task.with_times:
         form["timestamp_granularities[]"] = ["word"]
 
-    def transcribe(files: list[Spoken], report: Report) -> list[Heard]:
+    def transcribe(clips: Sequence[Clip], report: Report) -> None:
         with httpx.Client(base_url=url, timeout=3600) as client:
             form["model"] = client.get("/v1/models").json()["data"][0]["id"]
 
-            def one(spoken: Spoken) -> Heard:
-                with spoken.audio.open("rb") as file:
-                    reply = client.post(
-                        "/v1/audio/transcriptions",
-                        files={"file": file},
-                        data=form | {"language": spoken.language},
-                    )
-                reply.raise_for_status()
-                report()
+            def one(clip: Clip) -> None:
+                reply = client.post(
+                    "/v1/audio/transcriptions",
+                    files={"file": (clip.path.name, clip.path.read_bytes())},
+                    data=form | {"language": clip.language},
+                )
+                if reply.status_code != 200:
+                    raise RuntimeError(f"{clip.name}: {reply.status_code} {reply.text}")
                 body = reply.json()
-                words = [TimedWord(w["word"], w["start"], w["end"]) for w in body.get("words", ())]
-                return Heard(body["text"], words)
+                words = [TimedWord(w["word"], w["start"], w["end"]) for w in body.get("words") or ()]
+                report(clip, Heard(body["text"], words))
 
-            return list(threads.map(one, files))
+            for _ in threads.map(one, clips):
+                pass
 
     return transcribe
 
 
 @contextmanager
-def ours(task: Task) -> Iterator[Transcribe]:
-    yield _pipeline(Settings(model=task.model, executor="inline"), task)
+def openai_whisper(task: Task, **options: Any) -> Iterator[Transcribe]:
+    from benchmarks.openai_whisper import load_openai_whisper
+
+    model = load_openai_whisper(task.checkpoint)
+
+    def one(clip: Clip) -> Heard:
+        answer = model.transcribe(
+            clip.samples(), language=clip.language, word_timestamps=task.with_times, fp16=False, **options
+        )
+        words = [word for segment in answer["segments"] for word in segment.get("words", ())]
+        return Heard(
+            answer["text"], [TimedWord(w["word"], float(w["start"]), float(w["end"])) for w in words]
+        )
+
+    yield _one_by_one(one)
 
 
 @contextmanager
-def ours_whole_windows(task: Task) -> Iterator[Transcribe]:
-    window_s = AudioWindow.from_directory(Path(task.model)).duration_s
-    yield _pipeline(Settings(model=task.model, executor="inline", max_chunk_s=window_s), task)
+def faster_whisper(task: Task, *, dtype: str, batched: bool = False) -> Iterator[Transcribe]:
+    from faster_whisper import BatchedInferencePipeline, WhisperModel
 
+    threads = len(os.sched_getaffinity(0))
+    model = WhisperModel(
+        str(as_ctranslate2(task.checkpoint)), device="cpu", compute_type=dtype, cpu_threads=threads
+    )
+    recognise = (
+        partial(BatchedInferencePipeline(model).transcribe, batch_size=BATCH) if batched else model.transcribe
+    )
 
-def _pipeline(settings: Settings, task: Task) -> Transcribe:
-    from asr_server.offline import LocalTranscriber
-    from asr_server.offline.job import TranscribeJob
+    def one(clip: Clip) -> Heard:
+        segments, _ = recognise(clip.samples(), language=clip.language, word_timestamps=task.with_times)
+        read = list(segments)
+        words = [word for segment in read for word in segment.words or ()]
+        return Heard(
+            "".join(segment.text for segment in read),
+            [TimedWord(word.word, float(word.start), float(word.end)) for word in words],
+        )
 
-    async def transcribe(files: list[Spoken], report: Report) -> list[Heard]:
-        transcriber = LocalTranscriber(settings, TranscribeJob((), word_timestamps=task.with_times))
-        places = asyncio.Semaphore(REQUESTS_AT_ONCE)
-
-        async def one(spoken: Spoken) -> Heard:
-            options = transcriber.options_for(spoken.language, None)
-            async with places:
-                transcript = await transcriber.transcribe(spoken.audio, lambda *_: None, options)
-            report()
-            return Heard(transcript.text, [TimedWord(*w) for w in _fields(transcript.words)])
-
-        async with transcriber.running():
-            return await asyncio.gather(*map(one, files))
-
-    return lambda files, report: asyncio.run(transcribe(files, report))
-
-
-def _fields(words: Any) -> Iterator[tuple[str, float, float]]:
-    for word in words:
-        yield word.text, word.start_s, word.end_s
+    yield _one_by_one(one)
 
 
 @contextmanager
 def transformers(task: Task) -> Iterator[Transcribe]:
     from transformers import pipeline
 
-    recognise: Any = pipeline("automatic-speech-recognition", model=task.model, device="cpu")
+    recognise: Any = pipeline("automatic-speech-recognition", model=str(task.checkpoint), device="cpu")
     recognise.model.generation_config.max_length = None
 
-    def one(spoken: Spoken) -> Heard:
+    def one(clip: Clip) -> Heard:
         answer = recognise(
-            _samples(spoken.audio),
+            clip.samples(),
             return_timestamps="word" if task.with_times else True,
-            generate_kwargs={"language": spoken.language, "task": "transcribe"},
+            generate_kwargs={"language": clip.language, "task": "transcribe"},
         )
         chunks = answer["chunks"] if task.with_times else []
         words = [TimedWord(c["text"], c["timestamp"][0], c["timestamp"][1]) for c in chunks]
@@ -152,127 +142,49 @@ def transformers(task: Task) -> Iterator[Transcribe]:
 
 
 @contextmanager
-def faster_whisper(task: Task) -> Iterator[Transcribe]:
-    from ctranslate2.converters import TransformersConverter
-    from faster_whisper import WhisperModel
+def whisper_cpp(task: Task) -> Iterator[Transcribe]:
+    from pywhispercpp.model import Model
 
-    with tempfile.TemporaryDirectory() as folder:
-        converted = Path(folder) / "model"
-        files = ["tokenizer.json", "preprocessor_config.json"]
-        TransformersConverter(task.model, copy_files=files).convert(str(converted))
-        model = WhisperModel(str(converted), device="cpu", compute_type="float32")
+    threads = len(os.sched_getaffinity(0))
+    model = Model(
+        str(as_ggml(task.checkpoint)),
+        n_threads=threads,
+        redirect_whispercpp_logs_to=os.devnull,
+        print_progress=False,
+        print_realtime=False,
+    )
 
-        def one(spoken: Spoken) -> Heard:
-            segments, _ = model.transcribe(
-                _samples(spoken.audio),
-                language=spoken.language,
-                word_timestamps=task.with_times,
-                suppress_tokens=_suppressed(task.model),
-            )
-            read = list(segments)
-            words = [
-                TimedWord(w.word, float(w.start), float(w.end))
-                for segment in read
-                for w in segment.words or ()
-            ]
-            return Heard("".join(segment.text for segment in read), words)
+    def one(clip: Clip) -> Heard:
+        segments = model.transcribe(clip.samples(), language=clip.language)
+        return Heard("".join(segment.text for segment in segments), [])
 
-        yield _one_by_one(one)
+    yield _one_by_one(one)
 
 
-@contextmanager
-def openai_whisper(task: Task) -> Iterator[Transcribe]:
-    import whisper.decoding
-    import whisper.transcribe  # noqa: F401  the module, which a function of that name hides
-
-    from tests.engine.openai_whisper import load_openai_whisper
-
-    model = load_openai_whisper(Path(task.model))
-    modules = (sys.modules["whisper.transcribe"], sys.modules["whisper.decoding"])
-
-    def one(spoken: Spoken) -> Heard:
-        answer = sys.modules["whisper.transcribe"].transcribe(
-            model,
-            _samples(spoken.audio),
-            language=spoken.language,
-            word_timestamps=task.with_times,
-            suppress_tokens=_suppressed(task.model),
-            fp16=False,
-        )
-        found = [word for segment in answer["segments"] for word in segment.get("words", ())]
-        return Heard(
-            answer["text"], [TimedWord(w["word"], float(w["start"]), float(w["end"])) for w in found]
-        )
-
-    tokenizer = _openai_tokenizer(Path(task.model))
-    with (
-        mock.patch.object(modules[0], "get_tokenizer", tokenizer),
-        mock.patch.object(modules[1], "get_tokenizer", tokenizer),
-    ):
-        yield _one_by_one(one)
-
-
-def _openai_tokenizer(directory: Path) -> Callable[..., Any]:
-    """In the place of openai/whisper's `get_tokenizer`: with the checkpoint's own vocabulary."""
-    import tiktoken
-    from whisper.tokenizer import Tokenizer
-
-    from asr_server.tokenizer import Tokenizer as Ours
-
-    ours = Ours.from_directory(directory)
-    description = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    added = {token["content"]: token["id"] for token in description["added_tokens"]}
-    ranks = {
-        ours.decode_bytes(token): token
-        for token in description["model"]["vocab"].values()
-        if ours.is_text(token)
-    }
-    pattern = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-    encoding = tiktoken.Encoding(directory.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=added)
-    num_languages = len(ours.specials.languages)
-
-    def get_tokenizer(
-        multilingual: bool, *, language: str | None = None, task: str | None = None, **_: Any
-    ) -> Any:
-        is_multilingual = ours.specials.is_multilingual
-        return Tokenizer(
-            encoding,
-            num_languages,
-            language=language if is_multilingual else None,
-            task=(task or "transcribe") if is_multilingual else None,
-        )
-
-    return get_tokenizer
-
-
-def _suppressed(model: str) -> list[int]:
-    return list(json.loads((Path(model) / "generation_config.json").read_text())["suppress_tokens"])
-
-
-def _one_by_one(one: Callable[[Spoken], Heard]) -> Transcribe:
-    def transcribe(files: list[Spoken], report: Report) -> list[Heard]:
-        heard = []
-        for spoken in files:
-            heard.append(one(spoken))
-            report()
-        return heard
+def _one_by_one(one: Callable[[Clip], Heard]) -> Transcribe:
+    def transcribe(clips: Sequence[Clip], report: Report) -> None:
+        for clip in clips:
+            report(clip, one(clip))
 
     return transcribe
 
 
-def _samples(path: Path) -> Samples:
-    import librosa
-
-    samples, _ = librosa.load(path, sr=SAMPLE_RATE, mono=True)
-    return np.asarray(samples, np.float32)
-
-
-System = Callable[[Task], AbstractContextManager[Transcribe]]
+GREEDY: dict[str, Any] = {"beam_size": None, "best_of": None, "condition_on_previous_text": False}
 SYSTEMS: dict[str, System] = {
-    "http": http,
     "ours": ours,
-    "ours_whole_windows": ours_whole_windows,
-    "openai_whisper": openai_whisper,
+    "ours float32": partial(ours, dtype="float32"),
+    "openai-whisper greedy": partial(openai_whisper, **GREEDY),
+    "openai-whisper": partial(openai_whisper, beam_size=5, best_of=5),  # as its command line does
+    "faster-whisper int8": partial(faster_whisper, dtype="int8"),
+    "faster-whisper float32": partial(faster_whisper, dtype="float32"),
+    "faster-whisper batched int8": partial(faster_whisper, dtype="int8", batched=True),
+    "faster-whisper batched float32": partial(faster_whisper, dtype="float32", batched=True),
     "transformers": transformers,
-    "faster_whisper": faster_whisper,
+    "whisper.cpp": whisper_cpp,
 }
+NEEDS = {"faster-whisper": "faster_whisper", "openai-whisper": "whisper", "whisper.cpp": "pywhispercpp"}
+
+
+def package_of(system: str) -> str:
+    """The package that a system needs besides ours."""
+    return next((package for prefix, package in NEEDS.items() if system.startswith(prefix)), system)

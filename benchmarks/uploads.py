@@ -1,4 +1,4 @@
-"""Files to post: distinct recordings of spoken digits, short and long, in several formats."""
+"""Files to post: recordings of people as they are, or made of spoken digits in any length and format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import numpy as np
 import soundfile
 
 from asr_server.core import SAMPLE_RATE, Samples
-from tests.speech import VOICES, say
+from benchmarks.speech.corpora import Clip, chosen_clips
+from benchmarks.speech.digits import VOICES, say
 
 CODECS = {"m4a": ("mp4", "aac"), "webm": ("webm", "libopus")}  # container, codec
 FORMATS = ("wav", "flac", "mp3", "ogg", "m4a", "webm")
@@ -28,6 +29,18 @@ class Upload:
     name: str
     data: bytes
     duration_s: float
+    clip: Clip | None = None  # the recording of people that it is
+
+
+def recordings_of_people(count: int) -> list[Upload]:
+    """So many recordings whose words are known, of several corpora, half of them Dutch; in their own formats.
+
+    Raises ValueError where none are installed.
+    """
+    clips = chosen_clips(count)
+    if not clips:
+        raise ValueError("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
+    return [Upload(clip.path.name, clip.path.read_bytes(), clip.duration_s, clip) for clip in clips]
 
 
 def short_uploads(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -209,3 +209,27 @@ def sample(clips: tuple[Clip, ...], count: int, seed: int = 0) -> tuple[Clip, ..
         return clips
     chosen = np.random.default_rng(seed).choice(len(clips), count, replace=False)
     return tuple(clips[index] for index in sorted(chosen))
+
+
+def known_clips(corpora: Sequence[str], most: int) -> list[Clip]:
+    """Recordings whose words are known, at most so many of each corpus, no recording in two formats."""
+    clips: list[Clip] = []
+    for name in corpora:
+        known = tuple(clip for clip in corpus(name) if clip.text is not None)
+        clips += sample(_once(known), most)
+    return clips
+
+
+def chosen_clips(count: int) -> list[Clip]:
+    """So many recordings whose words are known, half of them Dutch, where the corpora are installed."""
+    others = tuple(known_clips(["recordings", "librivox", "cards", "commands", "audioeval"], 1000))
+    dutch = tuple(known_clips(["fillets"], count // 2))
+    return [*sample(others, count - len(dutch)), *dutch]
+
+
+def _once(clips: Sequence[Clip]) -> tuple[Clip, ...]:
+    """One of those that differ in their format alone."""
+    of_shared_text = {
+        clip.text if clip.corpus == "recordings" and clip.text else clip.name: clip for clip in clips
+    }
+    return tuple(of_shared_text.values())

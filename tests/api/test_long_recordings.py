@@ -21,11 +21,11 @@ from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, Chunk, Samples
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.assembly import FRAMES_PER_S, rest_of
+from benchmarks.engine_helpers import Reference
 from tests.api.official_client import plain, transcribe
 from tests.api.sample_files import sound_file
 from tests.checkpoints import cut_to
 from tests.conftest import Server, run_server
-from tests.engine.engine_helpers import Reference
 from tests.long_recordings import LongRecording, digits_not_whole, long_recording
 from tests.speech import digits_of
 from tests.transcription.pipeline import chunks_of

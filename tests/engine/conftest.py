@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from asr_server.config import EMBEDDED_MODEL
+from benchmarks.engine_helpers import Checkpoint
 from tests.checkpoints import pocket_directory, tiny_directory
 from tests.engine.device_stand_ins import imitate_late_device
-from tests.engine.engine_helpers import Checkpoint
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,7 @@ from asr_server.core import Samples
 from asr_server.engine import encoding, runner
 from asr_server.engine.graphs import Shape, sizes_of, smallest
 from asr_server.model.kernels import add_norm, bias_gelu, choose_token, flash_decode
-from tests.engine import engine_helpers
+from benchmarks import engine_helpers
 
 
 class StandInGraphs:

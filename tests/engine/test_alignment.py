@@ -18,9 +18,9 @@ from asr_server.engine import sequence
 from asr_server.engine.alignment import smooth
 from asr_server.tokenizer import Tokenizer
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Checkpoint, Reference, results, run, submit, transcribe
+from benchmarks.openai_whisper import load_openai_whisper, token_times_s
 from tests.checkpoints import english_only_directory, large_directory, pocket_directory, tiny_directory
-from tests.engine.engine_helpers import Checkpoint, Reference, results, run, submit, transcribe
-from tests.engine.openai_whisper import load_openai_whisper, token_times_s
 from tests.speech import say
 
 NEAR_S = 0.0201  # one position, and rounding

@@ -14,9 +14,9 @@ from asr_server.model import load_whisper
 from asr_server.model.kernels.candidates import choose_kernels
 from benchmarks.checkpoints import fix_length
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Checkpoint, transcribe
 from tests.checkpoints import pocket_directory
 from tests.engine.device_stand_ins import record
-from tests.engine.engine_helpers import Checkpoint, transcribe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -19,8 +19,8 @@ from asr_server.engine.loading import Loaded
 from asr_server.engine.runner import Runner
 from asr_server.engine.transfers import Transfers
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
 from tests.engine.device_stand_ins import StandInGraphs, imitate_graphs, imitate_late_device
-from tests.engine.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
 from tests.engine.stream_stand_ins import address, imitate_streams, tensors_of
 from tests.engine.test_engine import CLIPS, MIXED, PLAIN
 

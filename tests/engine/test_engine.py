@@ -25,8 +25,7 @@ from asr_server.core import (
 )
 from asr_server.engine import Engine
 from benchmarks.clips import make_clip
-from tests.checkpoints import pocket_directory
-from tests.engine.engine_helpers import (
+from benchmarks.engine_helpers import (
     Checkpoint,
     Reference,
     answer_languages,
@@ -35,6 +34,7 @@ from tests.engine.engine_helpers import (
     submit,
     transcribe,
 )
+from tests.checkpoints import pocket_directory
 
 CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate((9, 1, 30, 4, 0.5, 14, 2, 22))]
 PLAIN = DecodingOptions(language="de", max_new_tokens=12)

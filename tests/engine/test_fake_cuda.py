@@ -11,8 +11,8 @@ import torch
 from asr_server.core import Event
 from asr_server.engine.runner import Runner
 from asr_server.model.kernels import TORCH, Kernels
+from benchmarks.engine_helpers import answer_languages, results, run, submit
 from tests.checkpoints import pocket_directory
-from tests.engine.engine_helpers import answer_languages, results, run, submit
 from tests.engine.fake_cuda import KERNELS, FakeGraph, Launched, fake_cuda, fake_engine
 from tests.engine.test_device_stand_ins import WORDS
 from tests.engine.test_engine import CLIPS, MIXED

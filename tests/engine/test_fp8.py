@@ -18,9 +18,9 @@ from asr_server.model import load_whisper
 from asr_server.model.linear_fp8 import Float8Linear
 from asr_server.workers.description import describe
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Checkpoint, transcribe
 from tests.checkpoints import short_window_directory
 from tests.engine.device_stand_ins import imitate_graphs, take_few_programs
-from tests.engine.engine_helpers import Checkpoint, transcribe
 from tests.speech import say
 
 SPOKEN = [say(digits, voice).samples for digits, voice in (("427", "f3"), ("9081", "rms"), ("317", "m5"))]

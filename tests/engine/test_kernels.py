@@ -8,9 +8,9 @@ import torch
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.model import decoder
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Checkpoint, results, run, submit
 from tests.checkpoints import short_window_directory
 from tests.engine.device_stand_ins import imitate_graphs, take_few_programs
-from tests.engine.engine_helpers import Checkpoint, results, run, submit
 
 REQUESTS = [
     (make_clip(0, 7.5), DecodingOptions(language="de", max_new_tokens=4)),

@@ -12,8 +12,8 @@ import torch
 
 from asr_server.core import TEMPERATURE_LADDER, DecodingOptions
 from benchmarks.clips import make_clip
-from tests.engine.engine_helpers import Checkpoint, transcribe
-from tests.engine.openai_whisper import load_openai_whisper
+from benchmarks.engine_helpers import Checkpoint, transcribe
+from benchmarks.openai_whisper import load_openai_whisper
 
 MAX_TOKENS = 16
 LOOP_TOKENS = 120

@@ -11,13 +11,13 @@ from asr_server.checkpoint import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Checkpoint, Reference, transcribe
 from tests.checkpoints import (
     english_only_directory,
     large_directory,
     short_window_directory,
     tiny_directory,
 )
-from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
 from tests.speech import say
 
 MAX_TOKENS = 20

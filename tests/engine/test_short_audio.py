@@ -6,8 +6,8 @@ import pytest
 
 from asr_server.core import DecodingOptions
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Checkpoint, Reference, transcribe
 from tests.checkpoints import cut_to, pocket_directory
-from tests.engine.engine_helpers import Checkpoint, Reference, transcribe
 
 DURATIONS_S = (3, 14, 0.5, 4.9, 29, 9.7, 7, 19.5, 12, 24)
 LENGTHS_S = (5, 15, 5, 5, 30, 10, 10, 20, 15, 30)

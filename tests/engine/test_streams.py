@@ -11,7 +11,7 @@ from asr_server.core import Event
 from asr_server.engine import Engine
 from asr_server.engine.encoding import CudaEncoder
 from asr_server.engine.runner import Runner
-from tests.engine.engine_helpers import Checkpoint, results, run, submit, transcribe
+from benchmarks.engine_helpers import Checkpoint, results, run, submit, transcribe
 from tests.engine.stream_stand_ins import StandInStream, imitate_streams, watching
 from tests.engine.test_device_stand_ins import WORDS
 from tests.engine.test_engine import CLIPS, MIXED

@@ -14,8 +14,8 @@ from asr_server.core import DecodingOptions
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.language_detector import CONFIDENT, MAX_VOTES
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Reference
 from tests.checkpoints import short_window_directory
-from tests.engine.engine_helpers import Reference
 from tests.transcription.pipeline import chunks_of, transcribe
 
 WINDOW_S = 8

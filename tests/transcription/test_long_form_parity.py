@@ -11,8 +11,8 @@ from asr_server.checkpoint import AudioWindow
 from asr_server.core import DecodingOptions, Samples
 from asr_server.tokenizer import Tokenizer
 from benchmarks.clips import make_clip
+from benchmarks.engine_helpers import Reference
 from tests.checkpoints import terse_directory
-from tests.engine.engine_helpers import Reference
 from tests.transcription.pipeline import chunks_of, transcribe
 from tests.transcription.transformers_reading import Parts, read_chunks
 

@@ -13,8 +13,8 @@ import torch
 from asr_server.audio import split
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples
 from benchmarks.clips import make_clip
+from benchmarks.openai_whisper import load_openai_whisper
 from tests.checkpoints import brief_directory
-from tests.engine.openai_whisper import load_openai_whisper
 from tests.transcription.pipeline import chunks_of, transcribe
 
 FRAME = SAMPLE_RATE // 100  # openai-whisper's windows begin with one

@@ -11,7 +11,7 @@ from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.assembly import FRAMES_PER_S, MIN_TAIL_S
 from asr_server.transcription.chunk_reader import MAX_PARTS
-from tests.engine.engine_helpers import Reference
+from benchmarks.engine_helpers import Reference
 
 PROMPT_TOKENS: Final = 3
 AT_ONCE: Final = 16

@@ -1,9 +1,9 @@
-"""The systems that `benchmarks.peers` compares: each loads, then does all the work whenever it is called.
+"""The systems that `benchmarks.shapes` compares: each loads, then does all the work whenever it is called.
 
 Ours is there twice. `ours` gets arrays as the peers do. `ours_http` is the whole server in a process of its
 own and gets the same clips as 16-bit wav files, all posted at once; as always it decodes with timestamps.
 
-python -m benchmarks.systems TASK       for every line on standard input, one run; prints its seconds as JSON
+python -m benchmarks.shape_systems TASK    one run for every line it reads; prints its seconds as JSON
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 
 from asr_server.core import SAMPLE_RATE, ChunkId, DecodingOptions, Result, Samples, Submit
 from benchmarks.client import Client, connected, transcribe
-from benchmarks.peers import Setting, Work, make_clips
 from benchmarks.running_server import running_server
+from benchmarks.shapes import Setting, Work, make_clips
 from benchmarks.uploads import wav
 
 Clips = Sequence[Samples]
