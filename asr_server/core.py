@@ -109,6 +109,7 @@ class ChunkResult(msgspec.Struct, frozen=True):
     token_times_s: tuple[float, ...] = ()  # when each text token begins, and last when the last one ends
     token_peaks_s: tuple[float, ...] = ()  # where the audio was attended to most for each text token
     pauses_s: tuple[tuple[float, float], ...] = ()  # start and end of each pause in the audio, in order
+    num_fallbacks: int = 0  # steps of the ladder that were tried above the first
 
 
 # -- The wire: commands go to a replica, events come back. -------------------------------------------------

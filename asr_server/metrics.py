@@ -7,9 +7,12 @@ queue lengths, is not here but in `api.metrics`.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final, Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,7 +24,13 @@ from prometheus_client import (
 )
 
 from asr_server import __version__
-from asr_server.core import ChunkTimes
+from asr_server.core import TEMPERATURE_LADDER, ChunkResult, ChunkTimes, Submit
+
+ReadAgainReason = Literal["unread_tail", "speech_passed_over", "language_outvoted", "replica_lost"]
+DroppedReason = Literal["judged_silence", "no_voice"]
+READ_AGAIN_REASONS: Final[tuple[ReadAgainReason, ...]] = get_args(ReadAgainReason)
+DROPPED_REASONS: Final[tuple[DroppedReason, ...]] = get_args(DroppedReason)
+UNKNOWN_LANGUAGE: Final = "unknown"
 
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -60,7 +69,9 @@ audio_received_seconds: Final = _counter(
     "asr_audio_received_seconds", "Audio decoded from uploads and taken in by realtime sessions."
 )
 audio_transcribed_seconds: Final = _counter(
-    "asr_audio_transcribed_seconds", "Audio of requests and realtime turns whose text is final."
+    "asr_audio_transcribed_seconds",
+    "Audio of requests and realtime turns whose text is final.",
+    ("route", "language"),
 )
 realtime_closed: Final = _counter(
     "asr_realtime_sessions_closed", "Realtime sessions ended or refused, by the close code.", ("code",)
@@ -89,17 +100,124 @@ chunk_encode_seconds: Final = _histogram(
 chunk_decode_seconds: Final = _histogram(
     "asr_chunk_decode_seconds", "A chunk's time in the decoder, fallbacks included.", _CHUNK_BUCKETS_S
 )
-chunks_transcribed: Final = _counter("asr_chunks_transcribed", "Chunks with a result.")
-chunks_retried: Final = _counter("asr_chunks_retried", "Chunks sent again as their replica was lost.")
+chunks_transcribed: Final = _counter(
+    "asr_chunks_transcribed", "Results, by the temperature of the try that was kept.", ("temperature",)
+)
+fallbacks: Final = _counter(
+    "asr_fallbacks", "Tries above a chunk's first, by the temperature tried.", ("temperature",)
+)
+chunks_read_again: Final = _counter(
+    "asr_chunks_read_again", "Chunks read again, all or in part.", ("reason",)
+)
+segments_dropped: Final = _counter(
+    "asr_segments_dropped", "Segments that a model wrote where nobody speaks.", ("reason",)
+)
 chunks_failed: Final = _counter("asr_chunks_failed", "Chunks without a result.", ("reason",))
 for _reason in ("engine_error", "replicas_ended", "no_engine", "shutting_down"):
     chunks_failed.labels(_reason)  # 0, not absent, before the first
+for _reason in READ_AGAIN_REASONS:
+    chunks_read_again.labels(_reason)
+for _reason in DROPPED_REASONS:
+    segments_dropped.labels(_reason)
+for _number, _temperature in enumerate(TEMPERATURE_LADDER):
+    chunks_transcribed.labels(f"{_temperature:g}")
+    if _number:
+        fallbacks.labels(f"{_temperature:g}")
 replica_restarts: Final = _counter("asr_replica_restarts", "Starts in the place of a replica that was lost.")
 
 
-def observe_chunk(total_s: float, times: ChunkTimes) -> None:
+def observe_chunk_times(total_s: float, times: ChunkTimes) -> None:
     """A chunk has a result, `total_s` after it came into the queue."""
-    chunks_transcribed.inc()
     chunk_queue_seconds.observe(max(0.0, total_s - times.encode_s - times.decode_s))
     chunk_encode_seconds.observe(times.encode_s)
     chunk_decode_seconds.observe(times.decode_s)
+
+
+# -- What one request takes ---------------------------------------------------------------------------------
+
+
+class RequestStats:
+    """What one request or WebSocket has taken so far. It is counted for `/metrics` in the same place, and
+    summed up here for the request's line of the log.
+
+    Args:
+        route: where it came in. It is asked late: the route is known only once the request has reached it.
+    """
+
+    def __init__(self, route: Callable[[], str] = lambda: "other") -> None:
+        self._route = route
+        self._num_chunks = 0
+        self._fallbacks = Tally[str]()  # by temperature
+        self._read_again = Tally[ReadAgainReason]()
+        self._segments_dropped = Tally[DroppedReason]()
+        self._audio_s: defaultdict[str, float] = defaultdict(float)  # by language
+
+    def on_result(self, result: ChunkResult, submit: Submit) -> None:
+        """A chunk, or the part of one that was left unread, has been decoded."""
+        self._num_chunks += submit.id.part == 0
+        chunks_transcribed.labels(_temperature_label(result.temperature)).inc()
+        for temperature in submit.options.temperatures[1 : 1 + result.num_fallbacks]:
+            label = _temperature_label(temperature)
+            self._fallbacks[label] += 1
+            fallbacks.labels(label).inc()
+
+    def on_read_again(self, reason: ReadAgainReason) -> None:
+        """A chunk is to be read once more, from its beginning or from the part that was left unread."""
+        self._read_again[reason] += 1
+        chunks_read_again.labels(reason).inc()
+
+    def on_segments_dropped(self, reason: DroppedReason, count: int) -> None:
+        if count:
+            self._segments_dropped[reason] += count
+            segments_dropped.labels(reason).inc(count)
+
+    def on_audio(self, duration_s: float, language: str | None) -> None:
+        """The text of so much audio is final; the language is None where none was found."""
+        if duration_s:
+            self._audio_s[language or UNKNOWN_LANGUAGE] += duration_s
+            audio_transcribed_seconds.labels(self._route(), language or UNKNOWN_LANGUAGE).inc(duration_s)
+
+    def summary(self) -> dict[str, Any]:
+        """For a line of the log as JSON: what there was of it."""
+        audio_s = {language: round(duration_s, 3) for language, duration_s in self._audio_s.items()}
+        sums = {
+            "audio_s": audio_s,
+            "chunks": self._num_chunks,
+            "fallbacks": dict(self._fallbacks),
+            "read_again": dict(self._read_again),
+            "segments_dropped": dict(self._segments_dropped),
+        }
+        return {name: value for name, value in sums.items() if value}
+
+    def __str__(self) -> str:
+        """For a line of the log as text: "; audio 75.0 s, chunks 3, fallbacks 2"; empty for nothing."""
+        counts = {
+            "chunks": self._num_chunks,
+            "fallbacks": sum(self._fallbacks.values()),
+            "read again": sum(self._read_again.values()),
+            "segments dropped": sum(self._segments_dropped.values()),
+        }
+        told = [f"{name} {count}" for name, count in counts.items() if count]
+        if self._audio_s:
+            told.insert(0, f"audio {sum(self._audio_s.values()):.1f} s")
+        return f"; {', '.join(told)}" if told else ""
+
+
+def _temperature_label(temperature: float) -> str:
+    """A client may ask for any temperature: all that are not of the ladder count as one."""
+    return f"{temperature:g}" if temperature in TEMPERATURE_LADDER else "other"
+
+
+_current_request_stats: Final = ContextVar[RequestStats]("_current_request_stats")
+
+
+def begin_request_stats(route: Callable[[], str]) -> RequestStats:
+    """What this task, and those that it starts, take from now on counts for one request."""
+    stats = RequestStats(route)
+    _current_request_stats.set(stats)
+    return stats
+
+
+def current_request_stats() -> RequestStats:
+    """Of the request that this task works for; new ones, where it works for none."""
+    return _current_request_stats.get(None) or RequestStats()

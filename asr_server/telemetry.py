@@ -20,6 +20,7 @@ current_request_id: Final = ContextVar("current_request_id", default="")
 
 logger = logging.getLogger(__name__)
 
+FIGURES: Final = "figures"  # the attribute of a record whose values become values of its line as JSON
 _SEPARATOR: Final = "#"  # never in a request's id, see `api.request_id`
 _count = itertools.count(1)
 
@@ -99,5 +100,6 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             "request_id": current_request_id.get() or None,
             "exception": self.formatException(record.exc_info) if record.exc_info else None,
+            **getattr(record, FIGURES, {}),
         }
         return json.dumps({key: value for key, value in entry.items() if value is not None})

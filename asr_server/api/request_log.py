@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asr_server import metrics
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST
+from asr_server.telemetry import FIGURES
 
 QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 UNKNOWN_ROUTE: Final = "other"
@@ -37,6 +38,7 @@ class RequestLogMiddleware:
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
+        stats = metrics.begin_request_stats(lambda: _route_of(scope))
         status = CLIENT_CLOSED_REQUEST
 
         async def send_and_note_status(message: Message) -> None:
@@ -50,11 +52,13 @@ class RequestLogMiddleware:
         finally:
             route = _route_of(scope)
             path = _path_of(scope, route)
-            report_request(f"{scope['method']} {path}", route, status, time.monotonic() - started_at)
+            duration_s = time.monotonic() - started_at
+            report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Of a WebSocket. Whoever closes it first gives the code."""
         started_at = time.monotonic()
+        stats = metrics.begin_request_stats(lambda: _route_of(scope))
         closed_by, code = "nobody", BROKEN
 
         def note(who: str, message: Message, type: str) -> None:
@@ -78,15 +82,20 @@ class RequestLogMiddleware:
             if route != UNKNOWN_ROUTE:
                 metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
             path = _path_of(scope, route)
-            logger.info("WebSocket %s: closed by %s with %d after %.3f s", path, closed_by, code, duration_s)
+            what = "WebSocket %s: closed by %s with %d after %.3f s%s"
+            extra = {FIGURES: stats.summary()}
+            logger.info(what, path, closed_by, code, duration_s, stats, extra=extra)
 
 
-def report_request(what: str, route: str, status: int, duration_s: float) -> None:
+def report_request(
+    what: str, route: str, status: int, duration_s: float, stats: metrics.RequestStats
+) -> None:
     """Logs one request and counts it; another protocol gives the status that HTTP would."""
     metrics.requests.labels(route, str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
-    logger.log(level, "%s: %d in %.3f s", what, status, duration_s)
+    extra = {FIGURES: stats.summary()}
+    logger.log(level, "%s: %d in %.3f s%s", what, status, duration_s, stats, extra=extra)
 
 
 def _path_of(scope: Scope, route: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from asr_server.core import ChunkResult
 from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
@@ -121,6 +123,7 @@ class DecodeLoop:
                 retried.append(sequence)
             else:
                 sequence.finished = True
+                result = msgspec.structs.replace(result, num_fallbacks=sequence.temperature_index)
                 finished.append((sequence, result))
         self.start(retried)
         self.sequences = [sequence for sequence in self.sequences if not sequence.finished]

@@ -74,6 +74,11 @@ def decode_part(
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
 
 
+def num_spans(chunk: Chunk, result: ChunkResult, tokenizer: Tokenizer) -> int:
+    """How many stretches of text a result holds, whatever becomes of them."""
+    return len(list(_TimestampParser(tokenizer, chunk.duration_s).spans(result, len(result.tokens))))
+
+
 def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
     """Of a chunk in which nobody speaks, whatever was read in it."""
     return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)

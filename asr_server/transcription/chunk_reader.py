@@ -59,6 +59,7 @@ class ChunkReader:
         self._language.on_decoded(guess)
         progress.on_wait_for_others()
         if guess is not None and (settled := await self._language.conclusion()) != guess:
+            self._handle.stats.on_read_again("language_outvoted")
             parts = await self._read_parts(chunk, settled, progress, first_part=MAX_PARTS)
         return parts
 
@@ -91,23 +92,32 @@ class ChunkReader:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
             decoded = assembly.decode_part(tail, result, options, self._tokenizer, is_last)
+            if assembly.is_silence(result, options):
+                num_dropped = assembly.num_spans(tail, result, self._tokenizer)
+                self._handle.stats.on_segments_dropped("judged_silence", num_dropped)
             if self._voice_pool is not None:
+                num_spans = len(decoded.spans)
                 num_sent = progress.num_spans(part=len(parts))
                 with self._watch.waiting_for_pool():
                     decoded = await voice_check.without_invented(decoded, tail, self._voice_pool, num_sent)
+                self._handle.stats.on_segments_dropped("no_voice", num_spans - len(decoded.spans))
             parts.append(decoded)
             previous_text.add(decoded)
-            tail = await self._rest(tail, parts)
+            tail = None if is_last else await self._rest(tail, parts)
         return parts
 
     async def _rest(self, chunk: Chunk, parts: list[DecodedPart]) -> Chunk | None:
         """What is left to read of that which the last part was read from."""
         tail = assembly.unread_tail(chunk, parts[-1])
-        if tail is not None or self._voice_pool is None or self._options.max_new_tokens is not None:
+        if tail is not None:
+            self._handle.stats.on_read_again("unread_tail")
             return tail
+        if self._voice_pool is None or self._options.max_new_tokens is not None:
+            return None
         with self._watch.waiting_for_pool():
             tail = await voice_check.passed_over(chunk, parts[-1], self._voice_pool)
         if tail is not None:
+            self._handle.stats.on_read_again("speech_passed_over")
             parts[-1] = assembly.ended_with_segments(parts[-1])
         return tail
 

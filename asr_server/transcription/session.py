@@ -66,9 +66,9 @@ class TranscriptionSession:
             if delta.text and not self._has_sent_text:
                 self._has_sent_text = True
                 metrics.first_text_seconds.observe(time.monotonic() - self._started_at)
-            self._count_audio(delta.end_s)
+            self._count_audio(delta.end_s, delta.language)
             yield delta
-        self._count_audio(self._source.duration_s)
+        self._count_audio(self._source.duration_s, self._language.code)
 
     async def only_delta(self) -> TranscriptDelta:
         """Of a source of one chunk. It is left out of what requests are measured by: the caller knows
@@ -77,9 +77,9 @@ class TranscriptionSession:
         (delta,) = [delta async for delta in self._all_deltas()]
         return delta
 
-    def _count_audio(self, until_s: float) -> None:
+    def _count_audio(self, until_s: float, language: str | None) -> None:
         """Up to here the text is final."""
-        metrics.audio_transcribed_seconds.inc(max(0.0, until_s - self._counted_s))
+        self._handle.stats.on_audio(max(0.0, until_s - self._counted_s), language)
         self._counted_s = max(self._counted_s, until_s)
 
     async def _all_deltas(self) -> AsyncIterator[TranscriptDelta]:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from asr_server import metrics
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import (
@@ -298,7 +297,7 @@ class Dispatcher:
             )
             chunk.fail(ReplicasEnded(num_attempts))
             return
-        metrics.chunks_retried.inc()
+        chunk.request.stats.on_read_again("replica_lost")
         next_id = msgspec.structs.replace(id, attempt=num_attempts)
         chunk.submit = msgspec.structs.replace(chunk.submit, id=next_id)
         self._wait(chunk)

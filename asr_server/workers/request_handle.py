@@ -30,6 +30,7 @@ class RequestHandle:
     num_in_flight: int = 0
     num_moves: int = 0  # chunks sent or taken, and events of them
     last_finish_tag: float = 0.0
+    stats: metrics.RequestStats = field(default_factory=metrics.current_request_stats)
     _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_for_capacity(self) -> int:
@@ -89,8 +90,9 @@ class PendingChunk:
     def resolve(self, result: ChunkResult, times: ChunkTimes | None) -> None:
         if not self.future.done():
             self.future.set_result(result)
+            self.request.stats.on_result(result, self.submit)
             if times is not None:
-                metrics.observe_chunk(time.monotonic() - self.queued_at, times)
+                metrics.observe_chunk_times(time.monotonic() - self.queued_at, times)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -364,6 +365,7 @@ def test_the_second_view_shows_the_server_live(open_page: OpenPage) -> None:
     expect(card(other, "call.wav").locator(".facts")).to_contain_text("× real time")
     expect(page.locator("#throughput")).not_to_have_text("0.0")
     expect(page.locator("#preprocess")).to_contain_text("waiting for a slot")
+    expect(page.locator("#tries")).to_have_text(re.compile(r"^\d+ fallbacks, \d+ chunks read again so far$"))
     error = {"message": "The engine is starting."}
     page.route("**/ready", lambda route: route.fulfill(status=503, json={"error": error}))
     expect(page.locator("#health.is-bad")).to_have_text("The engine is starting.")

@@ -270,7 +270,7 @@ def test_the_ladder_is_climbed_while_results_are_unlikely(pocket: Checkpoint) ->
         no_speech_threshold=1.1,
     )
     found = transcribe(pocket.engine(), CLIPS[:2], options)
-    assert [result.temperature for result in found] == [0.8, 0.8]
+    assert [(result.temperature, result.num_fallbacks) for result in found] == [(0.8, 2), (0.8, 2)]
     only_last = DecodingOptions(language="de", max_new_tokens=6, temperatures=(0.8,))
     assert [r.tokens for r in found] == [r.tokens for r in transcribe(pocket.engine(), CLIPS[:2], only_last)]
 
@@ -287,7 +287,7 @@ def test_the_first_step_that_passes_is_kept(pocket: Checkpoint, lenient: dict[st
         language="de", max_new_tokens=6, temperatures=(0.0, 1.0), compression_ratio_threshold=99.0, **lenient
     )
     (found,) = transcribe(pocket.engine(), CLIPS[:1], options)
-    assert found.temperature == 0.0
+    assert (found.temperature, found.num_fallbacks) == (0.0, 0)
 
 
 def test_repetitive_text_climbs_the_ladder(pocket: Checkpoint) -> None:

@@ -264,7 +264,10 @@ class RealtimeSession:
             self._readers.pop(event.item_id)  # type: ignore[attr-defined]
             self._app.realtime.num_turns += 1
         if isinstance(event, out.Completed):
-            metrics.audio_transcribed_seconds.inc(event.usage.seconds)
+            languages = event.languages or ()
+            metrics.current_request_stats().on_audio(
+                event.usage.seconds, languages[0].code if languages else None
+            )
         self._num_events += 1
         event = msgspec.structs.replace(event, event_id=f"event_{self._state.tag}{self._num_events:06d}")
         try:

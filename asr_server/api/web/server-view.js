@@ -55,6 +55,8 @@ function showMetrics(metrics) {
   const [[first, since], [last, now]] = [audio[0], audio[audio.length - 1]];
   const rate = now > since ? Math.max(0, last - first) / (now - since) : 0;
   plot("throughput", rate, rate < 10 ? rate.toFixed(1) : Math.round(rate));
+  const numReadAgain = sum("asr_chunks_read_again_total");
+  $("tries").textContent = `${sum("asr_fallbacks_total")} fallbacks, ${numReadAgain} chunks read again so far`;
   plot("requests", sum("asr_requests_in_flight"));
   plot("chunks", sum("asr_chunks"));
   plot("sessions", sum("asr_realtime_sessions"));

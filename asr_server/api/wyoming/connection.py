@@ -19,7 +19,7 @@ from wyoming.event import Event, Eventable, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Info
 from wyoming.ping import Pong
 
-from asr_server import __version__
+from asr_server import __version__, metrics
 from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
 from asr_server.api.request import check_model
@@ -52,6 +52,7 @@ class WyomingConnection:
         self._has_left = asyncio.Event()
         self._wanted = Transcribe()
         self._asked_at: float | None = None  # when the utterance under way began
+        self._stats = metrics.RequestStats()  # of that utterance
 
     async def run(self) -> None:
         """Until the client leaves, or is told an error: then the connection is of no more use to it."""
@@ -105,6 +106,7 @@ class WyomingConnection:
         """
         state = self._state
         current_request_id.set(new_request_id())
+        self._stats = metrics.begin_request_stats(lambda: ROUTE)
         self._asked_at = time.monotonic()
         state.require_engine()
         options = self._decoding_options()
@@ -190,7 +192,7 @@ class WyomingConnection:
     def _report(self, status: int) -> None:
         """The utterance under way, if there is one, has come to its end."""
         if self._asked_at is not None:
-            report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at)
+            report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at, self._stats)
             self._asked_at = None
 
     def _info(self) -> Info:

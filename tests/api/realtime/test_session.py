@@ -125,7 +125,8 @@ async def test_a_turn_counts_once_however_often_it_is_read() -> None:
             await client.until(".completed")
         while not growth(before, after := await read(app), 'asr_realtime_sessions_closed_total{code="1000"}'):
             await asyncio.sleep(0.01)
-    for name in ("asr_audio_received_seconds_total", "asr_audio_transcribed_seconds_total"):
+    transcribed = 'asr_audio_transcribed_seconds_total{language="en",route="/v1/realtime"}'
+    for name in ("asr_audio_received_seconds_total", transcribed):
         assert growth(before, after, name) == pytest.approx(1.0, abs=0.01)
     assert growth(before, after, "asr_realtime_turns_total") == 1
     assert not growth(before, after, "asr_time_to_first_text_seconds_count")

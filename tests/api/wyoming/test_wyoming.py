@@ -194,10 +194,12 @@ async def test_each_utterance_is_counted_and_logged_as_a_request(caplog: pytest.
     counted = {status: growth(before, after, wyoming_requests(status)) for status in (200, 400, 404, 499)}
     assert counted == {200: 2, 400: 1, 404: 1, 499: 1}
     assert growth(before, after, 'asr_request_seconds_count{route="wyoming"}') == 5
-    for name in ("asr_audio_received_seconds_total", "asr_audio_transcribed_seconds_total"):
+    transcribed = 'asr_audio_transcribed_seconds_total{language="en",route="wyoming"}'
+    for name in ("asr_audio_received_seconds_total", transcribed):
         assert growth(before, after, name) == pytest.approx(2.0)
     lines = [record for record in caplog.records if record.message.startswith("wyoming: ")]
     assert [line.message.split()[1] for line in lines] == ["200", "200", "404", "400", "499"]
+    assert ["; audio 1.0 s, chunks 1" in line.message for line in lines] == [True, True, False, False, False]
 
 
 def wyoming_requests(status: int) -> str:
