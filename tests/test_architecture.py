@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "child_process": set(),
     "cli": {"api", "convert", "formats", "offline", "preflight", "remote"},
     "config": set(),
-    "convert": set(),
+    "convert": {"model"},
     "core": set(),
     "engine": {"model"},
     "errors": set(),

@@ -12,6 +12,7 @@ from typing import Any
 from asr_server.checkpoint.error import CheckpointError
 from asr_server.checkpoint.foreign import explain_listing
 from asr_server.checkpoint.json_files import read_json, read_optional_json
+from asr_server.checkpoint.names import base_model
 from asr_server.checkpoint.weights import INDEX, check_weights
 
 _OPTIONAL = (
@@ -22,9 +23,6 @@ _OPTIONAL = (
     "preprocessor_config.json",
     INDEX,
 )
-_WIDTHS = {384: "tiny", 512: "base", 768: "small", 1024: "medium", 1280: "large-v2"}  # by d_model
-_ENGLISH_VOCABULARY, _LARGE_V3_VOCABULARY = 51864, 51866
-_TURBO_LAYERS = 4
 
 
 def check_directory(directory: Path) -> None:
@@ -57,18 +55,10 @@ def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
     if not missing:
         return
     base = base_model(config)
-    command = f", perhaps: hf download {base} tokenizer.json --local-dir {directory}" if base else ""
+    command = (
+        f", perhaps: hf download openai/whisper-{base} tokenizer.json --local-dir {directory}" if base else ""
+    )
     raise CheckpointError(
         f"{directory} has no tokenizer.json (nor, instead of it, {' and '.join(missing)}). "
         f"Take that of the model it was trained from{command}"
     )
-
-
-def base_model(config: dict[str, Any]) -> str | None:
-    """The published model of this width and vocabulary, from which a fine-tuned one most likely comes."""
-    size, vocabulary = _WIDTHS.get(config.get("d_model", 0)), config.get("vocab_size")
-    if size is None:
-        return None
-    if vocabulary == _LARGE_V3_VOCABULARY:
-        size = "large-v3-turbo" if config.get("decoder_layers") == _TURBO_LAYERS else "large-v3"
-    return f"openai/whisper-{size}" + (".en" if vocabulary == _ENGLISH_VOCABULARY else "")

@@ -1,89 +1,206 @@
-"""Fetches checkpoints from the Hugging Face hub, each file once; without a network the cache serves.
+"""Downloads a model's files from the Hugging Face hub, each checked by its sum before it gets its name.
 
-Used by `resolve_checkpoint` and by `asr-server convert`. Blocks for as long as the download takes.
+Written with one client and our own limits, because huggingface_hub tries again for longer than a start may
+wait, and checks no sums. Of that library come the endpoint, the token and whether to stay offline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
 
-from asr_server.checkpoint.error import CheckpointError
+from asr_server.checkpoint.error import CheckpointError, NotFetched
 from asr_server.checkpoint.foreign import explain_listing
+from asr_server.checkpoint.names import Published
+from asr_server.checkpoint.progress import DownloadProgress
+from asr_server.checkpoint.sums import has_sum
 from asr_server.checkpoint.weights import INDEX, PICKLED, SINGLE
 
-ANSWER_LIMIT_S = 10.0
-_TEXTS = ["*.json", "*.txt"]
-_FILES = "config.json generation_config.json preprocessor_config.json tokenizer.json model.safetensors"
+if TYPE_CHECKING:
+    import httpx2
+
+ANSWER_LIMIT_S: Final = 8.0  # for the list of files, connecting included: what a start waits for a silent hub
+SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
+TRIES: Final = 4  # one after another without a byte more
+UNFINISHED: Final = ".part"
+_PAUSE_S: Final = 0.5  # before another try, doubled each time
+_CTRANSLATE2: Final = "model.bin"
+_TEXT_ENDINGS: Final = (".json", ".txt")
+_LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
 
 
-class _Unreachable(Exception):
-    """The hub did not answer; the message says why in a few words."""
+class _File(NamedTuple):
+    name: str
+    num_bytes: int
+    sum: str  # sha256, or git's own of a small file
 
 
-def fetch(name: str, with_weights: bool = True) -> Path:
-    """The directory in the cache of the hub's model `name`, downloaded if need be.
+def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str:
+    """Downloads the files of the model into `folder`, and returns the commit that they are of.
 
     Raises:
-        CheckpointError: the hub has no such model, or cannot be reached and the cache does not have it.
+        NotFetched: the hub cannot be reached, refuses, has no such model, or a download broke off.
+        CheckpointError: what it has is in a format that cannot be served.
     """
-    from huggingface_hub import snapshot_download
+    import httpx2
+    from huggingface_hub import constants, get_token
 
+    if constants.HF_HUB_OFFLINE:
+        raise NotFetched(f"{model.name} is not here, and HF_HUB_OFFLINE says to stay offline")
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    timeout = httpx2.Timeout(SILENCE_LIMIT_S, connect=ANSWER_LIMIT_S)
+    with httpx2.Client(
+        base_url=constants.ENDPOINT, headers=headers, timeout=timeout, follow_redirects=True
+    ) as client:
+        commit, listed = _list_files(client, model)
+        wanted = _wanted(model, listed, with_weights)
+        with DownloadProgress(
+            f"{model.name} from {model.repository} on the hub", sum(file.num_bytes for file in wanted)
+        ) as progress:
+            for file in wanted:
+                url = f"/{model.repository}/resolve/{commit}/{quote(file.name)}"
+                _download(client, url, file, folder, progress)
+    return commit
+
+
+def _list_files(client: httpx2.Client, model: Published) -> tuple[str, list[_File]]:
+    """The commit and its files, with their sums."""
+    url = f"/api/models/{model.repository}/revision/{quote(model.revision, safe='')}"
+    answer = _within(ANSWER_LIMIT_S, lambda: client.get(url, params={"blobs": "true"}))
+    _check_status(answer, model)
     try:
-        files = _list_files(name)
-    except _Unreachable as reason:
-        return _cached(name, reason)
-    explanation = explain_listing(name, files)
-    if explanation:
+        content = answer.json()
+        files = [_described(model, about) for about in content["siblings"] if "/" not in about["rfilename"]]
+        return str(content["sha"]), files
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotFetched(f"what answers as the Hugging Face hub is something else ({error!r})") from error
+
+
+def _described(model: Published, about: Mapping[str, Any]) -> _File:
+    name = about["rfilename"]
+    stated = (about.get("lfs") or {}).get("sha256") or about["blobId"]
+    known = model.sha256.get(name, stated)
+    if len(known) == len(stated) and known != stated:
+        raise NotFetched(f"{name} of {model.repository} on the hub is not the file that was published")
+    return _File(name, int(about.get("size") or 0), known)
+
+
+def _wanted(model: Published, listed: list[_File], with_weights: bool) -> list[_File]:
+    names = [file.name for file in listed]
+    if explanation := explain_listing(model.repository, names):
         raise CheckpointError(explanation)
-    patterns = [*_TEXTS, *_weights(files)] if with_weights else _TEXTS
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the network, the disk: the library has many types for them
-        raise CheckpointError(
-            f"{name} could not be fetched whole ({_in_a_line(error)}); what has arrived is kept: try again"
-        ) from error
+    weights = set(_weights(names)) if with_weights else set()
+    return [
+        file
+        for file in listed
+        if file.name in weights
+        or (file.name.endswith(_TEXT_ENDINGS) and not file.name.startswith("model."))
+        or (with_weights and file.name == INDEX and SINGLE not in names)
+    ]
 
 
-def _list_files(name: str) -> list[str]:
-    """The names of the model's files. Asks once: the library's other calls try again for 20 s."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-
-    try:
-        return [file.rfilename for file in HfApi().model_info(name, timeout=ANSWER_LIMIT_S).siblings or []]
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"{name} is gated: accept its terms on its page at the hub, then log in with `hf auth login`"
-        ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise CheckpointError(
-            f"the Hugging Face hub has no model {name}, or it is private: then log in with `hf auth login`"
-        ) from error
-    except Exception as error:  # no network, no answer in time, told to stay offline
-        raise _Unreachable(_in_a_line(error)) from error
-
-
-def _weights(files: Collection[str]) -> list[str]:
-    """Patterns of one set of weights: many repositories hold the same ones in several formats."""
-    if SINGLE in files:
+def _weights(names: list[str]) -> list[str]:
+    """The files of one set of weights: many repositories hold the same ones in several formats."""
+    if SINGLE in names:
         return [SINGLE]
-    return ["model-*.safetensors"] if INDEX in files else [PICKLED]
+    if INDEX in names:
+        return [name for name in names if name.startswith("model-") and name.endswith(".safetensors")]
+    return [PICKLED] if PICKLED in names else [_CTRANSLATE2]
 
 
-def _cached(name: str, reason: _Unreachable) -> Path:
-    from huggingface_hub import snapshot_download
+def _download(client: httpx2.Client, url: str, file: _File, folder: Path, progress: DownloadProgress) -> None:
+    """Goes on where an earlier try has ended. What is wrong in the end is thrown away."""
+    import httpx2
 
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except Exception as error:
-        directory = name.rpartition("/")[2]
-        raise CheckpointError(
-            f"the Hugging Face hub cannot be reached ({reason}), and {name} was not fetched before. Offline: "
-            f"on a machine with a network run `hf download {name} {_FILES} --local-dir {directory}`, "
-            f"copy the directory here and use --model ./{directory}"
-        ) from error
+    target, part = folder / file.name, folder / f"{file.name}.{file.sum[:12]}{UNFINISHED}"
+    if target.exists() and has_sum(target, file.sum):
+        progress.add(target.stat().st_size)
+        return
+    part.touch()
+    progress.add(part.stat().st_size)
+    failures = 0
+    while part.stat().st_size < file.num_bytes or not file.num_bytes:
+        before = part.stat().st_size
+        try:
+            _download_rest(client, url, file, part, progress)
+            break
+        except httpx2.TransportError as error:
+            failures = 1 if part.stat().st_size > before else failures + 1
+            if failures == TRIES:
+                reason = str(error) or type(error).__name__
+                raise NotFetched(
+                    f"the download of {file.name} broke off ({reason}); what has arrived is kept: try again"
+                ) from error
+            time.sleep(_PAUSE_S * 2**failures)
+    if not has_sum(part, file.sum):
+        part.unlink()
+        raise NotFetched(f"{file.name} arrived damaged from the hub (its sum is another one): try again")
+    part.rename(target)
 
 
-def _in_a_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+def _download_rest(
+    client: httpx2.Client, url: str, file: _File, part: Path, progress: DownloadProgress
+) -> None:
+    have = part.stat().st_size
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    with client.stream("GET", url, headers=headers) as answer, part.open("ab") as output:
+        _check_status(answer, None, file.name)
+        if answer.status_code != 206 and have:
+            output.truncate(0)
+            progress.add(-have)
+        for block in answer.iter_bytes():
+            output.write(block)
+            progress.add(len(block))
+
+
+def _check_status(answer: httpx2.Response, model: Published | None, file: str = "") -> None:
+    """Says what the hub's refusal means, where it is one."""
+    status, code = answer.status_code, answer.headers.get("X-Error-Code", "")
+    if status < 400:
+        return
+    what = model.repository if model else file
+    if code == "GatedRepo" or status == 403:
+        raise NotFetched(
+            f"{what} is gated ({status}): accept its terms on its page at the hub, then {_LOG_IN}"
+        )
+    if code == "RepoNotFound" or (status == 404 and not code):
+        raise NotFetched(f"the Hugging Face hub has no model {what}, or it is private: then {_LOG_IN}")
+    if status == 404:
+        raise NotFetched(f"the Hugging Face hub has no such revision or file of {what} ({code})")
+    if status == 401:
+        raise NotFetched(f"the Hugging Face hub does not know you (401) for {what}: {_LOG_IN}")
+    if status == 429:
+        raise NotFetched(
+            f"the Hugging Face hub has had too many requests from here (429): wait, or {_LOG_IN}"
+        )
+    raise NotFetched(f"the Hugging Face hub answers {status} {answer.reason_phrase}: try again later")
+
+
+def _within(limit_s: float, ask: Callable[[], httpx2.Response]) -> httpx2.Response:
+    """What `ask` returns, if it does within the limit: looking up a name may take longer than any timeout."""
+    import httpx2
+
+    outcome: list[httpx2.Response | Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append(ask())
+        except Exception as error:  # raised below, in the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    match outcome:
+        case [httpx2.Response() as answer]:
+            return answer
+        case [Exception() as error]:
+            raise NotFetched(
+                f"the Hugging Face hub cannot be reached ({str(error) or type(error).__name__})"
+            ) from error
+    raise NotFetched(f"the Hugging Face hub cannot be reached (no answer within {limit_s:g} s)")

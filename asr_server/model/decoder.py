@@ -13,11 +13,11 @@ from asr_server.model.blocks import (
     SELF_ATTENTION,
     FeedForward,
     Weights,
+    Within,
     load_packed,
     load_summed,
     load_weights,
     query_scale,
-    within,
 )
 from asr_server.model.cache_rows import CacheRows, LayerView
 from asr_server.model.linear import Linear, can_pack, multiply, pack, packed_linear
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         self._packed_embedding = pack(self.embedding) if can_pack(self.embedding) else None
         self.positions.copy_(weights["embed_positions.weight"])
         for i, layer in enumerate(self.layers):
-            layer.load(within(weights, f"layers.{i}."))  # type: ignore[operator]
+            layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
         load_weights(self.norm, weights, "layer_norm")
 
 

@@ -11,11 +11,11 @@ from asr_server.model.blocks import (
     SELF_ATTENTION,
     FeedForward,
     Weights,
+    Within,
     load_packed,
     load_summed,
     load_weights,
     query_scale,
-    within,
 )
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.linear import Linear
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         self.conv2.load(weights, "conv2")
         self.positions.copy_(weights["embed_positions.weight"])
         for i, layer in enumerate(self.layers):
-            layer.load(within(weights, f"layers.{i}."))  # type: ignore[operator]
+            layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
         load_weights(self.norm, weights, "layer_norm")
 
 

@@ -1,22 +1,35 @@
-"""Loads a Whisper model with the weights of a Hugging Face checkpoint. Called by `Engine.load`."""
+"""Loads a Whisper model with the weights of a checkpoint. Called by `Engine.load`."""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from asr_server.checkpoint import INDEX, PICKLED, SINGLE, CheckpointError, read_json
+from asr_server.checkpoint import CheckpointError, StoredTensor, WeightsFile, find_weights
 from asr_server.model.alignment_heads import read_alignment_heads
 from asr_server.model.linear import Linear
 from asr_server.model.linear_fp8 import Float8Linear
 from asr_server.model.shard import WHOLE, Shard
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import Whisper
+
+_DTYPES: Final = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 
 
 def load_whisper(
@@ -26,7 +39,8 @@ def load_whisper(
     shard: Shard = WHOLE,
     fp8_encoder: bool = False,
 ) -> Whisper:
-    """The model of a Hugging Face Whisper directory, or a rank's part of it, ready for inference.
+    """The model of a Whisper directory as `resolve_checkpoint` gives it, or a rank's part of it, ready for
+    inference.
 
     Args:
         fp8_encoder: the encoder's layers multiply in 8-bit floats.
@@ -42,8 +56,8 @@ def load_whisper(
     encoder_linear = Float8Linear if fp8_encoder else Linear
     model = Whisper(sizes, torch.device(device), dtype, shard, encoder_linear)
     try:
-        model.load_hugging_face(_read_weights(directory))
-    except (EOFError, SafetensorError, UnpicklingError) as error:  # torch's message gives dangerous advice
+        model.load_hugging_face(read_weights(directory))
+    except (EOFError, UnpicklingError) as error:  # torch's message gives dangerous advice
         raise CheckpointError(f"the weights in {directory} are damaged: fetch them again") from error
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # no fault of the weights, and the device may well do it at the next try
@@ -53,15 +67,62 @@ def load_whisper(
     return model.eval().requires_grad_(False)
 
 
-def _read_weights(directory: Path) -> dict[str, Tensor]:
-    """Every tensor by its Hugging Face name, without the leading `model.`."""
-    if (directory / INDEX).exists():
-        files = sorted(set(read_json(directory / INDEX)["weight_map"].values()))
-        tensors = {name: tensor for file in files for name, tensor in load_file(directory / file).items()}
-    elif (directory / SINGLE).exists():
-        tensors = load_file(directory / SINGLE)
-    elif (directory / PICKLED).exists():
-        tensors = torch.load(directory / PICKLED, map_location="cpu", weights_only=True)
-    else:
-        raise CheckpointError(f"{directory} has neither {SINGLE}, {INDEX} nor {PICKLED}")
-    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+def read_weights(directory: Path) -> Mapping[str, Tensor]:
+    """Every tensor by its Hugging Face name, without the leading `model.`.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or damaged.
+        EOFError, UnpicklingError, RuntimeError: a pickled file is.
+    """
+    files = find_weights(directory)
+    if not any(file.tensors for file in files):
+        pickled = torch.load(
+            files[0].path, map_location="cpu", weights_only=True, mmap=_is_zip(files[0].path)
+        )
+        return {name.removeprefix("model."): tensor for name, tensor in pickled.items()}
+    return StoredWeights(files)
+
+
+def _is_zip(path: Path) -> bool:
+    """Whether torch can map the file into memory: those of torch before 1.6 it cannot."""
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """Tensors that are read where they lie in mapped files, each when it is asked for.
+
+    What is loaded is never in memory twice: the pages of the files are the operating system's to drop.
+    """
+
+    def __init__(self, files: list[WeightsFile]) -> None:
+        self._stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
+        self._bytes: dict[str, mmap.mmap] = {}
+        for path, tensors in files:
+            with path.open("rb") as file:  # a private mapping, because torch warns of memory it may not write
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._bytes |= dict.fromkeys(tensors, content)
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored, content = self._stored[name], self._bytes[name]
+        tensor = _read(content, stored)
+        if stored.scale is None:
+            return tensor
+        scale = _read(content, stored.scale).float()
+        return tensor.float() / scale.reshape(-1, *(1 for _ in stored.shape[1:]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
+def _read(content: mmap.mmap, stored: StoredTensor) -> Tensor:
+    dtype = _DTYPES[stored.dtype]
+    raw = torch.frombuffer(content, dtype=torch.uint8, offset=stored.offset, count=stored.end - stored.offset)
+    aligned = raw if stored.offset % dtype.itemsize == 0 else raw.clone()
+    return aligned.view(dtype).reshape(stored.shape)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from asr_server.model.alignment_heads import upper_half
-from asr_server.model.blocks import Weights, within
+from asr_server.model.blocks import Weights, Within
 from asr_server.model.cache import DecoderCache
 from asr_server.model.decoder import Decoder
 from asr_server.model.encoder import Encoder
@@ -73,8 +73,8 @@ class Whisper(nn.Module):
             RuntimeError: one has another shape.
         """
         with torch.no_grad():
-            self.encoder.load(within(weights, "encoder."))
-            self.decoder.load(within(weights, "decoder."))
+            self.encoder.load(Within(weights, "encoder."))
+            self.decoder.load(Within(weights, "decoder."))
             for module in self.modules():
                 if isinstance(module, Linear):
                     module.pack()

@@ -133,26 +133,25 @@ def test_a_file_within_a_checkpoint_leads_to_its_directory(directory: Path) -> N
     assert f"--model {directory}" in refusal(directory / "model.safetensors")
 
 
-@pytest.mark.parametrize(("name", "magic"), [("ggml-small.bin", b"lmgg"), ("whisper-small.gguf", b"GGUF")])
-def test_a_model_of_whisper_cpp_leads_to_the_checkpoint_it_was_made_from(
-    tmp_path: Path, name: str, magic: bytes
-) -> None:
-    (tmp_path / name).write_bytes(magic + bytes(100))
-    assert "whisper.cpp" in refusal(tmp_path / name)
-    assert "--model small" in refusal(tmp_path / name)
-    assert "whisper.cpp" in refusal(tmp_path)
+def test_a_gguf_model_leads_to_the_checkpoint_it_was_made_from(tmp_path: Path) -> None:
+    (tmp_path / "whisper-small.gguf").write_bytes(b"GGUF" + bytes(100))
+    assert "is a GGUF model. Use the model that it was made from: --model small" in refusal(
+        tmp_path / "whisper-small.gguf"
+    )
+    assert "holds GGUF models" in refusal(tmp_path)
 
 
-def test_a_ctranslate2_model_leads_to_the_checkpoint_it_was_made_from(tmp_path: Path) -> None:
-    directory = tmp_path / "faster-whisper-large-v3"
-    directory.mkdir()
-    for name in ("model.bin", "config.json", "tokenizer.json", "vocabulary.json"):
-        (directory / name).write_text("{}")
-    assert "CTranslate2" in refusal(directory)
-    assert refusal(directory).endswith("--model large-v3")
+@pytest.mark.parametrize("name", ["base.en.pt", "ggml-small.bin"])
+def test_a_directory_of_single_files_leads_to_one_of_them(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    assert f"holds single files, such as {name}: fetch one and name it, --model FILE" in refusal(tmp_path)
 
 
-def test_a_published_openai_checkpoint_leads_to_its_name(tmp_path: Path) -> None:
-    (tmp_path / "base.en.pt").write_bytes(b"PK")
-    assert refusal(tmp_path / "base.en.pt").endswith("use --model base.en")
-    assert refusal(tmp_path).endswith("use --model base.en")
+def test_a_file_that_is_no_model_is_told_what_one_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("none")
+    assert "is no model: a .pt of openai-whisper, a ggml file" in refusal(tmp_path / "notes.txt")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "base.pt") == f"there is no file {tmp_path / 'base.pt'}"
+    assert refusal(Path("base.pt")) == "there is no file base.pt"

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from asr_server.checkpoint import CheckpointError, hub_name, resolve_checkpoint
-from asr_server.checkpoint.names import published_name
+from asr_server.checkpoint import CheckpointError, published, resolve_checkpoint
+from asr_server.checkpoint.names import SHORT_NAMES, published_name
 from asr_server.config import EMBEDDED_MODEL
 
 
@@ -18,11 +20,25 @@ from asr_server.config import EMBEDDED_MODEL
         ("large-v1", "openai/whisper-large"),
         ("turbo", "openai/whisper-large-v3-turbo"),
         ("distil-large-v3.5", "distil-whisper/distil-large-v3.5"),
-        ("someone/whisper-tiny-swiss", "someone/whisper-tiny-swiss"),
     ],
 )
 def test_a_short_name_means_a_model_on_the_hub(short: str, full: str) -> None:
-    assert hub_name(short) == full
+    assert full in (published(short).repository, *published(short).cached)
+    assert published(full) == published(short)
+
+
+def test_every_published_model_has_one_name_and_sums_of_sha256() -> None:
+    for name, model in SHORT_NAMES.items():
+        assert published(name) is published(model.repository) is model
+        assert all(re.fullmatch("[0-9a-f]{64}", sum) for sum in model.sha256.values())
+        assert re.fullmatch("main|[0-9a-f]{40}", model.revision)
+        assert bool(model.sha256) == (model.revision != "main")
+        assert model.wheels is None or set(model.wheels.members) == set(model.sha256)
+
+
+def test_a_repository_of_somebody_else_is_taken_as_it_is() -> None:
+    model = published("Systran/faster-whisper-small")
+    assert (model.repository, model.revision, model.sha256) == ("Systran/faster-whisper-small", "main", {})
 
 
 def test_the_embedded_model_goes_by_its_name() -> None:

@@ -1,0 +1,241 @@
+"""Makes a directory in Hugging Face's layout for a model in another program's format, which stays as it is.
+
+The directory has the small files (sizes, rules of generation, tokenizer) and a note of where each tensor lies
+in the other program's file (`weights.STORED`): everything else in this server reads one layout, and no weight
+is copied. It lies in the cache under a name that changes with the file's path, size and date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from asr_server.checkpoint.alignment_heads import published_heads
+from asr_server.checkpoint.cache import writable
+from asr_server.checkpoint.ctranslate2 import WEIGHTS, read_ctranslate2
+from asr_server.checkpoint.error import CheckpointError
+from asr_server.checkpoint.foreign_model import ForeignModel
+from asr_server.checkpoint.ggml import MAGIC, read_ggml
+from asr_server.checkpoint.json_files import read_json, read_optional_json
+from asr_server.checkpoint.names import (
+    CANTONESE_VOCABULARY,
+    ENGLISH_VOCABULARY,
+    MULTILINGUAL_VOCABULARY,
+    published_name,
+)
+from asr_server.checkpoint.openai_pt import read_openai
+from asr_server.checkpoint.weights import STORED, read_stored, write_stored
+from asr_server.checkpoint.window import FEATURES
+from asr_server.core import POSITIONS_PER_S
+
+_LAYOUT_VERSION: Final = 1  # of what is written here: another one makes the directories anew
+_ZIP: Final = b"PK\x03\x04"
+# The published model from which the tokenizer of each vocabulary is taken.
+_TOKENIZERS: Final = {
+    ENGLISH_VOCABULARY: "tiny.en",
+    MULTILINGUAL_VOCABULARY: "base",
+    CANTONESE_VOCABULARY: "base",  # with one language more
+}
+_FIRST_TIMESTAMP_LIMIT: Final = 50  # 1 s, in every published model and in openai-whisper
+_CANTONESE: Final = 50358  # that language's token; those from here on are one further there
+_IDS_OF_CONFIG: Final = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
+FindTexts = Callable[[str], Path]
+
+
+def is_ctranslate2(directory: Path) -> bool:
+    """Whether this directory holds a CTranslate2 model, by its files' names."""
+    return (directory / WEIGHTS).is_file() and any(directory.glob("vocabulary.*"))
+
+
+def is_foreign_file(path: Path) -> bool:
+    """Whether this file is a model of openai-whisper or whisper.cpp, by its first bytes."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) in (MAGIC, _ZIP)
+
+
+def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
+    """The directory in Hugging Face's layout that stands for the model `source`, made if need be.
+
+    Args:
+        source: a CTranslate2 folder, a `.pt` of openai-whisper or a ggml file of whisper.cpp.
+        find_texts: gives a directory with the tokenizer of the published model of that name, for models
+            that come without one.
+        revision: the hub's commit that it is of.
+    Raises:
+        CheckpointError: it is none of these, damaged or quantized, or no tokenizer is to be had.
+    """
+    source = source.absolute()
+    path = source / WEIGHTS if source.is_dir() else source
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    identity = f"{_LAYOUT_VERSION}|{path}|{about.st_size}|{about.st_mtime_ns}|{revision}"
+    folder = writable("readings")
+    target = folder / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    if not (target / STORED).exists():
+        made = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            model = read_foreign(source)
+            write_layout(made, source, model, texts_for(source, model, find_texts))
+            write_stored(made, model.path, model.tensors, source=str(source), revision=revision)
+            os.chmod(made, 0o755)  # as of a directory that was not made for one user alone
+            _put_in_place(made, target)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    read_stored(target)
+    return target
+
+
+def source_of(directory: Path) -> Path:
+    """The model that the directory stands for: itself, unless `adopt` made it."""
+    note = read_optional_json(directory / STORED)
+    return Path(note["source"]) if note else directory
+
+
+def revision_of(directory: Path) -> str:
+    """The hub's commit that such a directory is of; empty where it is of none."""
+    return str(read_optional_json(directory / STORED).get("revision", ""))
+
+
+def read_foreign(source: Path) -> ForeignModel:
+    """The model in a CTranslate2 folder, a `.pt` or a ggml file. Raises CheckpointError where it is none."""
+    if source.is_dir():
+        return read_ctranslate2(source / WEIGHTS)
+    try:
+        with source.open("rb") as file:
+            is_ggml = file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
+    return read_ggml(source) if is_ggml else read_openai(source)
+
+
+def _put_in_place(made: Path, target: Path) -> None:
+    try:
+        made.rename(target)
+    except OSError:
+        if not (target / STORED).exists():  # another process was sooner
+            raise
+
+
+def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -> None:
+    """Writes everything but the weights in Hugging Face's layout into `target`.
+
+    Args:
+        texts: a directory with the tokenizer: the source itself, or another checkpoint's.
+    Raises:
+        CheckpointError: what these directories hold cannot be used.
+    """
+    config = model.config()
+    own = source if source.is_dir() else None
+    tokenizer, rules = read_json(texts / "tokenizer.json"), _rules(own or texts)
+    if own is None:
+        rules["alignment_heads"] = published_heads(config, published_name(source.stem))
+    if config["vocab_size"] == CANTONESE_VOCABULARY and _ids(tokenizer)["<|notimestamps|>"] == _CANTONESE + 5:
+        _add_cantonese(tokenizer, rules if own is None else {})
+    try:
+        ids = _special_ids(_ids(tokenizer))
+    except KeyError as error:
+        raise CheckpointError(
+            f"{texts / 'tokenizer.json'} is no Whisper tokenizer: {error} is missing"
+        ) from error
+    rules |= ids | {"is_multilingual": config["vocab_size"] > ENGLISH_VOCABULARY}
+    if rules["is_multilingual"]:
+        rules |= _languages_and_tasks(_ids(tokenizer))
+    preprocessor = read_optional_json(source / "preprocessor_config.json") if own else {}
+    contents = {
+        "config.json": config | {name: ids[name] for name in _IDS_OF_CONFIG},
+        "generation_config.json": rules,
+        "tokenizer.json": tokenizer,
+        "preprocessor_config.json": preprocessor or _preprocessor(config),
+    }
+    for name, content in contents.items():
+        (target / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:
+    """The directory with the model's tokenizer: its own, or that of a published model of its vocabulary.
+
+    A .pt or ggml file has none that could be used. Raises CheckpointError.
+    """
+    if (source / "tokenizer.json").exists():
+        return source
+    vocabulary = model.config()["vocab_size"]
+    if vocabulary not in _TOKENIZERS:
+        raise CheckpointError(
+            f"{source} comes without a tokenizer, and its vocabulary of {vocabulary} tokens is no published "
+            f"model's: `asr-server convert {shlex.quote(str(source))} DIRECTORY --tokenizer CHECKPOINT` "
+            "makes one of it that has a tokenizer"
+        )
+    return find_texts(_TOKENIZERS[vocabulary])
+
+
+def _rules(directory: Path) -> dict[str, Any]:
+    """What generation_config.json says, or a CTranslate2 folder's config.json in its place.
+
+    Of the former only what holds for every model with that vocabulary; tokens are found by their names.
+    """
+    path = directory / "generation_config.json"
+    config = read_json(path if path.exists() else directory / "config.json")
+    return {
+        "suppress_tokens": config.get("suppress_tokens", config.get("suppress_ids")) or [],
+        "begin_suppress_tokens": config.get("begin_suppress_tokens", config.get("suppress_ids_begin")) or [],
+        "alignment_heads": config.get("alignment_heads") or [],
+        "max_initial_timestamp_index": config.get("max_initial_timestamp_index", _FIRST_TIMESTAMP_LIMIT),
+    }
+
+
+def _add_cantonese(tokenizer: dict[str, Any], rules: dict[str, Any]) -> None:
+    """Makes a tokenizer of 99 languages, and its rules, those of large-v3 with its 100."""
+    shifted = [token | {"id": _shifted(token["id"])} for token in tokenizer["added_tokens"]]
+    last_language = next(token for token in shifted if token["id"] == _CANTONESE - 1)
+    tokenizer["added_tokens"] = [*shifted, last_language | {"id": _CANTONESE, "content": "<|yue|>"}]
+    tokenizer["added_tokens"].sort(key=lambda token: token["id"])
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        if name in rules:
+            rules[name] = [_shifted(token) for token in rules[name]]
+
+
+def _ids(tokenizer: dict[str, Any]) -> dict[str, int]:
+    return {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+
+
+def _special_ids(ids: dict[str, int]) -> dict[str, int]:
+    end = ids["<|endoftext|>"]
+    return {
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "decoder_start_token_id": ids["<|startoftranscript|>"],
+        "no_timestamps_token_id": ids["<|notimestamps|>"],
+        "prev_sot_token_id": ids["<|startofprev|>"],
+    }
+
+
+def _languages_and_tasks(ids: dict[str, int]) -> dict[str, Any]:
+    return {
+        "lang_to_id": {name: token for name, token in ids.items() if LANGUAGE.fullmatch(name)},
+        "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")},
+    }
+
+
+def _shifted(token: int) -> int:
+    return token + (token >= _CANTONESE)
+
+
+def _preprocessor(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": config["num_mel_bins"],
+        "chunk_length": config["max_source_positions"] / POSITIONS_PER_S,
+        **FEATURES,
+    }

