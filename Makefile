@@ -5,7 +5,7 @@ ARGS   ?=
 FILE   ?= examples/digits.wav
 
 .DEFAULT_GOAL := help
-.PHONY: help serve transcribe test check format bench gpu-dry-run trial clean
+.PHONY: help serve transcribe test quick check format bench gpu-dry-run trial clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: .venv/test.stamp  ## the test suite; fetches speech, Chromium and the Node
 	@tests/install-browser.sh
 	@tests/node/install.sh
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+
+quick: .venv/test.stamp  ## the tests that need no server, browser, Ray, Triton nor reference implementation
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not trial and not slow" $(ARGS)
 
 check: .venv/test.stamp  ## formatting, lint, types
 	$(BIN)/ruff format --check .

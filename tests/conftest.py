@@ -27,6 +27,15 @@ if not os.path.exists("/dev/nvidiactl"):
 START_LIMIT_S = 250.0
 STOP_LIMIT_S = 60.0
 SIGN = "listening on "
+SLOW_HELPERS = {
+    *("server", "run_server", "COMMAND", "running", "FaultyExecutor"),  # processes of their own
+    *("sync_playwright", "Page", "ray_cluster", "take_few_programs"),  # a browser, Ray, Triton's interpreter
+    *(
+        "Reference",
+        "load_openai_whisper",
+        "real_checkpoint",
+    ),  # the same by another implementation, real weights
+}
 
 
 def pytest_configure() -> None:
@@ -34,6 +43,14 @@ def pytest_configure() -> None:
     inherit that: a server under test would never feel Ctrl-C.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is slow is known by what it asks for, or its module imports; other modules have the mark."""
+    for item in items:
+        asked_for = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or object)}
+        if SLOW_HELPERS & asked_for:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

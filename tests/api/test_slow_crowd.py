@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from asr_server.api.app import FILE_THREADS
 from asr_server.config import MIB
@@ -27,6 +28,7 @@ MAX_FRAGMENTS_BYTES = 24 * MIB
 RECORDING = sound_file(say("2718").samples)
 
 
+@pytest.mark.trial
 async def test_600_slow_clients_leave_the_others_their_time_and_nothing_behind(tmp_path: Path) -> None:
     options = ("--client-grace-s", "4", "--keep-alive-s", "3", "--log-level", "warning")
     with run_server(*options, TMPDIR=str(tmp_path)) as server:

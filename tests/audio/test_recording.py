@@ -330,7 +330,7 @@ def test_a_slice_gives_several_chunks_where_they_come_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled_s: float, num_chunks: int
 ) -> None:
     monkeypatch.setattr("asr_server.audio.recording.FILLED_SLICE_S", filled_s)
-    recording = Recording(make(tmp_path, "a.mp3", voice(16_000, 1, 300.0), 16_000), AudioLimits())
+    recording = Recording(make(tmp_path, "a.mp3", voice(16_000, 1, 160.0), 16_000), AudioLimits())
     counts = [len(recording.next_slice(max_chunks=4).pieces) for _ in range(2)]
     assert counts == [1, num_chunks]  # the first chunk of a file waits for no other
     recording.close()
@@ -349,7 +349,7 @@ def test_a_closed_recording_leaves_nothing_to_the_garbage_collector(tmp_path: Pa
     gc.collect()
     gc.disable()
     try:
-        recording = Recording(make(tmp_path, name, voice(48_000, 2, 65.0), 48_000), AudioLimits())
+        recording = Recording(make(tmp_path, name, voice(16_000, 1, 65.0), 16_000), AudioLimits())
         recording.next_slice()
         stream = weakref.ref(recording._stream)
         recording.close()

@@ -17,7 +17,7 @@ from tests.transcription.pipeline import chunks_of, transcribe
 from tests.transcription.transformers_reading import Parts, read_chunks
 
 
-@pytest.mark.parametrize("window_s", [8, 30])
+@pytest.mark.parametrize("window_s", [8, pytest.param(30, marks=pytest.mark.trial)])
 def test_a_long_recording_gives_transformers_segments_chunk_by_chunk(window_s: int) -> None:
     checkpoint = terse_directory(window_s)
     window = AudioWindow.from_directory(checkpoint)

@@ -6,17 +6,27 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from asr_server.config import Settings
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.multiprocess import CPU_NICENESS, MultiprocessExecutor, ProcessReplica
 from tests.speech import say
-from tests.workers.test_executors import OPTIONS, chunk, heard, running
+from tests.workers.test_executors import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair() -> AsyncIterator[Dispatcher]:
+    """Two replicas with cores of their own, where there are as many."""
+    pin_cores = "on" if len(os.sched_getaffinity(0)) > 1 else "off"
+    async with running("multiprocess", replicas=2, pin_cores=pin_cores) as dispatcher:
+        yield dispatcher
 
 
 def replica_process(dispatcher: Dispatcher, index: int = 0) -> psutil.Process:
@@ -25,9 +35,13 @@ def replica_process(dispatcher: Dispatcher, index: int = 0) -> psutil.Process:
     return psutil.Process(replica.pid)
 
 
-async def test_a_replica_process_carries_its_number_in_its_title() -> None:
-    async with running("multiprocess") as dispatcher:
-        assert replica_process(dispatcher).cmdline()[0].startswith("asr-server replica 0")
+@IN_MODULE
+async def test_a_replica_process_carries_its_number_in_its_title(pair: Dispatcher) -> None:
+    titles = sorted(replica_process(pair, index).cmdline()[0] for index in range(2))
+    assert [title[: len("asr-server replica 0")] for title in titles] == [
+        "asr-server replica 0",
+        "asr-server replica 1",
+    ]
 
 
 async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
@@ -42,53 +56,32 @@ async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
     assert not [text for text in shown if '"device"' in text]
 
 
-async def test_a_replica_leaves_stopping_to_the_server() -> None:
-    async with running("multiprocess") as dispatcher:
-        process = replica_process(dispatcher)
-        task = asyncio.create_task(dispatcher.open("a").submit(chunk(say("1618")), OPTIONS))
+@IN_MODULE
+async def test_a_replica_leaves_stopping_to_the_server(pair: Dispatcher) -> None:
+    processes = [replica_process(pair, index) for index in range(2)]
+    task = asyncio.create_task(pair.open("a").submit(chunk(say("1618")), OPTIONS))
+    for process in processes:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        assert heard(await task) == "1618"
-        assert replica_process(dispatcher).pid == process.pid
+    assert heard(await task) == "1618"
+    assert [replica_process(pair, index).pid for index in range(2)] == [process.pid for process in processes]
 
 
-async def test_work_of_a_killed_replica_is_done_by_its_successor() -> None:
-    async with running("multiprocess") as dispatcher:
-        process = replica_process(dispatcher)
-        process.suspend()  # so that the chunk is certainly under way when it dies
-        task = asyncio.create_task(dispatcher.open("a").submit(chunk(say("2718")), OPTIONS))
-        await asyncio.sleep(0)
-        assert dispatcher.replica_states[0].in_flight
-        process.kill()
-        assert heard(await asyncio.wait_for(task, 60)) == "2718"
-        assert replica_process(dispatcher).pid != process.pid
-
-
-async def test_two_replicas_share_the_work_and_one_carries_on_alone() -> None:
-    async with running("multiprocess", replicas=2) as dispatcher:
-        said = [say(digits) for digits in ("17", "28", "39", "40")]
-        replica_process(dispatcher, 1).kill()
-        results = await asyncio.gather(
-            *(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
-        )
-        assert [heard(result) for result in results] == [spoken.digits for spoken in said]
-
-
-async def test_pinned_replicas_run_on_cores_of_their_own_and_give_way_to_others_with_all_threads() -> None:
+@IN_MODULE
+async def test_pinned_replicas_run_on_cores_of_their_own_and_give_way_to_others_with_all_threads(
+    pair: Dispatcher,
+) -> None:
     mask = os.sched_getaffinity(0)
     if len(mask) < 2:
         pytest.skip("needs two cores")
-    async with running("multiprocess", replicas=2, pin_cores="on") as dispatcher:
-        said = [say(digits) for digits in ("17", "28")]
-        results = await asyncio.gather(
-            *(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
-        )
-        assert [heard(result) for result in results] == [spoken.digits for spoken in said]
-        threads = [
-            [thread.id for thread in replica_process(dispatcher, index).threads()] for index in range(2)
-        ]
-        cores = [{frozenset(os.sched_getaffinity(thread)) for thread in each} for each in threads]
-        niceness = {os.getpriority(os.PRIO_PROCESS, thread) for each in threads for thread in each}
+    said = [say(digits) for digits in ("17", "28")]
+    results = await asyncio.gather(
+        *(pair.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
+    )
+    assert [heard(result) for result in results] == [spoken.digits for spoken in said]
+    threads = [[thread.id for thread in replica_process(pair, index).threads()] for index in range(2)]
+    cores = [{frozenset(os.sched_getaffinity(thread)) for thread in each} for each in threads]
+    niceness = {os.getpriority(os.PRIO_PROCESS, thread) for each in threads for thread in each}
     assert niceness == {os.getpriority(os.PRIO_PROCESS, os.getpid()) + CPU_NICENESS}
     assert [len(each) for each in cores] == [1, 1], "all threads of a replica share its cores"
     (first,), (second,) = cores
@@ -97,9 +90,18 @@ async def test_pinned_replicas_run_on_cores_of_their_own_and_give_way_to_others_
     assert first | second <= mask
 
 
-async def test_stopping_ends_every_process() -> None:
-    async with running("multiprocess", replicas=2) as dispatcher:
-        processes = [replica_process(dispatcher, index) for index in range(2)]
+@IN_MODULE
+async def test_one_of_two_replicas_carries_on_alone_and_stopping_ends_every_process(pair: Dispatcher) -> None:
+    processes = [replica_process(pair, index) for index in range(2)]
+    said = [say(digits) for digits in ("17", "28", "39", "40")]
+    processes[1].kill()
+    results = await asyncio.gather(
+        *(pair.open(spoken.digits).submit(chunk(spoken), OPTIONS) for spoken in said)
+    )
+    assert [heard(result) for result in results] == [spoken.digits for spoken in said]
+    await until_ready(pair)
+    processes += [replica_process(pair, index) for index in range(2)]
+    await pair.stop()
     assert not any(process.is_running() for process in processes)
 
 
