@@ -147,8 +147,10 @@ class CudaEncoder:
     def _encode(
         self, worker: _CudaWorker, num_positions: int, slots: Several[int], chunks: Several[Samples]
     ) -> None:
-        samples = self._transfers.to_device(self._model.log_mel.gather(chunks))
-        audio = worker.encode(self._model.log_mel.of_samples(samples, FRAMES_PER_POSITION * num_positions))
+        log_mel = self._model.log_mel
+        samples = self._transfers.to_device(log_mel.gather(chunks))
+        lengths = self._transfers.to_device(log_mel.lengths(chunks))
+        audio = worker.encode(log_mel.of_samples(samples, lengths, FRAMES_PER_POSITION * num_positions))
         index = self._transfers.to_device(torch.tensor(slots))
         self._cache.write_audio(index, self._model.decoder.cross_keys_values(audio))
 

@@ -123,8 +123,9 @@ class DecodeLoop:
                 retried.append(sequence)
             else:
                 sequence.finished = True
-                result = msgspec.structs.replace(result, num_fallbacks=sequence.temperature_index)
-                finished.append((sequence, result))
+                kept = sequence.best_result(result)
+                kept = msgspec.structs.replace(kept, num_fallbacks=sequence.temperature_index)
+                finished.append((sequence, kept))
         self.start(retried)
         self.sequences = [sequence for sequence in self.sequences if not sequence.finished]
         return finished

@@ -6,13 +6,16 @@ import time
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from asr_server.core import ChunkId, ChunkResult, ChunkTimes, DecodingOptions, Samples, Submit
 from asr_server.levels import Pauses, find_pauses
 from asr_server.tokenizer import SpecialTokens, Tokenizer
+
+# Above it only what repeats itself is read again: of an unlikely text a try there is hardly ever likelier.
+HIGHEST_FOR_UNLIKELY: Final = 0.4
 
 
 @dataclass(eq=False)
@@ -36,6 +39,7 @@ class Sequence:
     encoded_at: float = 0.0
     pauses: Pauses = field(default_factory=lambda: np.empty((0, 2)))  # of the audio, for word times
     early_result: ChunkResult | None = None  # reported: what follows may not take it back
+    rejected: list[ChunkResult] = field(default_factory=list)  # the tries at lower temperatures
     finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
 
     @classmethod
@@ -138,14 +142,33 @@ class Sequence:
 
     def next_temperature(self, result: ChunkResult) -> bool:
         """Steps up the ladder and starts over, where the result asks for it and there is a step."""
-        is_last = self.temperature_index + 1 == len(self.options.temperatures) or is_broken(result)
-        if is_last or self.early_result is not None or not needs_fallback(result, self.options):
+        if self.early_result is not None or is_broken(result) or not needs_fallback(result, self.options):
             return False
+        tries = [*self.rejected, result]
+        above = self.options.temperatures[self.temperature_index + 1 :]
+        if not above or (above[0] > HIGHEST_FOR_UNLIKELY and self._fluent(tries)):
+            return False
+        self.rejected = tries
         self.temperature_index += 1
         self.tokens.clear()
         self.logprobs.clear()
         self.sum_logprob = 0.0
         return True
+
+    def best_result(self, result: ChunkResult) -> ChunkResult:
+        """The last try's result, or where that is implausible too, the likeliest of all tries; of those that
+        do not repeat themselves, if there are any. It is faster-whisper's rule; openai-whisper keeps the last.
+        """
+        is_final = self.early_result is not None or is_broken(result)
+        if is_final or not self.rejected or not needs_fallback(result, self.options):
+            return result
+        tries = [*self.rejected, result]
+        best = max(self._fluent(tries) or tries, key=lambda each: each.avg_logprob)
+        self.tokens, self.logprobs = list(best.tokens), list(best.logprobs)
+        return best
+
+    def _fluent(self, tries: list[ChunkResult]) -> list[ChunkResult]:
+        return [each for each in tries if not is_repetitive(each, self.options)]
 
 
 def compression_ratio(text: str) -> float:
@@ -169,8 +192,11 @@ def is_broken(result: ChunkResult) -> bool:
 
 def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
     """Repetitive or unlikely."""
-    unlikely = result.avg_logprob < options.logprob_threshold
-    return unlikely or result.compression_ratio > options.compression_ratio_threshold
+    return result.avg_logprob < options.logprob_threshold or is_repetitive(result, options)
+
+
+def is_repetitive(result: ChunkResult, options: DecodingOptions) -> bool:
+    return result.compression_ratio > options.compression_ratio_threshold
 
 
 def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positions: int) -> list[int]:

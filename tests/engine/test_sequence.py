@@ -1,0 +1,43 @@
+"""Which of several tries at a chunk is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
+from asr_server.engine.sequence import Sequence
+
+FLUENT, REPETITIVE = 1.0, 5.0
+
+
+def climb(tries: list[tuple[float, float]]) -> tuple[int, float]:
+    """The number of tries made, and the temperature of the one kept. A try: log-probability, compression."""
+    options = DecodingOptions(temperatures=TEMPERATURE_LADDER)
+    sequence = Sequence(ChunkId("a", 0), np.zeros(160, np.float32), options, "en")
+    for number, (logprob, ratio) in enumerate(tries, 1):
+        sequence.tokens = [number]
+        result = ChunkResult((number,), (logprob,), logprob, 0.0, ratio, sequence.temperature, "en", "stop")
+        if not sequence.next_temperature(result):
+            kept = sequence.best_result(result)
+            assert tuple(sequence.tokens) == kept.tokens
+            return number, kept.temperature
+    raise AssertionError("it wants to climb further")
+
+
+@pytest.mark.parametrize(
+    ("tries", "expected"),
+    [
+        ([(-0.3, FLUENT)], (1, 0.0)),
+        ([(-1.2, FLUENT), (-0.9, FLUENT)], (2, 0.2)),  # the first that is plausible
+        ([(-1.1, FLUENT), (-1.3, FLUENT), (-2.0, FLUENT)], (3, 0.0)),  # none is: the likeliest
+        ([(-1.6, FLUENT), (-1.4, FLUENT), (-1.5, FLUENT)], (3, 0.2)),
+        ([(-0.1, REPETITIVE), (-1.8, FLUENT), (-1.9, FLUENT)], (3, 0.2)),  # of those that do not repeat
+        ([(-0.1, REPETITIVE)] * 4 + [(-3.0, FLUENT)], (5, 0.8)),
+        ([(-0.2, REPETITIVE), (-0.1, REPETITIVE)] + [(-0.3, REPETITIVE)] * 4, (6, 0.2)),
+    ],
+)
+def test_where_no_try_is_plausible_the_likeliest_that_does_not_repeat_itself_is_kept(
+    tries: list[tuple[float, float]], expected: tuple[int, float]
+) -> None:
+    assert climb(tries) == expected
