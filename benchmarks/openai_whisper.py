@@ -66,6 +66,15 @@ def load_openai_whisper(directory: Path) -> Any:
     return model.eval()
 
 
+def transcribed_features(samples: Samples, num_mels: int, num_frames: int) -> torch.Tensor:
+    """[num_mels, num_frames], as its `transcribe` makes them of a recording of one window."""
+    from whisper.audio import N_FRAMES, N_SAMPLES, log_mel_spectrogram, pad_or_trim
+
+    mel = log_mel_spectrogram(samples, num_mels, padding=N_SAMPLES)
+    window: torch.Tensor = pad_or_trim(mel[:, :-N_FRAMES], num_frames)
+    return window
+
+
 def _openai_name(name: str) -> str:
     for pattern, replacement in _NAMES:
         name = re.sub(pattern, replacement, name)

@@ -24,6 +24,7 @@ class AudioWindow:
     max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
     short_lengths: tuple[int, ...] = ()  # fewer positions to which the encoder may be limited, rising
     short_audio: str = "exact"  # what the checkpoint asks for where the settings leave it to that
+    padding: str = "silence"  # what follows a chunk in its window: silence, or zeros in the spectrogram
 
     @property
     def num_samples(self) -> int:
@@ -55,9 +56,10 @@ class AudioWindow:
 
     @classmethod
     def from_directory(cls, directory: Path) -> AudioWindow:
-        """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, two keys
-        of this server's own: `max_chunk_s`, for a checkpoint that hears better in shorter chunks, and
-        `short_audio` ("fast"), for one that hears as well without the silence behind a chunk.
+        """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, three
+        keys of this server's own: `max_chunk_s`, for a checkpoint that hears better in shorter chunks,
+        `short_audio` ("fast"), for one that hears as well without what follows a chunk in its window, and
+        `padding` ("zeros"), for one that is to be read as openai-whisper reads it, to the digit.
 
         Raises:
             CheckpointError: the two files contradict each other, or ask for other features than Whisper's.
@@ -69,9 +71,12 @@ class AudioWindow:
             int(config.get("max_source_positions", cls.num_positions)),
             float(preprocessor.get("max_chunk_s", cls.max_chunk_s)),
             short_audio=str(preprocessor.get("short_audio", cls.short_audio)),
+            padding=str(preprocessor.get("padding", cls.padding)),
         )
         if window.short_audio not in ("exact", "fast"):
             raise CheckpointError(f"short_audio in {path} is {window.short_audio!r}: exact or fast")
+        if window.padding not in ("silence", "zeros"):
+            raise CheckpointError(f"padding in {path} is {window.padding!r}: silence or zeros")
         expected = {**FEATURES, "chunk_length": window.duration_s}
         for key, value in expected.items():
             if preprocessor.get(key, value) != value:

@@ -49,37 +49,54 @@ def mel_filters(num_mels: int) -> npt.NDArray[np.float32]:
 
 
 class LogMel(nn.Module):
-    """Samples of several chunks to [B, num_mels, num_frames], each padded with silence to the window."""
+    """Samples of several chunks to [B, num_mels, num_frames], each padded to the window.
+
+    Args:
+        pads_with_zeros: whether zeros in the spectrogram follow a chunk's own frames, as in openai-whisper's
+            and faster-whisper's `transcribe`, rather than samples of silence, as in transformers' feature
+            extractor.
+    """
 
     filters: Tensor
     window: Tensor
 
-    def __init__(self, num_mels: int, num_frames: int) -> None:
+    def __init__(self, num_mels: int, num_frames: int, pads_with_zeros: bool = False) -> None:
         super().__init__()
         self.num_frames = num_frames
+        self.pads_with_zeros = pads_with_zeros
         self.register_buffer("filters", torch.from_numpy(mel_filters(num_mels)), persistent=False)
         self.register_buffer("window", torch.hann_window(FFT_SIZE), persistent=False)
 
     def forward(self, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
         """Float32 whatever the model's precision. What lies beyond the window is cut off."""
-        return self.of_samples(self.gather(chunks).to(self.window.device, non_blocking=True), num_frames)
+        device = self.window.device
+        samples = self.gather(chunks).to(device, non_blocking=True)
+        return self.of_samples(samples, self.lengths(chunks).to(device), num_frames)
+
+    def lengths(self, chunks: Sequence[Samples]) -> Tensor:
+        """[B] on the host: frames that each chunk fills."""
+        return torch.tensor([len(chunk) // HOP for chunk in chunks])
 
     def gather(self, chunks: Sequence[Samples]) -> Tensor:
         """[B, num_samples] on the host, as long as the longest of them asks for; pinned for a GPU."""
+        behind = FFT_SIZE // HOP  # frames that still see the last samples; beyond them is only silence
+        most = self.num_frames + (behind if self.pads_with_zeros else 0)  # transformers mirrors the end
         longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
-        frames = min(self.num_frames, -(-longest // HOP) + FFT_SIZE // HOP)  # beyond them is only silence
+        frames = min(most, -(-longest // HOP) + behind)
         if self.window.is_cuda:
-            frames = self.num_frames  # one length: cuFFT makes a plan for every shape that it meets
+            frames = most  # one length: cuFFT makes a plan for every shape that it meets
         samples = torch.empty(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
         # Through numpy: torch itself warns of read-only memory, such as is shared.
         for row, chunk in zip(samples.numpy(), chunks, strict=True):
-            kept = min(len(chunk), len(row))
+            kept = min(len(chunk), self.num_frames * HOP)
             row[:kept] = chunk[:kept]
             row[kept:] = 0
         return samples
 
-    def of_samples(self, samples: Tensor, num_frames: int | None = None) -> Tensor:
-        """What `gather` gives, on the device, to [B, num_mels, num_frames]; not given, the whole window's."""
+    def of_samples(self, samples: Tensor, lengths: Tensor, num_frames: int | None = None) -> Tensor:
+        """What `gather` and `lengths` give, on the device, to [B, num_mels, num_frames]; not given, the whole
+        window's.
+        """
         num_frames = num_frames or self.num_frames
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]
         power = torch.view_as_real(spectrum).square().sum(-1)  # [B, FFT_SIZE // 2 + 1, frames]
@@ -90,4 +107,8 @@ class LogMel(nn.Module):
         computed = min(mel.shape[-1], num_frames)
         whole[..., :computed] = torch.maximum(mel[..., :computed], floor)
         whole[..., computed:] = torch.maximum(silence, floor)
-        return whole.add_(4.0).div_(4.0)
+        whole.add_(4.0).div_(4.0)
+        if self.pads_with_zeros:
+            frames = torch.arange(num_frames, device=mel.device)
+            whole.masked_fill_((frames >= lengths[:, None])[:, None], 0.0)
+        return whole

@@ -48,7 +48,8 @@ class Whisper(nn.Module):
         self.dtype = dtype
         self.alignment_heads = upper_half(sizes)
         with torch.device(device):
-            self.log_mel = LogMel(sizes.num_mels, sizes.num_frames).to(device)
+            zeros = sizes.window.padding == "zeros"
+            self.log_mel = LogMel(sizes.num_mels, sizes.num_frames, zeros).to(device)
             with _default_dtype(dtype):  # never in float32 first, which would take twice the memory
                 self.encoder = Encoder(sizes, shard, encoder_linear)
                 self.decoder = Decoder(sizes, shard)

@@ -54,6 +54,15 @@ def test_short_audio_is_exact_or_fast(tmp_path: Path) -> None:
         AudioWindow.from_directory(tmp_path)
 
 
+def test_padding_is_silence_or_zeros(tmp_path: Path) -> None:
+    assert AudioWindow.from_directory(pocket_directory()).padding == "silence"
+    write_checkpoint(tmp_path, {}, {"padding": "zeros"})
+    assert AudioWindow.from_directory(tmp_path).padding == "zeros"
+    write_checkpoint(tmp_path, {}, {"padding": "noise"})
+    with pytest.raises(CheckpointError, match=r"padding in .* is 'noise': silence or zeros"):
+        AudioWindow.from_directory(tmp_path)
+
+
 def test_short_audio_is_rounded_up_to_a_few_lengths() -> None:
     fast = AudioWindow().for_short_audio("fast")
     seconds = (0.1, 5, 5.001, 9.5, 14, 15.5, 20.001, 30)

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms, against transformers' feature extractor."""
+"""Log-mel spectrograms, against transformers' feature extractor and, padded with zeros, openai-whisper's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from asr_server.core import Samples
 from asr_server.model import LogMel
 from asr_server.model.features import mel_filters
 from benchmarks.clips import make_clip
+from tests.engine.openai_whisper import transcribed_features
 
 CLIPS: dict[str, Samples] = {
     "thirty seconds": make_clip(1, 30),
@@ -23,6 +24,18 @@ CLIPS: dict[str, Samples] = {
     "very quiet": make_clip(4, 12) * np.float32(1e-4),
     "to the last frame but one": make_clip(5, 29.99),
 }
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+@pytest.mark.parametrize("name", [*CLIPS, "as long as half a frame more"])
+def test_features_padded_with_zeros_are_those_that_openai_whisper_transcribes(
+    name: str, num_mels: int
+) -> None:
+    """Zeros behind the chunk's own frames, the last of which hear silence behind them."""
+    clip = CLIPS.get(name, make_clip(7, 3.005))
+    expected = transcribed_features(clip, num_mels, 3000)
+    found = LogMel(num_mels, 3000, pads_with_zeros=True)([clip])[0]
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("num_mels", [80, 128])
@@ -43,8 +56,9 @@ def test_filters_are_those_of_transformers(num_mels: int) -> None:
     np.testing.assert_allclose(mel_filters(num_mels), expected.T, atol=1e-7)
 
 
-def test_features_do_not_depend_on_who_else_is_in_the_batch() -> None:
-    log_mel, clips = LogMel(80, 3000), list(CLIPS.values())
+@pytest.mark.parametrize("pads_with_zeros", [False, True])
+def test_features_do_not_depend_on_who_else_is_in_the_batch(pads_with_zeros: bool) -> None:
+    log_mel, clips = LogMel(80, 3000, pads_with_zeros), list(CLIPS.values())
     together = log_mel(clips)
     for row, clip in zip(together, clips, strict=True):
         torch.testing.assert_close(row, log_mel([clip])[0], atol=2e-6, rtol=0)
@@ -66,7 +80,9 @@ def test_samples_may_be_read_only_as_those_in_shared_memory_are() -> None:
 def test_on_a_gpu_all_chunks_have_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuFFT makes a plan for every shape that it meets. With memory that only pretends to be pinned."""
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory: torch.full(shape, float("nan")))
-    on_gpu: Any = SimpleNamespace(num_frames=3000, window=SimpleNamespace(is_cuda=True))
+    on_gpu: Any = SimpleNamespace(
+        num_frames=3000, pads_with_zeros=False, window=SimpleNamespace(is_cuda=True)
+    )
     for names in (["a tenth of a second"], ["a few seconds", "thirty seconds"]):
         chunks = [CLIPS[name] for name in names]
         gathered = LogMel.gather(on_gpu, chunks)
