@@ -18,17 +18,24 @@ QUIET_SHARE = 0.05  # of the places within reach are taken to be pauses
 MAX_ABOVE_DB = 15.0  # the quietest place
 MIN_SILENCE = 1 * SAMPLE_RATE  # shorter pauses stay within their chunk
 MIN_MAX_CHUNK = 3 * SAMPLE_RATE  # in less there is no room to choose
-MIN_REST = 1 * SAMPLE_RATE  # left behind a cut: a chunk of less invites the model to invent words
+MIN_REST = (
+    10 * SAMPLE_RATE
+)  # left behind a cut: a short end invites the model to invent more; at most a third
 MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
 
 
 class Splitter:
-    """Takes blocks of samples, gives pieces that tile them exactly."""
+    """Takes blocks of samples, gives pieces that tile them exactly.
 
-    def __init__(self, max_chunk_samples: int) -> None:
+    Args:
+        min_rest_samples: left behind a cut for the next chunk; it is waited for.
+    """
+
+    def __init__(self, max_chunk_samples: int, min_rest_samples: int = MIN_REST) -> None:
         self.num_chunks = 0  # given so far
         self._max_chunk = max(max_chunk_samples, MIN_MAX_CHUNK)
-        self._size = self._max_chunk + MIN_REST
+        self._min_rest = min(min_rest_samples, self._max_chunk // 3)
+        self._size = self._max_chunk + self._min_rest
         self._buffer = np.empty(self._size, np.float32)
         self._num_held = 0  # samples at the start of `_buffer`
         self._start = 0  # where they begin in the file
@@ -86,7 +93,7 @@ class Splitter:
         return pieces
 
     def _next_chunk(self, held: Samples, last: bool) -> tuple[int, int]:
-        return _next_chunk(held, self._max_chunk, last)
+        return _next_chunk(held, self._max_chunk, self._min_rest, last)
 
     def _chunk(self, samples: Samples) -> Chunk:
         if len(samples) < self._size // 2:
@@ -101,7 +108,7 @@ class Splitter:
         return [Silence(self._start - num_samples, num_samples)] if num_samples else []
 
 
-def _next_chunk(held: Samples, max_chunk: int, last: bool) -> tuple[int, int]:
+def _next_chunk(held: Samples, max_chunk: int, min_rest: int, last: bool) -> tuple[int, int]:
     """Samples of silence to skip, and samples of a chunk after them; either may be 0, not both.
 
     With `last`, nothing follows what is held. Otherwise a leading silence is all that is taken at once: the
@@ -114,9 +121,10 @@ def _next_chunk(held: Samples, max_chunk: int, last: bool) -> tuple[int, int]:
     speech_start = int(loud[0]) * HOP
     if speech_start >= MIN_SILENCE:
         return speech_start - MARGIN, 0
-    if len(held) <= max_chunk:
-        return 0, _trimmed(loud, len(held))
-    latest_cut = min(max_chunk, len(held) - MIN_REST)
+    end = _trimmed(loud, len(held)) if last else len(held)
+    if end <= max_chunk:
+        return 0, end
+    latest_cut = min(max_chunk, end - min_rest)
     return 0, _trimmed(loud, quietest_cut(levels[: latest_cut // HOP]))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from asr_server.audio.loudness import LoudnessNormalizer
-from asr_server.audio.split import MIN_REST, Splitter, quietest_cut
+from asr_server.audio.split import Splitter, quietest_cut
 from asr_server.audio.voice import FRAME, VoiceDetector, is_speech
 from asr_server.core import SAMPLE_RATE, Piece, Samples, VoiceChunking
 from asr_server.levels import HOP, powers, runs
@@ -60,7 +60,7 @@ class VoiceSplitter(Splitter):
         end = min(self._chunk_end(stretches), len(held))
         if end <= self._max_chunk:
             return 0, end
-        return 0, quietest_cut(powers(held)[: min(self._max_chunk, len(held) - MIN_REST) // HOP])
+        return 0, quietest_cut(powers(held)[: min(self._max_chunk, len(held) - self._min_rest) // HOP])
 
     def _chunk_end(self, stretches: list[tuple[int, int]]) -> int:
         """Behind the first stretch. A pause too short for both paddings is shared."""

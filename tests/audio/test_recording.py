@@ -319,7 +319,7 @@ def test_the_first_chunk_leaves_before_the_rest_is_read(tmp_path: Path) -> None:
     pieces, finished = recording.next_slice()
     assert len(pieces) == 1
     assert not finished
-    assert recording.duration_s < 35
+    assert recording.duration_s < 45
     assert recording.held_bytes < 4 * 480_000
     recording.close()
     assert recording.held_bytes == 0
@@ -398,7 +398,7 @@ def test_channels_kept_apart_are_cut_from_one_pass(tmp_path: Path, name: str) ->
     finished = False
     while not finished:
         more, finished = recording.next_slice()
-        assert recording.held_bytes <= 2 * 4 * 31 * 16_000
+        assert recording.held_bytes <= 2 * 4 * 41 * 16_000
         pieces += more
         chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
         settled = recording.settled_s * 16_000
@@ -428,7 +428,7 @@ def test_no_chunk_comes_before_what_is_settled(tmp_path: Path) -> None:
         more, finished = recording.next_slice()
         assert all(piece.start_sample >= settled for piece in more if isinstance(piece, Chunk))
         if not finished:
-            assert recording.duration_s - recording.settled_s <= 31, "the silent channel holds the other up"
+            assert recording.duration_s - recording.settled_s <= 41, "the silent channel holds the other up"
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.m4a"])

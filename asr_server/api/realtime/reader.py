@@ -16,6 +16,7 @@ from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples,
 from asr_server.transcription import Transcriber
 
 MAX_UNREAD_CHUNKS: Final = 8  # of one session, before it takes no more audio
+MIN_REST: Final = SAMPLE_RATE  # samples behind a cut: to wait for more would hold back what is said
 
 Outcome = TranscriptDelta | Exception
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
@@ -57,7 +58,7 @@ class TurnReader:
         self.item_id = item_id
         self._transcriber = transcriber
         self._options = options
-        self._splitter = Splitter(window_samples)
+        self._splitter = Splitter(window_samples, MIN_REST)
         self._report = report
         self._spawn = spawn
         self._backlog = backlog
