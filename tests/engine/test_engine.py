@@ -12,6 +12,7 @@ import torch
 from asr_server.core import (
     Cancel,
     ChunkId,
+    ChunkResult,
     Credit,
     DecodingOptions,
     Drain,
@@ -261,18 +262,24 @@ def test_drain_is_remembered(pocket: Checkpoint) -> None:
 # -- Options --------------------------------------------------------------------------------------------
 
 
-def test_the_ladder_is_climbed_while_results_are_unlikely(pocket: Checkpoint) -> None:
-    options = DecodingOptions(
-        language="de",
-        max_new_tokens=6,
-        temperatures=(0.0, 0.2, 0.8),
-        logprob_threshold=0.0,
-        no_speech_threshold=1.1,
-    )
-    found = transcribe(pocket.engine(), CLIPS[:2], options)
-    assert [(result.temperature, result.num_fallbacks) for result in found] == [(0.8, 2), (0.8, 2)]
-    only_last = DecodingOptions(language="de", max_new_tokens=6, temperatures=(0.8,))
-    assert [r.tokens for r in found] == [r.tokens for r in transcribe(pocket.engine(), CLIPS[:2], only_last)]
+def test_the_ladder_is_climbed_while_results_are_unlikely_and_the_likeliest_is_kept(
+    pocket: Checkpoint,
+) -> None:
+    def heard(*temperatures: float) -> list[ChunkResult]:
+        options = DecodingOptions(
+            language="de",
+            max_new_tokens=6,
+            temperatures=temperatures,
+            logprob_threshold=0.0,
+            no_speech_threshold=1.1,
+        )
+        return transcribe(pocket.engine(), CLIPS[:2], options)
+
+    found = heard(0.0, 0.2, 0.4)
+    assert [result.num_fallbacks for result in found] == [2, 2]
+    tries = zip(heard(0.0), heard(0.2), heard(0.4), strict=True)
+    likeliest = [max(each, key=lambda result: result.avg_logprob) for each in tries]
+    assert [result.tokens for result in found] == [result.tokens for result in likeliest]
 
 
 @pytest.mark.parametrize(
