@@ -157,7 +157,7 @@ class Sequence:
 
     def best_result(self, result: ChunkResult) -> ChunkResult:
         """The last try's result, or where that is implausible too, the likeliest of all tries; of those that
-        do not repeat themselves, if there are any. It is faster-whisper's rule; openai-whisper keeps the last.
+        do not repeat themselves, if there are any. This is faster-whisper's rule.
         """
         is_final = self.early_result is not None or is_broken(result)
         if is_final or not self.rejected or not needs_fallback(result, self.options):

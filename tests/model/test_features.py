@@ -13,7 +13,7 @@ from asr_server.core import Samples
 from asr_server.model import LogMel
 from asr_server.model.features import mel_filters
 from benchmarks.clips import make_clip
-from tests.engine.openai_whisper import transcribed_features
+from benchmarks.openai_whisper import transcribed_features
 
 CLIPS: dict[str, Samples] = {
     "thirty seconds": make_clip(1, 30),
