@@ -47,7 +47,9 @@ def chunks(server: Server) -> int:
     return int(server.get("/load").json()["chunks"])
 
 
-@pytest.mark.parametrize("stop", [os.kill, os.killpg], ids=["one", "group"])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(os.kill, id="one"), pytest.param(os.killpg, id="group", marks=pytest.mark.trial)]
+)
 async def test_a_stop_lets_all_in_flight_finish(stop: Callable[[int, int], None]) -> None:
     with run_server("--dtype", "float32", "--drain-s", "100") as server:
         family = [server.process, *psutil.Process(server.process.pid).children(recursive=True)]

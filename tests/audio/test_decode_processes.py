@@ -25,6 +25,8 @@ from asr_server.core import Chunk
 from asr_server.errors import DecodingUnavailable, InvalidAudio
 from tests.audio.audio_files import audio_of, make, pieces_of, slices, voice
 
+pytestmark = pytest.mark.slow
+
 ENOUGH_S = 10.0
 
 

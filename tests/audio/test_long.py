@@ -13,6 +13,8 @@ import pytest
 from tests.audio.audio_files import make, spoken
 from tests.audio.test_pool import hours_of_mp3
 
+pytestmark = pytest.mark.slow
+
 READ = """
 import pathlib, sys, time, psutil
 from asr_server.audio import AudioLimits, Recording

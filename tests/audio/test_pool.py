@@ -16,6 +16,8 @@ from asr_server.core import Piece
 from asr_server.errors import InvalidAudio
 from tests.audio.audio_files import make, spoken, tiled
 
+pytestmark = pytest.mark.slow
+
 ENOUGH_S = 10.0
 
 

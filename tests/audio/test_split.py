@@ -221,7 +221,7 @@ parts = st.lists(
 
 
 @given(parts, st.integers(1, 700_000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_every_sample_is_in_a_chunk_or_in_a_silence(
     parts: list[tuple[str, float, float]], block: int
 ) -> None:

@@ -11,6 +11,8 @@ from benchmarks import checkpoint_formats
 from benchmarks.checkpoint_formats import as_ctranslate2, as_ggml
 from tests.checkpoints import pocket_directory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

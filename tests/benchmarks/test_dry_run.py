@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_workers_share_the_cases_and_name_those_that_fail(tmp_path: Path) -> None:
     cases = ["benchmarks.kernels --arch", "benchmarks.nothing", "benchmarks.dry_run cases.txt 0"]

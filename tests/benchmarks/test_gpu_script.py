@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 TESTS = {"cuda-tests.xml", "kernel-tests.xml"}  # for a GPU: the dry run leaves them to the suite

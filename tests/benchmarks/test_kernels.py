@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("arch", [90, *(pytest.param(each, marks=pytest.mark.trial) for each in (80, 100))])
 def test_every_kernel_compiles_without_spilling_registers_and_loads_16_bytes_at_once(arch: int) -> None:

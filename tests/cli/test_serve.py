@@ -15,6 +15,8 @@ import pytest
 from asr_server.cli.serve import serve
 from asr_server.config import EMBEDDED_MODEL, NO_PORT
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 1.0  # of processor time: how long it takes on a machine with nothing else to do
 
 

@@ -24,6 +24,8 @@ from tests.engine.device_stand_ins import StandInGraphs, imitate_graphs, imitate
 from tests.engine.stream_stand_ins import address, imitate_streams, tensors_of
 from tests.engine.test_engine import CLIPS, MIXED, PLAIN
 
+pytestmark = pytest.mark.slow
+
 WORDS = DecodingOptions(language="de", max_new_tokens=9, timestamps=True, word_timestamps=True)
 
 

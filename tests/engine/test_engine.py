@@ -128,13 +128,14 @@ def test_each_option_of_one_request_leaves_the_texts_of_all_others_unchanged(poc
     assert len({found[name].tokens for name in EACH_OPTION}) > 8, "the options must have had an effect"
 
 
-@pytest.mark.parametrize("compute_workers", [1, 2, 3])
-def test_sixteen_at_once_give_what_one_at_a_time_gives(pocket: Checkpoint, compute_workers: int) -> None:
+def test_sixteen_at_once_give_what_one_at_a_time_gives(pocket: Checkpoint) -> None:
     clips = [make_clip(100 + i, 1 + 1.8 * i) for i in range(16)]
-    together = transcribe(pocket.engine(compute_workers=compute_workers), clips, PLAIN)
-    one_by_one = [transcribe(pocket.engine(num_slots=1), [clip], PLAIN)[0] for clip in clips]
-    assert [r.tokens for r in together] == [r.tokens for r in one_by_one]
-    assert len({r.tokens for r in together}) > 8, "the audio must matter"
+    alone = pocket.engine(num_slots=1)
+    one_by_one = [transcribe(alone, [clip], PLAIN)[0].tokens for clip in clips]
+    assert len(set(one_by_one)) > 8, "the audio must matter"
+    for compute_workers in (1, 2, 3):
+        together = transcribe(pocket.engine(compute_workers=compute_workers), clips, PLAIN)
+        assert [result.tokens for result in together] == one_by_one, compute_workers
 
 
 def test_every_chunk_ends_once_and_gives_its_credit_back(pocket: Checkpoint) -> None:

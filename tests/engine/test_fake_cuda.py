@@ -17,6 +17,8 @@ from tests.engine.fake_cuda import KERNELS, FakeGraph, Launched, fake_cuda, fake
 from tests.engine.test_device_stand_ins import WORDS
 from tests.engine.test_engine import CLIPS, MIXED
 
+pytestmark = pytest.mark.slow
+
 FP8 = {"cache_dtype": "fp8", "encoder_dtype": "fp8"}
 BRIEF = [msgspec.structs.replace(options, max_new_tokens=3) for options in [*MIXED, WORDS]]
 

@@ -16,6 +16,8 @@ from tests.engine.stream_stand_ins import StandInStream, imitate_streams, watchi
 from tests.engine.test_device_stand_ins import WORDS
 from tests.engine.test_engine import CLIPS, MIXED
 
+pytestmark = pytest.mark.slow
+
 ASKED = [MIXED[1], MIXED[2], MIXED[4], WORDS]  # greedy, drawn, penalised, with word times
 HEARD = [CLIPS[1], CLIPS[3], CLIPS[4], CLIPS[6]]
 

@@ -18,6 +18,8 @@ from asr_server.model.kernels import TORCH, choose_token
 from asr_server.model.kernels.candidates import choose_kernels
 from asr_server.model.kernels.choice import choose
 
+pytestmark = pytest.mark.slow
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, END_OF_TEXT, FIRST_TIME = 300, 190, 200
 SPECIALS: Any = SimpleNamespace(end_of_text=END_OF_TEXT, no_timestamps=199, timestamp_begin=FIRST_TIME)

@@ -78,6 +78,7 @@ def test_without_ray_a_server_says_what_to_install_and_ends() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.trial
 def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> None:
     """And until then the lines of the replica's log arrive with its name."""
     pytest.importorskip("ray")

@@ -10,6 +10,8 @@ from asr_server.model.encoder import add_norm
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.kernels import add_norm as module
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Of numbers up to 4: some roundings. The interpreter cuts bfloat16 off, where a GPU rounds.
 ERROR = {torch.float32: 2e-6 if DEVICE == "cpu" else 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-9}

@@ -10,6 +10,8 @@ from asr_server.model.kernels import Kernels
 from asr_server.model.kernels import bias_gelu as module
 from asr_server.model.linear import Linear
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ERROR = {torch.float32: 2e-6 if DEVICE == "cpu" else 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 

@@ -24,6 +24,8 @@ from asr_server.model.kernels.candidates import (
 from asr_server.model.kernels.choice import Candidate, choose, judge
 from asr_server.model.kernels.cudnn_attention import cudnn_attention
 
+pytestmark = pytest.mark.slow
+
 SIZES = WhisperSizes(100, 80, 64, 1, 2, 128, 1, 2, 128)
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

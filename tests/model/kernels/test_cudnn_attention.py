@@ -9,6 +9,8 @@ from asr_server.model.attention import attend_audio
 from asr_server.model.kernels import Kernels
 from asr_server.model.kernels.cudnn_attention import cudnn_attention
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("shape", [(8, 1500), (3, 1500), (1, 250), (2, 400)])

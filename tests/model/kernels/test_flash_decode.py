@@ -10,6 +10,8 @@ from asr_server.model.float8 import dequantise, quantise
 from asr_server.model.kernels import flash_decode as module
 from asr_server.model.kernels.flash_decode import flash_decode, plan_splits
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ERROR = {torch.float32: 3e-6 if DEVICE == "cpu" else 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 

@@ -8,6 +8,8 @@ import torch
 from asr_server.model.float8 import FP8, quantise
 from asr_server.model.kernels import quantise_rows as module
 
+pytestmark = pytest.mark.slow
+
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
