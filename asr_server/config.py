@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from asr_server.core import TEMPERATURE_LADDER
 from asr_server.machine import available_cores, num_gpus
 
+DEFAULT_MODEL: Final = "base"
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
 EMBEDDED_MODEL_LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
 MIB = 1 << 20
@@ -49,8 +50,8 @@ class Settings:
 
     # The model and where it runs
     model: str = _setting(
-        str(EMBEDDED_MODEL),
-        "Whisper checkpoint: a directory, a Hugging Face hub name or a short name such as turbo",
+        DEFAULT_MODEL,
+        "Whisper checkpoint: a short name such as turbo, a Hugging Face hub name, a directory or a file",
         min_length=1,
     )
     served_model_name: str = _setting("", "name clients ask for; empty: the model's own name")
@@ -206,6 +207,9 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")
 
+    # Found out at the start, and no setting: why the embedded model serves in place of the default.
+    why_embedded: str = ""
+
     @property
     def num_replicas(self) -> int:
         """Engine replicas in all."""
@@ -221,8 +225,9 @@ class Settings:
     @property
     def model_names(self) -> tuple[str, ...]:
         """What clients may ask for: the served name first, then the aliases."""
-        directory = Path(self.model).expanduser()
-        name = self.served_model_name or (directory.name if directory.is_dir() else self.model)
+        path = Path(self.model).expanduser()
+        own_name = path.stem if path.is_file() else path.name if path.is_dir() else self.model
+        name = self.served_model_name or own_name
         return (name, *(alias.strip() for alias in self.model_alias.split(",") if alias.strip()))
 
     @property
@@ -230,8 +235,16 @@ class Settings:
         return self.model == str(EMBEDDED_MODEL)
 
     @property
+    def model_limit(self) -> str:
+        """What the model cannot do, where that is not to be expected; empty for any but the embedded one."""
+        if not self.serves_embedded_model:
+            return ""
+        instead = f"; it serves because {DEFAULT_MODEL} could not be fetched" if self.why_embedded else ""
+        return EMBEDDED_MODEL_LIMIT + instead
+
+    @property
     def model_description(self) -> str:
-        return f"a Whisper model{f' that {EMBEDDED_MODEL_LIMIT}' if self.serves_embedded_model else ''}"
+        return f"a Whisper model{f' that {self.model_limit}' if self.model_limit else ''}"
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -239,8 +252,12 @@ class Settings:
         return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
 
 
-# By name, in the order declared.
-FIELDS: Final[dict[str, FieldInfo]] = Settings.__pydantic_fields__  # type: ignore[attr-defined]
+# The settings by name, in the order declared.
+FIELDS: Final[dict[str, FieldInfo]] = {
+    name: field
+    for name, field in Settings.__pydantic_fields__.items()  # type: ignore[attr-defined]
+    if field.json_schema_extra is not None
+}
 
 
 def environment_name(setting: str) -> str:

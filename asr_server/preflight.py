@@ -19,7 +19,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from asr_server.checkpoint import CheckpointError, checkpoint_on_disk, resolve_checkpoint
-from asr_server.config import NO_PORT, Settings, allowed_values, naming
+from asr_server.config import EMBEDDED_MODEL, NO_PORT, Settings, allowed_values, naming
 from asr_server.key_file import read_keys
 from asr_server.machine import num_gpus
 
@@ -34,21 +34,40 @@ class SettingsError(Exception):
         self.problems = problems
 
 
-def checked_settings(values: Mapping[str, Any], checks: tuple[Check, ...] = ()) -> Settings:
+def checked_settings(
+    values: Mapping[str, Any],
+    checks: tuple[Check, ...] = (),
+    before_fetch: Callable[[Settings], None] = lambda _: None,
+) -> Settings:
     """The settings with these values, the defaults for the others, and the model as a directory.
 
-    A model from the hub is fetched, but not before all else is known to be right. Raises SettingsError.
+    A model is fetched, but not before all else is known to be right. Where `values` have no model, and the
+    default cannot be had, the embedded one takes its place, and `why_embedded` says why.
+
+    Args:
+        before_fetch: called with the settings, once all else is known to be right.
+    Raises:
+        SettingsError: something is wrong.
     """
     settings, problems = _validated(values)
     problems += [problem for check in checks for problem in check(settings)]
+    if not problems:
+        before_fetch(settings)
     try:
         find = checkpoint_on_disk if problems else resolve_checkpoint
         directory = find(settings.model)
     except CheckpointError as error:
+        if "model" not in values and not problems:
+            return _with_embedded_model(settings, str(error))
         problems.append(_problem("model", settings.model, str(error)))
     if problems:
         raise SettingsError(problems)
     return replace(settings, model=str(directory), served_model_name=settings.model_names[0])
+
+
+def _with_embedded_model(settings: Settings, reason: str) -> Settings:
+    settings = replace(settings, model=str(EMBEDDED_MODEL), why_embedded=reason)
+    return replace(settings, served_model_name=settings.model_names[0])
 
 
 def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:

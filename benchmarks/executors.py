@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from asr_server.config import Settings
+from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import Chunk, DecodingOptions
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.local_cluster import cluster_address
@@ -60,7 +60,11 @@ class Work(NamedTuple):
 
 async def run_case(case: Case, work: Work, ray_address: str) -> dict[str, Any]:
     settings = Settings(
-        executor=case.executor, replicas=case.replicas, dtype="float32", ray_address=ray_address
+        model=str(EMBEDDED_MODEL),
+        executor=case.executor,
+        replicas=case.replicas,
+        dtype="float32",
+        ray_address=ray_address,
     )
     dispatcher = Dispatcher(settings)
     started = time.perf_counter()

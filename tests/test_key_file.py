@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from asr_server import key_file
-from asr_server.config import Settings
 from asr_server.key_file import KeyFile, read_keys
 from tests.api.running_app import run_app
+from tests.embedded import embedded
 from tests.test_preflight import problems
 
 
@@ -50,7 +50,7 @@ def test_while_the_file_cannot_be_read_its_last_keys_are_taken(
 
 
 async def test_a_key_is_rotated_without_a_restart(keys: Path) -> None:
-    async with run_app(Settings(api_key="own", api_key_file=str(keys))) as app:
+    async with run_app(embedded(api_key="own", api_key_file=str(keys))) as app:
 
         async def status(key: str) -> int:
             headers = {"authorization": f"Bearer {key}"}
@@ -62,7 +62,7 @@ async def test_a_key_is_rotated_without_a_restart(keys: Path) -> None:
 
 
 async def test_a_file_without_keys_lets_nobody_in(keys: Path) -> None:
-    async with run_app(Settings(api_key_file=str(keys))) as app:
+    async with run_app(embedded(api_key_file=str(keys))) as app:
         keys.write_text("")
         for headers in ({}, {"authorization": "Bearer first"}):
             assert (await app.client.get("/v1/models", headers=headers)).status_code == 401

@@ -12,9 +12,9 @@ from typing import Literal
 import pytest
 
 from asr_server import config, machine
-from asr_server.config import Settings
 from asr_server.engine import EngineConfig
 from asr_server.workers.multiprocess import MultiprocessExecutor
+from tests.embedded import embedded
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_version_one_of_control_groups_is_read_too(cgroups: Path) -> None:
 
 def test_threads_follow_from_the_quota(cgroups: Path) -> None:
     (cgroups / "cpu.max").write_text("400000 100000\n")
-    assert EngineConfig.from_settings(Settings(replicas=2)).cpu_threads == 2
+    assert EngineConfig.from_settings(embedded(replicas=2)).cpu_threads == 2
     assert config.default_preprocess_workers() == 2
     (cgroups / "cpu.max").write_text("100000 100000\n")
     assert config.default_preprocess_workers() == 1
@@ -82,7 +82,7 @@ def test_replicas_get_cores_of_their_own_from_the_affinity_mask(
     assert {len(share) for share in shares} == {len(mask) // count}
     assert len({core for share in shares for core in share}) == sum(map(len, shares))
     assert {core for share in shares for core in share} <= mask
-    assert EngineConfig.from_settings(Settings(replicas=count)).cpu_threads == max(1, 3 // count)
+    assert EngineConfig.from_settings(embedded(replicas=count)).cpu_threads == max(1, 3 // count)
 
 
 def test_more_replicas_than_cores_are_not_pinned(cgroups: Path) -> None:
@@ -113,12 +113,12 @@ def test_replicas_that_share_a_gpu_are_pinned(
     mode: Literal["auto", "on", "off"], pinned: bool, cgroups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asr_server.workers.multiprocess.visible_gpus", lambda: ["0"])
-    executor = MultiprocessExecutor(Settings(replicas=2, pin_cores=mode))
+    executor = MultiprocessExecutor(embedded(replicas=2, pin_cores=mode))
     expected = [tuple(range(32)), tuple(range(32, 64))] if pinned else [(), ()]
     assert [executor._cores_of(index) for index in range(2)] == expected
-    alone = MultiprocessExecutor(Settings(replicas=1, pin_cores="auto"))
+    alone = MultiprocessExecutor(embedded(replicas=1, pin_cores="auto"))
     assert alone._cores_of(0) == ()
-    on_cpu = MultiprocessExecutor(Settings(replicas=2, device="cpu", pin_cores="auto"))
+    on_cpu = MultiprocessExecutor(embedded(replicas=2, device="cpu", pin_cores="auto"))
     assert on_cpu._cores_of(0) == ()
 
 
@@ -138,21 +138,21 @@ def test_gpus_are_named_as_the_environment_names_them(
 
 def test_there_is_a_replica_for_each_gpu_unless_a_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "num_gpus", lambda: 4)
-    assert Settings().num_replicas == 4
-    assert Settings(replicas_per_device=2).num_replicas == 8
-    assert Settings(replicas=3).num_replicas == 3
-    assert Settings(device="cpu").num_replicas == 1
+    assert embedded().num_replicas == 4
+    assert embedded(replicas_per_device=2).num_replicas == 8
+    assert embedded(replicas=3).num_replicas == 3
+    assert embedded(device="cpu").num_replicas == 1
     monkeypatch.setattr(config, "num_gpus", lambda: 0)
-    assert Settings().num_replicas == 1
+    assert embedded().num_replicas == 1
 
 
 def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asr_server.workers.multiprocess.visible_gpus", lambda: ["2", "7"])
-    executor = MultiprocessExecutor(Settings(replicas=5))
+    executor = MultiprocessExecutor(embedded(replicas=5))
     devices = [executor._device_of(index)["CUDA_VISIBLE_DEVICES"] for index in range(5)]
     assert devices == ["2", "7", "2", "7", "2"]
     assert [executor._num_on_device(index) for index in range(5)] == [3, 2, 3, 2, 3]
-    on_cpu = MultiprocessExecutor(Settings(replicas=2, device="cpu"))
+    on_cpu = MultiprocessExecutor(embedded(replicas=2, device="cpu"))
     assert on_cpu._device_of(1) == {}
     assert on_cpu._num_on_device(1) == 2
 
@@ -161,9 +161,9 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: 
     "start",
     [
         "from asr_server.machine import keep_for_good; keep_for_good()",
-        "from asr_server.workers import replica; from asr_server.config import Settings\n"
+        "from asr_server.workers import replica; from tests.embedded import embedded\n"
         "from asr_server.transport.zeromq import Address\n"
-        "engine = replica._create_engine(replica.ReplicaSpec(0, Address('', ''), Settings(dtype='float32')))",
+        "engine = replica._create_engine(replica.ReplicaSpec(0, Address('', ''), embedded(dtype='float32')))",
     ],
     ids=["by itself", "a replica"],
 )

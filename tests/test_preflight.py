@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from asr_server import preflight
+from asr_server.checkpoint import CheckpointError
 from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, allowed_values, environment_name, flag_name
 from asr_server.preflight import FOR_A_MODEL, FOR_A_SERVER, SettingsError, checked_settings
+from tests.embedded import embedded
 
 
 def problems(**values: object) -> list[str]:
@@ -58,7 +59,9 @@ def test_several_wrong_values_are_a_line_each() -> None:
 
 def test_every_default_is_allowed_and_every_setting_says_what_is() -> None:
     given = {name: str(field.default) for name, field in FIELDS.items()}
-    assert checked_settings(given) == Settings(served_model_name="whisper-digits")
+    assert given["model"] == "base"
+    given["model"] = "whisper-digits"
+    assert checked_settings(given) == embedded(served_model_name="whisper-digits")
     assert all(allowed_values(name) for name in FIELDS)
     assert all(field.description for field in FIELDS.values())
 
@@ -91,6 +94,32 @@ def test_a_model_on_the_hub_is_not_asked_for_while_something_else_is_wrong(
 ) -> None:
     monkeypatch.setattr("asr_server.preflight.resolve_checkpoint", lambda name: pytest.fail("asked the hub"))
     assert len(problems(model="openai/whisper-tiny", replicas="-1")) == 1
+
+
+def test_only_a_model_that_nobody_asked_for_gives_way_to_the_embedded_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere(name: str) -> Path:
+        raise CheckpointError(f"{name} is nowhere")
+
+    monkeypatch.setattr("asr_server.preflight.resolve_checkpoint", nowhere)
+    settings = checked_settings({})
+    assert (settings.serves_embedded_model, settings.model_names[0]) == (True, "whisper-digits")
+    assert settings.why_embedded == "base is nowhere"
+    assert settings.model_limit.endswith("; it serves because base could not be fetched")
+    with pytest.raises(SettingsError, match=r"--model .* is 'base': base is nowhere"):
+        checked_settings({"model": "base"})
+
+
+def test_logging_is_set_up_before_a_model_is_fetched_and_after_the_settings_are_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr("asr_server.preflight.resolve_checkpoint", lambda name: happened.append(name))
+    checked_settings({"model": "turbo"}, before_fetch=lambda settings: happened.append(settings.model))
+    assert happened == ["turbo", "turbo"]
+    with pytest.raises(SettingsError):
+        checked_settings({"port": "none"}, before_fetch=lambda _: pytest.fail("too early"))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
@@ -139,8 +168,9 @@ def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
         port = other.getsockname()[1]
         (taken,) = problems(port=port)
         assert taken.startswith(f"--port (ASR_SERVER_PORT) is {port}: cannot listen on 127.0.0.1 port {port}")
-        settings = checked_settings({"port": port}, FOR_A_MODEL)  # without a server its address is no matter
-        assert settings == replace(Settings(port=port), served_model_name="whisper-digits")
+        given = {"port": port, "model": "whisper-digits"}
+        settings = checked_settings(given, FOR_A_MODEL)  # without a server its address is no matter
+        assert settings == embedded(port=port, served_model_name="whisper-digits")
         (taken,) = problems(wyoming_port=port)
         assert taken.startswith(f"--wyoming-port (ASR_SERVER_WYOMING_PORT) is {port}: cannot listen")
     (elsewhere,) = problems(host="192.0.2.1")

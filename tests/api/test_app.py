@@ -4,9 +4,9 @@ import re
 import httpx
 import pytest
 
-from asr_server.config import Settings
 from asr_server.telemetry import TextFormatter
 from tests.api.running_app import RunningApp, run_app
+from tests.embedded import embedded
 
 PATHS_OF_V1 = ["/v1/models", "/v1/models/whisper-1", "/v1/audio/transcriptions", "/v1/audio/translations"]
 
@@ -72,7 +72,7 @@ async def test_a_bug_of_ours_shows_nothing_of_itself_and_is_logged_with_the_id(
 
 
 async def test_a_key_is_asked_for_under_v1_and_not_at_the_probes() -> None:
-    async with run_app(Settings(api_key="s3cret")) as app:
+    async with run_app(embedded(api_key="s3cret")) as app:
         for path in PATHS_OF_V1:
             reply = await app.client.request("POST" if "audio" in path else "GET", path)
             assert reply.status_code == 401
@@ -86,13 +86,13 @@ async def test_a_key_is_asked_for_under_v1_and_not_at_the_probes() -> None:
     "header", ["Bearer wrong", "Bearer", "Basic s3cret", "s3cret", "Bearer s3cret2", "Bearer \xe9"]
 )
 async def test_a_wrong_key_is_refused(header: str) -> None:
-    async with run_app(Settings(api_key="s3cret")) as app:
+    async with run_app(embedded(api_key="s3cret")) as app:
         reply = await app.client.get("/v1/models", headers=[(b"authorization", header.encode("latin-1"))])
         assert reply.status_code == 401
 
 
 async def test_the_right_key_opens() -> None:
-    async with run_app(Settings(api_key="s3cret")) as app:
+    async with run_app(embedded(api_key="s3cret")) as app:
         app.client.headers["authorization"] = "Bearer s3cret"
         assert await app.still_works()
 
@@ -124,7 +124,7 @@ async def test_an_engine_given_up_is_not_healthy(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_models_are_listed_under_every_name_they_answer_to() -> None:
-    async with run_app(Settings(served_model_name="org/ears", model_alias="whisper-1,asr")) as app:
+    async with run_app(embedded(served_model_name="org/ears", model_alias="whisper-1,asr")) as app:
         listed = (await app.client.get("/v1/models")).json()
         assert [model["id"] for model in listed["data"]] == ["org/ears", "whisper-1", "asr"]
         assert (await app.client.get("/v1/models/org%2Fears")).json()["id"] == "org/ears"
@@ -146,14 +146,14 @@ async def test_a_model_is_described() -> None:
 
 
 async def test_origins_are_allowed_when_they_are_named() -> None:
-    async with run_app(Settings(cors_origins="https://a.example")) as app:
+    async with run_app(embedded(cors_origins="https://a.example")) as app:
         reply = await app.client.get("/nowhere", headers={"origin": "https://a.example"})
         assert reply.headers["access-control-allow-origin"] == "https://a.example"
         assert "x-request-id" in reply.headers["access-control-expose-headers"]
 
 
 async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
-    async with run_app(Settings(root_path="/asr")) as app:
+    async with run_app(embedded(root_path="/asr")) as app:
         page = (await app.client.get("/docs")).text
         assert "SwaggerUIBundle" in page
         assert "://" not in page
@@ -167,7 +167,7 @@ async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
 
 
 async def test_the_temperature_ladder_ends_where_the_setting_says() -> None:
-    async with run_app(Settings(max_fallbacks=1)) as app:
+    async with run_app(embedded(max_fallbacks=1)) as app:
         await app.post()
         await app.post(temperature="0.5")
     assert [submit.options.temperatures for submit in app.replica.submits] == [(0.0, 0.2), (0.5,)]

@@ -13,12 +13,13 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from asr_server.api import connection_limits
-from asr_server.config import MIB, Settings
+from asr_server.config import MIB
 from tests.api.raw_client import FILE_PART, RawClient
 from tests.api.running_app import RunningApp, run_app, until
+from tests.embedded import embedded
 
 TICK_S = 0.02
-STRICT = Settings(
+STRICT = embedded(
     max_header_bytes=4096,
     header_timeout_s=0.3,
     client_grace_s=0.3,

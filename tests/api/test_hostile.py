@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from asr_server.config import Settings
 from tests.api.running_app import RunningApp, run_app
 from tests.audio.hostile import mutated
 from tests.audio.test_hostile import MIB, flac_header, originals, silent_opus
 from tests.audio.test_wav import raw_wav
+from tests.embedded import embedded
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from tests.audio.test_wav import raw_wav
     ids=["hours", "gigabytes", "rate"],
 )
 async def test_a_bomb_is_refused_with_the_limit_s_name(upload: bytes, limits: dict[str, Any]) -> None:
-    async with run_app(replace(Settings(), **limits)) as app:
+    async with run_app(replace(embedded(), **limits)) as app:
         reply = await app.post(upload)
         assert 400 <= reply.status_code < 500
         assert reply.json()["error"]["param"] == "file"

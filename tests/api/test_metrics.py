@@ -12,13 +12,13 @@ import pytest
 from asr_server import __version__
 from asr_server.api.metrics import _buckets
 from asr_server.audio import Recording
-from asr_server.config import Settings
 from asr_server.core import Event
 from asr_server.engine.step_times import StepTimer
 from asr_server.workers.executor import ReplicaGone
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server
+from tests.embedded import embedded
 from tests.fake_replica import FakeReplica
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.wav"
@@ -105,7 +105,7 @@ async def test_readiness_is_0_and_not_absent_while_no_replica_lives(monkeypatch:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with run_app(Settings()) as app:
+    async with run_app(embedded()) as app:
         before = await read(app)
         assert (before["asr_ready"], before['asr_replica_ready{replica="replica 0"}']) == (1, 1)
         monkeypatch.setattr(app.replica, "launch", starts_for_ever)

@@ -19,13 +19,13 @@ import openai
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
 
-from asr_server.config import Settings
 from asr_server.core import Submit
 from asr_server.errors import ChunkFailed
 from tests.api.official_client import SPOKEN
 from tests.api.running_app import SECOND, RunningApp, run_app, until
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
+from tests.embedded import embedded
 
 MODEL = "whisper-1"
 
@@ -97,7 +97,7 @@ class Attempts:
 
 @asynccontextmanager
 async def app_with(**settings: Any) -> AsyncIterator[RunningApp]:
-    async with run_app(replace(Settings(), **settings)) as app:
+    async with run_app(replace(embedded(), **settings)) as app:
         yield app
 
 

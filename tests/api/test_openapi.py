@@ -9,8 +9,8 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from asr_server.config import Settings
 from tests.api.running_app import RunningApp, run_app
+from tests.embedded import embedded
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 SECRETS = "/v1/realtime/client_secrets"
@@ -149,7 +149,7 @@ async def test_the_fields_described_are_taken(app: RunningApp) -> None:
 
 @pytest.mark.parametrize("api_key", ["", "s3cret"])
 async def test_the_key_is_described_where_one_is_asked_for(api_key: str) -> None:
-    async with run_app(Settings(api_key=api_key, unknown_fields="ignore")) as app:
+    async with run_app(embedded(api_key=api_key, unknown_fields="ignore")) as app:
         document = await document_of(app)
         for _, path, operation in operations(document):
             assert ("security" in operation) == bool(api_key and path.startswith("/v1/"))

@@ -11,13 +11,13 @@ from dataclasses import replace
 import openai
 from openai import AsyncOpenAI
 
-from asr_server.config import Settings
 from asr_server.core import ChunkId
 from tests.api.official_client import transcribe
 from tests.api.raw_client import RawClient
 from tests.api.running_app import SECOND, RunningApp, run_app, until
+from tests.embedded import embedded
 
-FOUR_PLACES = replace(Settings(), max_concurrent_requests=4)
+FOUR_PLACES = replace(embedded(), max_concurrent_requests=4)
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from asr_server.core import ChunkResult, Submit
 from asr_server.formats import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of
+from tests.embedded import embedded
 from tests.fake_replica import say, wav
 from tests.formats.samples import ONE
 from tests.vocabulary import words
@@ -176,7 +177,7 @@ async def test_what_the_sender_must_mend_is_never_a_5xx(
 
 
 async def test_a_recording_over_the_limit_names_limit_and_setting() -> None:
-    async with run_app(Settings(max_audio_s=0.5)) as app:
+    async with run_app(embedded(max_audio_s=0.5)) as app:
         error = error_of(await app.post())
         assert error["code"] == "audio_too_long"
         assert "0.5" in str(error["message"])
@@ -191,7 +192,7 @@ async def test_a_chunk_that_cannot_be_decoded_is_our_fault() -> None:
 
 
 async def test_too_many_requests_in_flight_is_429_with_a_time_to_try_again() -> None:
-    async with run_app(Settings(max_concurrent_requests=2)) as app:
+    async with run_app(embedded(max_concurrent_requests=2)) as app:
         app.replica.holding = True
         inside = [asyncio.create_task(app.post()) for _ in range(2)]
         await until(lambda: len(app.replica.held) == 2)
@@ -207,7 +208,7 @@ async def test_too_many_requests_in_flight_is_429_with_a_time_to_try_again() -> 
 
 
 async def test_an_upload_over_the_limit_is_refused_before_it_has_arrived() -> None:
-    async with run_app(Settings(max_upload_bytes=100_000)) as app:
+    async with run_app(embedded(max_upload_bytes=100_000)) as app:
         reader, writer = await asyncio.open_connection(app.host, app.port)
         writer.write(
             f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
@@ -224,7 +225,7 @@ async def test_an_upload_over_the_limit_is_refused_before_it_has_arrived() -> No
 
 
 async def test_a_client_of_an_upload_over_the_limit_gets_to_read_the_refusal() -> None:
-    async with run_app(Settings(max_upload_bytes=100_000)) as app:
+    async with run_app(embedded(max_upload_bytes=100_000)) as app:
         reply = await app.post(b"x" * 30_000_000)
         assert (reply.status_code, error_of(reply)["code"]) == (413, "request_too_large")
 
@@ -370,7 +371,7 @@ async def test_keywords_come_before_the_prompt(app: RunningApp) -> None:
 
 @pytest.mark.parametrize("stream", ["true", "false"])
 async def test_ignored_fields_are_named_in_the_reply(stream: str) -> None:
-    async with run_app(Settings(unknown_fields="ignore")) as app:
+    async with run_app(embedded(unknown_fields="ignore")) as app:
         reply = await app.post(stream=stream, beam_size="5", **{"vad[on]": "1", "a b é": "2"})
         assert reply.status_code == 200
         assert reply.headers["x-ignored-fields"] == "beam_size, vad[on], a%20b%20%C3%A9"
@@ -382,7 +383,7 @@ async def test_ignored_fields_are_named_in_the_reply(stream: str) -> None:
 
 
 def test_no_ignored_field_can_add_a_header() -> None:
-    assert answer_headers(Settings(), ["a\r\nx-y: 1"])["x-ignored-fields"] == "a%0D%0Ax-y%3A%201"
+    assert answer_headers(embedded(), ["a\r\nx-y: 1"])["x-ignored-fields"] == "a%0D%0Ax-y%3A%201"
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])

@@ -17,16 +17,17 @@ from openai.types.audio import TranscriptionVerbose
 
 from asr_server.audio import AudioLimits, Recording
 from asr_server.checkpoint import AudioWindow
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE
 from benchmarks.client import connected
 from benchmarks.client import transcribe as transcribe_stream
 from tests.api.official_client import FORMATS, plain, transcribe
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
+from tests.embedded import embedded
 from tests.speech import VOICES, Spoken, digits_of, errors_in, say
 
-LIMITS = AudioLimits.from_settings(Settings(), AudioWindow.from_directory(EMBEDDED_MODEL))
+LIMITS = AudioLimits.from_settings(embedded(), AudioWindow.from_directory(EMBEDDED_MODEL))
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from asr_server.api import unread_body
-from asr_server.config import MIB, Settings
+from asr_server.config import MIB
 from tests.api.official_client import transcribe
 from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, run_app
+from tests.embedded import embedded
 
-SMALL = replace(Settings(), max_upload_bytes=MIB)
+SMALL = replace(embedded(), max_upload_bytes=MIB)
 
 
 def official_client(app: RunningApp) -> AsyncOpenAI:

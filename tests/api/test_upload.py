@@ -15,10 +15,11 @@ import pytest
 from asr_server.api import upload as upload_module
 from asr_server.api.upload import Upload, UploadMemory
 from asr_server.audio.source import open_source
-from asr_server.config import MIB, Settings
+from asr_server.config import MIB
 from tests.api.running_app import RunningApp, run_app
+from tests.embedded import embedded
 
-ON_DISK = replace(Settings(), max_upload_memory_bytes=0)
+ON_DISK = replace(embedded(), max_upload_memory_bytes=0)
 
 
 def full_disk() -> BinaryIO:

@@ -1,75 +1,258 @@
-"""The hub asked for real: one that cannot be reached, and one of our own that knows no model."""
+"""The hub asked for real: one of our own with the faults of others, one that is silent, and none."""
 
 from __future__ import annotations
 
-import http.server
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
-from asr_server.config import EMBEDDED_MODEL
+from asr_server.checkpoint import (
+    CheckpointError,
+    find_weights,
+    hub,
+    name_elsewhere,
+    own_cache,
+    resolve_checkpoint,
+    revision_of,
+    source_of,
+    tokenizer_of,
+)
+from tests.checkpoint.fake_hub import BLOCK_BYTES, COMMIT, FakeHub, running_hub
+from tests.checkpoint.foreign_models import write_ctranslate2
+from tests.checkpoints import pocket_directory
 
 NOBODY = "http://127.0.0.1:9"  # the port of the discard service, which nobody runs
-CODE = """
-import sys
-from asr_server.checkpoint import CheckpointError, resolve_checkpoint
-try:
-    print(resolve_checkpoint(sys.argv[1]))
-except CheckpointError as error:
-    print(error)
-"""
+NAME = "someone/pocket"
+WEIGHTS = "model.safetensors"
 
 
-def resolve(name: str, endpoint: str, cache: Path) -> str:
-    """What a fresh process says: the library reads its endpoint once. Standard error has to stay empty."""
-    environment = os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, name], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
-    return done.stdout.strip()
-
-
-class _NotFound(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a hub that nobody runs."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_PAUSE_S", 0.01)
+    return tmp_path / "home"
 
 
 @pytest.fixture
-def empty_hub() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _NotFound) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with running_hub(pocket_directory()) as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        yield running
 
 
-def test_an_unreachable_hub_is_said_once_with_the_way_without_it(tmp_path: Path) -> None:
-    message = resolve("large-v3", NOBODY, tmp_path)
-    assert "\n" not in message
+def refusal(name: str = NAME) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(name)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Its files by their names, but for what only marks that the folder is complete."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "complete"}
+
+
+def test_a_model_is_fetched_whole_and_nobody_is_asked_twice(fake: FakeHub) -> None:
+    directory = resolve_checkpoint(NAME)
+    assert contents(directory) == contents(pocket_directory())
+    assert (revision_of(directory), name_elsewhere(directory)) == (COMMIT, NAME)
+    num_requests = len(fake.requests)
+    assert num_requests == 1 + len(contents(directory))
+    assert resolve_checkpoint(NAME) == directory
+    assert len(fake.requests) == num_requests
+
+
+def test_a_ctranslate2_repository_is_fetched_and_read_as_it_is(tmp_path: Path, fake: FakeHub) -> None:
+    fake.folder = write_ctranslate2(pocket_directory(), tmp_path / "ct2", "float16")
+    directory = resolve_checkpoint("Systran/faster-whisper-small")
+    assert contents(source_of(directory)) == contents(fake.folder)
+    assert (revision_of(directory), name_elsewhere(directory)) == (COMMIT, "Systran/faster-whisper-small")
+
+
+def test_only_one_set_of_weights_is_fetched(tmp_path: Path, fake: FakeHub) -> None:
+    fake.folder = shutil.copytree(pocket_directory(), tmp_path / "repository")
+    for name in ("pytorch_model.bin", "tf_model.h5", "model.fp32-00001-of-00002.safetensors", "model.bin"):
+        (fake.folder / name).write_bytes(b"the same again")
+    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+
+
+def test_the_tokenizer_alone_needs_no_weights(fake: FakeHub) -> None:
+    texts = tokenizer_of(NAME)
+    assert "tokenizer.json" in contents(texts)
+    assert not any(WEIGHTS in request for request in fake.requests)
+    assert (resolve_checkpoint(NAME) / WEIGHTS).exists()
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_ended(fake: FakeHub) -> None:
+    fake.cut_after[WEIGHTS] = [3 * BLOCK_BYTES, 7 * BLOCK_BYTES]
+    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+    asked = [request for request in fake.requests if WEIGHTS in request]
+    assert [request.partition(" from ")[2] for request in asked] == [
+        "",
+        str(3 * BLOCK_BYTES),
+        str(7 * BLOCK_BYTES),
+    ]
+
+
+def test_what_has_arrived_is_kept_for_the_next_call(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.cut_after[WEIGHTS] = [3 * BLOCK_BYTES] * (1 + hub.TRIES)
+    message = refusal()
+    assert f"the download of {WEIGHTS} broke off (" in message
+    assert "what has arrived is kept: try again" in message
+    fake.cut_after.clear()
+    fake.requests.clear()
+    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+    asked = f"/{NAME}/resolve/{COMMIT}/{WEIGHTS} from {3 * BLOCK_BYTES}"
+    assert [request for request in fake.requests if WEIGHTS in request] == [asked]
+    assert not any("config.json" in request for request in fake.requests), "what came before it is here"
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
+def test_a_damaged_file_is_not_used_nor_kept(fake: FakeHub, name: str) -> None:
+    fake.damaged = {name}
+    assert f"{name} arrived damaged from the hub" in refusal()
+    assert not any(name in path.name for path in (own_cache() / "models").rglob("*"))
+    fake.damaged = set()
+    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+
+
+def test_weights_that_are_not_the_published_ones_are_refused_before_they_are_fetched(fake: FakeHub) -> None:
+    assert (
+        "model.safetensors of openai/whisper-tiny on the hub is not the file that was published"
+        in refusal("tiny")
+    )
+    assert len(fake.requests) == 1
+    assert fake.requests[0].endswith("/revision/169d4a4341b33bc18d8881c4b69c2e104e1cc0af")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (401, "", "does not know you (401) for someone/pocket: log in with `hf auth login`"),
+        (401, "RepoNotFound", "has no model someone/pocket, or it is private: then log in"),
+        (403, "GatedRepo", "someone/pocket is gated (403): accept its terms"),
+        (404, "RepoNotFound", "has no model someone/pocket, or it is private"),
+        (404, "RevisionNotFound", "has no such revision or file of someone/pocket (RevisionNotFound)"),
+        (429, "", "has had too many requests from here (429): wait, or log in"),
+        (503, "", "answers 503 Service Unavailable: try again later"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_as_what_it_is(fake: FakeHub, status: int, code: str, said: str) -> None:
+    fake.status, fake.error_code = status, code
+    message = refusal()
+    assert said in message
+    assert "cannot be reached" not in message
+
+
+def test_a_hub_that_cannot_be_reached_is_said_with_the_way_without_it() -> None:
+    message = refusal("large-v3")
     assert message.startswith("the Hugging Face hub cannot be reached (")
     assert "run `asr-server models fetch large-v3` and copy the folder" in message
 
 
-def test_without_a_hub_the_cache_serves(tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--openai--whisper-tiny" / "snapshots" / ("0" * 40)
-    (tmp_path / "models--openai--whisper-tiny" / "refs").mkdir(parents=True)
-    (tmp_path / "models--openai--whisper-tiny" / "refs" / "main").write_text("0" * 40)
-    shutil.copytree(EMBEDDED_MODEL, snapshot)
-    assert resolve("tiny", NOBODY, tmp_path) == str(snapshot)
+def test_a_silent_hub_is_waited_for_once_and_not_long(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub.ANSWER_LIMIT_S < 10
+    monkeypatch.setattr(hub, "ANSWER_LIMIT_S", 0.5)
+    fake.silent = threading.Event()
+    started_s = time.monotonic()
+    assert "cannot be reached (no answer within 0.5 s)" in refusal()
+    assert 0.5 <= time.monotonic() - started_s < 3
+    assert len(fake.requests) == 1
 
 
-def test_a_model_that_the_hub_does_not_have_is_no_network_error(empty_hub: str, tmp_path: Path) -> None:
-    message = resolve("nobody/nothing", empty_hub, tmp_path)
-    assert message.startswith("the Hugging Face hub has no model nobody/nothing, or it is private")
+def test_nobody_is_asked_offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert refusal("base").startswith(
+        "base is not here, and HF_HUB_OFFLINE says to stay offline. Where there"
+    )
+    assert fake.requests == []
+
+
+def test_what_answers_in_the_hub_s_place_is_told_apart(
+    fake: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeHub, "listing", lambda self: ["a login page"])
+    assert "what answers as the Hugging Face hub is something else" in refusal()
+
+
+def test_a_repository_of_another_kind_is_refused_before_anything_is_fetched(
+    fake: FakeHub, tmp_path: Path
+) -> None:
+    fake.folder = tmp_path / "mlx"
+    fake.folder.mkdir()
+    (fake.folder / "weights.npz").touch()
+    (fake.folder / "config.json").write_text("{}")
+    assert "is an MLX model. Use the model that it was made from: --model tiny" in refusal(
+        "x/whisper-tiny-mlx"
+    )
+    assert len(fake.requests) == 1
+
+
+def test_two_processes_fetch_a_model_once(fake: FakeHub, home: Path) -> None:
+    fake.pause_s = 0.02
+    code = "import sys; from asr_server.checkpoint import resolve_checkpoint as r; print(r(sys.argv[1]))"
+    environment = os.environ | {"HF_ENDPOINT": fake.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, NAME], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = {process.communicate(timeout=60)[0].strip() for process in both}
+    assert said == {str(resolve_checkpoint(NAME))}
+    assert len(fake.requests) == len(set(fake.requests)), "a file was fetched twice"
+
+
+# -- The Hugging Face cache ----------------------------------------------------------------------------------
+
+
+def snapshot(home: Path, repository: str, commit: str) -> Path:
+    """Where huggingface_hub keeps that commit of the repository."""
+    return home / "hub" / f"models--{repository.replace('/', '--')}" / "snapshots" / commit
+
+
+def test_what_lies_in_the_hugging_face_cache_serves_without_a_question(home: Path) -> None:
+    kept = shutil.copytree(pocket_directory(), snapshot(home, "openai/whisper-small", "0" * 40))
+    assert resolve_checkpoint("small") == kept
+    assert (revision_of(kept), name_elsewhere(kept)) == ("0" * 40, "openai/whisper-small")
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("small", "Systran/faster-whisper-small"),
+        ("distil-large-v3", "Systran/faster-distil-whisper-large-v3"),
+        ("turbo", "mobiuslabsgmbh/faster-whisper-large-v3-turbo"),
+        ("Systran/faster-whisper-medium", "Systran/faster-whisper-medium"),
+    ],
+)
+def test_what_faster_whisper_has_fetched_serves_too(home: Path, name: str, repository: str) -> None:
+    kept = write_ctranslate2(pocket_directory(), snapshot(home, repository, "1" * 40), "int8")
+    directory = resolve_checkpoint(name)
+    assert source_of(directory) == kept
+    assert [file.path for file in find_weights(directory)] == [kept / "model.bin"]
+    assert (revision_of(directory), name_elsewhere(directory)) == ("1" * 40, repository)
+
+
+def test_the_newest_complete_snapshot_serves(home: Path) -> None:
+    whole = shutil.copytree(pocket_directory(), snapshot(home, "someone/mine", "a" * 40))
+    cut = shutil.copytree(pocket_directory(), snapshot(home, "someone/mine", "b" * 40))
+    (cut / WEIGHTS).write_bytes((cut / WEIGHTS).read_bytes()[:1000])
+    refs = cut.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("b" * 40)
+    assert resolve_checkpoint("someone/mine") == whole
+    shutil.copy(whole / WEIGHTS, cut / WEIGHTS)
+    assert resolve_checkpoint("someone/mine") == cut

@@ -19,12 +19,12 @@ import pytest
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
-from asr_server.config import Settings
 from tests.api.official_client import FORMATS, SPOKEN, plain_text
 from tests.api.realtime.realtime_client import of_type, pcm24, transcripts
 from tests.api.running_app import SECOND, RunningApp, run_app, until
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
+from tests.embedded import embedded
 from tests.speech import say
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ async def test_every_format_every_kind_of_file_and_a_stream(server: Server, tmp_
 
 @asynccontextmanager
 async def one_place(**settings: Any) -> AsyncIterator[RunningApp]:
-    async with run_app(replace(Settings(), max_concurrent_requests=1, **settings)) as app:
+    async with run_app(replace(embedded(), max_concurrent_requests=1, **settings)) as app:
         yield app
 
 

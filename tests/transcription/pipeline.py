@@ -15,6 +15,7 @@ from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transc
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import Transcriber
 from asr_server.workers.dispatcher import Dispatcher
+from tests.embedded import embedded
 
 
 async def transcribe(
@@ -47,7 +48,7 @@ def wav(sound: Samples) -> bytes:
 
 
 def chunks_of(checkpoint: Path, sound: Samples) -> list[Chunk]:
-    limits = AudioLimits.from_settings(Settings(), AudioWindow.from_directory(checkpoint))
+    limits = AudioLimits.from_settings(embedded(), AudioWindow.from_directory(checkpoint))
     with Recording(wav(sound), limits) as recording:
         finished, chunks = False, list[Chunk]()
         while not finished:

@@ -20,6 +20,7 @@ from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.workers.dispatcher import Dispatcher
 from benchmarks.clips import make_clip
 from tests.checkpoints import fragmentary_directory
+from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import at, make_tokenizer, words
 
@@ -137,7 +138,7 @@ class App:
         self.replica = EarlyReplica(lambda submit: self.answers.pop(0))
         self.replica.early = say(t(0), *words("0"), t(1), finish_reason="length")
         self.replica.holding = True
-        self.dispatcher = Dispatcher(Settings(), self.replica)
+        self.dispatcher = Dispatcher(embedded(), self.replica)
         self.pool = PreprocessPool(1)
         self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
 

@@ -11,7 +11,6 @@ import pytest
 
 from asr_server.api.errors import response_to
 from asr_server.audio import PreprocessPool, Recording
-from asr_server.config import Settings
 from asr_server.core import Command, DecodingOptions, Event, Heartbeat
 from asr_server.errors import RequestStalled
 from asr_server.metrics import REGISTRY
@@ -19,6 +18,7 @@ from asr_server.transcription import StallLimits, Transcriber
 from asr_server.transcription.progress import ChunkProgress
 from asr_server.transcription.stall_watch import MAX_STEPS_IN_FLIGHT
 from asr_server.workers.dispatcher import Dispatcher
+from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import make_tokenizer, words
 
@@ -44,7 +44,7 @@ class BusyReplica(FakeReplica):
 async def transcriber(
     replica: FakeReplica, limits: StallLimits, workers: int = 1
 ) -> AsyncIterator[Transcriber]:
-    dispatcher, pool = Dispatcher(Settings(), replica), PreprocessPool(workers)
+    dispatcher, pool = Dispatcher(embedded(), replica), PreprocessPool(workers)
     await dispatcher.start()
     try:
         yield Transcriber(dispatcher, pool, make_tokenizer(), stall_limits=limits)

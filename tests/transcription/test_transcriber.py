@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from asr_server.audio import PreprocessPool, Recording
-from asr_server.config import Settings
 from asr_server.core import (
     SAMPLE_RATE,
     ChunkResult,
@@ -21,6 +20,7 @@ from asr_server.errors import ChunkFailed, InvalidAudio
 from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.transcription.chunk_reader import MAX_PARTS
 from asr_server.workers.dispatcher import Dispatcher
+from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.speech import say as speak
 from tests.vocabulary import at, make_tokenizer, words
@@ -45,7 +45,7 @@ class RunningApp:
     def __init__(self, credit: int = 100, workers: int = 2) -> None:
         self.answer: Callable[[Submit], ChunkResult | Exception] = number_of_the_chunk
         self.replica = FakeReplica(lambda submit: self.answer(submit), credit)
-        self.dispatcher = Dispatcher(Settings(chunks_ahead=2), self.replica)
+        self.dispatcher = Dispatcher(embedded(chunks_ahead=2), self.replica)
         self.pool = PreprocessPool(workers)
         self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
 

@@ -11,10 +11,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import Chunk, ChunkResult, DecodingOptions
 from asr_server.tokenizer import Tokenizer
 from asr_server.workers.dispatcher import Dispatcher
+from tests.embedded import embedded
 from tests.speech import Spoken, digits_of, say
 from tests.workers.ray_cluster import RayCluster, ray_cluster
 
@@ -47,7 +48,7 @@ class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
         **settings: Any,
     ) -> None:
         common: dict[str, Any] = {"executor": executor, "replicas": replicas, "dtype": "float32"}
-        self._dispatcher = Dispatcher(Settings(ray_address=ray_address, **common, **settings))
+        self._dispatcher = Dispatcher(embedded(ray_address=ray_address, **common, **settings))
 
     async def __aenter__(self) -> Dispatcher:
         await self._dispatcher.start()

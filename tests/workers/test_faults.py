@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.config import Settings
 from asr_server.core import Chunk, ChunkResult
 from asr_server.errors import ReplicasEnded
 from asr_server.workers import dispatcher as dispatcher_module
 from asr_server.workers import replica_state, supervisor
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.multiprocess import MultiprocessExecutor
+from tests.embedded import embedded
 from tests.speech import say
 from tests.workers.faulty_replica import FaultyExecutor, poisoned
 from tests.workers.test_executors import OPTIONS, chunk, heard, running, until_ready
 
-SETTINGS = Settings(dtype="float32")
+SETTINGS = embedded(dtype="float32")
 
 
 async def until_given_up(dispatcher: Dispatcher) -> None:
@@ -105,7 +105,7 @@ def test_without_file_handles_the_launch_fails_and_the_process_lives() -> None:
 
         async def main():
             supervisor.MAX_PAUSE_S = 0.0
-            dispatcher = Dispatcher(Settings())
+            dispatcher = Dispatcher(embedded())
             resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 6,) * 2)
             await dispatcher.start()
             while not dispatcher.given_up:

@@ -17,6 +17,7 @@ import pytest_asyncio
 from asr_server.config import Settings
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.multiprocess import CPU_NICENESS, MultiprocessExecutor, ProcessReplica
+from tests.embedded import embedded
 from tests.speech import say
 from tests.workers.test_executors import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 
@@ -48,7 +49,7 @@ async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "s3cret")
-    replica = await MultiprocessExecutor(Settings(api_key="s3cret")).launch(0)
+    replica = await MultiprocessExecutor(embedded(api_key="s3cret")).launch(0)
     process = psutil.Process(replica.pid)
     shown = process.cmdline() + list(process.environ().values())
     await replica.close()
@@ -124,7 +125,7 @@ async def test_replicas_go_away_when_their_parent_is_killed_while_starting_and_t
     assert not alive
     assert list(tmp_path.glob("asr-*"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    MultiprocessExecutor(Settings())
+    MultiprocessExecutor(embedded())
     assert not list(tmp_path.glob("asr-*"))
 
 

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.model.shard import Shard
 from asr_server.model.sizes import WhisperSizes
@@ -23,6 +23,7 @@ from asr_server.workers.multiprocess import ProcessReplica
 from tests.api.sample_files import sound_file
 from tests.checkpoints import large_directory, narrow_large_directory
 from tests.conftest import run_server
+from tests.embedded import embedded
 from tests.speech import digits_of, say
 from tests.workers.ray_cluster import ray_cluster
 from tests.workers.test_executors import chunk, until_ready
@@ -37,7 +38,7 @@ PENALISED = DecodingOptions(language="en", repetition_penalty=1.3)
 
 @asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[Dispatcher]:
-    dispatcher = Dispatcher(Settings(dtype="float32", device="cpu", max_slots=4, **settings))
+    dispatcher = Dispatcher(embedded(dtype="float32", device="cpu", max_slots=4, **settings))
     await dispatcher.start()
     try:
         await until_ready(dispatcher)
@@ -213,14 +214,14 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_what_does_not_go_with_several_ranks_is_told_in_a_line(
     settings: dict[str, Any], problem: str
 ) -> None:
-    (line,) = tensor_parallel(Settings(tensor_parallel_size=2, **settings))
+    (line,) = tensor_parallel(embedded(tensor_parallel_size=2, **settings))
     assert line == f"--tensor-parallel-size (ASR_SERVER_TENSOR_PARALLEL_SIZE) is 2: {problem}"
-    assert not list(tensor_parallel(Settings(**settings)))
+    assert not list(tensor_parallel(embedded(**settings)))
 
 
 async def test_a_model_that_cannot_be_split_is_told_in_a_line() -> None:
     heads = WhisperSizes.from_directory(Path(EMBEDDED_MODEL)).encoder_heads
-    dispatcher = Dispatcher(Settings(tensor_parallel_size=heads + 1, device="cpu"))
+    dispatcher = Dispatcher(embedded(tensor_parallel_size=heads + 1, device="cpu"))
     await dispatcher.start()
     await until(lambda: dispatcher.given_up)
     assert dispatcher.last_failure == (

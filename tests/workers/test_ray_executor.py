@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from asr_server.checkpoint import name_elsewhere
-from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.workers.dispatcher import Dispatcher
 from asr_server.workers.local_cluster import LocalCluster
 from asr_server.workers.ray_actor import ReplicaActor
 from tests.conftest import run_server
+from tests.embedded import embedded
 
 
 def test_a_checkpoint_is_named_so_that_another_host_finds_it(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
     with socket.socket() as bound:  # and not listening
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        dispatcher = Dispatcher(Settings(executor="ray", ray_address=address))
+        dispatcher = Dispatcher(embedded(executor="ray", ray_address=address))
         await dispatcher.start()
         async with asyncio.timeout(30):
             while not dispatcher.given_up:

@@ -19,11 +19,11 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from openai.types.websocket_reconnection import ReconnectingEvent
 from websockets.exceptions import ConnectionClosedError
 
-from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.api.realtime.realtime_client import EVENTS, MANUAL, of_type, open_session, pcm24, transcripts
 from tests.api.running_app import run_app
 from tests.conftest import Server
+from tests.embedded import embedded
 from tests.speech import say
 
 INTENT = {"intent": "transcription"}
@@ -149,7 +149,7 @@ async def test_the_client_connects_again_where_the_close_code_says_so_and_not_wh
     def note(event: ReconnectingEvent) -> None:
         codes.append(event.close_code)
 
-    async with run_app(Settings(max_realtime_session_s=0.3, api_key="s3cret")) as app:
+    async with run_app(embedded(max_realtime_session_s=0.3, api_key="s3cret")) as app:
         url = f"http://{app.host}:{app.port}/v1"
         async with (
             AsyncOpenAI(base_url=url, api_key="s3cret") as client,

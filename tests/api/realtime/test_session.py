@@ -19,11 +19,11 @@ from asr_server.api.realtime import session as session_module
 from asr_server.api.realtime.audio_in import AudioInput
 from asr_server.api.realtime.route import router
 from asr_server.api.request_log import RequestLogMiddleware
-from asr_server.config import Settings
 from asr_server.core import ChunkResult, Samples, Submit
 from tests.api.figures import growth, read
 from tests.api.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts
 from tests.api.running_app import RunningApp, run_app, until
+from tests.embedded import embedded
 from tests.fake_replica import noise, say
 from tests.vocabulary import words
 
@@ -66,7 +66,10 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
     def by_length(submit: Submit) -> ChunkResult:
         return say(*words(str(len(submit.samples) // 16_000)))
 
-    async with run_app(Settings(realtime_interim_s=0), by_length) as app, open_session(url(app)) as client:
+    async with (
+        run_app(embedded(realtime_interim_s=0), by_length) as app,
+        open_session(url(app)) as client,
+    ):
         await client.update(**MANUAL)
         app.replica.holding = True
         for seconds in (1, 2, 3):
@@ -85,7 +88,10 @@ async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> N
 
 
 async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late() -> None:
-    async with run_app(Settings(realtime_interim_s=0.5), one) as app, open_session(url(app)) as client:
+    async with (
+        run_app(embedded(realtime_interim_s=0.5), one) as app,
+        open_session(url(app)) as client,
+    ):
         await client.update(**MANUAL)
         app.replica.holding = True
         await client.append(SECOND)
@@ -102,7 +108,10 @@ async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late
 
 
 async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
-    async with run_app(Settings(realtime_interim_s=0.5), one) as app, open_session(url(app)) as client:
+    async with (
+        run_app(embedded(realtime_interim_s=0.5), one) as app,
+        open_session(url(app)) as client,
+    ):
         await client.update(**MANUAL)
         for _ in range(2):
             await client.append(SECOND)
@@ -115,7 +124,7 @@ async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
 
 
 async def test_a_turn_counts_once_however_often_it_is_read() -> None:
-    async with run_app(Settings(realtime_interim_s=0.2), one) as app:
+    async with run_app(embedded(realtime_interim_s=0.2), one) as app:
         before = await read(app)
         async with open_session(url(app)) as client:
             await client.update(**MANUAL)
@@ -136,7 +145,7 @@ async def test_each_session_is_a_line_and_a_count_by_its_close_code(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="asr_server.api.request_log")
-    async with run_app(Settings(api_key="s3cret")) as app:
+    async with run_app(embedded(api_key="s3cret")) as app:
         before = await read(app)
         async with open_session(url(app), expect="error") as client:
             assert await client.closed() == 1008
@@ -175,7 +184,7 @@ def sessions_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_turn_that_fails_is_failed_and_the_session_goes_on() -> None:
     answers: list[ChunkResult | Exception] = [ValueError("broken"), say(*words("7"))]
 
-    async with run_app(Settings(realtime_interim_s=0), lambda _: answers.pop(0)) as app:  # noqa: SIM117
+    async with run_app(embedded(realtime_interim_s=0), lambda _: answers.pop(0)) as app:  # noqa: SIM117
         async with open_session(url(app)) as client:
             await client.update(**MANUAL)
             await client.append(SECOND)
@@ -332,14 +341,14 @@ async def test_the_options_reach_the_engine(app: RunningApp) -> None:
 
 
 async def test_a_wrong_key_is_an_error_event_and_1008() -> None:
-    async with run_app(Settings(api_key="s3cret")) as app:
+    async with run_app(embedded(api_key="s3cret")) as app:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ek_wrong"}):
             async with open_session(url(app), expect="error", additional_headers=headers) as client:
                 assert await client.closed() == 1008
 
 
 async def test_the_key_may_come_in_the_header_or_as_a_subprotocol_or_as_a_client_secret() -> None:
-    async with run_app(Settings(api_key="s3cret")) as app:
+    async with run_app(embedded(api_key="s3cret")) as app:
         async with open_session(url(app), additional_headers={"Authorization": "Bearer s3cret"}):
             pass
         protocols = ["realtime", "openai-insecure-api-key.s3cret"]
@@ -356,7 +365,7 @@ async def test_the_key_may_come_in_the_header_or_as_a_subprotocol_or_as_a_client
 
 
 async def test_a_client_secret_expires_and_cannot_be_altered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with run_app(Settings(api_key="s3cret")) as app:
+    async with run_app(embedded(api_key="s3cret")) as app:
         app.client.headers["authorization"] = "Bearer s3cret"
         wanted = {"expires_after": {"anchor": "created_at", "seconds": 10}}
         made = (await app.client.post("/v1/realtime/client_secrets", json=wanted)).json()
@@ -370,7 +379,7 @@ async def test_a_client_secret_expires_and_cannot_be_altered(monkeypatch: pytest
 
 
 async def test_a_client_secret_is_asked_for_with_the_key_and_right_fields() -> None:
-    async with run_app(Settings(api_key="s3cret")) as app:
+    async with run_app(embedded(api_key="s3cret")) as app:
         path = "/v1/realtime/client_secrets"
         assert (await app.client.post(path, json={})).status_code == 401
         app.client.headers["authorization"] = "Bearer s3cret"
@@ -403,7 +412,7 @@ async def test_a_served_model_may_be_named_in_the_address(app: RunningApp) -> No
 
 
 async def test_more_sessions_than_allowed_are_1013_and_a_place_is_free_again_after_one_has_left() -> None:
-    async with run_app(Settings(max_realtime_sessions=1)) as app:
+    async with run_app(embedded(max_realtime_sessions=1)) as app:
         async with open_session(url(app)), open_session(url(app), expect="error") as client:
             assert await client.closed() == 1013
         await until(lambda: app.app.state.server.realtime.num_active == 0)
@@ -418,12 +427,15 @@ async def test_while_no_engine_is_ready_it_is_1013(app: RunningApp) -> None:
 
 
 async def test_an_idle_session_ends_normally() -> None:
-    async with run_app(Settings(max_realtime_idle_s=0.2)) as app, open_session(url(app)) as client:
+    async with run_app(embedded(max_realtime_idle_s=0.2)) as app, open_session(url(app)) as client:
         assert await client.closed() == 1000
 
 
 async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_text() -> None:
-    async with run_app(Settings(max_realtime_session_s=1.0), one) as app, open_session(url(app)) as client:
+    async with (
+        run_app(embedded(max_realtime_session_s=1.0), one) as app,
+        open_session(url(app)) as client,
+    ):
         await client.update(**MANUAL)
         await client.append(SECOND)
         events = await client.until(".completed")
@@ -458,7 +470,7 @@ async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: Ru
 
 async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
     """Not more than a few chunks and messages are held, however much is sent."""
-    async with run_app(Settings(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
         await client.update(**MANUAL)
         app.replica.holding = True
         minute = pcm24(noise(60.0))
@@ -479,7 +491,7 @@ async def test_a_client_that_does_not_read_is_held_back_and_then_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(session_module, "MAX_SEND_S", 0.5)
-    async with run_app(Settings()) as app:
+    async with run_app(embedded()) as app:
         sessions = app.app.state.server.realtime
         address = f"ws://{app.host}:{app.port}/v1/realtime"
         async with connect(address, max_size=None, max_queue=1, compression=None) as socket:

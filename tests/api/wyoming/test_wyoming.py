@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asr_server.config import Settings
 from tests.api.figures import growth, read
 from tests.api.running_app import RunningApp, run_app, until
 from tests.api.wyoming.wyoming_client import (
@@ -32,6 +31,7 @@ from tests.api.wyoming.wyoming_client import (
     wyoming_port,
 )
 from tests.conftest import Server
+from tests.embedded import embedded
 from tests.fake_replica import noise
 from tests.speech import say
 
@@ -40,7 +40,10 @@ SECOND = pcm16(noise(1.0))
 
 @asynccontextmanager
 async def door(**wanted: Any) -> AsyncIterator[tuple[RunningApp, int]]:
-    async with run_app(replace(Settings(), wyoming_port=0, **wanted)) as app, wyoming_port(app) as port:
+    async with (
+        run_app(replace(embedded(), wyoming_port=0, **wanted)) as app,
+        wyoming_port(app) as port,
+    ):
         yield app, port
 
 
@@ -207,7 +210,7 @@ def wyoming_requests(status: int) -> str:
 
 
 async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_up() -> None:
-    async with run_app(replace(Settings(), wyoming_port=0)) as app:
+    async with run_app(replace(embedded(), wyoming_port=0)) as app:
         server = WyomingServer(app.app.state.server)
         _, port = await server.start()
         before = await read(app)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from asr_server.config import Settings
 from asr_server.preflight import ray_package
 from tests.cli.test_manifest import errors, results, write_manifest
 from tests.cli.test_transcribe import COMMAND, heard, record
+from tests.embedded import embedded
 
 NUM_LINES = 120
 # Else a driver looks for a raylet at the machine's outward address; these listen on loopback alone.
@@ -24,9 +24,9 @@ ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asr_server.preflight.find_spec", lambda name: None)
-    (problem,) = ray_package(Settings(executor="ray"))
+    (problem,) = ray_package(embedded(executor="ray"))
     assert problem.endswith("needs Ray, an extra: pip install 'asr-server[ray]'")
-    assert not list(ray_package(Settings()))
+    assert not list(ray_package(embedded()))
 
 
 def test_nothing_of_ray_is_imported_unless_asked_for() -> None:

