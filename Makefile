@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 ARGS   ?=
-FILE   ?= examples/digits.wav
+FILE   ?= examples/speech.wav
 
 .DEFAULT_GOAL := help
 .PHONY: help serve transcribe test quick check format bench gpu-dry-run trial clean
@@ -19,7 +19,7 @@ help:  ## this list
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,bench]'
 	@touch $@
 
-serve: .venv/serve.stamp  ## the server, on the embedded model (ARGS='--port 9000 ...')
+serve: .venv/serve.stamp  ## the server, with whisper-base (ARGS='--model turbo --port 9000 ...')
 	$(BIN)/asr-server serve $(ARGS)
 
 transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=talk.m4a ARGS='--model turbo ...')

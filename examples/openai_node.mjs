@@ -4,7 +4,7 @@
 import fs from "node:fs";
 import OpenAI from "openai";
 
-const [recording = "examples/digits.wav", baseURL = "http://127.0.0.1:8000/v1"] = process.argv.slice(2);
+const [recording = "examples/speech.wav", baseURL = "http://127.0.0.1:8000/v1"] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey: process.env.OPENAI_API_KEY ?? "none" });
 const model = "whisper-1";
 

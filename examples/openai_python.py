@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-recording = Path(sys.argv[1] if len(sys.argv) > 1 else "examples/digits.wav")
+recording = Path(sys.argv[1] if len(sys.argv) > 1 else "examples/speech.wav")
 base_url = sys.argv[2] if len(sys.argv) > 2 else "http://127.0.0.1:8000/v1"
 
 client = OpenAI(base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "none"))

@@ -22,7 +22,7 @@ from asr_server.telemetry import (
 )
 from tests.conftest import Server
 
-DIGITS = Path(__file__).parents[1] / "examples" / "digits.wav"
+DIGITS = Path(__file__).parents[0] / "data" / "digits.wav"
 
 
 def record(message: str, **more: object) -> logging.LogRecord:

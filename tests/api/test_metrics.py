@@ -21,7 +21,7 @@ from tests.conftest import Server
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits.wav"
+DIGITS = Path(__file__).parents[1] / "data" / "digits.wav"
 
 
 def transcribed(route: str, language: str) -> str:
