@@ -29,6 +29,11 @@ pytestmark = pytest.mark.slow
 WORDS = DecodingOptions(language="de", max_new_tokens=9, timestamps=True, word_timestamps=True)
 
 
+def seeds(count: int, trial: int) -> list[Any]:
+    """So many, and in the trials those up to `trial`."""
+    return [*range(count), *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(count, trial))]
+
+
 @pytest.fixture(scope="module")
 def alone(pocket: Checkpoint) -> list[Any]:
     """Each clip with its options in an engine of its own, without any stand-in."""
@@ -66,7 +71,7 @@ def test_graphs_that_overwrite_their_memory_change_no_token(
     assert StandInGraphs.num_replays == 2 * engine.num_decode_steps, "also where rows draw or have penalties"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, trial=6))
 def test_encodes_and_copies_that_finish_late_change_no_token(
     pocket: Checkpoint, alone: list[Any], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +82,7 @@ def test_encodes_and_copies_that_finish_late_change_no_token(
     assert engine.slots_in_use == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, trial=4))
 def test_cancelling_while_work_is_late_disturbs_no_other_request(
     pocket: Checkpoint, alone: list[Any], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
