@@ -146,8 +146,9 @@ def fake_engine(
 ) -> Engine:
     """An engine on that checkpoint, loaded as on a GPU. To be used within the mode."""
     monkeypatch.setattr(runner, "choose_kernels", lambda *_: Choice(kernels, ""))
-    fakes = {name: torch.empty(shape) for name, shape in _shapes(directory / "model.safetensors").items()}
-    monkeypatch.setattr(weights, "load_file", lambda _: fakes)
+    shapes = _shapes(directory / "model.safetensors")
+    fakes = {name.removeprefix("model."): torch.empty(shape) for name, shape in shapes.items()}
+    monkeypatch.setattr(weights, "read_weights", lambda _: fakes)
     model = load_whisper(directory, DEVICE, dtype, fp8_encoder=config.get("encoder_dtype") == "fp8")
     tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
     return Engine(model, tokenizer, rules, EngineConfig(num_slots=3, encode_batch=2, **config))
