@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ _NAMES = (  # Hugging Face's, and openai/whisper's; several may be part of one n
 
 def load_openai_whisper(directory: Path) -> Any:
     from whisper.model import ModelDimensions, Whisper
+    from whisper.tokenizer import get_encoding
 
     sizes = WhisperSizes.from_directory(directory)
     model = Whisper(
@@ -54,6 +56,11 @@ def load_openai_whisper(directory: Path) -> Any:
             n_text_layer=sizes.decoder_layers,
         )
     )
+    with (
+        warnings.catch_warnings()
+    ):  # it reads its vocabulary once, and leaves the file to be closed by chance
+        warnings.simplefilter("ignore", ResourceWarning)
+        get_encoding("multilingual" if model.is_multilingual else "gpt2", num_languages=model.num_languages)
     tensors = load_file(directory / "model.safetensors")
     weights = {_openai_name(name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
     model.load_state_dict({name: tensor for name, tensor in weights.items() if name != "proj_out.weight"})

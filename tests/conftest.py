@@ -19,6 +19,7 @@ import pytest
 import asr_server.audio.voice  # before any test imports onnxruntime: it turns its reports to Microsoft off
 import asr_server.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from asr_server.telemetry import JsonFormatter, TextFormatter
+from tests.real_weights import real_checkpoint
 
 # Where there is no GPU, Triton's kernels are tested on CPU tensors by its interpreter.
 if not os.path.exists("/dev/nvidiactl"):
@@ -86,6 +87,14 @@ class Server(NamedTuple):
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     with run_server("--log-level", "debug", "--wyoming-port", "0") as server:
+        yield server
+    assert server.process.returncode == 0, "the server did not stop in order"
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[Server]:
+    """Serves whisper-base in the default precision; skips where the published weights cannot be had."""
+    with run_server(str(real_checkpoint("base"))) as server:
         yield server
     assert server.process.returncode == 0, "the server did not stop in order"
 

