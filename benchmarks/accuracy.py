@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.real_weights import real_checkpoint
+from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, pyplot, quantile, write_json
 from benchmarks.speech import Clip, word_errors
 from benchmarks.speech.corpora import CORPORA, known_clips
@@ -232,7 +232,7 @@ def main() -> None:
         raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
     names = options.systems or (["ours"] if options.url else list(SYSTEMS))
     names = [name for name in names if name.startswith("ours") or find_spec(package_of(name))]
-    task = Task(real_checkpoint(options.model), options.url, bool(times))
+    task = Task(hugging_face_checkpoint(options.model), options.url, bool(times))
     with Progress(console=Console(stderr=True)) as progress:
         answers = {
             name: answers_of(name, task, clips, options.again or name.startswith("ours"), progress)

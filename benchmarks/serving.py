@@ -33,7 +33,7 @@ from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpo
 from benchmarks.client import Answer, Client, connected, transcribe
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.health import HealthProbe, probing_health
-from benchmarks.real_weights import real_checkpoint
+from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 from benchmarks.running_server import running_server
 from benchmarks.serving_report import Case, Round, figures, plot, show
@@ -188,7 +188,7 @@ def _clips(length: str, formats: str, count: int) -> list[Upload]:
 
 @contextmanager
 def server(preprocess_workers: int, options: argparse.Namespace) -> Iterator[str]:
-    model = str(real_checkpoint(options.model)) if not options.shape else ""
+    model = str(hugging_face_checkpoint(options.model)) if not options.shape else ""
     arguments = ["--dtype", options.dtype, "--device", options.device, *LIMITS]
     if options.shape:
         model = str(fixed_checkpoint(options.shape, options.checkpoints, options.device))

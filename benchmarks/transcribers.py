@@ -123,9 +123,12 @@ def faster_whisper(task: Task, *, dtype: str, batched: bool = False) -> Iterator
 
 @contextmanager
 def transformers(task: Task) -> Iterator[Transcribe]:
-    from transformers import pipeline
+    import torch
+    import transformers as library
 
-    recognise: Any = pipeline("automatic-speech-recognition", model=str(task.checkpoint), device="cpu")
+    pipeline: Any = library.pipeline
+    model, kind = str(task.checkpoint), "automatic-speech-recognition"
+    recognise = pipeline(kind, model=model, device="cpu", dtype=torch.float32)
     recognise.model.generation_config.max_length = None
 
     def one(clip: Clip) -> Heard:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint import (
-    CheckpointError,
-    is_ctranslate2,
-    own_cache,
-    resolve_checkpoint,
-    source_of,
-)
-from asr_server.convert import convert
+import benchmarks.real_weights
+from asr_server.checkpoint import CheckpointError, resolve_checkpoint
 
 
 @cache
@@ -37,17 +29,6 @@ def real_checkpoint(name: str) -> Path:
 
 
 def hugging_face_checkpoint(name: str) -> Path:
-    """The same with the weights in Hugging Face's layout, for transformers, in float16.
-
-    Made once and kept in the cache.
-    """
-    target = own_cache() / "tests" / f"whisper-{name}"
-    source = source_of(real_checkpoint(name))
-    if not is_ctranslate2(source):
-        return source
-    if not target.exists():
-        made = target.with_name(f"{target.name}-{os.getpid()}")
-        convert(source, made)
-        with suppress(OSError):  # another process was sooner
-            made.rename(target)
-    return target
+    """The same in Hugging Face's layout, for transformers and openai-whisper, in float16."""
+    real_checkpoint(name)
+    return benchmarks.real_weights.hugging_face_checkpoint(name)

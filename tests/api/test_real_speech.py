@@ -26,7 +26,7 @@ from benchmarks.speech.error_rates import normalise, word_errors
 from benchmarks.speech.synthesis import Speech, is_installed, read_aloud, read_for, say, sentences
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server
-from tests.real_weights import real_checkpoint
+from tests.real_weights import hugging_face_checkpoint, real_checkpoint
 
 AT_ONCE = 16
 FORM = {"model": "whisper-1"}
@@ -67,7 +67,7 @@ def test_one_window_is_read_as_openai_whisper_reads_it_in_ten_languages() -> Non
     import whisper
 
     needs("librivox", "audioeval", "fillets")
-    checkpoint = Checkpoint.load(real_checkpoint("base"))
+    checkpoint = Checkpoint.load(hugging_face_checkpoint("base"))
     engine, theirs = checkpoint.engine(), load_openai_whisper(checkpoint.directory)
     clips = one_window_a_language()
     assert len({clip.language for clip in clips}) >= 8
@@ -161,12 +161,17 @@ def no_language(clip: Clip) -> dict[str, str]:
 
 
 async def test_every_recording_says_the_same_as_stream_json_and_verbose_json(http: httpx.AsyncClient) -> None:
-    """Without a language, which is where streams have to wait for it."""
+    """Without a language, which is where streams have to wait for it.
+
+    Left to `make trial`: the format matrix, and the telephone talk, which climbs the whole ladder.
+    """
     needs("recordings")
-    one_of_each = [sample(corpus(name), 2) for name in ("librivox", "cards", "commands", "fillets")]
+    one_of_each = [sample(corpus(name), 1) for name in ("librivox", "cards", "commands", "fillets")]
     languages = one_window_a_language()
-    clips = [*corpus("recordings"), *(clip for drawn in one_of_each for clip in drawn), *languages[-4:]]
-    assert await differing(http, list(dict.fromkeys(clips)), no_language) == []
+    left_out = ("one-two-three-", "telephone")
+    recordings = [clip for clip in corpus("recordings") if not any(name in clip.name for name in left_out)]
+    clips = [*recordings, *(clip for drawn in one_of_each for clip in drawn), *languages[-4:]]
+    assert await differing(http, clips, no_language) == []
 
 
 @pytest.mark.trial
@@ -182,7 +187,7 @@ async def test_every_recording_of_a_corpus_says_the_same_in_every_way(
 
 async def test_the_order_in_which_recordings_come_changes_nothing(http: httpx.AsyncClient) -> None:
     needs("librivox", "cards", "fillets")
-    clips = [*corpus("librivox"), *corpus("cards"), *sample(corpus("fillets"), 6)]
+    clips = [*corpus("librivox")[:3], *corpus("cards")[:2], *sample(corpus("fillets"), 3)]
     orders = [np.random.default_rng(seed).permutation(len(clips)) for seed in (1, 2)]
     heard = []
     for order in orders:
@@ -249,9 +254,10 @@ async def test_the_official_client_hears_a_sentence_in_every_way(openai_client: 
 async def test_the_official_client_has_spanish_translated(openai_client: AsyncOpenAI) -> None:
     needs("audioeval")
     clip = next(clip for clip in corpus("audioeval") if clip.name == "audioeval/es/hola_mundo")
-    answer = await openai_client.audio.translations.create(
-        file=(clip.path.name, clip.path.read_bytes()), model="whisper-1"
-    )
+    with pytest.warns(DeprecationWarning, match="deprecated"):  # the client says so of all translations
+        answer = await openai_client.audio.translations.create(
+            file=(clip.path.name, clip.path.read_bytes()), model="whisper-1"
+        )
     assert "world" in answer.text.lower()
 
 
@@ -313,7 +319,7 @@ def runs_of_difference(expected: Sequence[str], found: Sequence[str]) -> list[tu
 
 
 @pytest.mark.parametrize(
-    "duration_s", [100.0, pytest.param(1200.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)])]
+    "duration_s", [70.0, pytest.param(1200.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)])]
 )
 async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
     http: httpx.AsyncClient, duration_s: float
