@@ -56,11 +56,10 @@ def load_openai_whisper(directory: Path) -> Any:
             n_text_layer=sizes.decoder_layers,
         )
     )
-    with (
-        warnings.catch_warnings()
-    ):  # it reads its vocabulary once, and leaves the file to be closed by chance
+    name = "multilingual" if model.is_multilingual else "gpt2"
+    with warnings.catch_warnings():  # it reads its vocabulary once, and never closes the file
         warnings.simplefilter("ignore", ResourceWarning)
-        get_encoding("multilingual" if model.is_multilingual else "gpt2", num_languages=model.num_languages)
+        get_encoding(name=name, num_languages=model.num_languages)
     tensors = load_file(directory / "model.safetensors")
     weights = {_openai_name(name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
     model.load_state_dict({name: tensor for name, tensor in weights.items() if name != "proj_out.weight"})
