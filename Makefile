@@ -48,6 +48,7 @@ format: .venv/test.stamp  ## formats and mends what ruff can
 	@touch $@
 
 trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
+	@benchmarks/speech/install.sh
 	@tests/clients/install.sh
 	$(BIN)/python -m pytest -m trial --timeout 3600 $(ARGS)
 

@@ -11,11 +11,16 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    import torch
+
+_TOLD_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 class Budget:
@@ -50,13 +55,15 @@ def benchmark_parser(
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores, and how busy it was before we began."""
+    """The processor, how busy it was before we began, and what it reaches now, by a trial of a moment."""
     import torch
 
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "load_before": round(os.getloadavg()[0], 2),
+        "gflop_s": {"float32": _gflop_s(torch.float32), "bfloat16": _gflop_s(torch.bfloat16)},
+        "gb_s": _gb_s(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -138,9 +145,37 @@ def write_json(path: Path | None, figures: Any) -> None:
         unfinished.replace(path)
 
 
+def _gflop_s(dtype: torch.dtype) -> int:
+    """Of a product of two matrices of the size that an encoder's layers have; the best of a few."""
+    import torch
+
+    size = 768
+    left, right = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+    return round(2 * size**3 / _least_seconds(lambda: left @ right) / 1e9)
+
+
+def _gb_s() -> int:
+    """Read and written, copying 64 MB."""
+    import torch
+
+    source = torch.ones(16 << 20)
+    target = torch.empty_like(source)
+    return round(2 * source.nbytes / _least_seconds(lambda: target.copy_(source)) / 1e9)
+
+
+def _least_seconds(work: Callable[[], object], repeats: int = 4) -> float:
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     flags = next((line for line in lines if line.startswith("flags")), "")
     name = names[0] if names else platform.processor()
-    return name + (", avx512_bf16" if "avx512_bf16" in flags else "")
+    told = [flag for flag in _TOLD_FLAGS if flag in flags.split()]
+    return ", ".join([name, *told])

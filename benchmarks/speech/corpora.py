@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import av
 import numpy as np
 import soundfile
+import soxr
 
 from asr_server.core import SAMPLE_RATE, Samples
 
@@ -65,27 +65,14 @@ class Clip:
     speaker: str | None = None
 
     def samples(self) -> Samples:
-        """[num_samples] of float32 at 16 kHz, all channels mixed into one."""
-        with av.open(str(self.path)) as container:
-            resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
-            frames = [
-                *(each for frame in container.decode(audio=0) for each in resampler.resample(frame)),
-                *resampler.resample(None),
-            ]
-        return np.concatenate([frame.to_ndarray()[0] for frame in frames]).astype(np.float32)
+        """[num_samples] of float32 at 16 kHz, all channels mixed into one, as the server decodes them."""
+        samples, rate = soundfile.read(self.path, dtype="float32", always_2d=True)
+        mono = samples.mean(axis=1)
+        return np.asarray(mono if rate == SAMPLE_RATE else soxr.resample(mono, rate, SAMPLE_RATE), np.float32)
 
     @property
     def duration_s(self) -> float:
-        return _duration_s(self.path)
-
-
-@cache
-def _duration_s(path: Path) -> float:
-    with av.open(str(path)) as container:
-        stream = container.streams.audio[0]
-        if stream.duration is not None and stream.time_base is not None:
-            return float(stream.duration * stream.time_base)
-        return sum(frame.samples / frame.sample_rate for frame in container.decode(stream))
+        return float(soundfile.info(self.path).duration)
 
 
 def recordings() -> list[Clip]:

