@@ -27,7 +27,7 @@ def serve(model_name: str | None, **options: Any) -> None:
     settings = settings_from(options, FOR_A_SERVER, model_name, _configure_logging)
     if settings.why_embedded:
         logger.warning(
-            "serving the embedded model whisper-digits, which %s: %s could not be had. %s",
+            "serving the embedded model whisper-digits, which %s, because %s could not be had: %s",
             EMBEDDED_MODEL_LIMIT,
             DEFAULT_MODEL,
             settings.why_embedded,

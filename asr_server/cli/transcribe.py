@@ -226,7 +226,8 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
     settings = settings_from(options, FOR_A_MODEL, before_fetch=_configure_logging)
     if settings.why_embedded:
         click.echo(
-            f"Warning: {EMBEDDED_HINT}: {DEFAULT_MODEL} could not be had. {settings.why_embedded}", err=True
+            f"Warning: {EMBEDDED_HINT}, because {DEFAULT_MODEL} could not be had: {settings.why_embedded}",
+            err=True,
         )
     elif settings.serves_embedded_model and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
