@@ -23,7 +23,9 @@ from asr_server.checkpoint.weights import INDEX, PICKLED, SINGLE
 if TYPE_CHECKING:
     import httpx2
 
-ANSWER_LIMIT_S: Final = 8.0  # for the list of files, connecting included: what a start waits for a silent hub
+# Together what a start may wait for a hub, or for the host of its files, that cannot be reached: 10 s.
+ANSWER_LIMIT_S: Final = 6.0  # for the list of files, connecting included
+CONNECT_LIMIT_S: Final = 4.0  # to who has the files
 SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
 TRIES: Final = 4  # one after another without a byte more
 UNFINISHED: Final = ".part"
@@ -58,7 +60,7 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
 
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    timeout = httpx2.Timeout(SILENCE_LIMIT_S, connect=ANSWER_LIMIT_S)
+    timeout = httpx2.Timeout(SILENCE_LIMIT_S, connect=CONNECT_LIMIT_S)
     with httpx2.Client(
         base_url=constants.ENDPOINT, headers=headers, timeout=timeout, follow_redirects=True
     ) as client:
@@ -128,7 +130,7 @@ def _download(client: httpx2.Client, url: str, file: _File, folder: Path, progre
         return
     part.touch()
     progress.add(part.stat().st_size)
-    failures = 0
+    at_first, failures = part.stat().st_size, 0
     while part.stat().st_size < file.num_bytes or not file.num_bytes:
         before = part.stat().st_size
         try:
@@ -136,7 +138,8 @@ def _download(client: httpx2.Client, url: str, file: _File, folder: Path, progre
             break
         except httpx2.TransportError as error:
             failures = 1 if part.stat().st_size > before else failures + 1
-            if failures == TRIES:
+            is_unreached = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+            if failures == TRIES or (is_unreached and part.stat().st_size == at_first):
                 reason = str(error) or type(error).__name__
                 raise NotFetched(
                     f"the download of {file.name} broke off ({reason}); what has arrived is kept: try again"

@@ -27,6 +27,7 @@ class FakeHub:
     pause_s: float = 0.0  # before each block of a file
     cut_after: dict[str, list[int]] = field(default_factory=dict)  # bytes sent of a file, answer by answer
     damaged: set[str] = field(default_factory=set)  # files that are sent with other bytes than their sums say
+    files_at: str = ""  # another host, to which requests for files are sent on
     requests: list[str] = field(default_factory=list)  # path and, if there is one, the range asked for
 
     def listing(self) -> dict[str, object]:
@@ -57,6 +58,8 @@ def running_hub(folder: Path) -> Iterator[FakeHub]:
                 self._send(hub.status, b"", None, {"X-Error-Code": hub.error_code} if hub.error_code else {})
             elif path.startswith("/api/models/"):
                 self._send(200, json.dumps(hub.listing()).encode())
+            elif hub.files_at:
+                self._send(302, b"", None, {"Location": hub.files_at + path})
             else:
                 self._send_file(path.rpartition("/")[2], first)
 

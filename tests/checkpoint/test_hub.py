@@ -163,13 +163,19 @@ def test_a_hub_that_cannot_be_reached_is_said_with_the_way_without_it() -> None:
 
 
 def test_a_silent_hub_is_waited_for_once_and_not_long(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hub.ANSWER_LIMIT_S < 10
+    assert hub.ANSWER_LIMIT_S + hub.CONNECT_LIMIT_S <= 10
     monkeypatch.setattr(hub, "ANSWER_LIMIT_S", 0.5)
     fake.silent = threading.Event()
     started_s = time.monotonic()
     assert "cannot be reached (no answer within 0.5 s)" in refusal()
     assert 0.5 <= time.monotonic() - started_s < 3
     assert len(fake.requests) == 1
+
+
+def test_a_host_of_files_that_cannot_be_reached_is_tried_once(fake: FakeHub) -> None:
+    fake.files_at = NOBODY
+    assert "the download of config.json broke off (" in refusal()
+    assert len(fake.requests) == 2
 
 
 def test_nobody_is_asked_offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
