@@ -26,7 +26,6 @@ transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=ta
 	@$(BIN)/asr-server transcribe $(ARGS) -- "$(FILE)"
 
 test: .venv/test.stamp  ## the test suite; fetches weights, speech, Chromium and the Node client where it can
-	-@$(BIN)/asr-server models fetch base tiny.en
 	@benchmarks/speech/install.sh
 	@tests/install-browser.sh
 	@tests/node/install.sh

@@ -1,12 +1,12 @@
 """What `chunking_strategy=auto` costs over HTTP: the same files with and without it, in turns.
 
-    python -m benchmarks.voice                       the embedded model, 16 requests in flight
+    python -m benchmarks.voice                       whisper-base on recordings of people, 16 in flight
     python -m benchmarks.voice --shape tiny          random weights of whisper-tiny's shape, 60 tokens a chunk
     python -m benchmarks.voice --quick               few files and rounds, to see that it works
 
-Distinct files of spoken digits, 2 to 30 s, in WAV: loudness is evened and Silero's detector runs over every
-second of them. Which of the two goes first changes from round to round, so that what else the machine does
-cancels out; the processor time of all the server's processes changes least with that.
+Distinct recordings (with --shape made of spoken digits, 2 to 30 s, in WAV): loudness is evened and Silero's
+detector runs over every second of them. Which of the two goes first changes from round to round, so that what
+else the machine does cancels out; the processor time of all the server's processes changes least with that.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import psutil
 from rich.console import Console
 from rich.progress import Progress
 
-from asr_server.config import EMBEDDED_MODEL
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Client, connected, transcribe
+from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import Seconds, benchmark_parser, command, machine, percent_more, spread, write_json
 from benchmarks.running_server import running_server
-from benchmarks.uploads import Upload, short_uploads
+from benchmarks.uploads import Upload, recordings_of_people, short_uploads
 
 WAYS: Final[dict[str, dict[str, str]]] = {"default": {}, "auto": {"chunking_strategy": "auto"}}
 
@@ -55,7 +55,8 @@ async def _round(
 
     async def one(upload: Upload) -> None:
         async with places:
-            await transcribe(client, upload.name, upload.data, fields)
+            language = {"language": upload.clip.language} if upload.clip else {}
+            await transcribe(client, upload.name, upload.data, {**fields, **language})
 
     started, cpu_started = time.perf_counter(), _server_cpu_s()
     await asyncio.gather(*map(one, uploads))
@@ -84,9 +85,12 @@ def main() -> None:
     options = arguments()
     console = Console(stderr=True, width=140)
     console.print(command(), machine())
-    uploads = short_uploads(options.requests, ["wav"])
-    model, flags = options.model, ["--dtype", options.dtype]
-    if options.shape:
+    flags = ["--dtype", options.dtype]
+    if not options.shape:
+        model = str(hugging_face_checkpoint(options.model))
+        uploads = recordings_of_people(options.requests)
+    else:
+        uploads = short_uploads(options.requests, ["wav"])
         model = str(fixed_checkpoint(options.shape, options.checkpoints, "cpu"))
         flags += ["--no-check-voice"]  # what random weights say is always in doubt
     with running_server(model, *flags) as url:
@@ -97,10 +101,10 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--model", default=str(EMBEDDED_MODEL))
+    parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights instead of a checkpoint")
     parser.add_argument("--tokens", type=int, default=60, help="a chunk, with --shape")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--requests", type=int, default=64, help="files in a round")
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)

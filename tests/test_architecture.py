@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,3 +115,12 @@ def test_the_shared_types_import_nothing_of_ours() -> None:
 def test_the_api_process_needs_no_torch(module: str) -> None:
     code = f"import sys, asr_server.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_tests_may_import_benchmarks_and_not_the_other_way() -> None:
+    wrong = [
+        path.name
+        for path in (PACKAGE.parent / "benchmarks").rglob("*.py")
+        if re.search(r"^\s*(from|import) tests\b", path.read_text(), re.MULTILINE)
+    ]
+    assert wrong == []
