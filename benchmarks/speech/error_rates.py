@@ -110,6 +110,8 @@ def _number_in_words(digits: str, language: str) -> str:
 
     if language == "hi":
         return _HINDI[int(digits)] if int(digits) < len(_HINDI) else digits
+    if language in UNSPACED and len(digits) > 4:  # counted aloud, and written without a space
+        return "".join(_number_in_words(digit, language) for digit in digits)
     try:
         return str(num2words(int(digits), lang="ja" if language in ("zh", "yue") else language))
     except NotImplementedError:

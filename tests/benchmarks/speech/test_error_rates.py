@@ -24,6 +24,7 @@ def test_the_three_kinds_of_errors_are_told_apart() -> None:
         ("fr", "L'été, sept fois.", "l’été 7 fois"),
         ("zh", "一二三，你好。", "1 2 3 你好"),
         ("ja", "一二三四", "1、2、3、4"),
+        ("ja", "一二三四五六", "123456"),
         ("hi", "एक दो तीन पांच", "1, 2, 3, पाँच।"),
     ],
 )
