@@ -71,6 +71,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
     token_logprobs: bool = False  # tell of each token how likely it was
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back
+    is_last_part: bool = False  # of its chunk: what it leaves unread is not read again
     temperatures: tuple[float, ...] = (0.0,)  # the fallback ladder; the first that passes is kept
     compression_ratio_threshold: float = 2.4
     logprob_threshold: float = -1.0
@@ -105,7 +106,8 @@ class ChunkResult(msgspec.Struct, frozen=True):
     temperature: float  # of the ladder's step that was kept
     language: str | None  # None where the checkpoint knows only one
     finish_reason: Literal["stop", "length"]
-    # Where word times were asked for, else empty; in seconds from the start of the chunk.
+    # Where word times were asked for, else empty; in seconds from the start of the chunk. Of the text that is
+    # read: what an unread tail holds is aligned when it is read again.
     token_times_s: tuple[float, ...] = ()  # when each text token begins, and last when the last one ends
     token_peaks_s: tuple[float, ...] = ()  # where the audio was attended to most for each text token
     pauses_s: tuple[tuple[float, float], ...] = ()  # start and end of each pause in the audio, in order

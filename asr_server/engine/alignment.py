@@ -3,7 +3,8 @@
 The method is openai/whisper's (timing.py): the text is fed once more, without timestamps and without the
 text before it; each head's attention is normalised over the tokens and smoothed over time; the mean of the
 heads is what dynamic time warping lays the tokens along. The audio's keys are those that are in the slot.
-Beyond that method, pauses part the tokens (`token_times.py`).
+Beyond that method, every token has a position of its own, and where a text leaves a tail of the audio unread,
+what is read is aligned with the audio before it alone: the tail's words are aligned when it is read again.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult, Samples
+from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
+from asr_server.engine.dtw import Matrix, first_frames
 from asr_server.engine.sequence import Sequence, sot_sequence
-from asr_server.engine.token_times import token_frames
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache_rows import Slots
-from asr_server.tokenizer import Tokenizer
+from asr_server.tokenizer import Timestamps, Tokenizer
 
 SAMPLES_PER_POSITION = SAMPLE_RATE // POSITIONS_PER_S  # of the encoder's output
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / SAMPLE_RATE
@@ -56,14 +57,21 @@ class PendingAlignment:
     def aligned_result(self) -> ChunkResult:
         """Waits until the device is done."""
         gain, attention = self.sums.array()
-        pauses = self.sequence.pauses
-        frames = token_frames(gain, attention, pauses, SECONDS_PER_POSITION)
+        first = first_frames(gain)
+        peaks = _peaks(attention, first)
         return msgspec.structs.replace(
             self.result,
-            token_times_s=_of_length(frames.first * SECONDS_PER_POSITION, self.num_tokens + 1),
-            token_peaks_s=_of_length((frames.peaks + 0.5) * SECONDS_PER_POSITION, self.num_tokens),
-            pauses_s=tuple((start_s, end_s) for start_s, end_s in pauses.tolist()),
+            token_times_s=_of_length(first * SECONDS_PER_POSITION, self.num_tokens + 1),
+            token_peaks_s=_of_length((peaks + 0.5) * SECONDS_PER_POSITION, self.num_tokens),
+            pauses_s=tuple((start_s, end_s) for start_s, end_s in self.sequence.pauses.tolist()),
         )
+
+
+def _peaks(attention: Matrix, first: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """The position that each row attends to most, among those from its first to the next row's."""
+    ends = np.maximum([*first[1:], attention.shape[1]], first + 1)
+    spans = zip(attention, first.tolist(), ends.tolist(), strict=True)
+    return np.array([start + np.argmax(row[start:end]) for row, start, end in spans])
 
 
 def _of_length(times_s: npt.NDArray[np.floating], length: int) -> tuple[float, ...]:
@@ -91,10 +99,9 @@ class Aligner:
 
     def start(self, finished: Several[tuple[Sequence, ChunkResult]], slots: Slots) -> list[PendingAlignment]:
         """Aligns the sequences in these slots, or on CUDA begins to."""
-        texts = [self._text(sequence) for sequence, _ in finished]
+        texts = [self._text(sequence, result) for sequence, result in finished]
         sums = [
-            torch.zeros(2, text.num_rows, self._num_positions(sequence.samples), device=self._model.device)
-            for text, (sequence, _) in zip(texts, finished, strict=True)
+            torch.zeros(2, text.num_rows, text.num_positions, device=self._model.device) for text in texts
         ]
         for layer, queries in self._queries(slots, texts):
             for (sequence, _), text, query, (gain, attention) in zip(
@@ -108,17 +115,19 @@ class Aligner:
             for (sequence, result), text, each in zip(finished, texts, sums, strict=True)
         ]
 
-    def _text(self, sequence: Sequence) -> _Text:
-        specials = self._tokenizer.specials
+    def _text(self, sequence: Sequence, result: ChunkResult) -> _Text:
+        specials, duration_s = self._tokenizer.specials, len(sequence.samples) / SAMPLE_RATE
         options = msgspec.structs.replace(sequence.options, timestamps=False)
         prompt = sot_sequence(options, sequence.language, specials)
-        text = [token for token in sequence.tokens if self._tokenizer.is_text(token)]
+        num_read, tail_s = Timestamps(self._tokenizer, duration_s).tail(result, sequence.options)
+        text = [token for token in result.tokens[:num_read] if self._tokenizer.is_text(token)]
         tokens = [*prompt, *text, specials.end_of_text][: self._model.sizes.text_positions]
-        return _Text(tokens, len(prompt) - 1, len(text))
+        num_samples = len(sequence.samples) if tail_s is None else round(tail_s * SAMPLE_RATE)
+        return _Text(tokens, len(prompt) - 1, len(text), self._num_positions(num_samples))
 
-    def _num_positions(self, samples: Samples) -> int:
-        """Positions of the encoder's output that the samples reach."""
-        return min(max(1, len(samples) // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
+    def _num_positions(self, num_samples: int) -> int:
+        """Positions of the encoder's output that so many samples reach."""
+        return min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
 
     def _queries(self, slots: Slots, texts: Several[_Text]) -> Iterator[tuple[int, Tensor]]:
         """Each alignment layer's queries over the audio, [B, T, H, d]; behind a text's end they are noise."""
@@ -153,6 +162,7 @@ class _Text(NamedTuple):
     tokens: list[int]
     first_row: int  # the position that predicts the first text token
     num_text: int  # text tokens, of which the last ones may have found no position
+    num_positions: int  # of the encoder's output, that the text is laid along
 
     @property
     def num_rows(self) -> int:

@@ -101,9 +101,11 @@ def _segment(segment: Segment) -> VerboseSegment:
 
 
 def _words(transcript: Transcript) -> Iterator[VerboseWord]:
-    """In the order in which they begin: the segments of two speakers may overlap."""
+    """In the order of the text, where two speakers talk at once in the order in which they begin."""
     words = [(word, segment.speaker) for segment in transcript.segments for word in segment.words]
-    for word, speaker in sorted(words, key=lambda each: each[0].start_s):
+    if any(speaker is not None for _, speaker in words):
+        words.sort(key=lambda each: each[0].start_s)
+    for word, speaker in words:
         yield VerboseWord(
             word=word.text.strip(), start=_seconds(word.start_s), end=_seconds(word.end_s), speaker=speaker
         )

@@ -1,9 +1,7 @@
 """Cuts a replica's tokens into segments with times, and finds what they leave unread.
 
-Used by `chunk_reader.py` and `transcript_builder.py`. The rule is openai-whisper's (`transcribe.py`): a pair
-of timestamp tokens side by side closes one segment and opens the next; a single one at the end says that the
-rest of the window is read; a segment opened and not closed was cut off, and decoding goes on from the last
-closed time.
+Used by `chunk_reader.py` and `transcript_builder.py`. The rule is that of `tokenizer/timestamps.py`, which
+the engine goes by too.
 """
 
 from __future__ import annotations
@@ -15,17 +13,16 @@ from typing import Final
 import msgspec
 
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob, Word
-from asr_server.tokenizer import Tokenizer
+from asr_server.tokenizer import Timestamps, Tokenizer
 from asr_server.transcription.language import ENGLISH, UNSPACED
 from asr_server.transcription.word_groups import group_words
-from asr_server.transcription.word_times import AlignedWord, aligned_word, leave_out_pauses, words_within
+from asr_server.transcription.word_times import AlignedWord, aligned_word, leave_out_pauses, words_until
 
-MIN_TAIL_S: Final = 0.2  # a shorter unread tail holds no word
 FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Text between two times, in seconds from the start of the audio that was read."""
+    """Text between two times that the model wrote, in seconds from the start of the audio that was read."""
 
     start_s: float
     end_s: float
@@ -57,26 +54,23 @@ def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
 
 
 def decode_part(
-    chunk: Chunk, result: ChunkResult, options: DecodingOptions, tokenizer: Tokenizer, is_last: bool = False
+    chunk: Chunk, result: ChunkResult, options: DecodingOptions, tokenizer: Tokenizer
 ) -> DecodedPart:
-    """Cuts a result's tokens into spans. A silent one has none.
-
-    There is no tail when this is the last part allowed, nor behind a limit that the client set itself.
-    """
+    """Cuts a result's tokens into spans. A silent one has none."""
     if is_silence(result, options):
         return part_without_text(chunk, result)
-    parser = _TimestampParser(tokenizer, chunk.duration_s)
-    may_go_on = options.timestamps and options.max_new_tokens is None and not is_last
-    num_read, tail_s = parser.tail(result) if may_go_on else (len(result.tokens), None)
-    spans = tuple(parser.spans(result, num_read))
+    timestamps = Timestamps(tokenizer, chunk.duration_s)
+    num_read, tail_s = timestamps.tail(result, options)
+    spans = tuple(_spans(result, num_read, timestamps))
     if result.token_times_s:
-        spans = _with_words(spans, result, chunk, tokenizer, spaced=is_spaced(options, result))
+        end_s = chunk.duration_s if tail_s is None else tail_s
+        spans = _with_words(spans, result, end_s, tokenizer, spaced=is_spaced(options, result))
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
 
 
 def num_spans(chunk: Chunk, result: ChunkResult, tokenizer: Tokenizer) -> int:
     """How many stretches of text a result holds, whatever becomes of them."""
-    return len(list(_TimestampParser(tokenizer, chunk.duration_s).spans(result, len(result.tokens))))
+    return len(list(_spans(result, len(result.tokens), Timestamps(tokenizer, chunk.duration_s))))
 
 
 def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
@@ -91,9 +85,9 @@ def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:
 
 
 def _with_words(
-    spans: Sequence[Span], result: ChunkResult, chunk: Chunk, tokenizer: Tokenizer, spaced: bool
+    spans: Sequence[Span], result: ChunkResult, end_s: float, tokenizer: Tokenizer, spaced: bool
 ) -> tuple[Span, ...]:
-    """The spans with their words. What was read of the text is aligned with the audio up to what was not."""
+    """The spans with their words, the last of which ends by `end_s`, where what was read ends."""
     by_span: list[list[AlignedWord]] = []
     num_text = 0  # text tokens of the spans so far
     for span in spans:
@@ -101,13 +95,9 @@ def _with_words(
         groups = group_words(tokens, tokenizer, spaced)
         by_span.append([aligned_word(g.text, result, num_text + g.first, num_text + g.end) for g in groups])
         num_text += len(tokens)
-    peaks_s = result.token_peaks_s
-    end_s = peaks_s[num_text] if num_text < len(peaks_s) else chunk.duration_s
-    settled = iter(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s))
+    timed = iter(leave_out_pauses(list(chain(*by_span)), result.pauses_s, end_s))
     return tuple(
-        msgspec.structs.replace(
-            span, words=tuple(words_within(list(islice(settled, len(words))), span.start_s, span.end_s))
-        )
+        msgspec.structs.replace(span, words=tuple(islice(timed, len(words))))
         for span, words in zip(spans, by_span, strict=True)
     )
 
@@ -124,65 +114,29 @@ def rest_of(chunk: Chunk, first: int) -> Chunk:
     )
 
 
-def ended_with_segments(part: DecodedPart) -> DecodedPart:
-    """The part with no word behind its last segment: what is said there is read again."""
+def with_words_until(part: DecodedPart, end_s: float) -> DecodedPart:
+    """The part with no word behind `end_s`, from where the audio is read again."""
     if not part.spans:
         return part
     *before, last = part.spans
-    words = tuple(Word(w.text, min(w.start_s, last.end_s), min(w.end_s, last.end_s)) for w in last.words)
-    return msgspec.structs.replace(part, spans=(*before, msgspec.structs.replace(last, words=words)))
+    cut = msgspec.structs.replace(last, words=words_until(last.words, end_s))
+    return msgspec.structs.replace(part, spans=(*before, cut))
 
 
-class _TimestampParser:
-    """Reads timestamp tokens against one stretch of audio."""
-
-    def __init__(self, tokenizer: Tokenizer, duration_s: float) -> None:
-        self._begin = tokenizer.specials.timestamp_begin
-        self._precision_s = tokenizer.time_precision_s
-        self._duration_s = duration_s
-
-    def time_s(self, token: int) -> float:
-        return min((token - self._begin) * self._precision_s, self._duration_s)
-
-    def is_time(self, token: int) -> bool:
-        return token >= self._begin
-
-    def borders(self, tokens: Sequence[int]) -> list[int]:
-        """The indices between two timestamps side by side."""
-        return [
-            at for at in range(1, len(tokens)) if self.is_time(tokens[at - 1]) and self.is_time(tokens[at])
-        ]
-
-    def spans(self, result: ChunkResult, num_read: int) -> Iterator[Span]:
-        """In order, times never running back; those without a text token are left out."""
-        tokens = result.tokens[:num_read]
-        edges = [0, *self.borders(tokens), len(tokens)]
-        after_s = 0.0
-        for first, last in pairwise(edges):
-            part = tokens[first:last]
-            if all(self.is_time(token) for token in part):
-                continue
-            start_s = self.time_s(part[0]) if self.is_time(part[0]) else after_s
-            end_s = self.time_s(part[-1]) if self.is_time(part[-1]) else self._duration_s
-            start_s = max(start_s, after_s)
-            after_s = max(end_s, start_s)
-            yield Span(start_s, after_s, part, result.logprobs[first:last])
-
-    def tail(self, result: ChunkResult) -> tuple[int, float | None]:
-        """How many tokens are read, and from where decoding has to go on; None: all is read."""
-        closed = self._last_closed(result)
-        tail_s = self.time_s(result.tokens[closed]) if closed is not None else 0.0
-        if closed is None or not 0.0 < tail_s <= self._duration_s - MIN_TAIL_S:
-            return len(result.tokens), None  # nowhere to go on from, or nothing there
-        return closed + 1, tail_s
-
-    def _last_closed(self, result: ChunkResult) -> int | None:
-        """The index of the timestamp behind which the audio is unread."""
-        tokens, borders = result.tokens, self.borders(result.tokens)
-        last = len(tokens) - 1
-        if last > 0 and self.is_time(tokens[last]) and last not in borders:
-            return last if result.finish_reason == "length" else None
-        return borders[-1] - 1 if borders else None
+def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterator[Span]:
+    """In order, times never running back; those without a text token are left out."""
+    tokens = result.tokens[:num_read]
+    edges = [0, *timestamps.borders(tokens), len(tokens)]
+    after_s = 0.0
+    for first, last in pairwise(edges):
+        part = tokens[first:last]
+        if all(timestamps.is_time(token) for token in part):
+            continue
+        start_s = timestamps.time_s(part[0]) if timestamps.is_time(part[0]) else after_s
+        end_s = timestamps.time_s(part[-1]) if timestamps.is_time(part[-1]) else timestamps.duration_s
+        start_s = max(start_s, after_s)
+        after_s = max(end_s, start_s)
+        yield Span(start_s, after_s, part, result.logprobs[first:last])
 
 
 def segments(part: DecodedPart, tokenizer: Tokenizer, speaker: str | None = None) -> list[Segment]:
@@ -203,8 +157,8 @@ def _segment(part: DecodedPart, span: Span, text: str, segment_id: int, speaker:
     return Segment(
         id=segment_id,
         seek=round(part.start_s * FRAMES_PER_S),
-        start_s=part.start_s + span.start_s,
-        end_s=part.start_s + span.end_s,
+        start_s=part.start_s + (span.words[0].start_s if span.words else span.start_s),
+        end_s=part.start_s + (span.words[-1].end_s if span.words else span.end_s),
         text=text,
         tokens=span.tokens,
         temperature=result.temperature,

@@ -80,7 +80,7 @@ class ChunkReader:
                 options = msgspec.structs.replace(options, prompt_tokens=previous_text.tokens)
             is_last = part == first_part + MAX_PARTS - 1
             if is_last:  # what is sent of it early could not be followed by another part
-                options = msgspec.structs.replace(options, early_results=False)
+                options = msgspec.structs.replace(options, early_results=False, is_last_part=True)
             early_results = EarlyResults()
             on_early_result = self._reporter(early_results, tail, parts, options, progress)
             result = await self._handle.submit(
@@ -91,7 +91,7 @@ class ChunkReader:
             if _stopped_nowhere(result, options) and part == first_part:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
-            decoded = assembly.decode_part(tail, result, options, self._tokenizer, is_last)
+            decoded = assembly.decode_part(tail, result, options, self._tokenizer)
             if assembly.is_silence(result, options):
                 num_dropped = assembly.num_spans(tail, result, self._tokenizer)
                 self._handle.stats.on_segments_dropped("judged_silence", num_dropped)
@@ -118,7 +118,7 @@ class ChunkReader:
             tail = await voice_check.passed_over(chunk, parts[-1], self._voice_pool)
         if tail is not None:
             self._handle.stats.on_read_again("speech_passed_over")
-            parts[-1] = assembly.ended_with_segments(parts[-1])
+            parts[-1] = assembly.with_words_until(parts[-1], tail.start_s - chunk.start_s)
         return tail
 
     def _reporter(

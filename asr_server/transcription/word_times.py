@@ -1,22 +1,28 @@
 """When each word was said: the token times of the engine, without the pauses around words.
 
 A token's time from the alignment is where the attention moves on to it, which may be anywhere between two
-words. Where a pause lies between what was attended to most for one word and for the next, the one ends with
-it and the other begins after it.
+words, and mostly is too early. So within its time a word begins behind the pauses that come before it is
+attended to most, and it ends with the pause that comes next, which may be a little later than the alignment
+moves on: punctuation is often given the end of the word before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from asr_server.core import ChunkResult, Word
 
-MAX_OUTSIDE_S: Final = 0.5  # of its segment, that a word may begin or end: as openai/whisper
-MIN_PAUSE_S: Final = 0.03
+MIN_WORD_S: Final = 0.02  # one position of the audio
+# A pause of this length parts words; a shorter one may be the closure of a consonant within a word.
+PARTING_PAUSE_S: Final = 0.1
+PEAK_OFF_S: Final = 0.05  # what attention peaks at may lie so far before the sound that is meant
+MAX_PAUSE_WITHIN_S: Final = 0.5  # no word lasts through a longer one
+# The end of a word is looked for so far behind the time that the alignment gives.
+MAX_LATER_S: Final = 0.5
+# Sound before a short pause, such as the closure of a consonant, is the word's own (the s of "still")
+# where it is of this length; shorter, it is the end of the word before; longer, it is no speech.
+OWN_SOUND_S: Final = (0.15, 0.5)
 
 Pause = tuple[float, float]  # start and end
 
@@ -37,44 +43,63 @@ def aligned_word(text: str, result: ChunkResult, first: int, end: int) -> Aligne
     return AlignedWord(text, times_s[first], times_s[end], peaks_s[first], peaks_s[end - 1])
 
 
-def leave_out_pauses(
-    words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: float
-) -> list[AlignedWord]:
-    """
+def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: float) -> list[Word]:
+    """Gives each word its time, in order.
+
     Args:
-        end_s: what the last word cannot reach: the end of the audio, or what the next token attends to.
+        words: in order, none beginning before the one before it ends.
+        end_s: what no word can reach: the end of the audio, or of what was read of it.
     """
-    settled, pauses = list(words), np.array(pauses_s, float).reshape(-1, 2)
-    for i in range(len(words) + 1):
-        after_s = words[i - 1].last_peak_s if i > 0 else 0.0
-        before_s = words[i].first_peak_s if i < len(words) else end_s
-        pause = _longest(pauses, after_s, before_s)
-        if pause is None:
-            continue
-        if i > 0:
-            settled[i - 1] = settled[i - 1]._replace(end_s=pause[0])
-        if i < len(words):
-            settled[i] = settled[i]._replace(start_s=pause[1])
-    return settled
+    within = [_without_pauses(word, _pauses_within(pauses_s, word)) for word in words]
+    limits_s = [*(word.start_s for word in within[1:]), end_s]
+    return [
+        _lengthened(word, aligned.end_s, pauses_s, limit_s)
+        for word, aligned, limit_s in zip(within, words, limits_s, strict=True)
+    ]
 
 
-def _longest(pauses: npt.NDArray[np.float64], after_s: float, before_s: float) -> Pause | None:
-    first, last = np.searchsorted(pauses[:, 1], after_s), np.searchsorted(pauses[:, 0], before_s)
-    within = pauses[first:last].clip(after_s, before_s)
-    if not len(within):
-        return None
-    start_s, end_s = within[np.argmax(within[:, 1] - within[:, 0])].tolist()
-    return (start_s, end_s) if end_s - start_s >= MIN_PAUSE_S else None
+def _pauses_within(pauses_s: Iterable[Pause], word: AlignedWord) -> list[Pause]:
+    return [(start_s, end_s) for start_s, end_s in pauses_s if end_s > word.start_s and start_s < word.end_s]
 
 
-def words_within(words: Sequence[AlignedWord], start_s: float, end_s: float) -> list[Word]:
-    """The words of one segment: the outer ones do not lie far outside it, and no time runs backwards."""
-    made: list[Word] = []
-    for i, word in enumerate(words):
-        too_early = i == 0 and word.start_s < start_s - MAX_OUTSIDE_S
-        too_late = i == len(words) - 1 and word.end_s > end_s + MAX_OUTSIDE_S
-        first_s = max(
-            min(start_s, word.end_s) if too_early else word.start_s, made[-1].end_s if made else 0.0
+def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
+    """A word in silence alone stays as it is."""
+    start_s, end_s = word.start_s, word.end_s
+    for pause_start_s, pause_end_s in pauses_s:
+        is_parting = pause_end_s - pause_start_s >= PARTING_PAUSE_S
+        is_own_sound = (
+            pause_start_s > start_s + OWN_SOUND_S[0] and pause_start_s < word.start_s + OWN_SOUND_S[1]
         )
-        made.append(Word(word.text, first_s, max(end_s if too_late else word.end_s, first_s)))
-    return made
+        is_before = pause_end_s <= word.first_peak_s + PEAK_OFF_S and (is_parting or not is_own_sound)
+        if (is_before or pause_start_s <= start_s) and pause_end_s <= end_s - MIN_WORD_S:
+            start_s = max(start_s, pause_end_s)
+    for pause_start_s, pause_end_s in reversed(pauses_s):
+        is_long = pause_end_s - pause_start_s > MAX_PAUSE_WITHIN_S
+        is_after = pause_end_s >= end_s or (is_long and pause_start_s >= word.last_peak_s)
+        if is_after and pause_start_s >= start_s + MIN_WORD_S:
+            end_s = pause_start_s
+    return Word(word.text, start_s, end_s)
+
+
+def _lengthened(word: Word, aligned_end_s: float, pauses_s: Iterable[Pause], limit_s: float) -> Word:
+    """The word up to the pause behind it, where the alignment has moved on while the sound goes on."""
+    if aligned_end_s - word.end_s >= PARTING_PAUSE_S:
+        return word
+    for start_s, end_s in pauses_s:
+        is_end = end_s >= limit_s or end_s - start_s >= PARTING_PAUSE_S
+        if end_s <= aligned_end_s or not is_end:
+            continue
+        if start_s >= limit_s or not aligned_end_s < start_s <= aligned_end_s + MAX_LATER_S:
+            break
+        return Word(word.text, word.start_s, start_s)
+    return word
+
+
+def words_until(words: Sequence[Word], end_s: float) -> tuple[Word, ...]:
+    """The words with none behind `end_s`, the last ones as short as need be."""
+    cut: list[Word] = []
+    for word in reversed(words):
+        end_s = min(word.end_s, end_s)
+        cut.append(Word(word.text, max(0.0, min(word.start_s, end_s - MIN_WORD_S)), end_s))
+        end_s = cut[-1].start_s
+    return tuple(cut[::-1])

@@ -1,6 +1,9 @@
 import json
 
+import msgspec
+
 from asr_server import formats
+from asr_server.core import Transcript, Word
 from asr_server.formats import RenderOptions
 from asr_server.formats.subtitles import srt
 from tests.formats.samples import ONE, SILENT, segment, transcript
@@ -75,3 +78,19 @@ def test_no_text_can_break_out_of_its_cue() -> None:
 
 def test_a_clock_carries_into_the_next_second() -> None:
     assert "00:01:00,000 --> 100:00:00,000" in srt([segment(0, 59.9996, 360_000, "x")])
+
+
+def test_words_come_in_the_order_of_the_text() -> None:
+    words = (Word(" one", 1.0, 1.2), Word(" two", 0.9, 1.1))
+    said = msgspec.structs.replace(segment(0, 0.9, 1.2, " one two"), words=words)
+    assert verbose_words(transcript(said)) == ["one", "two"]
+    speakers = [
+        msgspec.structs.replace(segment(0, 1.0, 1.2, " one"), words=words[:1], speaker="left"),
+        msgspec.structs.replace(segment(1, 0.9, 1.1, " two"), words=words[1:], speaker="right"),
+    ]
+    assert verbose_words(transcript(*speakers)) == ["two", "one"]
+
+
+def verbose_words(of: Transcript) -> list[str]:
+    body = json.loads(formats.render(of, "verbose_json", RenderOptions(with_words=True)))
+    return [word["word"] for word in body["words"]]

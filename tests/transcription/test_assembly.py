@@ -111,7 +111,8 @@ def test_an_open_segment_alone_ends_with_the_chunk() -> None:
 
 def test_the_last_part_allowed_has_no_tail() -> None:
     result = heard(t(0), *words("1"), t(2), t(2.5), *words("23"))
-    part = assembly.decode_part(chunk(), result, TIMED, TOKENIZER, is_last=True)
+    options = msgspec.structs.replace(TIMED, is_last_part=True)
+    part = assembly.decode_part(chunk(), result, options, TOKENIZER)
     assert part.tail_s is None
     assert [text for _, _, text in times(part)] == [" one", " two three"]
 
@@ -169,10 +170,19 @@ def test_half_a_character_is_still_bytes() -> None:
     assert first.token == "\ufffd"
 
 
-def test_words_aligned_with_what_is_read_again_end_with_their_segment() -> None:
-    part = read(heard(t(0), *words("12"), t(2)))
-    said = (Word(" one", 0.5, 1.0), Word(" two", 5.0, 5.4))
+def test_no_word_lies_where_the_audio_is_read_again() -> None:
+    part = read(heard(t(0), *words("123"), t(2)))
+    said = (Word(" one", 0.5, 1.0), Word(" two", 2.9, 5.0), Word(" three", 5.0, 5.4))
     part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
-    assert assembly.ended_with_segments(part).spans[0].words == (said[0], Word(" two", 2.0, 2.0))
+    cut = assembly.with_words_until(part, 3.0).spans[0].words
+    assert [(word.start_s, word.end_s) for word in cut] == [(0.5, 1.0), (2.9, 2.98), (2.98, 3.0)]
     silent = msgspec.structs.replace(part, spans=())
-    assert assembly.ended_with_segments(silent) == silent
+    assert assembly.with_words_until(silent, 3.0) == silent
+
+
+def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:
+    part = read(heard(t(0), *words("12"), t(9)), chunk(start_s=30))
+    said = (Word(" one", 7.1, 7.5), Word(" two", 7.5, 8.0))
+    part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
+    (segment,) = assembly.segments(part, TOKENIZER)
+    assert (segment.start_s, segment.end_s) == (37.1, 38.0)

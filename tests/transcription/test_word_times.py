@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+import pytest
 
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, Segment
 from asr_server.transcription import assembly
-from asr_server.transcription.word_times import AlignedWord, leave_out_pauses, words_within
+from asr_server.transcription.word_times import MIN_WORD_S, AlignedWord, leave_out_pauses
 from tests.vocabulary import at, make_tokenizer, spell, words
+
+Times = tuple[float, float]
 
 TOKENIZER = make_tokenizer()
 WORDS = DecodingOptions(timestamps=True, word_timestamps=True, language="en")
@@ -15,38 +20,59 @@ def word(start_s: float, end_s: float, *peaks_s: float) -> AlignedWord:
     return AlignedWord(" word", start_s, end_s, peaks_s[0], peaks_s[-1])
 
 
-def times(aligned: list[AlignedWord]) -> list[tuple[float, float]]:
-    return [(each.start_s, each.end_s) for each in aligned]
+def timed(words: list[AlignedWord], pauses_s: list[tuple[float, float]], end_s: float) -> list[Times]:
+    return [(each.start_s, each.end_s) for each in leave_out_pauses(words, pauses_s, end_s)]
 
 
-def test_the_longest_pause_between_two_words_belongs_to_neither() -> None:
-    pauses_s = [(0.0, 0.3), (0.5, 0.54), (0.8, 1.0), (1.2, 1.25), (1.4, 2.0)]
-    settled = leave_out_pauses([word(0, 0.6, 0.4), word(0.6, 2, 1.1)], pauses_s, 2.0)
-    assert times(settled) == [(0.3, 0.8), (1.0, 1.4)]
+def test_the_pause_between_two_words_belongs_to_neither() -> None:
+    pauses_s = [(0.0, 0.3), (0.8, 1.0), (1.4, 2.0)]
+    assert timed([word(0, 0.9, 0.4), word(0.9, 1.5, 1.1)], pauses_s, 2.0) == [(0.3, 0.8), (1.0, 1.4)]
+
+
+def test_a_word_begins_behind_a_click_that_it_does_not_attend_to() -> None:
+    """The alignment gives all that comes before the first word to it."""
+    assert timed([word(0, 2.0, 1.7)], [(0.05, 1.5)], 2.0) == [(1.5, 2.0)]
+    assert timed([word(0, 2.0, 0.03)], [(0.05, 0.4)], 2.0) == [(0, 2.0)], "it attends to what comes before"
+
+
+def test_a_closure_within_a_word_does_not_cut_off_what_comes_before() -> None:
+    assert timed([word(0, 0.9, 0.6)], [(0.1, 0.14)], 0.9) == [(0.14, 0.9)], "the end of the word before"
+    assert timed([word(0, 0.9, 0.6)], [(0.22, 0.26)], 0.9) == [(0, 0.9)], "sound of its own"
+    assert timed([word(0, 7.5, 7.2)], [(0.22, 0.26), (2.1, 2.14), (6.9, 7.0)], 7.5) == [(7.0, 7.5)], "noise"
+
+
+def test_no_word_lasts_through_a_long_pause() -> None:
+    assert timed([word(0, 2.9, 0.2), word(2.9, 3.3, 3.0)], [(0.4, 2.4)], 3.3)[0] == (0, 0.4)
+
+
+def test_a_word_goes_on_to_the_pause_where_the_alignment_has_moved_on_early() -> None:
+    punctuated = [word(0, 0.5, 0.2), word(1.4, 2.0, 1.7)]  # between them a full stop, which is no word
+    assert timed(punctuated, [(0.8, 1.5)], 2.0) == [(0, 0.8), (1.5, 2.0)]
+    assert timed(punctuated, [(1.1, 1.5)], 2.0)[0] == (0, 0.5), "too far away to be its own sound"
+    assert timed(punctuated, [(0.6, 0.65), (0.8, 1.5)], 2.0)[0] == (0, 0.8), "the closure of a consonant"
+    assert timed([word(0, 0.5, 0.2)], [(0.7, 0.75)], 0.75) == [(0, 0.7)], "the last one"
 
 
 def test_without_a_pause_the_alignment_holds() -> None:
-    aligned = [word(0.1, 0.6, 0.4), word(0.6, 0.9, 0.7)]
-    assert leave_out_pauses(aligned, [], 1.0) == aligned
-    assert leave_out_pauses(aligned, [(0.5, 0.52)], 1.0) == aligned
+    assert timed([word(0.1, 0.6, 0.4), word(0.6, 0.9, 0.7)], [], 1.0) == [(0.1, 0.6), (0.6, 0.9)]
 
 
-def test_peaks_out_of_order_move_nothing() -> None:
-    aligned = [word(0.1, 0.6, 0.9), word(0.6, 0.9, 0.3)]
-    settled = leave_out_pauses(aligned, [(0.4, 0.8)], 1.0)
-    assert (settled[0].end_s, settled[1].start_s) == (0.6, 0.6)
+def test_a_word_in_silence_keeps_its_time() -> None:
+    assert timed([word(0.1, 0.6, 0.4)], [(0.0, 1.0)], 1.0) == [(0.1, 0.6)]
 
 
-def test_words_keep_to_their_segment() -> None:
-    far = [word(0.0, 2.2, 2.1), word(2.2, 9.0, 2.5)]
-    assert [(w.start_s, w.end_s) for w in words_within(far, 2.0, 3.0)] == [(2.0, 2.2), (2.2, 3.0)]
-    near = [word(1.6, 2.2, 2.1), word(2.2, 3.4, 2.5)]
-    assert [(w.start_s, w.end_s) for w in words_within(near, 2.0, 3.0)] == [(1.6, 2.2), (2.2, 3.4)]
-
-
-def test_no_time_runs_backwards() -> None:
-    made = words_within([word(1, 2, 1), word(1.5, 1.2, 1), word(0, 3, 1)], 1.0, 3.0)
-    assert [(w.start_s, w.end_s) for w in made] == [(1, 2), (2, 2), (2, 3)]
+@pytest.mark.parametrize("seed", range(20))
+def test_no_word_is_without_length_and_no_time_runs_backwards(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    edges = np.cumsum(random.integers(1, 40, 30)) * 0.02
+    aligned = [
+        word(start_s, end_s, *np.sort(random.uniform(start_s, end_s, 2)).tolist())
+        for start_s, end_s in pairwise(edges.tolist())
+    ]
+    places = np.sort(random.uniform(0, edges[-1], 40)).reshape(-1, 2)
+    found = timed(aligned, [(a, b) for a, b in places.tolist() if b - a >= 0.03], float(edges[-1]))
+    assert all(end_s - start_s >= MIN_WORD_S - 1e-9 for start_s, end_s in found)
+    assert all(before[1] <= after[0] for before, after in pairwise(found))
 
 
 def heard(
@@ -95,15 +121,15 @@ def test_words_lie_in_their_segments_on_the_files_clock() -> None:
     assert [(w.text, w.start_s, w.end_s) for w in second.words] == [(" three!", 62.0, 63.0)]
 
 
-def test_a_pause_behind_the_last_word_read_is_not_looked_for_in_the_unread_tail() -> None:
+def test_what_is_read_ends_where_the_unread_tail_begins() -> None:
     result = heard(
         *(t(0), *words("1"), t(2.6), t(4), *words("2")),
-        times_s=(0.0, 3.0, 6.0),
-        peaks_s=(1.0, 5.0),
-        pauses_s=((2.5, 2.8), (7.0, 9.0)),  # the second one is after the word that is unread
+        times_s=(0.0, 2.4),  # of the tail's text there are none
+        peaks_s=(1.0,),
+        pauses_s=((2.55, 2.8), (7.0, 9.0)),
     )
     (segment,) = segments(result, sound(10))
-    assert segment.words[0].end_s == 2.5
+    assert [(w.text, w.start_s, w.end_s) for w in segment.words] == [(" one", 0.0, 2.55)]
 
 
 def test_a_language_without_spaces_has_a_word_for_each_character() -> None:

@@ -1,0 +1,49 @@
+"""Token times with the published weights: those of openai/whisper, in nine languages."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from asr_server.core import DecodingOptions
+from asr_server.engine import alignment
+from asr_server.engine.dtw import first_frames
+from benchmarks.engine_helpers import Checkpoint, results, run, submit
+from benchmarks.openai_whisper import load_openai_whisper, token_times_s
+from benchmarks.speech import Clip, corpus
+from tests.real_weights import hugging_face_checkpoint
+
+NEAR_S = 0.0201  # one position, and rounding
+
+
+def spoken() -> list[Clip]:
+    """A sentence in each of nine languages."""
+    endings = ("pangrama", "quick_brown_fox")
+    by_language = {clip.language: clip for clip in corpus("audioeval") if clip.name.endswith(endings)}
+    if len(by_language) < 8:
+        pytest.skip("the recordings of pytest-audioeval are not here")
+    return [by_language[language] for language in sorted(by_language)]
+
+
+@pytest.mark.parametrize("share_frames", [pytest.param(True, marks=pytest.mark.trial), False])
+def test_token_times_of_real_speech_are_those_of_openai_whisper(
+    share_frames: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A position of its own for each token moves it by one position, seldom by more."""
+    monkeypatch.setattr(alignment, "first_frames", partial(first_frames, share_frames=share_frames))
+    clips, directory = {clip.language: clip.samples() for clip in spoken()}, hugging_face_checkpoint("base")
+    checkpoint, reference = Checkpoint.load(directory), load_openai_whisper(directory).float()
+    engine = checkpoint.engine()
+    for language, samples in clips.items():
+        options = DecodingOptions(language=language, timestamps=True, word_timestamps=True)
+        submit(engine, language, samples, options)
+    found = results(run(engine))
+    offs_s: list[float] = []
+    for language, samples in clips.items():
+        result = found[language]
+        expected = token_times_s(reference, checkpoint.tokenizer, samples, result.tokens, language)
+        offs_s += np.abs(np.array(expected) - np.array(result.token_times_s)).tolist()
+    assert len(offs_s) > 100, "or one off is more than a hundredth"
+    assert np.mean(np.array(offs_s) <= NEAR_S) >= (0.99 if share_frames else 0.95)

@@ -1,0 +1,172 @@
+"""Word times of people's speech with the published weights, where something of the truth is known.
+
+Recordings are joined with known pauses, so that each word must lie within its own recording; and speech comes
+late, behind noise or behind another half hour.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript, Word
+from benchmarks.speech import Clip, corpus
+from tests.real_weights import real_checkpoint
+from tests.transcription.pipeline import transcribe
+
+WORDS = DecodingOptions(
+    language="en", timestamps=True, word_timestamps=True, temperatures=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+)
+NEAR_S = 0.1
+
+
+class Joined(NamedTuple):
+    """Recordings one after another: each one's words, and its first and last audible moment in seconds."""
+
+    samples: Samples
+    spoken: list[tuple[list[str], float, float]]
+
+
+def sentences() -> list[Clip]:
+    """People who read English; the same words never follow each other."""
+    clips = [*corpus("librivox"), *(clip for clip in corpus("recordings") if clip.name.endswith("jfk.flac"))]
+    if len(clips) < 6:
+        pytest.skip("the recordings of pocketsphinx-testdata are not here")
+    return clips
+
+
+def joined(clips: list[Clip], pauses_s: list[float], lead: Samples) -> Joined:
+    """The clips behind `lead`, each with its pause behind it."""
+    parts, spoken, at = [lead], [], len(lead)
+    for clip, pause_s in zip(clips, pauses_s, strict=True):
+        samples, (first, last) = clip.samples(), audible(clip.samples())
+        samples = samples[first:last]
+        spoken.append((in_words(clip.text or ""), at / SAMPLE_RATE, (at + len(samples)) / SAMPLE_RATE))
+        parts += [samples, silence(pause_s)]
+        at += len(samples) + len(parts[-1])
+    return Joined(np.concatenate(parts), spoken)
+
+
+def audible(samples: Samples) -> tuple[int, int]:
+    """The first and the last sample within 25 dB of the loudest 5 ms, which hiss and breath are not."""
+    hop = SAMPLE_RATE // 200
+    powers = (samples[: len(samples) // hop * hop].reshape(-1, hop) ** 2).mean(1)
+    loud = np.flatnonzero(powers > powers.max() * 10**-2.5)
+    return int(loud[0]) * hop, (int(loud[-1]) + 1) * hop
+
+
+def silence(duration_s: float) -> Samples:
+    return np.zeros(round(duration_s * SAMPLE_RATE), np.float32)
+
+
+def pink_noise(duration_s: float, level_db: float) -> Samples:
+    spectrum = np.fft.rfft(np.random.default_rng(0).normal(size=round(duration_s * SAMPLE_RATE)))
+    noise = np.fft.irfft(spectrum / np.sqrt(np.maximum(1, np.arange(len(spectrum)))))
+    return (noise * 10 ** (level_db / 20) / noise.std()).astype(np.float32)
+
+
+def in_words(text: str) -> list[str]:
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def words_of(transcript: Transcript) -> list[Word]:
+    return [word for segment in transcript.segments for word in segment.words]
+
+
+def check_order(transcript: Transcript) -> None:
+    """What holds for any recording."""
+    words = words_of(transcript)
+    for segment in transcript.segments:
+        assert "".join(word.text for word in segment.words) == segment.text
+        assert (segment.start_s, segment.end_s) == (segment.words[0].start_s, segment.words[-1].end_s)
+    assert "".join(word.text for word in words).split() == transcript.text.split()
+    assert all(word.end_s > word.start_s for word in words)
+    assert all(before.end_s <= after.start_s + 1e-9 for before, after in pairwise(words))
+    assert not words or words[-1].end_s <= transcript.duration_s + 1e-9
+
+
+def placed(words: list[Word], spoken: list[tuple[list[str], float, float]]) -> dict[tuple[int, int], Word]:
+    """The words that were heard right, by recording and by place in its text."""
+    truth = [(i, k, word) for i, (said, _, _) in enumerate(spoken) for k, word in enumerate(said)]
+    found = [("".join(in_words(word.text)), word) for word in words]
+    blocks = difflib.SequenceMatcher(None, [t[2] for t in truth], [f[0] for f in found], autojunk=False)
+    return {
+        truth[a + n][:2]: found[b + n][1] for a, b, size in blocks.get_matching_blocks() for n in range(size)
+    }
+
+
+def check_places(found: Joined, transcript: Transcript) -> None:
+    """Every word lies in its own recording, nearly all first words where it begins."""
+    check_order(transcript)
+    words = placed(words_of(transcript), found.spoken)
+    assert len(words) >= 0.85 * sum(len(said) for said, _, _ in found.spoken)
+    firsts_s = []
+    for (recording, place), word in words.items():
+        _, start_s, end_s = found.spoken[recording]
+        assert start_s - NEAR_S <= word.start_s < word.end_s <= end_s + NEAR_S, word
+        if place == 0:
+            firsts_s.append(word.start_s - start_s)
+    assert np.median(firsts_s) <= NEAR_S
+
+
+async def test_words_lie_in_their_own_recording_and_pauses_stay_gaps() -> None:
+    clips = sentences()
+    said = joined(clips, [2.0, 0.4, 5.0, 2.0, 0.3, 0.5], silence(1.2))  # windows with an unread tail too
+    check_places(said, await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True))
+
+
+@pytest.mark.parametrize("level_db", [-50.0, -30.0])
+async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise(level_db: float) -> None:
+    clip = sentences()[0]
+    first, last = audible(clip.samples())
+    samples = np.concatenate([pink_noise(7.0, level_db), clip.samples()])
+    begins_s, ends_s = 7.0 + first / SAMPLE_RATE, 7.0 + last / SAMPLE_RATE
+    said = Joined(samples, [(in_words(clip.text or ""), begins_s, ends_s + 0.1)])
+    transcript = await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True)
+    check_places(said, transcript)
+    assert transcript.segments[0].start_s >= 7.0
+    plain = await transcribe(
+        real_checkpoint("base"), said.samples, DecodingOptions(language="en", timestamps=True), True
+    )
+    assert plain.text == transcript.text
+
+
+async def test_times_hold_where_speech_begins_after_the_first_window() -> None:
+    said = joined(sentences()[-2:], [0.6, 0.5], silence(33.0))
+    check_places(said, await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True))
+
+
+@pytest.mark.trial
+async def test_words_at_minute_20_lie_where_they_lie_at_minute_0() -> None:
+    once = joined(sentences(), [0.7] * 6, silence(0.5))
+    half = len(once.spoken)
+    rest = silence(20 * 60 - len(once.samples) / SAMPLE_RATE)
+    again = Joined(
+        np.concatenate([once.samples, rest, once.samples]),
+        once.spoken + [(said, start_s + 1200, end_s + 1200) for said, start_s, end_s in once.spoken],
+    )
+    transcript = await transcribe(real_checkpoint("base"), again.samples, WORDS, check_voice=True)
+    check_places(again, transcript)
+    words = placed(words_of(transcript), again.spoken)
+    both = [(word, words.get((i + half, k))) for (i, k), word in words.items() if i < half]
+    offs_s = [abs(late.start_s - 1200 - early.start_s) for early, late in both if late is not None]
+    assert len(offs_s) > 60
+    assert max(offs_s) <= NEAR_S
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize("seed", range(6))
+async def test_words_lie_in_their_own_recording_whatever_the_pauses(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    clips = [clip for _ in range(3) for clip in random.permutation(np.array(sentences(), object))]
+    pauses_s = np.exp(random.uniform(np.log(0.3), np.log(6.0), len(clips))).tolist()
+    said = joined(clips, pauses_s, silence(float(random.uniform(0, 3))))
+    noisy = (
+        said.samples + pink_noise(len(said.samples) / SAMPLE_RATE, -70 + 10 * (seed % 4))[: len(said.samples)]
+    )
+    check_places(said, await transcribe(real_checkpoint("base"), noisy, WORDS, check_voice=True))
