@@ -9,7 +9,8 @@ import torch
 
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.tokenizer import Tokenizer
-from asr_server.transcription.assembly import FRAMES_PER_S, MIN_TAIL_S
+from asr_server.tokenizer.timestamps import MIN_TAIL_S
+from asr_server.transcription.assembly import FRAMES_PER_S
 from asr_server.transcription.chunk_reader import MAX_PARTS
 from benchmarks.engine_helpers import Reference
 
