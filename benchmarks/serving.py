@@ -51,6 +51,7 @@ from benchmarks.uploads import (
 HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
 MIB = 1 << 20
 LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-concurrent-requests", "1024")
+AS_RECORDED = "as recorded"
 CLIPS_ALONE = 32  # at most; these are heard one by one first
 
 
@@ -200,7 +201,11 @@ def server(preprocess_workers: int, options: argparse.Namespace) -> Iterator[str
 
 def plan(options: argparse.Namespace) -> list[Case]:
     axes = [options.preprocess_workers, options.length, options.formats, options.concurrency]
-    return [Case(*point) for point in grid(axes, options.one_at_a_time)]
+    cases = [Case(*point) for point in grid(axes, options.one_at_a_time)]
+    for case in cases:
+        if case.length == "mixed" and not options.shape:
+            case.formats = AS_RECORDED
+    return cases
 
 
 def main() -> None:
