@@ -38,6 +38,7 @@ SLOW_HELPERS = {
         "Reference",
         "load_openai_whisper",
         "real_checkpoint",
+        "write_ctranslate2",
     ),  # the same by another implementation, real weights
 }
 

@@ -99,9 +99,9 @@ async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
 def test_without_file_handles_the_launch_fails_and_the_process_lives() -> None:
     script = """if True:
         import asyncio, os, resource
-        from asr_server.config import Settings
         from asr_server.workers import supervisor
         from asr_server.workers.dispatcher import Dispatcher
+        from tests.embedded import embedded
 
         async def main():
             supervisor.MAX_PAUSE_S = 0.0
