@@ -65,8 +65,9 @@ def silence(duration_s: float) -> Samples:
 
 
 def pink_noise(duration_s: float, level_db: float) -> Samples:
-    spectrum = np.fft.rfft(np.random.default_rng(0).normal(size=round(duration_s * SAMPLE_RATE)))
-    noise = np.fft.irfft(spectrum / np.sqrt(np.maximum(1, np.arange(len(spectrum)))))
+    num_samples = round(duration_s * SAMPLE_RATE)
+    spectrum = np.fft.rfft(np.random.default_rng(0).normal(size=num_samples))
+    noise = np.fft.irfft(spectrum / np.sqrt(np.maximum(1, np.arange(len(spectrum)))), num_samples)
     return np.asarray(noise * 10 ** (level_db / 20) / noise.std(), np.float32)
 
 
@@ -165,7 +166,6 @@ async def test_words_lie_in_their_own_recording_whatever_the_pauses(seed: int) -
     clips = [clip for _ in range(3) for clip in random.permutation(np.array(sentences(), object))]
     pauses_s = np.exp(random.uniform(np.log(0.3), np.log(6.0), len(clips))).tolist()
     said = joined(clips, pauses_s, silence(float(random.uniform(0, 3))))
-    noisy = (
-        said.samples + pink_noise(len(said.samples) / SAMPLE_RATE, -70 + 10 * (seed % 4))[: len(said.samples)]
-    )
+    noise = pink_noise(len(said.samples) / SAMPLE_RATE, -70.0 + 10 * (seed % 4))
+    noisy = np.asarray(said.samples + noise, np.float32)
     check_places(said, await transcribe(real_checkpoint("base"), noisy, WORDS, check_voice=True))
