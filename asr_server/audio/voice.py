@@ -36,14 +36,14 @@ MAX_FRAMES: Final = 128  # in a call: 4 s, quicker than 2 s and than 8
 # Speech goes on at a probability lower by this than the one that starts it: Silero's rule.
 HYSTERESIS: Final = 0.15
 # Whether a stretch of sound holds speech (`holds_speech`).
-LIKELY: Final = 0.45
+LIKELY: Final = 0.9
 MIN_SPEECH_FRAMES: Final = 4  # 128 ms
 PHASES: Final = (0, FRAME // 3, 2 * FRAME // 3)
-# Where speech begins behind a pause (`next_speech_s`).
+# Where somebody certainly speaks (`certain_speech_s`), and begins to behind a pause (`next_speech_s`).
 POSSIBLE: Final = 0.4  # of every frame
 CERTAIN: Final = 0.9
 MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
-PAUSE_FRAMES: Final = 31  # 1 s: what comes sooner may have been heard, and got a time that is too early
+PAUSE_S: Final = 31 * FRAME_S  # what comes sooner may have been heard, and got a time that is too early
 # What the detector gets of samples that stand alone.
 EVEN_PEAK: Final = 0.3
 FAINTEST_PEAK: Final = 1e-4
@@ -126,15 +126,23 @@ def _least_of_speech(samples: Samples, phase: int) -> float:
     return float(np.sort(_standing_alone(samples, phase))[-MIN_SPEECH_FRAMES])
 
 
-def next_speech_s(samples: Samples) -> float | None:
-    """When somebody certainly begins to speak, behind a pause; None: nobody does."""
+def certain_speech_s(samples: Samples) -> list[tuple[float, float]]:
+    """Start and end in seconds of each stretch in which somebody certainly speaks, in order."""
     probabilities = _standing_alone(samples)[SILENCE // FRAME :]
-    spoken_to = 0
-    for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist():
-        if (probabilities[first:end] >= CERTAIN).sum() >= MIN_CERTAIN_FRAMES:
-            if first - spoken_to >= PAUSE_FRAMES:
-                return float(first * FRAME_S)
-            spoken_to = end
+    return [
+        (first * FRAME_S, end * FRAME_S)
+        for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
+        if (probabilities[first:end] >= CERTAIN).sum() >= MIN_CERTAIN_FRAMES
+    ]
+
+
+def next_speech_s(samples: Samples, min_pause_s: float = PAUSE_S) -> float | None:
+    """When somebody certainly begins to speak, behind a pause; None: nobody does."""
+    spoken_to_s = 0.0
+    for start_s, end_s in certain_speech_s(samples):
+        if start_s - spoken_to_s >= min_pause_s:
+            return start_s
+        spoken_to_s = end_s
     return None
 
 

@@ -98,8 +98,11 @@ class ChunkReader:
             if self._voice_pool is not None:
                 num_spans = len(decoded.spans)
                 num_sent = progress.num_spans(part=len(parts))
+                may_go_on = not is_last and options.max_new_tokens is None
                 with self._watch.waiting_for_pool():
-                    decoded = await voice_check.without_invented(decoded, tail, self._voice_pool, num_sent)
+                    decoded = await voice_check.drop_inventions(
+                        decoded, tail, self._voice_pool, num_sent, may_go_on
+                    )
                 self._handle.stats.on_segments_dropped("no_voice", num_spans - len(decoded.spans))
             parts.append(decoded)
             previous_text.add(decoded)

@@ -3,7 +3,13 @@
 
 Whisper's own judgement (`assembly.is_silence`) is a matter of its training, and of a whole chunk: a bark can
 be a "five", between two that somebody said. A segment in doubt is therefore kept only where a voice detector
-hears speech in its own stretch of audio. Segments beyond doubt, nearly all of real speech, cost nothing.
+hears speech in its own stretch of audio. Behind one that is not, every segment of the part is in doubt: of a
+row of coughs the first "Bang" is unlikely, and the others follow from it. Parts beyond doubt, nearly all of
+real speech, cost nothing.
+
+A model may also write times that are seconds too early, so that the words of a sentence lie in the noise
+before it. So a segment without a voice is dropped for good only where nobody speaks behind it; else what
+follows is read again from where somebody speaks.
 
 Behind a long pause a model may take the rest of a window for silence, and say that it has read it. Where the
 detector is certain of speech there, it is read again, without the pause.
@@ -24,6 +30,7 @@ DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
 MIN_REST_S: Final = 1.2  # a shorter one holds no pause and a word
 LEAD_S: Final = 0.3  # before speech that was passed over
+MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `seek` is exact
 MARGIN_S: Final = 0.2  # on both sides of a segment: what its times may be off
 
@@ -32,23 +39,39 @@ def holds_doubtful(part: DecodedPart) -> bool:
     return any(_is_doubtful(span, part) for span in part.spans)
 
 
-async def without_invented(
-    part: DecodedPart, chunk: Chunk, pool: PreprocessPool, num_sent: int = 0
+async def drop_inventions(
+    part: DecodedPart, chunk: Chunk, pool: PreprocessPool, num_sent: int = 0, may_go_on: bool = True
 ) -> DecodedPart:
-    """The part without segments that are in doubt and in whose time nobody speaks.
+    """The part without segments in doubt in whose time nobody speaks. Where somebody speaks behind one of
+    them, the part ends before it and has an unread tail from there.
 
     Args:
         chunk: what the part was read from.
         num_sent: segments at its beginning that a client has already, so that they stand.
+        may_go_on: whether a tail can be read.
     """
-    kept = [
-        span
-        for number, span in enumerate(part.spans)
-        if number < num_sent
-        or not _is_doubtful(span, part)
-        or await pool.run(holds_speech, _samples_of(span, chunk))
-    ]
+    kept: list[Span] = []
+    is_any_dropped = False
+    for number, span in enumerate(part.spans):
+        in_doubt = number >= num_sent and (is_any_dropped or _is_doubtful(span, part))
+        if not in_doubt or await pool.run(holds_speech, _samples_of(span, chunk)):
+            kept.append(span)
+            continue
+        is_any_dropped = True
+        tail_s = await _next_speech_s(span, chunk, pool) if may_go_on else None
+        if tail_s is not None:
+            return msgspec.structs.replace(part, spans=tuple(kept), tail_s=tail_s)
     return msgspec.structs.replace(part, spans=tuple(kept))
+
+
+async def _next_speech_s(span: Span, chunk: Chunk, pool: PreprocessPool) -> float | None:
+    """From where the chunk is to be read again, behind a segment in which nobody speaks."""
+    behind = rest_of(chunk, round(span.start_s * SAMPLE_RATE))
+    speech_s = await pool.run(next_speech_s, behind.samples, 0.0)
+    if speech_s is None:
+        return None
+    tail_s = round((span.start_s + speech_s - LEAD_S) * FRAMES_PER_S) / FRAMES_PER_S
+    return tail_s if tail_s >= MIN_ADVANCE_S else None
 
 
 async def passed_over(chunk: Chunk, part: DecodedPart, pool: PreprocessPool) -> Chunk | None:

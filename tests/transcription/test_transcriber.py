@@ -259,12 +259,12 @@ async def test_a_doubtful_text_is_kept_where_somebody_speaks(app: RunningApp) ->
 async def test_only_the_segment_in_which_nobody_speaks_is_dropped(app: RunningApp) -> None:
     """Both are in doubt; one is of noise, the other of somebody's words."""
     spoken = speak("12", gap_s=0.2).samples
-    sound = np.concatenate([noise(2.0), np.zeros(8000, np.float32), spoken])
-    app.answer = lambda submit: say(t(0), *words("9"), t(2), t(2.6), *words("12"), t(4), avg_logprob=-0.9)
+    sound = np.concatenate([spoken, np.zeros(4 * 16_000 - len(spoken), np.float32), noise(2.0)])
+    app.answer = lambda submit: say(t(0), *words("12"), t(2), t(4), *words("9"), t(6), avg_logprob=-0.9)
     for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True)):
         deltas, transcript = await app.transcribe(wav(sound), options)
         assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
-        assert [segment.start_s for segment in transcript.segments] == [2.6]
+        assert [segment.start_s for segment in transcript.segments] == [0.0]
         assert len(transcript.logprobs) == 2
 
 

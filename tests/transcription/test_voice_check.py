@@ -1,12 +1,16 @@
-"""What the embedded model passes over."""
+"""What is dropped as an invention, and what the embedded model passes over."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from asr_server.audio import PreprocessPool
 from asr_server.config import EMBEDDED_MODEL
-from asr_server.core import DecodingOptions
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples
+from asr_server.transcription.assembly import DecodedPart, Span
+from asr_server.transcription.voice_check import drop_inventions
+from tests.noises import make_noise
 from tests.speech import VOICES, digits_of, say, silence
 from tests.transcription.pipeline import transcribe
 
@@ -20,3 +24,50 @@ async def test_a_digit_behind_a_long_pause_is_heard(voice: str) -> None:
     assert digits_of(transcript.text) == "318"
     times_s = [time for s in transcript.segments for word in s.words for time in (word.start_s, word.end_s)]
     assert times_s == sorted(times_s)
+
+
+# -- By itself, on segments made up --------------------------------------------------------------------------
+
+COUGHS, TALK = make_noise("coughs", -20, 4.0, 1), say("83059174", "linda").samples
+LIKELY, UNLIKELY = -0.1, -1.0
+
+
+def part_of(sound: Samples, *segments: tuple[float, float, float]) -> tuple[DecodedPart, Chunk]:
+    """Segments from start to end in seconds, each with the log-probability of its tokens."""
+    chunk = Chunk(0, 0, sound)
+    result = ChunkResult((1,), (0.0,), 0.0, 0.0, 1.0, 0.0, "en", "stop")
+    spans = tuple(Span(start_s, end_s, (1,), (logprob,)) for start_s, end_s, logprob in segments)
+    return DecodedPart(0.0, chunk.duration_s, result, spans, 1), chunk
+
+
+async def checked(part: DecodedPart, chunk: Chunk, num_sent: int = 0) -> DecodedPart:
+    pool = PreprocessPool(1)
+    try:
+        return await drop_inventions(part, chunk, pool, num_sent)
+    finally:
+        pool.shutdown()
+
+
+async def test_behind_a_segment_without_a_voice_likely_ones_need_a_voice_too() -> None:
+    talk_s = len(TALK) / SAMPLE_RATE
+    part, chunk = part_of(
+        np.concatenate([TALK, COUGHS]),
+        (0.0, talk_s, UNLIKELY),
+        (talk_s + 0.5, talk_s + 2, UNLIKELY),
+        (talk_s + 2, talk_s + 3, LIKELY),
+    )
+    found = await checked(part, chunk)
+    assert (found.spans, found.tail_s) == (part.spans[:1], None)
+
+
+async def test_where_somebody_speaks_behind_a_dropped_segment_it_is_read_again_from_there() -> None:
+    """Its words may be theirs, with times that are too early."""
+    part, chunk = part_of(np.concatenate([COUGHS, TALK]), (0.0, 2.0, UNLIKELY), (2.0, 3.5, LIKELY))
+    found = await checked(part, chunk)
+    assert found.spans == ()
+    assert found.tail_s == pytest.approx(4.0, abs=0.3)
+
+
+async def test_what_has_been_sent_stands() -> None:
+    part, chunk = part_of(COUGHS, (0.0, 1.0, UNLIKELY), (1.0, 2.0, UNLIKELY))
+    assert (await checked(part, chunk, num_sent=1)).spans == part.spans[:1]

@@ -1,0 +1,240 @@
+"""What whisper-base makes of real speech, of what stands around it, and of no speech at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import soundfile
+
+from asr_server.audio.voice import certain_speech_s
+from asr_server.config import Settings
+from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript
+from asr_server.errors import AudioTooShort
+from asr_server.offline import LocalTranscriber
+from asr_server.offline.job import TranscribeJob
+from asr_server.transcription import prompt_tokens
+from benchmarks.engine_helpers import Checkpoint
+from benchmarks.engine_helpers import transcribe as transcribe_chunks
+from benchmarks.openai_whisper import load_openai_whisper, transcribed_features
+from benchmarks.speech import corpora
+from benchmarks.speech.synthesis import is_installed, read_for
+from tests.noises import make_noise
+from tests.real_weights import hugging_face_checkpoint, real_checkpoint
+from tests.speech import RECORDINGS
+from tests.transcription.pipeline import wav
+
+JFK = (
+    "and so my fellow americans ask not what your country can do for you ask what you can do for your country"
+)
+TERMS = [
+    "AntiBERTa",
+    "ABlooper",
+    "Kubernetes",
+    "Grafana",
+    "PostgreSQL",
+    "IgFold",
+    "ESMFold",
+    "Nextflow",
+    "Snakemake",
+    "Terraform",
+    "Prometheus",
+    "RFdiffusion",
+    "ProteinMPNN",
+    "AlphaFold",
+    "OmegaFold",
+    "Rosetta",
+    "TensorRT",
+    "PyTorch",
+    "NumPy",
+    "CUDA",
+]
+NOISES = ("silence", "hum", "white", "pink", "coughs", "barks", "keyboard", "tones")
+
+
+class Base(msgspec.Struct):
+    """The pipeline on whisper-base in float32, with the voice check that it has by default."""
+
+    transcriber: LocalTranscriber
+
+    async def hear(self, sound: Samples, prompt: str = "") -> Transcript:
+        options = self.transcriber.options_for("en", prompt)
+        return await self.transcriber.transcribe(wav(sound), lambda *_: None, options)
+
+    async def texts(self, sounds: list[Samples]) -> list[str]:
+        heard = await asyncio.gather(*(self.hear(sound) for sound in sounds))
+        return [transcript.text for transcript in heard]
+
+
+@asynccontextmanager
+async def whisper_base() -> AsyncIterator[Base]:
+    settings = Settings(model=str(real_checkpoint("base")), executor="inline", dtype="float32")
+    transcriber = LocalTranscriber(settings, TranscribeJob(()))
+    async with transcriber.running():
+        yield Base(transcriber)
+
+
+@cache
+def recording(name: str) -> Samples:
+    """[num_samples] at 16 kHz; skips where it is not at hand."""
+    if not (RECORDINGS / name).exists():
+        pytest.skip(f"{name} is not here")
+    samples, rate_hz = soundfile.read(RECORDINGS / name, dtype="float32")
+    assert rate_hz == SAMPLE_RATE
+    return np.asarray(samples, np.float32)
+
+
+def words(text: str) -> str:
+    return " ".join(re.findall(r"[a-z']+", text.lower()))
+
+
+def pause(duration_s: float) -> Samples:
+    return np.zeros(round(duration_s * SAMPLE_RATE), np.float32)
+
+
+async def test_where_nobody_speaks_not_one_word_is_heard() -> None:
+    """Alone, and between two sentences, where coughs are words to the model, each as likely as the others."""
+    jfk = recording("jfk.wav")
+    alone = [make_noise(kind, -20, 1.0, 3) for kind in NOISES] + [jfk[8000:9600], jfk[:1600]]
+    middle = round(7.9 * SAMPLE_RATE)  # between "do for you" and "ask what"
+    between = [
+        np.concatenate([jfk[:middle], make_noise(kind, level_db, 4.0, 5), jfk[middle:]])
+        for kind, level_db in (("coughs", -15), ("barks", -30))
+    ]
+    async with whisper_base() as base:
+        assert await base.texts(alone) == [""] * len(alone)
+        assert [words(text) for text in await base.texts(between)] == [JFK] * 2
+
+
+async def test_speech_that_the_model_times_too_early_is_not_taken_for_an_invention() -> None:
+    """Nobody speaks in the first seven seconds, where the model sees five sentences."""
+    async with whisper_base() as base:
+        transcript = await base.hear(recording("telephone-30s.wav"))
+    assert "i didn't know you were there" in words(transcript.text)
+    assert transcript.segments[0].start_s > 6.5
+
+
+async def test_room_tone_behind_a_clip_adds_no_word_and_odd_lengths_are_right_or_refused() -> None:
+    jfk, rng = recording("jfk.wav"), np.random.default_rng(1)
+    room = rng.normal(0, 10 ** (-55 / 20), 2 * SAMPLE_RATE).astype(np.float32)
+    quiet = rng.normal(0, 10 ** (-55 / 20), 20 * SAMPLE_RATE).astype(np.float32)
+    window = np.concatenate([quiet[: 20 * SAMPLE_RATE - 8000], jfk[: 10 * SAMPLE_RATE + 16_000]])
+    sounds = [np.concatenate([jfk, room])] + [window[:count] for count in (479_999, 480_000, 480_001)]
+    async with whisper_base() as base:
+        heard = [words(text) for text in await base.texts(sounds)]
+        for count in (159, 161):
+            with pytest.raises(AudioTooShort):
+                await base.hear(jfk[:count])
+        assert words((await base.hear(jfk)).text) == JFK, "the next one works"
+    assert heard == [JFK] * 4
+
+
+@pytest.mark.parametrize("prompted", [False, True])
+def test_text_and_no_speech_probability_are_openai_whispers_where_padding_is_too(
+    tmp_path: Path, prompted: bool
+) -> None:
+    import torch
+    import whisper
+
+    for file in hugging_face_checkpoint("base").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "preprocessor_config.json").unlink(missing_ok=True)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"padding": "zeros"}))
+    base, theirs = Checkpoint.load(tmp_path), load_openai_whisper(tmp_path)
+    jfk = recording("jfk.wav")
+    prompt = prompt_tokens(base.tokenizer, ", ".join(TERMS[:5])) if prompted else ()
+    options = DecodingOptions(language="en", timestamps=True, prompt_tokens=prompt)
+    (ours,) = transcribe_chunks(base.engine(), [jfk], options)
+    asked = whisper.DecodingOptions(language="en", prompt=list(prompt) or None, fp16=False)
+    with torch.inference_mode():
+        expected = whisper.decode(theirs, transcribed_features(jfk, 80, 3000), asked)
+    assert list(ours.tokens) == expected.tokens
+    assert ours.no_speech_prob == pytest.approx(expected.no_speech_prob, rel=1e-3)
+    assert ours.avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-3)
+
+
+def test_doubtful_dutch_does_not_become_gibberish_at_a_high_temperature() -> None:
+    clips = [clip for clip in corpora() if clip.name == "fillets/magnet/pap-v-pole"]
+    if not clips:
+        pytest.skip("the Dutch dialogues are not installed")
+    base = Checkpoint.load(real_checkpoint("base"))
+    options = DecodingOptions(language="nl", timestamps=True, temperatures=Settings().temperatures)
+    (found,) = transcribe_chunks(base.engine(), [clips[0].samples()], options)
+    text = base.tokenizer.decode([token for token in found.tokens if base.tokenizer.is_text(token)])
+    assert found.temperature <= 0.4
+    assert re.fullmatch(r"[\x00-\u024f]+", text), text
+
+
+# -- Minutes of it ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(3600)
+async def test_forty_minutes_of_nothing_in_pieces_of_any_length_give_not_one_word() -> None:
+    lengths_s = (0.1, 0.35, 1.0, 3.0, 9.0, 30.0)
+    levels_db = (-50, -40, -30, -20, -10)
+    sounds = {
+        (kind, level_db, duration_s): make_noise(kind, level_db, duration_s, seed=7)
+        for kind in NOISES
+        for level_db in levels_db
+        for duration_s in lengths_s
+        if duration_s >= 0.1
+    }
+    async with whisper_base() as base:
+        heard = dict(zip(sounds, await base.texts(list(sounds.values())), strict=True))
+    assert {sound: text for sound, text in heard.items() if text} == {}
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(600)
+async def test_a_prompt_of_any_number_of_terms_loses_no_segment() -> None:
+    jfk = recording("jfk.wav")
+    long = np.concatenate([jfk, pause(0.7), jfk, pause(0.7), jfk])
+    async with whisper_base() as base:
+        for count in range(0, len(TERMS) + 1, 4):
+            prompt = ", ".join(TERMS[:count])
+            assert words((await base.hear(jfk, prompt)).text) == JFK, prompt
+            assert words((await base.hear(long, prompt)).text) == " ".join([JFK] * 3), prompt
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(600)
+async def test_silent_and_short_clips_among_31_others_change_no_text() -> None:
+    jfk = recording("jfk.wav")
+    others = [jfk[: len(jfk) - 100 * number] for number in range(29)]
+    sounds = [*others, pause(5.0), jfk[:3200], make_noise("hum", -30, 2.0)]
+    async with whisper_base() as base:
+        together = await base.texts(sounds)
+        assert together == [(await base.hear(sound)).text for sound in sounds]
+    assert {words(text) for text in together[:29]} == {JFK}
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(600)
+async def test_half_a_minute_that_fails_the_ladder_does_not_cost_what_follows() -> None:
+    jfk = recording("jfk.wav")
+    noise = make_noise("babble", -15, 30.0, 2)
+    talk = np.concatenate([jfk, pause(1.0), jfk, pause(1.0), jfk, pause(1.0), jfk])
+    async with whisper_base() as base:
+        heard = words((await base.hear(np.concatenate([noise, talk]))).text)
+    assert heard.endswith(" ".join([JFK] * 3))
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not is_installed(), reason="the voice that reads aloud is not installed")
+async def test_nothing_is_said_behind_the_last_segment() -> None:
+    speech = read_for(29.4, [0.4, 1.0])
+    sound = speech.samples[: round(29.4 * SAMPLE_RATE)]
+    async with whisper_base() as base:
+        transcript = await base.hear(sound)
+    end_s = transcript.segments[-1].end_s
+    assert certain_speech_s(sound[round((end_s + 0.2) * SAMPLE_RATE) :]) == []
