@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -328,13 +329,23 @@ async def alone(http: httpx.AsyncClient, texts: Sequence[str]) -> list[str]:
     return await asyncio.gather(*map(one, texts))
 
 
-def runs_of_difference(expected: Sequence[str], found: Sequence[str]) -> list[tuple[str, str]]:
+def differences(expected: Sequence[str], found: Sequence[str]) -> list[tuple[str, str]]:
     """What of the expected words is missing or others, and what was found instead, place by place."""
-    return [
-        (" ".join(expected[each.src_start : each.src_end]), " ".join(found[each.dest_start : each.dest_end]))
-        for each in Levenshtein.opcodes(expected, found)
-        if each.tag != "equal"
-    ]
+    places = []
+    operations = Levenshtein.opcodes(expected, found)
+    for is_equal, neighbours in groupby(operations, key=lambda each: each.tag == "equal"):
+        if not is_equal:
+            group = list(neighbours)
+            missing = expected[group[0].src_start : group[-1].src_end]
+            instead = found[group[0].dest_start : group[-1].dest_end]
+            places.append((" ".join(missing), " ".join(instead)))
+    return places
+
+
+def letters_too_many(difference: tuple[str, str]) -> int:
+    """How many letters more one side has: a word heard as others has about as many."""
+    missing, instead = (len(side.replace(" ", "")) for side in difference)
+    return abs(missing - instead)
 
 
 @pytest.mark.parametrize(
@@ -345,9 +356,10 @@ async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
 ) -> None:
     """Long speech with pauses of 0.3 to 6 s says what its sentences say that are heard one by one.
 
-    A sentence may be heard differently beside others, by a word here and there. A cut at the wrong place, or
-    a chunk that is left out or read twice, costs words in a row; so no two words in a row may be missing or
-    too many, and the errors may not be more than those of the single sentences by one word in a hundred.
+    A sentence may be heard differently beside others, by a word here and there, which then has about as many
+    letters ("unacceptable" may become "an except it able"). A cut at the wrong place, or a chunk that is left
+    out or read twice, costs words: so no place may have six letters more or fewer, and the errors may not be
+    more than those of the single sentences by one word in a hundred.
     """
     needs_voice()
     speech = read_for(duration_s, PAUSES_S)
@@ -356,16 +368,11 @@ async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
     together = await plain_json(http, speech.samples)
     expected = [word for text in by_themselves for word in normalise(text)]
     found = normalise(together)
-    lengths = [
-        (missing, instead)
-        for missing, instead in runs_of_difference(expected, found)
-        if abs(len(missing.split()) - len(instead.split())) > 1
-    ]
-    assert lengths == []
+    assert [each for each in differences(expected, found) if letters_too_many(each) >= 6] == []
     more = (
         word_errors(speech.text, together).errors - word_errors(speech.text, " ".join(by_themselves)).errors
     )
-    assert more <= max(1, 0.01 * len(expected)), runs_of_difference(normalise(speech.text), found)
+    assert more <= max(1, 0.01 * len(expected)), differences(normalise(speech.text), found)
 
 
 # -- Hours --------------------------------------------------------------------------------------------------
