@@ -13,7 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -76,7 +76,8 @@ class FinishedSlot(msgspec.Struct, frozen=True):
     num_samples: int
     options: DecodingOptions
     language: str | None
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # and how they ended: what is read of them decides what is aligned
+    finish_reason: Literal["stop", "length"]
 
 
 class Align(msgspec.Struct, frozen=True, tag=True):
@@ -152,7 +153,7 @@ class LeadingRunner:
         return self._together(Decode(plan), lambda: self._runner.decode(plan))
 
     def align(self, finished: Several[tuple[Sequence, ChunkResult]]) -> list[PendingAlignment]:
-        operation = Align(tuple(_finished(sequence) for sequence, _ in finished))
+        operation = Align(tuple(_finished(*each) for each in finished))
         return self._together(operation, lambda: self._runner.align(finished))
 
     def move(self, source: int, target: int) -> None:
@@ -200,7 +201,7 @@ def _do(runner: Runner, operation: Operation) -> None:
         case Decode(plan):
             runner.decode(plan)
         case Align(finished):
-            runner.align([(_sequence(each), _NO_RESULT) for each in finished])
+            runner.align([(_sequence(each), _result(each)) for each in finished])
         case Move(source, target):
             runner.move(source, target)
         case Clear(slot):
@@ -217,17 +218,23 @@ def _slot_start(started: StartedSlot) -> SlotStart:
     return SlotStart(started.slot, started.prompt, started.options, started.temperature, started.noise_seed)
 
 
-def _finished(sequence: Sequence) -> FinishedSlot:
-    num_samples, tokens = len(sequence.samples), tuple(sequence.tokens)
-    return FinishedSlot(sequence.slot, num_samples, sequence.options, sequence.language, tokens)
+def _finished(sequence: Sequence, result: ChunkResult) -> FinishedSlot:
+    return FinishedSlot(
+        sequence.slot,
+        len(sequence.samples),
+        sequence.options,
+        sequence.language,
+        result.tokens,
+        result.finish_reason,
+    )
 
 
 def _sequence(finished: FinishedSlot) -> Sequence:
     """As much of the sequence as alignment asks for."""
     samples = np.broadcast_to(np.float32(0), finished.num_samples)
-    sequence = Sequence(ChunkId("", 0), samples, finished.options, finished.language, finished.slot)
-    sequence.tokens.extend(finished.tokens)
-    return sequence
+    return Sequence(ChunkId("", 0), samples, finished.options, finished.language, finished.slot)
 
 
-_NO_RESULT = ChunkResult((), (), 0.0, 0.0, 0.0, 0.0, None, "stop")  # rank 0 has the results
+def _result(finished: FinishedSlot) -> ChunkResult:
+    """As much of the result as alignment asks for."""
+    return ChunkResult(finished.tokens, (), 0.0, 0.0, 0.0, 0.0, None, finished.finish_reason)

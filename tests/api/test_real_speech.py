@@ -69,7 +69,7 @@ def padded_with(padding: str, checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("padding", "num_clips"), [("silence", 11), ("zeros", 4)])
+@pytest.mark.parametrize(("padding", "num_clips"), [("silence", 9), ("zeros", 4)])
 def test_one_window_is_read_as_openai_whisper_reads_it_in_ten_languages(
     padding: str, num_clips: int, tmp_path: Path
 ) -> None:
@@ -186,11 +186,11 @@ async def test_every_recording_says_the_same_as_stream_json_and_verbose_json(htt
     Left to `make trial`: the format matrix, and the telephone talk, which climbs the whole ladder.
     """
     needs("recordings")
-    one_of_each = [sample(corpus(name), 1) for name in ("librivox", "cards", "commands", "fillets")]
+    one_of_each = [sample(corpus(name), 1) for name in ("librivox", "fillets")]
     languages = one_window_a_language()
     left_out = ("one-two-three-", "telephone")
     recordings = [clip for clip in corpus("recordings") if not any(name in clip.name for name in left_out)]
-    clips = [*recordings, *(clip for drawn in one_of_each for clip in drawn), *languages[-4:]]
+    clips = [*recordings, *(clip for drawn in one_of_each for clip in drawn), *languages[-2:]]
     assert await differing(http, clips, no_language) == []
 
 
@@ -207,7 +207,7 @@ async def test_every_recording_of_a_corpus_says_the_same_in_every_way(
 
 async def test_the_order_in_which_recordings_come_changes_nothing(http: httpx.AsyncClient) -> None:
     needs("librivox", "cards", "fillets")
-    clips = [*corpus("librivox")[:3], *corpus("cards")[:2], *sample(corpus("fillets"), 3)]
+    clips = [*corpus("librivox")[:2], *corpus("cards")[:1], *sample(corpus("fillets"), 2)]
     orders = [np.random.default_rng(seed).permutation(len(clips)) for seed in (1, 2)]
     heard = []
     for order in orders:
@@ -303,7 +303,12 @@ async def plain_json(http: httpx.AsyncClient, samples: Samples) -> str:
 
 @pytest.mark.parametrize(
     "duration_s",
-    [30.0, 39.0, pytest.param(244.0, marks=pytest.mark.trial), pytest.param(977.0, marks=pytest.mark.trial)],
+    [
+        39.0,
+        pytest.param(30.0, marks=pytest.mark.trial),
+        pytest.param(244.0, marks=pytest.mark.trial),
+        pytest.param(977.0, marks=pytest.mark.trial),
+    ],
 )
 async def test_the_words_of_verbose_json_are_those_of_json(
     http: httpx.AsyncClient, duration_s: float

@@ -109,6 +109,7 @@ EACH_OPTION: dict[str, Any] = {
     "seed": 9,
     "max_new_tokens": 3,
     "token_logprobs": True,
+    "is_last_part": True,
 }
 
 

@@ -98,7 +98,7 @@ async def test_two_ranks_hear_what_one_hears_with_cancels_words_penalties_and_th
         ranks = ranks_of(two)
         assert [process.cmdline()[0] for process in ranks[1:]] == ["asr-server replica 0 rank 1"]
         assert_alike(await decode(two, options), expected)
-    assert {result.temperature for result in expected} > {0.0}
+    assert any(result.num_fallbacks for result in expected)
     await until_gone(ranks)
 
 
@@ -114,13 +114,13 @@ async def test_two_ranks_of_large_v3s_layout_hear_what_one_hears(directory: Call
         DecodingOptions(
             language="en", prompt_tokens=(400, 500, 600), temperatures=(3.0,), top_p=0.9, max_new_tokens=10
         ),
-        DecodingOptions(temperatures=(0.0, 1.0, 2.0), logprob_threshold=0.0, max_new_tokens=10),
+        DecodingOptions(temperatures=(0.0, 1.0, 2.0), compression_ratio_threshold=0.0, max_new_tokens=10),
     ]
     async with running(executor="inline", model=model) as one:
         expected = await decode(one, options)
     async with running(tensor_parallel_size=2, model=model) as two:
         assert_alike(await decode(two, options), expected)
-    assert {result.temperature for result in expected} >= {0.0, 2.0, 3.0}
+    assert {result.num_fallbacks for result in expected} == {0, 2}
 
 
 @pytest.mark.trial
