@@ -233,9 +233,11 @@ def _shifted(token: int) -> int:
 
 
 def _preprocessor(config: dict[str, Any]) -> dict[str, Any]:
+    window_s = config["max_source_positions"] / POSITIONS_PER_S
     return {
         "feature_extractor_type": "WhisperFeatureExtractor",
         "feature_size": config["num_mel_bins"],
-        "chunk_length": config["max_source_positions"] / POSITIONS_PER_S,
+        # A whole number where it is one: transformers counts samples by it, and refuses half of one.
+        "chunk_length": int(window_s) if window_s.is_integer() else window_s,
         **FEATURES,
     }
