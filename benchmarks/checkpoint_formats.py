@@ -6,6 +6,7 @@ What is written is kept in `.cache/formats` and made anew when the checkpoint's 
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import struct
 from collections.abc import Callable
@@ -81,9 +82,11 @@ def _kept(directory: Path, suffix: str, write: Callable[[Path], None]) -> Path:
     weights = (directory / "model.safetensors").stat()
     version = hashlib.sha256(f"{directory.resolve()} {weights.st_size} {weights.st_mtime_ns}".encode())
     path = FOLDER / f"{directory.name}-{version.hexdigest()[:8]}-{suffix}"
-    if not path.exists():
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        write(part)
-        part.replace(path)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with FOLDER.joinpath("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several systems of a benchmark ask at once
+        if not path.exists():
+            part = path.with_name(f"{path.name}.part")
+            write(part)
+            part.replace(path)
     return path
