@@ -84,16 +84,24 @@ class Runner:
             env=environment,
         )
 
+    def wait_until_ready(self) -> None:
+        """Waits until it has loaded its model. Raises RuntimeError when the process has ended."""
+        self._read('{"ready"')
+
     def run(self) -> Round:
         """Raises RuntimeError when the process has ended."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write("run\n")
             self._process.stdin.flush()
+        return Round(**json.loads(self._read('{"seconds"')))
+
+    def _read(self, beginning: str) -> str:
+        """The next line that begins so; libraries print there, too."""
+        assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith('{"seconds"'):  # libraries print there, too
-                return Round(**json.loads(line))
+            if line.startswith(beginning):
+                return line
         raise RuntimeError(f"{self.system} ended with status {self._process.wait()}")
 
     def close(self) -> None:
@@ -113,6 +121,7 @@ def work(system: str, checkpoint: str, names: Sequence[str]) -> None:
     clips = [by_name[name] for name in names]
     with SYSTEMS[system](Task(Path(checkpoint))) as transcribe:
         transcribe(clips[:NUM_WARM_UP], lambda clip, heard: None)
+        print(json.dumps({"ready": system}), flush=True)
         for _ in sys.stdin:
             texts: dict[str, str] = {}
 
@@ -170,6 +179,8 @@ def take_turns(
     rounds: Rounds = {system: [] for system in systems}
     runners = [Runner(system, checkpoint, clips) for system in systems]
     try:
+        for runner in runners:
+            runner.wait_until_ready()  # else the first would be timed while the last still loads
         with Progress(console=console) as progress:
             bar = progress.add_task("rounds", total=options.rounds * len(runners))
             for number in range(options.rounds):
