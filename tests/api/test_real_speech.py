@@ -26,6 +26,7 @@ from benchmarks.openai_whisper import load_openai_whisper, transcribed_features
 from benchmarks.speech.corpora import Clip, corpus, sample
 from benchmarks.speech.error_rates import normalise, word_errors
 from benchmarks.speech.synthesis import Speech, is_installed, read_aloud, read_for, say, sentences
+from tests.api.conftest import strict_client
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server
 from tests.real_weights import hugging_face_checkpoint, real_checkpoint
@@ -231,13 +232,7 @@ async def test_english_is_heard_as_it_was_read(http: httpx.AsyncClient) -> None:
 
 @pytest.fixture
 async def openai_client(real_server: Server) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(
-        base_url=f"{real_server.url}/v1",
-        api_key="none",
-        max_retries=0,
-        timeout=100,
-        _strict_response_validation=True,
-    ) as client:
+    async with strict_client(real_server) as client:
         yield client
 
 
