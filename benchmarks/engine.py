@@ -32,7 +32,8 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from asr_server.core import ChunkId, DecodingOptions, Result, Samples, Submit
+from asr_server.channel.messages import Result, Submit
+from asr_server.core import ChunkId, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device, choose_dtype
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint

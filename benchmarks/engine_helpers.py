@@ -10,18 +10,8 @@ from typing import Any
 
 import torch
 
-from asr_server.core import (
-    ChunkId,
-    ChunkResult,
-    DecodingOptions,
-    Event,
-    Failed,
-    LanguageDetected,
-    Result,
-    Samples,
-    SetLanguage,
-    Submit,
-)
+from asr_server.channel.messages import Event, Failed, LanguageDetected, Result, SetLanguage, Submit
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.rules import GenerationRules
 from asr_server.model import Whisper, load_whisper

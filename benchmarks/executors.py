@@ -25,8 +25,8 @@ from rich.table import Table
 
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import Chunk, DecodingOptions
-from asr_server.workers.dispatcher import Dispatcher
-from asr_server.workers.local_cluster import cluster_address
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.ray_cluster import cluster_address
 from benchmarks.clips import make_clip
 from benchmarks.reporting import (
     Budget,

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions
-from asr_server.workers.dispatcher import Dispatcher
-from asr_server.workers.request_handle import RequestHandle
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.queue import RequestHandle
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, pyplot, spread, write_json
 

@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from asr_server import cli
-from asr_server.child_process import end_with_the_parent, leave_stopping_to_the_parent
-from asr_server.core import (
-    POSITIONS_PER_S,
-    SAMPLE_RATE,
-    ChunkResult,
+from asr_server.channel.messages import (
     ChunkTimes,
     Command,
     Credit,
@@ -33,11 +29,13 @@ from asr_server.core import (
     StepTimes,
     Submit,
 )
+from asr_server.channel.spec import ReplicaSpec
+from asr_server.channel.zeromq import ZmqEngineServer
+from asr_server.child_process import end_with_the_parent, leave_stopping_to_the_parent
+from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
+from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.replica.loop import run
 from asr_server.tokenizer import Tokenizer
-from asr_server.transport.zeromq import ZmqEngineServer
-from asr_server.workers.engine_loop import run
-from asr_server.workers.multiprocess import MultiprocessExecutor
-from asr_server.workers.replica import ReplicaSpec
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine

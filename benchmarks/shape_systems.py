@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from asr_server.core import SAMPLE_RATE, ChunkId, DecodingOptions, Result, Samples, Submit
+from asr_server.channel.messages import Result, Submit
+from asr_server.core import SAMPLE_RATE, ChunkId, DecodingOptions, Samples
 from benchmarks.client import Client, connected, transcribe
 from benchmarks.running_server import running_server
 from benchmarks.shapes import Setting, Work, make_clips

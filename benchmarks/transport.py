@@ -159,8 +159,8 @@ def run_ping(num_rounds: int) -> list[float]:
 
     from msgspec.structs import replace
 
-    from asr_server.core import Cancel
-    from asr_server.transport.zeromq import ZmqEngineClient
+    from asr_server.channel.messages import Cancel
+    from asr_server.channel.zeromq import ZmqEngineClient
 
     async def ping() -> list[float]:
         client = ZmqEngineClient()
@@ -183,8 +183,8 @@ def run_ping(num_rounds: int) -> list[float]:
 
 
 def answer_pings(control: Connection, num_rounds: int) -> None:
-    from asr_server.core import Credit
-    from asr_server.transport.zeromq import ZmqEngineServer
+    from asr_server.channel.messages import Credit
+    from asr_server.channel.zeromq import ZmqEngineServer
 
     server = ZmqEngineServer(control.recv())
     server.send(Credit(1))

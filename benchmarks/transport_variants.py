@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from asr_server.transport.shared_memory import SharedMemoryReader, SharedMemoryWriter
-from asr_server.transport.wire import Wire
+from asr_server.channel.shared_memory import SharedMemoryReader, SharedMemoryWriter
+from asr_server.channel.wire import Wire
 
 Array = npt.NDArray[np.uint8]
 CREDIT_BYTES: Final = 64 << 20  # 32 chunks; a message that is larger goes alone

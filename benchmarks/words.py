@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import track
 
-from asr_server.core import ChunkId, DecodingOptions, Result, Samples, Submit
+from asr_server.channel.messages import Result, Submit
+from asr_server.core import ChunkId, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint

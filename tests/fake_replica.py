@@ -12,11 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import soundfile
 
-from asr_server.core import (
-    SAMPLE_RATE,
+from asr_server.channel.messages import (
     Cancel,
-    ChunkId,
-    ChunkResult,
     Command,
     Credit,
     Event,
@@ -24,10 +21,10 @@ from asr_server.core import (
     Heartbeat,
     LanguageDetected,
     Result,
-    Samples,
     SetLanguage,
     Submit,
 )
+from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, Samples
 
 Say = Callable[[Submit], ChunkResult | Exception]
 

@@ -26,30 +26,31 @@ SHARED = {
     "levels",
 }
 MAY_IMPORT = {
-    "api": {"transcription", "audio", "workers", "formats"},
+    "api": {"transcription", "audio", "dispatch", "channel", "formats"},
     "audio": set(),
+    "channel": set(),
     "checkpoint": set(),
     "child_process": set(),
     "cli": {"api", "convert", "formats", "offline", "preflight", "remote"},
     "config": set(),
     "convert": {"model"},
     "core": set(),
-    "engine": {"model"},
+    "dispatch": {"channel", "replica"},
+    "engine": {"model", "channel"},
     "errors": set(),
     "formats": set(),
     "key_file": set(),
     "levels": set(),
     "machine": set(),
-    "metrics": set(),
+    "metrics": {"channel"},
     "model": set(),
-    "offline": {"audio", "formats", "transcription", "workers"},
+    "offline": {"audio", "formats", "transcription", "dispatch"},
     "preflight": set(),
+    "replica": {"channel", "engine"},
     "remote": {"audio", "formats", "offline"},
     "telemetry": set(),
     "tokenizer": {"checkpoint"},
-    "transcription": {"audio", "workers"},
-    "transport": set(),
-    "workers": {"transport", "engine"},
+    "transcription": {"audio", "dispatch"},
 }
 PACKAGES = sorted(
     path.stem
@@ -65,9 +66,10 @@ WITHOUT_TORCH = [
     "remote",
     "tokenizer",
     "transcription",
-    "workers.dispatcher",
-    "workers.multiprocess",
-    "workers.ray_executor",
+    "channel.tcp",
+    "dispatch.dispatcher",
+    "dispatch.processes",
+    "dispatch.ray",
 ]
 
 

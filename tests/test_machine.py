@@ -12,8 +12,8 @@ from typing import Literal
 import pytest
 
 from asr_server import config, machine
+from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.engine import EngineConfig
-from asr_server.workers.multiprocess import MultiprocessExecutor
 from tests.embedded import embedded
 
 
@@ -112,7 +112,7 @@ def test_a_thread_that_ends_while_the_process_is_pinned_is_left_out(monkeypatch:
 def test_replicas_that_share_a_gpu_are_pinned(
     mode: Literal["auto", "on", "off"], pinned: bool, cgroups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asr_server.workers.multiprocess.visible_gpus", lambda: ["0"])
+    monkeypatch.setattr("asr_server.dispatch.processes.visible_gpus", lambda: ["0"])
     executor = MultiprocessExecutor(embedded(replicas=2, pin_cores=mode))
     expected = [tuple(range(32)), tuple(range(32, 64))] if pinned else [(), ()]
     assert [executor._cores_of(index) for index in range(2)] == expected
@@ -147,7 +147,7 @@ def test_there_is_a_replica_for_each_gpu_unless_a_number_is_given(monkeypatch: p
 
 
 def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.workers.multiprocess.visible_gpus", lambda: ["2", "7"])
+    monkeypatch.setattr("asr_server.dispatch.processes.visible_gpus", lambda: ["2", "7"])
     executor = MultiprocessExecutor(embedded(replicas=5))
     devices = [executor._device_of(index)["CUDA_VISIBLE_DEVICES"] for index in range(5)]
     assert devices == ["2", "7", "2", "7", "2"]
@@ -161,8 +161,8 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: 
     "start",
     [
         "from asr_server.machine import keep_for_good; keep_for_good()",
-        "from asr_server.workers import replica; from tests.embedded import embedded\n"
-        "from asr_server.transport.zeromq import Address\n"
+        "from asr_server.replica import main as replica; from tests.embedded import embedded\n"
+        "from asr_server.channel.zeromq import Address\n"
         "engine = replica._create_engine(replica.ReplicaSpec(0, Address('', ''), embedded(dtype='float32')))",
     ],
     ids=["by itself", "a replica"],

@@ -29,9 +29,9 @@ from asr_server.api.upload import UploadMemory
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import StallLimits, Transcriber
-from asr_server.workers.dispatcher import Dispatcher
 
 FILE_THREADS: Final = 4
 """That read static files for Starlette. Its default of 40 would all stay after a burst."""

@@ -21,9 +21,9 @@ from starlette.responses import Response
 from asr_server import metrics as counted
 from asr_server.api.openapi_replies import metrics_responses
 from asr_server.api.state import AppState, get_state
+from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint import revision_of
-from asr_server.core import STEP_TIME_BOUNDS_S, StepTimes
-from asr_server.workers.replica_state import ReplicaState
+from asr_server.dispatch.replica_state import ReplicaState
 
 router = APIRouter(tags=["operations"])
 

@@ -13,7 +13,7 @@ from asr_server.api.openapi_replies import OF_A_KEY, OF_A_MODEL, OF_AN_ENGINE, e
 from asr_server.api.request import check_model
 from asr_server.api.schemas import Load, Model, ModelList, ReplicaLoad, Status, Version
 from asr_server.api.state import AppState, get_state
-from asr_server.workers.replica_state import ReplicaState
+from asr_server.dispatch.replica_state import ReplicaState
 
 probes = APIRouter(tags=["operations"])
 models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])

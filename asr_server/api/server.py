@@ -19,11 +19,11 @@ from asr_server.api.state import AppState
 from asr_server.audio import PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import NO_PORT, Settings
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ShuttingDown
 from asr_server.machine import keep_for_good, raise_open_files_limit
 from asr_server.telemetry import announce
 from asr_server.tokenizer import Tokenizer
-from asr_server.workers.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
     from asr_server.api.wyoming.server import WyomingServer

@@ -13,9 +13,9 @@ from asr_server.api.realtime.registry import RealtimeSessions
 from asr_server.api.upload import UploadMemory
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.config import Settings
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import EngineUnavailable, ShuttingDown
 from asr_server.transcription import Transcriber
-from asr_server.workers.dispatcher import Dispatcher
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The engine of one replica: takes commands, gives events, one step at a time.
 
-`workers.engine_loop` drives it. It knows slots and chunks, not HTTP, files or text.
+`replica.loop` drives it. It knows slots and chunks, not HTTP, files or text.
 """
 
 import os

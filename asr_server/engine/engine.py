@@ -14,9 +14,8 @@ from contextlib import contextmanager
 
 import torch
 
-from asr_server.core import (
+from asr_server.channel.messages import (
     Cancel,
-    ChunkResult,
     Command,
     Credit,
     Drain,
@@ -28,6 +27,7 @@ from asr_server.core import (
     SetLanguage,
     Submit,
 )
+from asr_server.core import ChunkResult
 from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.encoding import PendingEncode

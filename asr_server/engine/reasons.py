@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from asr_server.core import EngineInfo
+from asr_server.channel.messages import EngineInfo
 from asr_server.engine.config import MAX_SLOTS, SLOT_MEMORY_SHARE, EngineConfig
 from asr_server.machine import mps_is_running
 

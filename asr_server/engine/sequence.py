@@ -10,7 +10,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from asr_server.core import ChunkId, ChunkResult, ChunkTimes, DecodingOptions, Samples, Submit
+from asr_server.channel.messages import ChunkTimes, Submit
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.levels import Pauses, find_pauses
 from asr_server.tokenizer import SpecialTokens, Tokenizer
 

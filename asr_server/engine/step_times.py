@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from asr_server.core import STEP_TIME_BOUNDS_S, StepTimes
+from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 
 
 class StepTimer:

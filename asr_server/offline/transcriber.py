@@ -18,11 +18,11 @@ from asr_server.audio.source import Source
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions, Transcript
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import InvalidValue
 from asr_server.offline.job import TranscribeJob
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
-from asr_server.workers.dispatcher import Dispatcher
 
 OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and in all where that is known
 

@@ -9,6 +9,7 @@ import msgspec
 
 from asr_server.audio import PreprocessPool
 from asr_server.core import Chunk, ChunkResult, DecodingOptions
+from asr_server.dispatch.queue import RequestHandle
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly, voice_check
 from asr_server.transcription.assembly import DecodedPart
@@ -16,7 +17,6 @@ from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.previous_text import PreviousText
 from asr_server.transcription.progress import ChunkProgress, EarlyResults
 from asr_server.transcription.stall_watch import StallWatch
-from asr_server.workers.request_handle import RequestHandle
 
 MAX_PARTS: Final = 8  # tries at one chunk's unread tails
 

@@ -18,8 +18,8 @@ from typing import Any
 from asr_server import metrics
 from asr_server.audio import PreprocessPool
 from asr_server.config import Settings
+from asr_server.dispatch.queue import RequestHandle
 from asr_server.errors import RequestStalled
-from asr_server.workers.request_handle import RequestHandle
 
 # Of the engine, while a chunk is with its replica. Six tries of 448 tokens are 2,688 steps in a slot, and as
 # many may pass before there is a free one.

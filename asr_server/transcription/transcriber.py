@@ -13,6 +13,8 @@ import msgspec
 
 from asr_server.audio import PreprocessPool, Recording
 from asr_server.core import Chunk, DecodingOptions, TranscriptDelta
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.queue import RequestHandle
 from asr_server.telemetry import unique_request_id
 from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.chunk_reader import ChunkReader
@@ -22,8 +24,6 @@ from asr_server.transcription.session import TranscriptionSession
 from asr_server.transcription.source import ChunkSource, RecordingSource, Source
 from asr_server.transcription.stall_watch import StallLimits, StallWatch
 from asr_server.transcription.transcript_builder import TranscriptBuilder
-from asr_server.workers.dispatcher import Dispatcher
-from asr_server.workers.request_handle import RequestHandle
 
 
 class Transcriber:

@@ -14,10 +14,11 @@ from fastapi import FastAPI
 from asr_server.api import create_app
 from asr_server.api.connection_limits import bounded_http_protocol
 from asr_server.audio import PreprocessPool
+from asr_server.channel.messages import Submit
 from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
-from asr_server.core import ChunkResult, Submit
-from asr_server.workers.dispatcher import Dispatcher
+from asr_server.core import ChunkResult
+from asr_server.dispatch.dispatcher import Dispatcher
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import make_tokenizer, words

@@ -12,9 +12,9 @@ import pytest
 from asr_server import __version__
 from asr_server.api.metrics import _buckets
 from asr_server.audio import Recording
-from asr_server.core import Event
+from asr_server.channel.messages import Event
+from asr_server.dispatch.executor import ReplicaGone
 from asr_server.engine.step_times import StepTimer
-from asr_server.workers.executor import ReplicaGone
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server

@@ -19,7 +19,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
 
-from asr_server.core import Submit
+from asr_server.channel.messages import Submit
 from asr_server.errors import ChunkFailed
 from tests.api.official_client import SPOKEN
 from tests.api.running_app import SECOND, RunningApp, run_app, until

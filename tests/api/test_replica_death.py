@@ -17,8 +17,8 @@ import pytest
 
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server
+from tests.dispatch.ray_cluster import ray_cluster
 from tests.speech import VOICES, say
-from tests.workers.ray_cluster import ray_cluster
 
 MODEL = {"model": "whisper-1"}
 PATH = "/v1/audio/transcriptions"

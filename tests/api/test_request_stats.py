@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from asr_server.core import ChunkResult, Event, Submit
+from asr_server.channel.messages import Event, Submit
+from asr_server.core import ChunkResult
+from asr_server.dispatch.executor import ReplicaGone
 from asr_server.telemetry import JsonFormatter
-from asr_server.workers.executor import ReplicaGone
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import RunningApp, run_app, until
 from tests.conftest import Server

@@ -15,8 +15,9 @@ from asr_server.api import response
 from asr_server.api.answer_headers import answer_headers
 from asr_server.api.events import EventWriter
 from asr_server.api.response import _body_response
+from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
-from asr_server.core import ChunkResult, Submit
+from asr_server.core import ChunkResult
 from asr_server.formats import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of

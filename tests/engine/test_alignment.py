@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.core import Cancel, ChunkResult, DecodingOptions, Result, Samples
+from asr_server.channel.messages import Cancel, Result
+from asr_server.core import ChunkResult, DecodingOptions, Samples
 from asr_server.engine import alignment
 from asr_server.engine.alignment import smooth
 from asr_server.engine.dtw import first_frames

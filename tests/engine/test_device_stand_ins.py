@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asr_server.core import Cancel, DecodingOptions, Event, Failed, Result
+from asr_server.channel.messages import Cancel, Event, Failed, Result
+from asr_server.core import DecodingOptions
 from asr_server.engine import Engine, EngineConfig, encoding, ranks
 from asr_server.engine.loading import Loaded
 from asr_server.engine.runner import Runner

@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.core import (
+from asr_server.channel.messages import (
     Cancel,
-    ChunkId,
-    ChunkResult,
     Credit,
-    DecodingOptions,
     Drain,
     Event,
     Failed,
     LanguageDetected,
     Result,
-    Samples,
     SetLanguage,
     Submit,
 )
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import (

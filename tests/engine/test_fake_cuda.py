@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from asr_server.core import Event
+from asr_server.channel.messages import Event
 from asr_server.engine.runner import Runner
 from asr_server.model.kernels import TORCH, Kernels
 from benchmarks.engine_helpers import answer_languages, results, run, submit

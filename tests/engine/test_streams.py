@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from asr_server.core import Event
+from asr_server.channel.messages import Event
 from asr_server.engine import Engine
 from asr_server.engine.encoding import CudaEncoder
 from asr_server.engine.runner import Runner

@@ -11,13 +11,14 @@ import pytest
 
 from asr_server.api.errors import response_to
 from asr_server.audio import PreprocessPool, Recording
-from asr_server.core import Command, DecodingOptions, Event, Heartbeat
+from asr_server.channel.messages import Command, Event, Heartbeat
+from asr_server.core import DecodingOptions
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import RequestStalled
 from asr_server.metrics import REGISTRY
 from asr_server.transcription import StallLimits, Transcriber
 from asr_server.transcription.progress import ChunkProgress
 from asr_server.transcription.stall_watch import MAX_STEPS_IN_FLIGHT
-from asr_server.workers.dispatcher import Dispatcher
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import make_tokenizer, words

@@ -7,19 +7,12 @@ import numpy as np
 import pytest
 
 from asr_server.audio import PreprocessPool, Recording
-from asr_server.core import (
-    SAMPLE_RATE,
-    ChunkResult,
-    DecodingOptions,
-    Samples,
-    Submit,
-    Transcript,
-    TranscriptDelta,
-)
+from asr_server.channel.messages import Submit
+from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, Transcript, TranscriptDelta
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ChunkFailed, InvalidAudio
 from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.transcription.chunk_reader import MAX_PARTS
-from asr_server.workers.dispatcher import Dispatcher
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.speech import say as speak

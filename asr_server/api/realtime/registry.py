@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from asr_server.config import naming
+from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import Overloaded
-from asr_server.workers.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
     from asr_server.api.realtime.session import RealtimeSession

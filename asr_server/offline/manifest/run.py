@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Final
 
 from asr_server.config import Settings
+from asr_server.dispatch.ray_cluster import cluster_address
 from asr_server.errors import EngineUnavailable
 from asr_server.offline.batch import FILES_AT_ONCE
 from asr_server.offline.folder import check_writable
@@ -24,7 +25,6 @@ from asr_server.offline.stopping import INTERRUPTED, TERMINATED, cancel_on_sigte
 from asr_server.offline.summary import SOME_FAILED, SUCCESS
 from asr_server.offline.transcriber import LocalTranscriber
 from asr_server.transcription import first_error
-from asr_server.workers.local_cluster import cluster_address
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
 

@@ -19,7 +19,8 @@ from asr_server.api.realtime import session as session_module
 from asr_server.api.realtime.audio_in import AudioInput
 from asr_server.api.realtime.route import router
 from asr_server.api.request_log import RequestLogMiddleware
-from asr_server.core import ChunkResult, Samples, Submit
+from asr_server.channel.messages import Submit
+from asr_server.core import ChunkResult, Samples
 from tests.api.figures import growth, read
 from tests.api.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts
 from tests.api.running_app import RunningApp, run_app, until

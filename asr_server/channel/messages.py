@@ -1,0 +1,172 @@
+"""What the API process and a replica say to each other, and the two ends of their connection.
+
+Commands go to a replica, events come back. Whatever is about a chunk names (request, chunk, part, attempt).
+`EngineClient` is the API's end, which never blocks the event loop; `EngineServer` is the replica's, used by
+the thread that runs the engine's steps. `inline.py` has both for threads, `zeromq.py` for processes of one
+host, `tcp.py` for processes of several hosts. Used by `dispatch`, `replica` and `engine`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
+
+HEARTBEAT_S: Final = 1.0
+
+# The signs of life that processes watch for in each other.
+FROZEN_AFTER_S: Final = 4.0  # noticed within 5 s: ticks are coarse
+# Loading a library may hold the interpreter's lock, and with it the heartbeat, for long.
+SILENT_STARTUP_LIMIT_S: Final = 120.0
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    id: ChunkId
+    samples: Samples
+    options: DecodingOptions
+
+
+class SetLanguage(msgspec.Struct, frozen=True, tag=True):
+    """Answers `LanguageDetected`: the replica holds the chunk's slot until this arrives."""
+
+    id: ChunkId
+    language: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Finish what was taken, then stop."""
+
+
+Command = Submit | SetLanguage | Cancel | Drain
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What a replica's engine runs with."""
+
+    device: str
+    dtype: str
+    num_slots: int
+    num_threads: int  # of torch, on the CPU
+    reasons: dict[str, str] = {}  # by field: why it was chosen, where that was left to the engine
+
+
+class Credit(msgspec.Struct, frozen=True, tag=True):
+    """The replica will take `count` more chunks. The first one says that the replica is ready."""
+
+    count: int
+    num_slots: int = 0  # with the first one: how many chunks the replica decodes at once
+    engine: EngineInfo | None = None  # with the first one
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot be started, and not with another try either: the model or the device is at fault."""
+
+    reason: str
+
+
+class LanguageDetected(msgspec.Struct, frozen=True, tag=True):
+    id: ChunkId
+    probabilities: dict[str, float]
+
+
+class ChunkTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Where a chunk's time in its slot went."""
+
+    encode_s: float
+    decode_s: float  # language detection and fallbacks included
+
+
+class Result(msgspec.Struct, frozen=True, tag=True):
+    id: ChunkId
+    result: ChunkResult
+    times: ChunkTimes | None = None
+
+
+class EarlyResult(msgspec.Struct, frozen=True, tag=True):
+    """The segments closed so far. The chunk's result will begin with these tokens, or be these tokens."""
+
+    id: ChunkId
+    result: ChunkResult
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """This chunk cannot be decoded; the replica itself goes on."""
+
+    id: ChunkId
+    message: str
+
+
+STEP_TIME_BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """A histogram of the engine's steps since its start."""
+
+    counts: tuple[int, ...] = ()  # within each bound and not the one before; the last: above them all
+    sum_s: float = 0.0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    num_steps: int  # of the engine since its start: a beat without progress is a hang
+    slots_in_use: int = 0
+    num_decode_steps: int = 0
+    num_decoded_tokens: int = 0  # divided by the steps: the mean decode batch
+    step_times: StepTimes = StepTimes()
+
+
+class Released(msgspec.Struct, frozen=True, tag=True):
+    """The replica is done with the arrays at these places of the shared memory."""
+
+    offsets: tuple[int, ...]
+
+
+class LogLine(msgspec.Struct, frozen=True, tag=True):
+    """What a replica on another host has logged, as it is to be shown."""
+
+    text: str
+
+
+Event = (
+    Credit | StartFailed | LanguageDetected | EarlyResult | Result | Failed | Heartbeat | Released | LogLine
+)
+
+
+class EngineClient(Protocol):
+    """The API's end."""
+
+    def send(self, command: Command) -> None:
+        """Hands the command over at once. The dispatcher's credits bound what can be under way."""
+
+    async def receive(self) -> Event: ...
+
+    def close(self) -> None: ...
+
+
+class EngineServer(Protocol):
+    """The replica's end."""
+
+    def receive(self, wait_s: float) -> list[Command]:
+        """Every command that has come; waits up to `wait_s` for the first."""
+
+    def send(self, event: Event) -> None: ...
+
+    def heartbeat_sender(self) -> HeartbeatSender:
+        """A sender for the heartbeat thread alone."""
+
+    def close(self) -> None: ...
+
+
+class HeartbeatSender(Protocol):
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EngineServerClosed(Exception):
+    """The replica's end sends nothing any more."""

@@ -1,0 +1,173 @@
+"""Memory that two processes share and that vanishes with them: an unnamed file in memory (memfd).
+
+The writer puts arrays into it with one copy; the reader looks at them where they are, and says when it is
+done with one. Nothing has a name in the file system, so that nothing is left behind however the processes
+end, and a container's small /dev/shm is not touched.
+
+Each array lies behind a header of its length, so that the reader needs nothing but an offset. Freed memory is
+kept for the next arrays, the lowest first, so that the same few pages are written again and again. What lies
+beyond `KEPT_BYTES` is given back to the system once nothing behind it is in use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+import weakref
+from bisect import insort
+from collections import deque
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from asr_server.channel import arrays
+
+SIZE: Final = 1 << 30  # address space; memory is taken only where something was written
+KEPT_BYTES: Final = 256 << 20
+# The writer maps no more: to map a page takes twice as long as to have the system write it once, to write a
+# page that is mapped takes a third of that.
+MAPPED_BYTES: Final = 64 << 20
+ALIGNMENT: Final = 4096  # whole pages, so that what is freed can be given back
+HEADER_BYTES: Final = 64  # the length of the array, and what keeps the array aligned
+
+logger = logging.getLogger(__name__)
+
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+
+
+class SharedMemoryWriter:
+    """The writing end. One thread writes; `release` is called by the same one."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        """Raises OSError where the system has no such files."""
+        self.fd = os.memfd_create("asr-server-arrays", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, size)
+        self._bytes = np.frombuffer(mmap.mmap(self.fd, min(size, MAPPED_BYTES)), np.uint8)
+        self._free: list[tuple[int, int]] = [(0, size)]  # offset and length, in order, never adjacent
+        self._used: dict[int, int] = {}  # offset: length, whole pages
+        self._end = 0  # the file has all pages up to here, and none from here on
+
+    @property
+    def num_bytes_used(self) -> int:
+        return sum(self._used.values())
+
+    def write(self, value: Any) -> int | None:
+        """Copies an array or tensor in; its offset, or None when there is no room for it."""
+        content = arrays.as_bytes(value)
+        length = -(-(len(content) + HEADER_BYTES) // ALIGNMENT) * ALIGNMENT
+        offset = self._allocate(length)
+        if offset is None:
+            return None
+        header = len(content).to_bytes(HEADER_BYTES, "little")
+        if offset + length <= min(self._end, len(self._bytes)):
+            self._bytes[offset : offset + HEADER_BYTES] = np.frombuffer(header, np.uint8)
+            self._bytes[offset + HEADER_BYTES :][: len(content)] = content
+        elif not self._write_by_system(header, content, offset):
+            self.release(offset)
+            return None
+        self._end = max(self._end, offset + length)
+        return offset
+
+    def _write_by_system(self, header: bytes, content: arrays.Bytes, offset: int) -> bool:
+        """New pages are filled without being cleared first: twice as fast as to touch them in the mapping.
+
+        False where no memory is left; the mapping would end the process.
+        """
+        try:
+            return os.pwritev(self.fd, [header, content.data], offset) == HEADER_BYTES + len(content)
+        except OSError:
+            return False
+
+    def release(self, offset: int) -> None:
+        """The reader is done with the array there. What is not in use is ignored."""
+        length = self._used.pop(offset, 0)
+        if not length:
+            return
+        insort(self._free, (offset, length))
+        self._merge_free()
+        kept = max(KEPT_BYTES, max((offset + length for offset, length in self._used.items()), default=0))
+        if self._end > kept:
+            self._give_back(kept, self._end - kept)
+            self._end = kept
+
+    def close(self) -> None:
+        """The memory goes when the reader, too, has let go of it."""
+        os.close(self.fd)
+
+    def _allocate(self, length: int) -> int | None:
+        for index, (offset, free) in enumerate(self._free):
+            if free >= length:
+                self._free[index : index + 1] = [(offset + length, free - length)] if free > length else []
+                self._used[offset] = length
+                return offset
+        return None
+
+    def _merge_free(self) -> None:
+        merged: list[tuple[int, int]] = []
+        for offset, length in self._free:
+            if merged and sum(merged[-1]) == offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((offset, length))
+        self._free = merged
+
+    def _give_back(self, offset: int, length: int) -> None:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        fallocate(self.fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, offset, length)
+
+
+def create_shared_memory() -> SharedMemoryWriter | None:
+    """None where the system has no unnamed files in memory: arrays then go along with their messages."""
+    try:
+        return SharedMemoryWriter()
+    except (OSError, AttributeError) as error:
+        logger.warning("no memory can be shared with replicas: %s", error)
+        return None
+
+
+class SharedMemoryReader:
+    """The reading end. What has been dropped, by whichever thread, is told by `take_released`."""
+
+    def __init__(self, fd: int) -> None:
+        """Maps the writer's file; `fd` may be closed afterwards."""
+        self._size = os.fstat(fd).st_size
+        self._bytes = np.frombuffer(mmap.mmap(fd, self._size, prot=mmap.PROT_READ), np.uint8)
+        self._released: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._in_use: set[int] = set()
+
+    def read(self, offset: int) -> npt.NDArray[np.uint8]:
+        """The bytes of the array at `offset`, read-only, valid until nobody holds any view of them.
+
+        Raises ValueError where no array can be, or where one is still in use.
+        """
+        with self._lock:
+            if not 0 <= offset <= self._size - HEADER_BYTES or offset % ALIGNMENT or offset in self._in_use:
+                raise ValueError(f"no array at {offset}")
+            num_bytes = int(self._bytes[offset : offset + 8].view(np.uint64)[0])
+            if num_bytes > self._size - offset - HEADER_BYTES:
+                raise ValueError(f"the array at {offset} is longer than the memory")
+            self._in_use.add(offset)
+        content = self._bytes[offset + HEADER_BYTES :][:num_bytes].view(_Region)
+        weakref.finalize(content, self._drop, offset).atexit = False
+        return content
+
+    def take_released(self) -> list[int]:
+        """Offsets of the arrays that have been dropped since the last call."""
+        released = []
+        while self._released:
+            released.append(self._released.popleft())
+        return released
+
+    def _drop(self, offset: int) -> None:
+        self._in_use.discard(offset)
+        self._released.append(offset)
+
+
+class _Region(np.ndarray[Any, Any]):
+    """One array's bytes. Of a type of its own, so that views keep it alive instead of the whole memory."""

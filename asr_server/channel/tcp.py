@@ -1,0 +1,195 @@
+"""Both ends of the connection for processes of several hosts: ZeroMQ over TCP, encrypted, with keys.
+
+Samples go along with their messages. A connection that breaks is never made again, because what was under
+way on it may be lost: the replica ends itself, and the API process replaces it. Whether the other host is
+still there, the kernels ask each other, so that a process that stands still for a while loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import parse_monitor_message
+
+from asr_server.channel import wire
+from asr_server.channel.messages import LogLine
+from asr_server.channel.zeromq import (
+    Address,
+    ZmqEngineClient,
+    ZmqEngineServer,
+    connect_with,
+    listen_with,
+    make_curve_keys,
+    start_authenticator,
+)
+
+MAX_COMMAND_BYTES: Final = 64 << 20  # many times a chunk; a longer message ends the connection
+MAX_EVENT_BYTES: Final = 16 << 20
+HANDSHAKE_LIMIT_MS: Final = 5000
+DIAL_LIMIT_MS: Final = 10_000  # for the connection to be made
+MAX_LOG_LINES_QUEUED: Final = 1000
+MAX_LOG_LINE_CHARS: Final = 20_000
+UNANSWERED_LIMIT_MS: Final = 10_000  # for the other host's kernel
+_KEEPALIVE: Final[Mapping[int, int]] = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 4,  # s
+    zmq.TCP_KEEPALIVE_INTVL: 2,  # s
+    zmq.TCP_KEEPALIVE_CNT: 3,
+    zmq.TCP_MAXRT: UNANSWERED_LIMIT_MS,
+}
+_REFUSED: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_LOST: Final = _REFUSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+
+logger = logging.getLogger(__name__)
+
+
+class TcpEngineClient(ZmqEngineClient):
+    """Listens on free ports of `host` for the one replica that holds the key."""
+
+    def __init__(self, host: str) -> None:
+        """Raises OSError: no file handles, or `host` is no address of this machine."""
+        self._host = f"[{host}]" if ":" in host else host
+        self._authenticator: AsyncioAuthenticator | None = None
+        self._monitors: list[zmq.asyncio.Socket] = []
+        self._watches: list[asyncio.Task[None]] = []
+        self._has_logged_refusal = False
+        super().__init__()
+
+    def _listen(self) -> None:
+        ours, theirs = make_curve_keys()
+        self._authenticator = start_authenticator(ours, self._context)
+        for socket in (self._events, self._commands):
+            _set_options(socket, _KEEPALIVE)
+            socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_EVENT_BYTES)
+            socket.setsockopt(zmq.IPV6, int("[" in self._host))
+            listen_with(ours, socket)
+            self._watch(socket)
+            socket.bind(f"tcp://{self._host}:*")
+        self.address = Address(_endpoint(self._events), _endpoint(self._commands), keys=theirs)
+
+    def _watch(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
+        """Has a task that says once when somebody without the key comes."""
+        monitor = zmq.asyncio.Socket(self._context, zmq.PAIR)
+        monitor.connect(_start_monitor(socket, _REFUSED))
+        self._monitors.append(monitor)
+        self._watches.append(asyncio.create_task(self._log_first_refusal(monitor)))
+
+    async def _log_first_refusal(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            event = parse_monitor_message(await monitor.recv_multipart())
+            if not self._has_logged_refusal and event["event"] & _REFUSED:
+                self._has_logged_refusal = True
+                endpoint = event["endpoint"].decode()
+                logger.warning("refused on %s: somebody without the key of this connection", endpoint)
+
+    def close(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        for socket in self._monitors:
+            socket.close(linger=0)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        super().close()
+
+
+class TcpEngineServer(ZmqEngineServer):
+    """Connects once. When a connection cannot be made or breaks, `on_lost` is called, from another thread."""
+
+    def __init__(self, address: Address, on_lost: Callable[[], None]) -> None:
+        self._monitors: list[zmq.Socket[bytes]] = []
+        self._closing = False
+        self._log_handler: LogHandler | None = None
+        super().__init__(address)
+        self._watch = threading.Thread(
+            target=self._call_when_lost, args=(on_lost,), name="connection-watch", daemon=True
+        )
+        self._watch.start()
+
+    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+        assert self._address.keys is not None
+        _set_options(socket, _KEEPALIVE)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, DIAL_LIMIT_MS)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_COMMAND_BYTES)
+        socket.setsockopt(zmq.IPV6, int("[" in self._address.events))
+        connect_with(self._address.keys, socket)
+        if len(self._monitors) < 2:  # without heartbeats the API process replaces the replica anyway
+            monitor = self._context.socket(zmq.PAIR)
+            monitor.connect(_start_monitor(socket, _LOST))
+            self._monitors.append(monitor)
+
+    def log_handler(self) -> logging.Handler:
+        """Sends what is logged to the API process. Closed with this end."""
+        self._log_handler = LogHandler(self._connect(zmq.PUSH, self._address.events, MAX_LOG_LINES_QUEUED))
+        return self._log_handler
+
+    def _call_when_lost(self, on_lost: Callable[[], None]) -> None:
+        """Owns the monitors from here on, until `close` ends the context."""
+        poller = zmq.Poller()
+        for monitor in self._monitors:
+            poller.register(monitor, zmq.POLLIN)
+        with contextlib.suppress(zmq.ContextTerminated):
+            while True:
+                for monitor, _ in poller.poll():
+                    event = parse_monitor_message(monitor.recv_multipart())["event"]
+                    if event & _LOST and not self._closing:
+                        on_lost()
+        for monitor in self._monitors:
+            monitor.close(linger=0)
+
+    def close(self) -> None:
+        self._closing = True
+        if self._log_handler is not None:
+            logging.root.removeHandler(self._log_handler)
+            self._log_handler.close()
+        super().close()
+        self._watch.join()
+
+
+class LogHandler(logging.Handler):
+    """Never waits: what finds no room in the queue is lost."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        super().__init__()
+        self._socket = socket
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            line = LogLine(self.format(record)[:MAX_LOG_LINE_CHARS])
+            self._socket.send_multipart(wire.events.encode(line), flags=zmq.DONTWAIT)
+
+    def close(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            self._socket.close(linger=100)
+        super().close()
+
+
+def _start_monitor(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, events: int) -> str:
+    """Where the socket tells of these events from now on."""
+    address = f"inproc://monitor-{socket.fileno()}"
+    socket.monitor(address, events)
+    return address
+
+
+def _endpoint(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> str:
+    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+
+
+def _set_options(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, options: Mapping[int, int]) -> None:
+    for option, value in options.items():
+        with contextlib.suppress(zmq.ZMQError):  # a system that lacks this one
+            socket.setsockopt(option, value)

@@ -1,0 +1,333 @@
+"""Both ends of the connection for processes of one host: ZeroMQ over Unix sockets in a private folder.
+
+Samples cross in memory that both processes share, see `shared_memory`. What finds no room there goes along
+in frames, each of which is copied once into ZeroMQ's own memory, so that the sender holds nothing after it.
+`tcp.py` builds the ends for several hosts on these.
+
+A private folder for the sockets of one replica, of which anybody can tell whether its owner lives.
+
+The owner holds a lock on the folder, which the system releases however the owner ends.
+
+CURVE: the keys of the two ends of a connection between hosts, and who is let in.
+
+Whoever connects must hold the one secret key that was made for the replica, and the listening end shows by
+its own key that it is the server. Everything between them is encrypted. (https://rfc.zeromq.org/spec/26/)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from asr_server.channel import wire
+from asr_server.channel.messages import Command, Event, Heartbeat, Released
+from asr_server.channel.shared_memory import (
+    SharedMemoryReader,
+    SharedMemoryWriter,
+    create_shared_memory,
+)
+
+PREFIX: Final = "asr-ipc-"
+
+
+class SocketFolder:
+    def __init__(self) -> None:
+        """Raises OSError when the folder for temporary files is full or gone."""
+        lock = None
+        while lock is None:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            lock = _lock(self.path)  # None: another server has just taken it for abandoned
+        self._lock = lock
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_abandoned_folders() -> None:
+    """Removes what servers of this user that were killed have left behind."""
+    for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+        with contextlib.suppress(OSError):  # another user's, or removed by somebody else meanwhile
+            lock = _lock(path)
+            if lock is not None:
+                shutil.rmtree(path)
+                os.close(lock)
+
+
+def _lock(path: Path) -> int | None:
+    """An open handle that holds the folder's lock; None when somebody else holds it or the folder is gone."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.exists():
+            return handle
+    except BlockingIOError:
+        pass
+    os.close(handle)
+    return None
+
+
+_DOMAIN: Final = "replicas"  # libzmq asks the authenticator about connections in a domain
+
+
+class CurveKeys(msgspec.Struct, frozen=True):
+    """What one end holds: its own pair and the public key of the other end, as Z85 text."""
+
+    public: str
+    secret: str
+    peer: str
+
+    def __repr__(self) -> str:
+        return "CurveKeys()"  # a secret is for no log
+
+
+def make_curve_keys() -> tuple[CurveKeys, CurveKeys]:
+    """Fresh keys for the API's end and for the replica's."""
+    (public, secret), (other_public, other_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+    ours = CurveKeys(public.decode(), secret.decode(), other_public.decode())
+    return ours, CurveKeys(other_public.decode(), other_secret.decode(), public.decode())
+
+
+def listen_with(keys: CurveKeys, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
+    """Before `bind`: takes only connections that an authenticator of the context lets in."""
+    socket.curve_server = True
+    socket.curve_secretkey = keys.secret.encode()
+    socket.zap_domain = _DOMAIN.encode()
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def connect_with(keys: CurveKeys, socket: zmq.Socket[bytes]) -> None:
+    """Before `connect`."""
+    socket.curve_publickey = keys.public.encode()
+    socket.curve_secretkey = keys.secret.encode()
+    socket.curve_serverkey = keys.peer.encode()
+
+
+def start_authenticator(keys: CurveKeys, context: zmq.Context[zmq.Socket[bytes]]) -> AsyncioAuthenticator:
+    """Lets in whoever proves to hold the secret key that belongs to `keys.peer`. Its owner stops it."""
+    authenticator = AsyncioAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback(_DOMAIN, _OnlyPeer(keys.peer))
+    return authenticator
+
+
+class _OnlyPeer:
+    """What pyzmq calls a provider of credentials."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer.encode()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._peer
+
+
+CONNECT_LIMIT_MS: Final = 5000  # a replica whose other socket has not connected by then has died
+FILE_HANDLES: Final = 32  # more than the sockets of one replica need at this end
+MAX_HEARTBEATS_QUEUED: Final = 60  # while the API process stands still; more are dropped
+
+logger = logging.getLogger(__name__)
+
+
+class Address(msgspec.Struct, frozen=True):
+    """What a replica needs to connect. It has keys: it goes by pipe or as an argument of a call."""
+
+    events: str
+    commands: str
+    shared_fd: int | None = None  # the handle of the memory that both processes share, inherited
+    keys: CurveKeys | None = None
+
+
+class ZmqEngineClient:
+    """Binds a pair of sockets for one incarnation of a replica; a restarted one gets a new pair."""
+
+    address: Address
+
+    def __init__(self) -> None:
+        """Raises OSError: no file handles, no space, or a folder whose path is too long for a socket."""
+        _require_file_handles()
+        self.shared: SharedMemoryWriter | None = None
+        self._context = zmq.Context()
+        self._events = zmq.asyncio.Socket(self._context, zmq.PULL)
+        self._events_now: zmq.Socket[bytes] = zmq.Socket.shadow(self._events.underlying)
+        self._commands = self._context.socket(zmq.PUSH)
+        self._events.setsockopt(zmq.RCVHWM, 0)
+        self._commands.setsockopt(zmq.SNDHWM, 0)
+        self._is_connected = False
+        self._folder: SocketFolder | None = None
+        self._heard: set[bool] = set()  # heartbeats, other events
+        try:
+            self._listen()
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _listen(self) -> None:
+        """Binds both sockets and sets `address`."""
+        self._folder = SocketFolder()
+        self.shared = create_shared_memory()
+        prefix = f"ipc://{self._folder.path}/"
+        shared_fd = self.shared.fd if self.shared is not None else None
+        self.address = Address(prefix + "events", prefix + "commands", shared_fd)
+        self._events.bind(self.address.events)
+        self._commands.bind(self.address.commands)
+
+    def send(self, command: Command) -> None:
+        """Raises zmq.Again when the replica is not connected."""
+        self._commands.send_multipart(
+            wire.commands.encode(command, self.shared), flags=zmq.DONTWAIT, copy=True
+        )
+
+    async def receive(self) -> Event:
+        """The next event; once it is here, commands can be sent too. Drops and logs what is no event."""
+        while True:
+            frames = await self._events.recv_multipart()
+            if not self._is_connected:
+                await self._wait_until_connected()
+            if (event := self._event_in(frames)) is not None:
+                return event
+
+    def receive_now(self) -> Event | None:
+        """The next event where it has come already: cheaper than `receive`, for those that come together."""
+        if not self._is_connected:
+            return None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames = self._events_now.recv_multipart(flags=zmq.DONTWAIT)
+                if (event := self._event_in(frames)) is not None:
+                    return event
+        return None
+
+    def _event_in(self, frames: list[bytes]) -> Event | None:
+        """None where the message is no event, or one for this end alone."""
+        try:
+            event = wire.events.decode(frames)
+        except wire.MalformedMessage as error:
+            logger.warning("a message that is no event was dropped: %s", error)
+            return None
+        if self._folder is not None:
+            self._remove_names_once_connected(event)
+        if not isinstance(event, Released):
+            return event
+        self._release(event)
+        return None
+
+    def _remove_names_once_connected(self, event: Event) -> None:
+        """All three sockets of the replica are connected once a heartbeat and another event have come, and
+        commands can go. Nobody looks for their names then, and none is left, however both processes end.
+        """
+        self._heard.add(isinstance(event, Heartbeat))
+        if len(self._heard) == 2 and self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+
+    def _release(self, event: Released) -> None:
+        if self.shared is not None:
+            for offset in event.offsets:
+                self.shared.release(offset)
+
+    async def _wait_until_connected(self) -> None:
+        """The two sockets connect each at its own pace: an event may come before commands can go."""
+        poller = zmq.asyncio.Poller()
+        poller.register(self._commands, zmq.POLLOUT)
+        await poller.poll(CONNECT_LIMIT_MS)
+        self._is_connected = True
+
+    def close(self) -> None:
+        self._commands.close(linger=0)
+        self._events.close(linger=0)
+        self._context.term()
+        if self._folder is not None:
+            self._folder.remove()
+        if self.shared is not None:
+            self.shared.close()
+
+
+def _require_file_handles() -> None:
+    """libzmq ends the whole process when it finds no file handle; this raises OSError before it tries."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(FILE_HANDLES):
+            opened.enter_context(open(os.devnull))
+
+
+class ZmqEngineServer:
+    def __init__(self, address: Address) -> None:
+        """The handle of the shared memory, where there is one, is closed here."""
+        self._shared: SharedMemoryReader | None = None
+        if address.shared_fd is not None:
+            self._shared = SharedMemoryReader(address.shared_fd)
+            os.close(address.shared_fd)
+        self._address = address
+        self._context = zmq.Context()
+        self._events = self._connect(zmq.PUSH, address.events)
+        self._commands = self._connect(zmq.PULL, address.commands)
+
+    def _connect(self, kind: int, endpoint: str, max_queued: int = 0) -> zmq.Socket[bytes]:
+        """Args: max_queued: messages; 0: no limit."""
+        socket = self._context.socket(kind)
+        self._configure(socket)
+        socket.setsockopt(zmq.SNDHWM if kind == zmq.PUSH else zmq.RCVHWM, max_queued)
+        socket.connect(endpoint)
+        return socket
+
+    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+        """Called before the socket connects."""
+
+    def receive(self, wait_s: float) -> list[Command]:
+        """Drops and logs what is no command."""
+        self._tell_released()
+        received: list[Command] = []
+        if not self._commands.poll(timeout=int(wait_s * 1000)):
+            return received
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames = self._commands.recv_multipart(flags=zmq.DONTWAIT, copy=False)
+                try:
+                    received.append(wire.commands.decode([frame.buffer for frame in frames], self._shared))
+                except wire.MalformedMessage as error:
+                    logger.warning("a message that is no command was dropped: %s", error)
+        return received
+
+    def _tell_released(self) -> None:
+        if self._shared is not None and (offsets := self._shared.take_released()):
+            self.send(Released(tuple(offsets)))
+
+    def send(self, event: Event) -> None:
+        self._events.send_multipart(wire.events.encode(event))
+
+    def heartbeat_sender(self) -> ZmqHeartbeatSender:
+        """ZeroMQ's sockets belong to one thread each, so this one is of its own."""
+        return ZmqHeartbeatSender(self._connect(zmq.PUSH, self._address.events, MAX_HEARTBEATS_QUEUED))
+
+    def close(self) -> None:
+        self._commands.close(linger=0)
+        self._events.close(linger=1000)
+        self._context.term()
+
+
+class ZmqHeartbeatSender:
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart(wire.events.encode(heartbeat), flags=zmq.DONTWAIT)
+
+    def close(self) -> None:
+        self._socket.close(linger=100)

@@ -1,0 +1,371 @@
+"""Which chunk goes to which replica, and when.
+
+Replicas grant credits; a chunk without a credit waits here, where it can still be cancelled or sent to
+another. The order is that of `fair_queue`, and no request holds more than half of all slots. What a replica
+had in flight when it ended is sent again, alone: see `isolation`.
+
+The line that says what is being served, once it is: what was chosen, and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from asr_server.channel.messages import (
+    Cancel,
+    Credit,
+    EarlyResult,
+    EngineInfo,
+    Event,
+    Failed,
+    LanguageDetected,
+    Result,
+    SetLanguage,
+    Submit,
+)
+from asr_server.checkpoint import AudioWindow, revision_of
+from asr_server.config import Settings, flag_name
+from asr_server.core import ChunkId, ChunkResult
+from asr_server.dispatch.executor import Executor, ReplicaGone
+from asr_server.dispatch.isolation import Isolation
+from asr_server.dispatch.queue import FairQueue, OnEarlyResult, OnLanguage, PendingChunk, RequestHandle
+from asr_server.dispatch.replica_state import ReplicaState
+from asr_server.dispatch.supervisor import Supervisor
+from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded
+from asr_server.machine import available_cores
+from asr_server.telemetry import working_for
+
+_FP8 = {"cache_dtype": "the audio's keys and values", "encoder_dtype": "encoder"}  # where settings ask for it
+
+
+def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
+    """Without line breaks. `engine` is that of the first replica that is ready; the others are alike."""
+    revision = revision_of(Path(settings.model)) or f"of the files in {settings.model}"
+
+    def chosen(value: object, setting: str, why: str) -> str:
+        asked = getattr(settings, setting) not in ("auto", 0)
+        return f"{value} ({flag_name(setting) if asked else why})"
+
+    shared = engine.reasons.get("num_replicas")
+    parts = (
+        f"device {chosen(engine.device, 'device', engine.reasons['device'])}",
+        f"dtype {chosen(engine.dtype, 'dtype', engine.reasons['dtype'])}",
+        f"slots {chosen(engine.num_slots, 'max_slots', engine.reasons['num_slots'])}",
+        *(
+            f"{what} fp8 ({flag_name(name)})"
+            for name, what in _FP8.items()
+            if getattr(settings, name) == "fp8"
+        ),
+        f"threads {chosen(engine.num_threads, 'cpu_threads', _why_threads(num_replicas))}",
+        f"replicas {num_replicas}{f' ({shared})' if shared else ''}",
+    )
+    return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}{_kernels(engine)}"
+
+
+def _why_threads(replicas: int) -> str:
+    cores = available_cores()
+    return f"{cores} cores" if replicas == 1 else f"{cores} cores for {replicas} replicas"
+
+
+def _kernels(engine: EngineInfo) -> str:
+    """Where there was something to choose."""
+    chosen = engine.reasons.get("kernels")
+    return f", kernels: {chosen}" if chosen else ""
+
+
+# A chunk is given up when it has been in so many replicas that ended, the first time beside others and then
+# alone. Where replicas end without it too, it is less likely to be the reason: each such end allows one more.
+MIN_ATTEMPTS = 5
+MAX_ATTEMPTS = 10
+
+logger = logging.getLogger(__name__)
+
+
+def create_executor(settings: Settings) -> Executor:
+    """The executor that `--executor` names."""
+    if settings.executor == "inline":
+        from asr_server.dispatch.inline import InlineExecutor  # brings torch into this process
+
+        return InlineExecutor(settings)
+    if settings.executor == "ray":
+        from asr_server.dispatch.ray import RayExecutor
+
+        return RayExecutor(settings)
+    from asr_server.dispatch.processes import MultiprocessExecutor
+
+    return MultiprocessExecutor(settings)
+
+
+class Dispatcher:
+    """Owns the replicas' supervisor and the chunks in front of them."""
+
+    def __init__(
+        self, settings: Settings, executor: Executor | None = None, window: AudioWindow | None = None
+    ) -> None:
+        self.chunks_ahead = settings.chunks_ahead
+        self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
+        self._settings = settings
+        self.draining = False
+        self._supervisor = Supervisor(
+            executor or create_executor(settings),
+            self._on_event,
+            self._on_gone,
+            lambda: self.fail_all(_no_engine),
+        )
+        self._request_numbers = itertools.count()
+        self._num_ended = 0  # replicas, of those that took work
+        self._chunks: dict[ChunkId, PendingChunk] = {}  # waiting and in flight
+        self._queue = FairQueue((window or AudioWindow()).for_short_audio(settings.short_audio))
+        self._isolation = Isolation()
+        self._refusal: Callable[[], EngineUnavailable] | None = None  # for chunks that come now
+
+    async def start(self) -> None:
+        self._supervisor.start()
+
+    def drain(self) -> None:
+        """Before a stop: requests are finished in the order in which they came; no replica is replaced."""
+        self.draining = True
+        self._queue.serve_in_order()
+        self._supervisor.drain()
+
+    async def stop(self) -> None:
+        """What is still waiting fails; let requests finish before."""
+        self.fail_all(self._refusal or _no_engine)
+        await self._supervisor.stop()
+
+    def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
+        """Every chunk fails: those here, and those that come from now on."""
+        self._refusal = error
+        for chunk in self._chunks.values():
+            chunk.fail(error())
+        self._chunks.clear()
+        self._queue.clear()
+        self._isolation.clear()
+
+    @property
+    def ready(self) -> bool:
+        return any(state.ready for state in self._supervisor.replica_states)
+
+    @property
+    def given_up(self) -> bool:
+        return self._supervisor.given_up
+
+    @property
+    def failed_to_start(self) -> bool:
+        """Given up without any replica ever having been ready: a matter of the setup, not of the load."""
+        return self.given_up and not self._supervisor.was_ready
+
+    @property
+    def last_failure(self) -> str:
+        """Why the replica that ended last did so."""
+        return self._supervisor.last_failure
+
+    @property
+    def replica_states(self) -> list[ReplicaState]:
+        return self._supervisor.replica_states
+
+    @property
+    def num_replicas(self) -> int:
+        """As many as there are to be."""
+        return self._supervisor.num_replicas
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks waiting and in flight."""
+        return len(self._chunks)
+
+    @property
+    def num_slots(self) -> int:
+        """Chunks decoded at once by all replicas."""
+        return sum(state.num_slots for state in self._supervisor.replica_states)
+
+    # -- Chunks in --
+
+    def open(self, request_id: str) -> RequestHandle:
+        return RequestHandle(request_id, next(self._request_numbers), self)
+
+    async def enqueue(
+        self,
+        request: RequestHandle,
+        submit: Submit,
+        on_language: OnLanguage | None = None,
+        on_early_result: OnEarlyResult | None = None,
+    ) -> ChunkResult:
+        if self._refusal:
+            raise self._refusal()
+        future: asyncio.Future[ChunkResult] = asyncio.get_running_loop().create_future()
+        finish_tag = self._queue.finish_tag(request, submit)
+        self._wait(
+            PendingChunk(submit, request, on_language, finish_tag, future, self._num_ended, on_early_result)
+        )
+        self._dispatch()
+        return await future
+
+    def _wait(self, chunk: PendingChunk) -> None:
+        self._chunks[chunk.submit.id] = chunk
+        chunk.request.num_waiting += 1
+        chunk.request.num_moves += 1
+        (self._isolation.add if chunk.submit.id.attempt else self._queue.push)(chunk)
+
+    def _dispatch(self) -> None:
+        states = self._supervisor.replica_states
+        while trial := self._isolation.next_trial(states):
+            self._send(*trial)
+        reserved = self._isolation.reserved(states)
+        max_in_flight = self._max_in_flight()
+        while state := _with_most_credit([state for state in states if state is not reserved]):
+            chunk = self._queue.pop(max_in_flight)
+            if chunk is None:
+                return
+            self._send(state, chunk)
+
+    def _max_in_flight(self) -> float:
+        """Half of the slots for one request; no limit where a replica does not tell how many it has."""
+        return max(1, self.num_slots // 2) if self.num_slots else math.inf
+
+    def _send(self, state: ReplicaState, chunk: PendingChunk) -> None:
+        chunk.request.on_dequeued()
+        if chunk.future.done():
+            return
+        try:
+            state.replica.send(chunk.submit)
+        except ReplicaGone:
+            state.credit = 0  # its supervisor will say so too
+            self._wait(chunk)
+            return
+        chunk.sent_at_step = state.heartbeat.num_steps
+        state.credit -= 1
+        state.in_flight.add(chunk.submit.id)
+        chunk.request.num_in_flight += 1
+        with working_for(chunk.submit.id):
+            logger.debug("chunk %d goes to %s", chunk.submit.id.chunk, state.replica.name)
+
+    def cancel(self, request: RequestHandle) -> None:
+        for chunk in [chunk for chunk in self._chunks.values() if chunk.request is request]:
+            del self._chunks[chunk.submit.id]
+            chunk.future.cancel()
+        self._queue.remove(request)
+        self._isolation.remove(request)
+        request.num_in_flight = 0
+        for state in self._supervisor.replica_states:
+            if _drop_in_flight(state, request.request_id):
+                self._try_send(state, Cancel(request.request_id))
+        self._dispatch()
+
+    def _try_send(self, state: ReplicaState, command: Cancel | SetLanguage) -> None:
+        try:
+            state.replica.send(command)
+        except ReplicaGone:
+            state.credit = 0
+
+    # -- Events back --
+
+    def _on_event(self, state: ReplicaState, event: Event) -> None:
+        match event:
+            case Credit(engine=EngineInfo() as engine):
+                self._on_engine(engine)
+            case LanguageDetected() if chunk := self._chunks.get(event.id):
+                self._choose_language(state, chunk, event)
+            case EarlyResult() if event.id in state.in_flight and (chunk := self._chunks.get(event.id)):
+                chunk.request.num_moves += 1
+                if chunk.on_early_result is not None and not chunk.future.done():
+                    chunk.on_early_result(event.result)
+            case Result() if chunk := self._finish(state, event.id):
+                chunk.resolve(event.result, event.times)
+            case Failed() if chunk := self._finish(state, event.id):
+                chunk.fail(ChunkFailed(event.message))
+        self._dispatch()
+
+    def _on_engine(self, engine: EngineInfo) -> None:
+        if self.engine is None:
+            logger.info("%s", describe(self._settings, engine, self.num_replicas))
+        elif engine.device != self.engine.device:  # --device auto, and a GPU was lost meanwhile, or is back
+            logger.warning("a replica runs on %s; the last one ran on %s", engine.device, self.engine.device)
+        self.engine = engine
+
+    def _finish(self, state: ReplicaState, id: ChunkId) -> PendingChunk | None:
+        """None for an answer to an earlier attempt, or to a request that has left."""
+        if id not in state.in_flight:
+            return None
+        state.in_flight.remove(id)
+        chunk = self._chunks.pop(id, None)
+        if chunk is not None:
+            self._release(chunk.request)
+        return chunk
+
+    def steps_in_flight(self, request: RequestHandle) -> int:
+        """The most steps that a replica has taken while it had one and the same chunk of this request."""
+        return max(
+            (
+                state.heartbeat.num_steps - chunk.sent_at_step
+                for state in self._supervisor.replica_states
+                for id in state.in_flight
+                if id.request_id == request.request_id and (chunk := self._chunks.get(id))
+            ),
+            default=0,
+        )
+
+    def _release(self, request: RequestHandle) -> None:
+        request.num_moves += 1
+        request.num_in_flight -= 1
+        self._queue.release(request)
+
+    def _choose_language(self, state: ReplicaState, chunk: PendingChunk, event: LanguageDetected) -> None:
+        chunk.request.num_moves += 1
+        probabilities = event.probabilities
+        choose = chunk.on_language or (lambda found: max(found, key=lambda code: found[code]))
+        try:
+            language = choose(probabilities)
+        except Exception as error:  # the request's own
+            chunk.fail(error)
+            return
+        options = msgspec.structs.replace(chunk.submit.options, language=language)
+        chunk.submit = msgspec.structs.replace(chunk.submit, options=options)  # for a later attempt
+        self._try_send(state, SetLanguage(event.id, language))
+
+    def _on_gone(self, state: ReplicaState) -> None:
+        """Its chunks are sent again."""
+        state.credit = 0
+        self._num_ended += state.ready
+        suspects = [chunk for id in state.in_flight if (chunk := self._chunks.pop(id, None))]
+        state.in_flight.clear()
+        for chunk in suspects:
+            self._release(chunk.request)
+            self._retry(chunk)
+        self._dispatch()
+
+    def _retry(self, chunk: PendingChunk) -> None:
+        id = chunk.submit.id
+        num_attempts = id.attempt + 1
+        num_ended_without_it = self._num_ended - chunk.num_ended_before - num_attempts
+        if num_attempts >= min(MAX_ATTEMPTS, MIN_ATTEMPTS + num_ended_without_it):
+            logger.error(
+                "chunk %d of request %s has ended %d replicas", id.chunk, id.request_id, num_attempts
+            )
+            chunk.fail(ReplicasEnded(num_attempts))
+            return
+        chunk.request.stats.on_read_again("replica_lost")
+        next_id = msgspec.structs.replace(id, attempt=num_attempts)
+        chunk.submit = msgspec.structs.replace(chunk.submit, id=next_id)
+        self._wait(chunk)
+
+
+def _with_most_credit(states: list[ReplicaState]) -> ReplicaState | None:
+    return max((state for state in states if state.credit > 0), key=lambda state: state.credit, default=None)
+
+
+def _drop_in_flight(state: ReplicaState, request_id: str) -> bool:
+    ids = {id for id in state.in_flight if id.request_id == request_id}
+    state.in_flight -= ids
+    return bool(ids)
+
+
+def _no_engine() -> EngineUnavailable:
+    return EngineUnavailable("No engine is running.")

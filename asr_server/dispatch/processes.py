@@ -1,0 +1,170 @@
+"""Starts replicas as processes of this machine, and is the default executor.
+
+A replica in another process: how to talk to it while it lives. The base of those of `multiprocess` and
+`ray_executor`, which know how to end theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from abc import ABC, abstractmethod
+from asyncio.subprocess import PIPE, Process
+from dataclasses import replace
+from typing import Any
+
+import zmq
+
+from asr_server.channel.messages import Command, Drain, Event
+from asr_server.channel.spec import ReplicaSpec
+from asr_server.channel.zeromq import ZmqEngineClient, remove_abandoned_folders
+from asr_server.child_process import child_environment
+from asr_server.config import Settings
+from asr_server.dispatch.executor import ReplicaGone
+from asr_server.machine import cores_of, visible_gpus
+
+
+class RemoteReplica(ABC):
+    def __init__(self, name: str, client: ZmqEngineClient, end: asyncio.Future[Any]) -> None:
+        """`end` is done once the process has ended."""
+        self.name = name
+        self._client = client
+        self._end = end
+
+    @abstractmethod
+    def _exit_message(self) -> str:
+        """How it ended. Only once it has."""
+
+    @abstractmethod
+    async def close(self, drain_s: float = 0.0) -> None: ...
+
+    def send(self, command: Command) -> None:
+        """Raises ReplicaGone."""
+        if self._end.done():
+            raise ReplicaGone(self._exit_message())
+        try:
+            self._client.send(command)
+        except zmq.Again:
+            raise ReplicaGone(f"{self.name} is not connected") from None
+
+    async def receive(self) -> Event:
+        """Raises ReplicaGone, once all that it has sent has been received."""
+        await asyncio.sleep(0)  # many events that have come together must not hold up all else
+        if (come := self._client.receive_now()) is not None:
+            return come
+        event = asyncio.ensure_future(self._client.receive())
+        try:
+            await asyncio.wait((event, self._end), return_when=asyncio.FIRST_COMPLETED)
+            if event.done():
+                return event.result()
+            raise ReplicaGone(self._exit_message())
+        finally:
+            event.cancel()
+
+    async def _drain(self, limit_s: float) -> None:
+        """Lets it leave by itself, for so long."""
+        if limit_s > 0 and not self._end.done():
+            with contextlib.suppress(zmq.Again):
+                self._client.send(Drain())
+            await asyncio.wait((self._end,), timeout=limit_s)
+
+
+# Of a replica that computes on the processor: it can use every core all the time, and the API process, which
+# needs one for a moment, must not wait for its turn. One that feeds a GPU is itself in a hurry.
+CPU_NICENESS = 5
+KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
+
+logger = logging.getLogger(__name__)
+
+
+class MultiprocessExecutor:
+    module = "asr_server.replica.main"
+
+    def __init__(self, settings: Settings) -> None:
+        # Threads are told to replicas, because one that is pinned sees its own cores alone.
+        self._settings = replace(
+            settings,
+            api_key="",
+            replicas=settings.num_replicas,
+            cpu_threads=settings.threads_per_rank,
+        )
+        gpus, size = visible_gpus() if settings.device != "cpu" else [], settings.tensor_parallel_size
+        self._devices = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]
+        remove_abandoned_folders()
+
+    async def start(self) -> int:
+        return self._settings.replicas
+
+    async def stop(self) -> None:
+        pass
+
+    async def launch(self, index: int) -> ProcessReplica:
+        """Raises OSError: no file handles, no memory, no space, no folder for temporary files."""
+        client = ZmqEngineClient()
+        shared_fd = client.address.shared_fd
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self.module,
+                stdin=PIPE,
+                env=child_environment() | self._device_of(index),
+                pass_fds=() if shared_fd is None else (shared_fd,),
+            )
+        except BaseException:
+            client.close()
+            raise
+        assert process.stdin is not None
+        spec = ReplicaSpec(
+            index,
+            client.address,
+            self._settings,
+            self._num_on_device(index),
+            self._cores_of(index),
+            niceness=0 if self._devices else CPU_NICENESS,
+        )
+        process.stdin.write(spec.to_line())
+        return ProcessReplica(f"replica {index}", process, client)
+
+    def _device_of(self, index: int) -> dict[str, str]:
+        """The environment in which a replica sees its own GPUs alone, one a rank: dealt out in turn."""
+        if not self._devices:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._devices[index % len(self._devices)])}
+
+    def _cores_of(self, index: int) -> tuple[int, ...]:
+        """Those that the replica is kept to; none: all.
+
+        On one GPU each replica waits for its host thread most of the time: not for another's as well.
+        """
+        share_gpu = bool(self._devices) and self._num_on_device(index) > 1
+        pinned = share_gpu if self._settings.pin_cores == "auto" else self._settings.pin_cores == "on"
+        return cores_of(index, self._settings.replicas) if pinned else ()
+
+    def _num_on_device(self, index: int) -> int:
+        """Replicas that share the device of this one."""
+        num_devices = max(1, len(self._devices))
+        return len(range(index % num_devices, self._settings.replicas, num_devices))
+
+
+class ProcessReplica(RemoteReplica):
+    def __init__(self, name: str, process: Process, client: ZmqEngineClient) -> None:
+        super().__init__(name, client, asyncio.ensure_future(process.wait()))
+        self.pid = process.pid
+        self._process = process
+
+    def _exit_message(self) -> str:
+        return f"{self.name} (pid {self.pid}) exited with status {self._process.returncode}"
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        await self._drain(drain_s)
+        if not self._end.done():
+            self._process.kill()
+            await asyncio.wait((self._end,), timeout=KILL_LIMIT_S)
+        if not self._end.done():
+            logger.error("%s (pid %d) does not end although it was killed", self.name, self.pid)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._client.close()

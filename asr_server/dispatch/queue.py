@@ -1,0 +1,192 @@
+"""The order in which waiting chunks are sent to replicas.
+
+Fairness between requests is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk gets, as it
+comes, a finish tag: the virtual time at which it would be finished if every request had an equal share. The
+smallest tag goes first. A short request so passes a long one of the same age, and none starves, because tags
+never change. A chunk costs a padded encode plus what it is expected to decode, not its seconds alone.
+
+One request's place in the dispatcher, and one chunk of it on its way to a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from asr_server import metrics
+from asr_server.channel.messages import ChunkTimes, Submit
+from asr_server.checkpoint import AudioWindow
+from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
+from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
+
+if TYPE_CHECKING:
+    from asr_server.dispatch.dispatcher import Dispatcher
+
+
+OnLanguage = Callable[[dict[str, float]], str]
+OnEarlyResult = Callable[[ChunkResult], None]
+
+
+@dataclass(eq=False)
+class RequestHandle:
+    """Made by `Dispatcher.open`. What its owner calls are `wait_for_capacity`, `submit` and `cancel`."""
+
+    request_id: str
+    number: int  # requests are counted in the order in which they come
+    dispatcher: Dispatcher
+    num_waiting: int = 0  # chunks that no replica has taken yet
+    num_in_flight: int = 0
+    num_moves: int = 0  # chunks sent or taken, and events of them
+    last_finish_tag: float = 0.0
+    stats: metrics.RequestStats = field(default_factory=metrics.current_request_stats)
+    _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_for_capacity(self) -> int:
+        """How many more chunks this request may decode now; waits until there is one."""
+        while (room := self.dispatcher.chunks_ahead - self.num_waiting) <= 0:
+            self._has_capacity.clear()
+            await self._has_capacity.wait()
+        return room
+
+    async def submit(
+        self,
+        chunk: Chunk,
+        options: DecodingOptions,
+        part: int = 0,
+        on_language: OnLanguage | None = None,
+        on_early_result: OnEarlyResult | None = None,
+    ) -> ChunkResult:
+        """Sends one chunk and waits for what was heard.
+
+        `on_language` gets the probabilities of the languages, when `options.language` is None and the model
+        has several, and returns the one to go on with. `on_early_result` gets the segments closed so far,
+        where `options.early_results` asks for them; begun again on another replica, perhaps others.
+
+        Raises ChunkFailed, and EngineUnavailable when no replica is left.
+        """
+        submit = Submit(ChunkId(self.request_id, chunk.index, part), chunk.samples, options)
+        return await self.dispatcher.enqueue(self, submit, on_language, on_early_result)
+
+    def steps_in_flight(self) -> int:
+        """The most steps that a replica has taken while it had one and the same chunk of this request."""
+        return self.dispatcher.steps_in_flight(self)
+
+    def cancel(self) -> None:
+        """Drops all that is waiting or running for this request. Harmless when nothing is."""
+        self.dispatcher.cancel(self)
+
+    def on_dequeued(self) -> None:
+        self.num_waiting -= 1
+        self.num_moves += 1
+        self._has_capacity.set()
+
+
+@dataclass(eq=False)
+class PendingChunk:
+    """Its samples are kept until there is a result, so that the death of a replica loses nothing."""
+
+    submit: Submit
+    request: RequestHandle
+    on_language: OnLanguage | None
+    finish_tag: float
+    future: asyncio.Future[ChunkResult]
+    num_ended_before: int  # replicas that had ended when it came
+    on_early_result: OnEarlyResult | None = None
+    sent_at_step: int = 0  # of the engine that it was sent to last
+    queued_at: float = field(default_factory=time.monotonic)
+
+    def resolve(self, result: ChunkResult, times: ChunkTimes | None) -> None:
+        if not self.future.done():
+            self.future.set_result(result)
+            self.request.stats.on_result(result, self.submit)
+            if times is not None:
+                metrics.observe_chunk_times(time.monotonic() - self.queued_at, times)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            metrics.chunks_failed.labels(_reason(error)).inc()
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case ReplicasEnded():
+            return "replicas_ended"
+        case ShuttingDown():
+            return "shutting_down"
+        case EngineUnavailable():
+            return "no_engine"
+        case ChunkFailed():
+            return "engine_error"
+    return "request_error"
+
+
+ENCODE_COST = 1.0  # of a whole window, which most chunks are padded to
+DECODE_COST = 1.0  # the tokens of a full window of speech
+
+
+class FairQueue:
+    def __init__(self, window: AudioWindow) -> None:
+        self._window = window
+        self._heap: list[tuple[float, int, PendingChunk]] = []
+        self._throttled: defaultdict[RequestHandle, list[PendingChunk]] = defaultdict(list)
+        self._sequence = itertools.count()
+        self._virtual_time = 0.0  # the finish tag that was served last
+        self._in_order = False
+
+    def finish_tag(self, request: RequestHandle, submit: Submit) -> float:
+        """For a new chunk; one that is sent again keeps its own."""
+        window, num_samples = self._window, len(submit.samples)
+        cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
+        cost += DECODE_COST * num_samples / window.num_samples
+        request.last_finish_tag = max(self._virtual_time, request.last_finish_tag) + cost
+        return request.last_finish_tag
+
+    def push(self, chunk: PendingChunk) -> None:
+        tag = chunk.request.number if self._in_order else chunk.finish_tag
+        heapq.heappush(self._heap, (tag, next(self._sequence), chunk))
+
+    def pop(self, max_in_flight: float) -> PendingChunk | None:
+        """The next chunk. A request with `max_in_flight` chunks on replicas is passed over, so that a
+        newcomer finds a free slot; its chunks come back with `release`.
+        """
+        while self._heap:
+            chunk = heapq.heappop(self._heap)[2]
+            if chunk.request.num_in_flight >= max_in_flight and not self._in_order:
+                self._throttled[chunk.request].append(chunk)
+                continue
+            self._virtual_time = max(self._virtual_time, chunk.finish_tag)
+            return chunk
+        return None
+
+    def release(self, request: RequestHandle) -> None:
+        """The request has one chunk less on replicas."""
+        for chunk in self._throttled.pop(request, ()):
+            self.push(chunk)
+
+    def serve_in_order(self) -> None:
+        """From now on the oldest request gets all it can use: before a stop, some requests that finish are
+        better than all of them half done.
+        """
+        chunks = [chunk for _, _, chunk in sorted(self._heap)]
+        self._in_order = True
+        self._heap.clear()
+        for chunk in itertools.chain(chunks, *self._throttled.values()):
+            self.push(chunk)
+        self._throttled.clear()
+
+    def remove(self, request: RequestHandle) -> None:
+        """Frees the request's samples at once."""
+        self._throttled.pop(request, None)
+        self._heap = [item for item in self._heap if item[2].request is not request]
+        heapq.heapify(self._heap)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._throttled.clear()

@@ -1,0 +1,202 @@
+"""Starts replicas as actors over a Ray cluster: for many hosts. Imported for `--executor ray` alone.
+
+A placement group has a place for each replica, spread over the hosts. What Ray does is to start processes
+there and to tell when one has ended; all else is as in `multiprocess`, over TCP. Calls of Ray's block, and
+some do so for good once the cluster is gone: each is made in a thread of its own, and has a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import math
+import pkgutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from asr_server import __version__
+from asr_server.channel.messages import Event, LogLine
+from asr_server.channel.spec import ReplicaSpec
+from asr_server.channel.tcp import TcpEngineClient
+from asr_server.checkpoint import name_elsewhere
+from asr_server.config import Settings
+from asr_server.dispatch.executor import StartImpossible
+from asr_server.dispatch.processes import RemoteReplica
+from asr_server.dispatch.ray_cluster import cluster_address
+
+REPLICA: Final = "asr_server.replica.ray_actor:ReplicaActor"  # by its name, as processes are started
+JOIN_LIMIT_S: Final = 300.0
+CALL_LIMIT_S: Final = 10.0
+LEAVE_LIMIT_S: Final = 30.0
+CALL_THREAD: Final = "ray call"
+KILL_LIMIT_S: Final = 10.0
+PLACE_WAIT_S: Final = 0.25
+PLACE_LOG_S: Final = 20.0
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class RayExecutor:
+    def __init__(self, settings: Settings) -> None:
+        """Starts nothing yet."""
+        self._settings = replace(settings, api_key="", model=name_elsewhere(Path(settings.model)))
+        self._cluster = contextlib.ExitStack()  # ends the cluster of this machine, where one was started
+        self._places: Any = None
+        self._resources: dict[str, float] = {}
+        self._num_on_device = 1
+        self._host = ""
+
+    async def start(self) -> int:
+        """Raises StartImpossible where there is no cluster to join."""
+        try:
+            return await _in_thread(self._join, JOIN_LIMIT_S)
+        except StartImpossible:
+            raise
+        except Exception as error:  # of any kind, as Ray has it
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise StartImpossible(f"no Ray cluster at {self._settings.ray_address}: {reason}") from error
+
+    async def launch(self, index: int) -> RayReplica:
+        """Waits for a place in the cluster. Raises OSError and what Ray raises."""
+        await self._until_placed()
+        client = TcpEngineClient(self._host)
+        try:
+            spec = ReplicaSpec(index, client.address, self._settings, self._num_on_device)
+            actor, end = await _in_thread(lambda: self._start_actor(index, spec), CALL_LIMIT_S)
+        except BaseException:
+            client.close()
+            raise
+        return RayReplica(f"replica {index}", actor, asyncio.wrap_future(end), client)
+
+    async def stop(self) -> None:
+        try:
+            await _in_thread(self._leave, LEAVE_LIMIT_S)
+        except Exception as error:
+            logger.warning("the Ray cluster could not be left in order: %s: %s", type(error).__name__, error)
+            atexit.unregister(_ray().shutdown)  # which would wait again, for good perhaps
+        await asyncio.to_thread(self._cluster.close)
+
+    # -- In the thread --
+
+    def _join(self) -> int:
+        """Connects to the cluster and asks for places. The number of replicas."""
+        address = self._cluster.enter_context(cluster_address(self._settings.ray_address))
+        ray = _ray()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        self._host = ray.util.get_node_ip_address()
+        num_hosts = sum(node["Alive"] for node in ray.nodes())
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        use_gpus = self._settings.device == "cuda" or (self._settings.device == "auto" and gpus > 0)
+        shared_by, num_ranks = self._settings.replicas_per_device, self._settings.tensor_parallel_size
+        num_replicas = self._settings.replicas or (gpus // num_ranks if use_gpus else num_hosts) * shared_by
+        if not num_replicas:
+            raise StartImpossible(f"each replica needs {num_ranks} GPUs: the Ray cluster has {gpus}")
+        num_on_host = math.ceil(num_replicas / num_hosts)
+        self._num_on_device = shared_by if use_gpus else num_on_host
+        threads = max(1, self._settings.cpu_threads)
+        self._resources = {"GPU": num_ranks / shared_by} if use_gpus else {"CPU": num_ranks * threads}
+        self._settings = replace(self._settings, replicas=num_on_host)  # what shares a host's cores
+        self._places = ray.util.placement_group([self._resources] * num_replicas, strategy="SPREAD")
+        return num_replicas
+
+    def _start_actor(self, index: int, spec: ReplicaSpec) -> tuple[Any, Any]:
+        """The actor, and a future of its end."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        actor_class = _ray().remote(
+            num_cpus=self._resources.get("CPU", 0),
+            num_gpus=self._resources.get("GPU", 0),
+            max_restarts=0,  # the supervisor replaces it
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._places, index),
+        )(pkgutil.resolve_name(REPLICA))
+        actor = actor_class.remote()
+        # The keys are an argument of the call: those of the constructor would be kept by the cluster.
+        call = actor.run.options(name=f"asr-server replica {index}")  # in the process's title, too
+        return actor, call.remote(spec.to_line(), __version__).future()
+
+    async def _until_placed(self) -> None:
+        """A place may be missing again later, when its host is lost."""
+        waited_s = 0.0
+        while not await _in_thread(lambda: self._places.wait(PLACE_WAIT_S), CALL_LIMIT_S):
+            await asyncio.sleep(PLACE_WAIT_S)
+            waited_s += 2 * PLACE_WAIT_S
+            if waited_s % PLACE_LOG_S == 0:
+                logger.warning(
+                    "waiting for places in the Ray cluster: each replica needs %s", self._resources
+                )
+
+    def _leave(self) -> None:
+        """Not while another call is under way, such as one that waits for a place: Ray ends its side of the
+        connection beneath that, and neither may come back.
+        """
+        for thread in threading.enumerate():
+            if thread.name == CALL_THREAD and thread is not threading.current_thread():
+                thread.join(CALL_LIMIT_S)
+        if "ray" in sys.modules:
+            if self._places is not None:
+                with contextlib.suppress(Exception):  # the cluster may be gone
+                    _ray().util.remove_placement_group(self._places)
+            _ray().shutdown()
+
+
+class RayReplica(RemoteReplica):
+    def __init__(self, name: str, actor: Any, end: asyncio.Future[None], client: TcpEngineClient) -> None:
+        super().__init__(name, client, end)
+        self._actor = actor
+
+    async def receive(self) -> Event:
+        while isinstance(event := await super().receive(), LogLine):
+            print(event.text, file=sys.stderr)
+        return event
+
+    def _exit_message(self) -> str:
+        error = None if self._end.cancelled() else self._end.exception()
+        if error is None:
+            return f"{self.name} has ended"
+        return f"{self.name} has ended: {' '.join(str(error).split())}"
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        await self._drain(drain_s)
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            await _in_thread(lambda: _ray().kill(self._actor), CALL_LIMIT_S)
+        await asyncio.wait((self._end,), timeout=KILL_LIMIT_S)
+        if self._end.done():
+            self._exit_message()  # which takes note of the error
+        self._client.close()  # a replica that Ray cannot reach ends by this
+
+
+def _ray() -> Any:
+    """Its types say little."""
+    import ray
+
+    return ray
+
+
+async def _in_thread(function: Callable[[], T], limit_s: float) -> T:
+    """Raises TimeoutError; the thread is then left behind, and does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not result.done():
+            set_outcome(outcome)
+
+    def run() -> None:
+        set_outcome: Callable[[Any], None] = result.set_result
+        try:
+            outcome: Any = function()
+        except Exception as error:
+            set_outcome, outcome = result.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, set_outcome, outcome)
+
+    threading.Thread(target=run, name=CALL_THREAD, daemon=True).start()
+    return await asyncio.wait_for(result, limit_s)

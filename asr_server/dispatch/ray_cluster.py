@@ -1,0 +1,133 @@
+"""A Ray cluster of this machine alone, for as long as the server runs: where there is none to join.
+
+`LocalCluster` starts `python -m asr_server.dispatch.ray_cluster`, which owns the cluster's processes and
+ends them when its standard input ends, however the server ends. Ray would leave some behind after SIGKILL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from setproctitle import setproctitle
+
+from asr_server.child_process import child_environment
+
+# Samples do not go through Ray's shared store of objects: nearly the least that Ray takes.
+OBJECT_STORE_BYTES: Final = 80 << 20
+STOP_LIMIT_S: Final = 20.0
+CONNECT_LIMIT_S: Final = 10.0
+# Nothing of such a cluster listens on other addresses than 127.0.0.1, and its processes share a token.
+ENVIRONMENT: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+_CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves its address
+_SIGN: Final = "the cluster's address: "
+_FAILURE: Final = "the cluster did not start: "
+
+
+def is_local(address: str) -> bool:
+    """Whether there is no cluster to join. Without Ray, as it reads its environment when it is imported."""
+    nothing_runs = not os.environ.get("RAY_ADDRESS") and not _CURRENT_CLUSTER.exists()
+    return address == "local" or (address == "auto" and nothing_runs)
+
+
+def connect_once(address: str) -> None:
+    """Raises OSError where nothing listens: Ray itself would try for a minute, and then write many lines."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT_S).close()
+    except OSError as error:
+        reason = f"cannot connect to {address}: {error.strerror or error}"
+        raise OSError(error.errno or 0, reason) from error
+
+
+@contextmanager
+def cluster_address(address: str) -> Iterator[str]:
+    """Of the cluster that the setting names, or of one that ends with the block. Raises OSError."""
+    if not is_local(address):
+        connect_once(address)
+        yield address
+        return
+    os.environ |= ENVIRONMENT  # read when Ray is imported
+    cluster = LocalCluster()
+    try:
+        yield cluster.address
+    finally:
+        cluster.stop()
+
+
+class LocalCluster:
+    """Called from a thread: starting takes seconds."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "asr_server.dispatch.ray_cluster"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=child_environment() | ENVIRONMENT,
+            start_new_session=True,  # Ctrl-C is the server's business
+        )
+        self.address = self._read_address()
+
+    def _read_address(self) -> str:
+        assert self._process.stdout is not None
+        reason = "its process ended"
+        for line in self._process.stdout:
+            if line.startswith(_SIGN):
+                return line.removeprefix(_SIGN).strip()
+            if line.startswith(_FAILURE):
+                reason = line.removeprefix(_FAILURE).strip()
+        self.stop()
+        raise OSError(f"no Ray cluster could be started on this machine: {reason}")
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # and not ignored, as the cluster's processes would inherit it
+    setproctitle("asr-server ray cluster")
+    import ray
+
+    try:
+        context: Any = ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # whatever keeps Ray from it: the server says it in one line
+        print(_FAILURE + " ".join(str(error).split()), flush=True)
+        sys.exit(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # Ray has put its own there
+    print(_SIGN + context.address_info["address"], flush=True)
+    os.read(sys.stdin.fileno(), 1)
+    ray.shutdown()
+    shutil.rmtree(context.address_info["session_dir"], ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Keeps every replica alive: launches it, watches it, replaces it when it dies, freezes or hangs.
+
+Whatever goes wrong with one replica, in the launch as well as later, ends that replica alone: it is logged in
+one line and tried again after a pause, and given up after `MAX_FAILED_STARTS` starts in a row that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from asr_server import metrics
+from asr_server.channel.messages import Credit, Event, Heartbeat, StartFailed
+from asr_server.dispatch import replica_state
+from asr_server.dispatch.executor import Executor, ReplicaGone, StartImpossible
+from asr_server.dispatch.replica_state import ReplicaState
+
+MAX_FAILED_STARTS = 3
+MAX_PAUSE_S = 30.0
+DRAIN_S = 2.0  # for a replica to leave by itself at shutdown, when its work is done
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Owns the executor, and the tasks that keep its replicas running."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        on_event: Callable[[ReplicaState, Event], None],
+        on_gone: Callable[[ReplicaState], None],
+        on_given_up: Callable[[], None],
+    ) -> None:
+        self.replica_states: list[ReplicaState] = []
+        self.was_ready = False  # at least one replica, at least once
+        self.last_failure = ""  # in words, for whoever asks why there is no engine
+        self._executor = executor
+        self.num_replicas = 1  # until the executor has said how many
+        self._on_event = on_event
+        self._on_gone = on_gone
+        self._on_given_up = on_given_up
+        self._num_given_up = 0
+        self._draining = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def given_up(self) -> bool:
+        """No replica is left, and none will be launched again."""
+        return self._num_given_up == self.num_replicas
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._supervise_all(), name="supervise replicas")
+
+    def drain(self) -> None:
+        """From now on a replica that ends is not replaced."""
+        self._draining.set()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _supervise_all(self) -> None:
+        try:
+            self.num_replicas = await self._executor.start()
+            async with asyncio.TaskGroup() as group:
+                for index in range(self.num_replicas):
+                    group.create_task(self._supervise(index), name=f"supervise replica {index}")
+        except StartImpossible as error:
+            self._note(error)
+            self._num_given_up = self.num_replicas
+            self._on_given_up()
+        finally:
+            await self._executor.stop()
+
+    async def _supervise(self, index: int) -> None:
+        failed_starts = 0
+        while not self._draining.is_set():
+            try:
+                failed_starts = 0 if await self._launch_and_run(index) else failed_starts + 1
+            except StartImpossible as error:
+                self._note(error)
+                break
+            if failed_starts == MAX_FAILED_STARTS:
+                logger.error("replica %d failed to start %d times: given up", index, failed_starts)
+                break
+            await self._pause(min(MAX_PAUSE_S, 2.0**failed_starts - 1.0))
+            if not self._draining.is_set():
+                metrics.replica_restarts.inc()
+        self._num_given_up += 1
+        if self.given_up:
+            self._on_given_up()
+
+    async def _pause(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._draining.wait()
+
+    async def _launch_and_run(self, index: int) -> bool:
+        """Runs a replica to its end; whether it ever was ready. Whatever goes wrong is only logged."""
+        try:
+            async with asyncio.timeout(replica_state.STARTUP_LIMIT_S):
+                replica = await self._executor.launch(index)
+            return await self._run(ReplicaState(replica))
+        except StartImpossible:
+            raise
+        except Exception as error:
+            self._log(f"replica {index} failed: {type(error).__name__}: {error}")
+            return False
+
+    async def _run(self, state: ReplicaState) -> bool:
+        """From the launch of a replica to its end. Whether it ever was ready."""
+        self.replica_states.append(state)
+        drain_s = 0.0
+        try:
+            gone = await self._watch(state)
+            if isinstance(gone, StartImpossible):
+                raise gone
+            self._log(str(gone))
+            return state.ready
+        except asyncio.CancelledError:
+            drain_s = DRAIN_S if state.ready else 0.0
+            raise
+        finally:
+            self.replica_states.remove(state)
+            try:
+                self._on_gone(state)
+            finally:
+                await state.replica.close(drain_s)
+
+    async def _watch(self, state: ReplicaState) -> ReplicaGone:
+        """Why the replica is to be replaced. Raises what is no fault of a replica."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._receive_all(state))
+                group.create_task(_tick(state))
+        except ExceptionGroup as errors:
+            error = errors.exceptions[0]
+            if isinstance(error, ReplicaGone):
+                return error
+            raise error from None
+        raise AssertionError("a watch ends with an error")
+
+    async def _receive_all(self, state: ReplicaState) -> None:
+        while True:
+            event = await state.replica.receive()
+            state.on_event()
+            match event:
+                case Heartbeat():
+                    state.on_heartbeat(event)
+                    continue
+                case StartFailed():
+                    raise StartImpossible(event.reason)
+                case Credit():
+                    self._on_credit(state, event)
+            self._on_event(state, event)
+
+    def _on_credit(self, state: ReplicaState, credit: Credit) -> None:
+        if not state.ready:
+            state.on_ready()
+            self.was_ready = True
+        state.credit += credit.count
+        state.num_slots = credit.num_slots or state.num_slots
+
+    def _note(self, impossible: StartImpossible) -> None:
+        """Without a line of its own where the whole server ends for it, which says why."""
+        if self.was_ready:
+            self._log(str(impossible))
+        self.last_failure = str(impossible)
+
+    def _log(self, failure: str) -> None:
+        self.last_failure = failure
+        logger.error("%s", failure)
+
+
+async def _tick(state: ReplicaState) -> None:
+    while True:
+        await asyncio.sleep(replica_state.TICK_S)
+        state.on_tick()

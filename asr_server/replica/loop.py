@@ -1,0 +1,139 @@
+"""Runs an engine in a replica: commands in, steps, events out, and heartbeats beside it.
+
+The same in every executor; `replica.py` and `inline.py` call it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from asr_server.channel.messages import (
+    HEARTBEAT_S,
+    EngineServer,
+    Event,
+    Failed,
+    Heartbeat,
+    HeartbeatSender,
+    Result,
+    StartFailed,
+)
+from asr_server.checkpoint import CheckpointError
+from asr_server.config import Settings
+from asr_server.telemetry import working_for
+
+if TYPE_CHECKING:
+    from asr_server.engine import Engine
+    from asr_server.replica.ranks import Ranks
+
+
+IDLE_WAIT_S = 0.5
+END_LIMIT_S = 30.0
+MAX_REASON_CHARS = 400  # torch lists every weight that does not fit
+
+logger = logging.getLogger(__name__)
+
+
+class CannotStart(Exception):
+    """What is wrong with the model or the device, in one line."""
+
+
+def load_engine(
+    settings: Settings, num_on_device: int, start_ranks: Callable[[], Ranks] | None = None
+) -> Engine:
+    """The engine of one of `num_on_device` replicas that share a device.
+
+    Args:
+        start_ranks: starts the other ranks; called where the settings ask for several.
+
+    Raises CannotStart for what another try would not mend.
+    """
+    from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
+    from asr_server.engine.ranks import check_ranks, join
+
+    config = EngineConfig.from_settings(settings, num_on_device)
+    try:
+        if config.num_ranks == 1 or start_ranks is None:
+            return Engine.load(config)
+        check_ranks(config)
+        ranks = start_ranks()
+        join(config, 0, ranks.store)
+        return Engine.load(config, ranks.broadcast)
+    except (CheckpointError, ValueError, OSError) as error:
+        logger.debug("the engine cannot be started", exc_info=error)
+        raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error
+
+
+def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
+    """Loads the engine and serves until drained; heartbeats are sent from the first moment."""
+    heartbeat = HeartbeatThread(server.heartbeat_sender())
+    heartbeat.start()
+    try:
+        heartbeat.engine = create_engine()
+        serve(heartbeat.engine, server)
+    except CannotStart as error:
+        server.send(StartFailed(str(error)))
+        server.receive(wait_s=END_LIMIT_S)  # whoever gets this ends the replica
+    finally:
+        if heartbeat.engine is not None:
+            heartbeat.engine.close()
+        heartbeat.stop()
+        server.close()
+
+
+def serve(engine: Engine, server: EngineServer) -> None:
+    """Takes commands, steps the engine, sends events; returns when drained."""
+    server.send(engine.initial_credit())
+    while engine.has_work or not engine.draining:
+        for command in server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S):
+            engine.handle(command)
+        for event in engine.step():
+            server.send(event)
+            _log(event)
+
+
+def _log(event: Event) -> None:
+    match event:
+        case Result(id, result):
+            with working_for(id):
+                logger.debug(
+                    "chunk %d, part %d: %d tokens at temperature %g",
+                    *(id.chunk, id.part, len(result.tokens), result.temperature),
+                )
+        case Failed(id, message):
+            with working_for(id):
+                logger.warning("chunk %d, part %d failed: %s", id.chunk, id.part, message)
+
+
+class HeartbeatThread(threading.Thread):
+    """Sends heartbeats whatever the engine does, so that frozen and busy can be told apart."""
+
+    def __init__(self, sender: HeartbeatSender) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.engine: Engine | None = None
+        self._sender = sender
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        self._sender.send_heartbeat(self._state())
+        while not self._stopped.wait(HEARTBEAT_S):
+            self._sender.send_heartbeat(self._state())
+        self._sender.close()
+
+    def _state(self) -> Heartbeat:
+        engine = self.engine
+        if engine is None:
+            return Heartbeat(num_steps=0)
+        return Heartbeat(
+            engine.num_steps,
+            engine.slots_in_use,
+            engine.num_decode_steps,
+            engine.num_decoded_tokens,
+            engine.step_timer.times,
+        )
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()

@@ -1,0 +1,128 @@
+"""The other ranks of a replica (tensor parallelism), as rank 0 has them: it starts, feeds and watches them.
+
+A replica is one to its supervisor: when a rank ends or freezes, rank 0 ends with all of them, and the replica
+is replaced. Operations go through a pipe for each rank, so that a rank whose pipe is closed knows that rank 0
+has ended; what the ranks compute together goes through torch.distributed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+import msgspec
+
+from asr_server.channel.messages import FROZEN_AFTER_S, SILENT_STARTUP_LIMIT_S
+from asr_server.channel.spec import ChildSpec
+from asr_server.child_process import child_environment
+from asr_server.config import Settings
+
+if TYPE_CHECKING:
+    from asr_server.engine.ranks import Operation
+
+
+MODULE: Final = "asr_server.replica.rank"
+BEAT: Final = b"."
+READY: Final = b"+"  # loaded: from now on no call holds the interpreter, and with it the beat, for long
+LENGTH_BYTES: Final = 8
+TICK_S: Final = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+class RankSpec(ChildSpec, frozen=True):
+    replica: int
+    rank: int
+    settings: Settings
+    num_on_device: int
+    store_fd: int  # where the ranks find each other, in memory
+    operations_fd: int
+
+
+class Ranks:
+    """Ranks 1 and up. To be made in the main thread, with which they end."""
+
+    def __init__(self, replica: int, settings: Settings, num_on_device: int) -> None:
+        self._store_fd = os.memfd_create("ranks")
+        self._ranks = [
+            _Rank(replica, rank, settings, num_on_device, self._store_fd)
+            for rank in range(1, settings.tensor_parallel_size)
+        ]
+        self._encoder = msgspec.msgpack.Encoder()
+        for rank in self._ranks:
+            threading.Thread(target=self._watch, args=(rank,), name=f"watch {rank.name}", daemon=True).start()
+
+    @property
+    def store(self) -> str:
+        return store_path(self._store_fd)
+
+    def broadcast(self, operation: Operation) -> None:
+        """Waits where a rank is far behind. Raises OSError when one has ended."""
+        message = self._encoder.encode(operation)
+        for rank in self._ranks:
+            rank.operations.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
+            rank.operations.flush()
+
+    def _watch(self, rank: _Rank) -> None:
+        """Returns never: it ends this process, which the supervisor notices and replaces."""
+        reason = rank.wait_for_the_end()
+        logger.error("%s (pid %d) %s: the replica ends", rank.name, rank.process.pid, reason)
+        for each in self._ranks:
+            each.process.kill()
+        os._exit(1)
+
+
+class _Rank:
+    """One process, its two pipes and its sign of life."""
+
+    def __init__(
+        self, replica: int, rank: int, settings: Settings, num_on_device: int, store_fd: int
+    ) -> None:
+        self.name = f"replica {replica} rank {rank}"
+        read_fd, write_fd = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment() | _device_of(rank),
+            pass_fds=(store_fd, read_fd),
+        )
+        os.close(read_fd)
+        self.operations: BinaryIO = os.fdopen(write_fd, "wb")
+        spec = RankSpec(replica, rank, settings, num_on_device, store_fd, read_fd)
+        assert self.process.stdin is not None
+        self.process.stdin.write(spec.to_line())
+        self.process.stdin.flush()
+
+    def wait_for_the_end(self) -> str:
+        """Why there is nothing more to wait for.
+
+        Silence is counted in ticks, as in `replica_state.py`: none while this process stands still.
+        """
+        assert self.process.stdout is not None
+        pipe = self.process.stdout.fileno()
+        silent_s, limit_s = 0.0, SILENT_STARTUP_LIMIT_S
+        while silent_s < limit_s:
+            silent_s += TICK_S
+            if select.select([pipe], [], [], TICK_S)[0]:
+                beats = os.read(pipe, 4096)
+                if not beats:
+                    return f"exited with status {self.process.wait()}"
+                silent_s, limit_s = 0.0, FROZEN_AFTER_S if READY in beats else limit_s
+        return f"has been silent for {silent_s:.0f} s"
+
+
+def store_path(store_fd: int) -> str:
+    """The same file for every process that has the handle."""
+    return f"/proc/self/fd/{store_fd}"
+
+
+def _device_of(rank: int) -> dict[str, str]:
+    """Of the GPUs that this replica was given, one for each rank; this process takes the first."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return {"CUDA_VISIBLE_DEVICES": given.split(",")[rank]} if given else {}

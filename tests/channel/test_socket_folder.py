@@ -1,0 +1,56 @@
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asr_server.channel.zeromq import SocketFolder, remove_abandoned_folders
+
+OWNER = "from asr_server.channel.zeromq import *; print(SocketFolder().path, flush=True); input()"
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture
+def owner() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process, and the folder that it has made."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
+
+
+def test_what_a_killed_server_left_is_removed(owner: tuple[subprocess.Popen[str], Path]) -> None:
+    process, path = owner
+    (path / "events").touch()
+    remove_abandoned_folders()
+    assert path.is_dir()  # its owner lives
+    process.kill()
+    process.wait()
+    remove_abandoned_folders()
+    assert not path.exists()
+
+
+def test_ones_own_folders_stay_until_they_are_removed() -> None:
+    folder = SocketFolder()
+    assert folder.path.stat().st_mode & 0o077 == 0
+    remove_abandoned_folders()
+    assert folder.path.is_dir()
+    folder.remove()
+    assert not folder.path.exists()
+
+
+def test_a_link_to_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "asr-ipc-x").symlink_to(elsewhere)
+    remove_abandoned_folders()
+    assert elsewhere.is_dir()

@@ -1,0 +1,136 @@
+"""Faults in real replicas, in their launches and in the API process itself, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from asr_server.core import Chunk, ChunkResult
+from asr_server.dispatch import dispatcher as dispatcher_module
+from asr_server.dispatch import replica_state, supervisor
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.errors import ReplicasEnded
+from tests.dispatch.faulty_replica import FaultyExecutor, poisoned
+from tests.dispatch.test_executors import OPTIONS, chunk, heard, running, until_ready
+from tests.embedded import embedded
+from tests.speech import say
+
+SETTINGS = embedded(dtype="float32")
+
+
+async def until_given_up(dispatcher: Dispatcher) -> None:
+    async with asyncio.timeout(60):
+        while not dispatcher.given_up:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_poisonous_chunk_takes_no_neighbour_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "die")
+    monkeypatch.setattr(dispatcher_module, "MIN_ATTEMPTS", 2)  # each takes the start of a replica
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
+    await dispatcher.start()
+    await until_ready(dispatcher)
+    said = [say(digits) for digits in ("407", "12", "98653", "5", "60", "31")]
+    chunks = [chunk(spoken) for spoken in said]
+    chunks.insert(2, Chunk(0, 0, poisoned(say("31").samples)))
+    outcomes = await asyncio.gather(
+        *(dispatcher.open(str(index)).submit(each, OPTIONS) for index, each in enumerate(chunks)),
+        return_exceptions=True,
+    )
+    poison = outcomes.pop(2)
+    assert isinstance(poison, ReplicasEnded)
+    assert "ended 2 engine processes" in str(poison)
+    texts = [heard(result) for result in outcomes if isinstance(result, ChunkResult)]
+    assert texts == [spoken.digits for spoken in said]
+    await dispatcher.stop()
+
+
+async def test_a_start_that_stalls_is_ended_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "stall"
+    marker.touch()
+    monkeypatch.setenv("FAULT", f"stall {marker}")
+    monkeypatch.setattr(replica_state, "STARTUP_LIMIT_S", 5.0)
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
+    await dispatcher.start()
+    async with asyncio.timeout(60):
+        while not dispatcher.last_failure:
+            await asyncio.sleep(0.02)
+    assert "was not ready" in dispatcher.last_failure
+    monkeypatch.undo()  # the next start has all the time it needs
+    monkeypatch.setenv("FAULT", f"stall {marker}")
+    await until_ready(dispatcher)
+    await dispatcher.stop()
+
+
+async def test_a_pause_of_the_api_process_ends_no_healthy_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running("multiprocess") as dispatcher:
+        (before,) = dispatcher.replica_states
+        monkeypatch.setattr(replica_state, "FROZEN_AFTER_S", 3.0)
+        for _ in range(2):
+            time.sleep(4.0)  # noqa: ASYNC251  as a busy connection, or a paused container
+            await asyncio.sleep(0.1)
+        monkeypatch.undo()
+        assert heard(await dispatcher.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
+        assert dispatcher.replica_states == [before]
+
+
+async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    dispatcher = Dispatcher(SETTINGS)
+    await dispatcher.start()
+    await until_given_up(dispatcher)
+    assert dispatcher.failed_to_start
+    assert "No such file or directory" in dispatcher.last_failure
+    await dispatcher.stop()
+
+
+def test_without_file_handles_the_launch_fails_and_the_process_lives() -> None:
+    script = """if True:
+        import asyncio, os, resource
+        from asr_server.dispatch import supervisor
+        from asr_server.dispatch.dispatcher import Dispatcher
+        from tests.embedded import embedded
+
+        async def main():
+            supervisor.MAX_PAUSE_S = 0.0
+            dispatcher = Dispatcher(embedded())
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 6,) * 2)
+            await dispatcher.start()
+            while not dispatcher.given_up:
+                await asyncio.sleep(0.01)
+            print(dispatcher.last_failure)
+
+        asyncio.run(main())"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "Too many open files" in ended.stdout
+
+
+class MuteExecutor(MultiprocessExecutor):
+    module = "this"  # a module of Python's that ends by itself
+
+
+async def test_a_replica_that_ends_before_it_is_ready_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dispatcher = Dispatcher(SETTINGS, MuteExecutor(SETTINGS))
+    await dispatcher.start()
+    await until_given_up(dispatcher)
+    assert "exited with status 0" in dispatcher.last_failure
+    assert not list(tmp_path.iterdir())
+    await dispatcher.stop()

@@ -1,0 +1,95 @@
+"""What only the Ray executor has: no cluster to join, one of its own, hosts that differ."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asr_server.checkpoint import name_elsewhere
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.ray_cluster import LocalCluster
+from asr_server.replica.ray_actor import ReplicaActor
+from tests.conftest import run_server
+from tests.embedded import embedded
+
+
+def test_a_checkpoint_is_named_so_that_another_host_finds_it(tmp_path: Path) -> None:
+    assert name_elsewhere(EMBEDDED_MODEL) == "whisper-digits"
+    cached = tmp_path / "hub" / "models--openai--whisper-small" / "snapshots" / "973afd24"
+    assert name_elsewhere(cached) == "openai/whisper-small"
+    assert name_elsewhere(tmp_path / "own") == str(tmp_path / "own")
+
+
+def test_nothing_of_ray_is_imported_for_the_other_executors() -> None:
+    modules = "asr_server.api.server, asr_server.dispatch.processes"
+    code = f"import sys, {modules}; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_host_with_another_version_says_so() -> None:
+    with pytest.raises(RuntimeError, match=r"the server is 0\.0\.0"):
+        ReplicaActor().run(b"", "0.0.0")
+
+
+async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> None:
+    with socket.socket() as bound:  # and not listening
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        dispatcher = Dispatcher(embedded(executor="ray", ray_address=address))
+        await dispatcher.start()
+        async with asyncio.timeout(30):
+            while not dispatcher.given_up:
+                await asyncio.sleep(0.02)
+    assert dispatcher.failed_to_start
+    assert dispatcher.last_failure.startswith(f"no Ray cluster at {address}: ")
+    assert dispatcher.last_failure.endswith(f"cannot connect to {address}: Connection refused")
+    await dispatcher.stop()
+
+
+def test_a_cluster_of_its_own_that_does_not_start_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/dev/null/nowhere")
+    with pytest.raises(OSError, match=r"^no Ray cluster could be started on this machine: .*Not a directory"):
+        LocalCluster()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_without_ray_a_server_says_what_to_install_and_ends() -> None:
+    """As on a machine without it: no import of it is found."""
+    code = """if True:
+        import importlib.util, sys
+        find_spec = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *rest: None if name == "ray" else find_spec(name, *rest)
+        sys.modules["ray"] = None  # an import of it fails
+        sys.argv = ["asr-server", "serve", "--port", "0", "--executor", "ray"]
+        from asr_server.__main__ import main
+        main()"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].endswith("needs Ray, an extra: pip install 'asr-server[ray]'")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.trial
+def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> None:
+    """And until then the lines of the replica's log arrive with its name."""
+    pytest.importorskip("ray")
+    with run_server("--executor", "ray", "--ray-address", "local") as server:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        titles = [" ".join(child.cmdline()) for child in children]
+        assert any("asr-server replica 0" in title for title in titles)
+        (session,) = {found for title in titles for found in re.findall(r"/tmp/ray/session_[\w.-]+", title)}
+        assert "[replica 0] asr_server.replica.ray_actor: starts on" in server.written()
+        server.process.kill()
+        _, alive = psutil.wait_procs(children, 30)
+        assert not alive
+        assert not Path(session).exists()
