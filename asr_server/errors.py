@@ -133,3 +133,11 @@ class ReplicasEnded(ChunkFailed):
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(f"A part of the audio has ended {num_replicas} engine processes one after another.")
+
+
+class CheckpointError(Exception):
+    """The checkpoint is not there, incomplete, or not Whisper. The message says what to do."""
+
+
+class NotFetched(Exception):
+    """A source does not have the model, or cannot be reached. The message says why in a few words."""

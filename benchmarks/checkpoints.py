@@ -26,8 +26,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from asr_server.checkpoint.tokenizer import CHARACTER_OF_BYTE
 from asr_server.core import POSITIONS_PER_S
-from asr_server.tokenizer.byte_alphabet import CHARACTER_OF_BYTE
 
 SEED = 20260101
 REVISION = "3"  # of what is written: one made by an earlier revision is made anew

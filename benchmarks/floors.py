@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from asr_server.model import WhisperSizes
-from asr_server.model.linear import Linear
+from asr_server.model.layers import Linear
 
 
 @dataclass(frozen=True)

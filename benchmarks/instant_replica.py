@@ -31,11 +31,11 @@ from asr_server.channel.messages import (
 )
 from asr_server.channel.spec import ReplicaSpec
 from asr_server.channel.zeromq import ZmqEngineServer
-from asr_server.child_process import end_with_the_parent, leave_stopping_to_the_parent
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
 from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.machine import end_with_the_parent, leave_stopping_to_the_parent
 from asr_server.replica.loop import run
-from asr_server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine

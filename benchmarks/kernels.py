@@ -28,13 +28,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from asr_server.engine.graphs import context_buckets, row_buckets
-from asr_server.model.decoder import padded_vocabulary
-from asr_server.model.kernels.add_norm import add_norm
-from asr_server.model.kernels.bias_gelu import bias_gelu
 from asr_server.model.kernels.choose_token import choose_token
+from asr_server.model.kernels.elementwise import add_norm, bias_gelu, quantise_rows
 from asr_server.model.kernels.flash_decode import flash_decode
-from asr_server.model.kernels.quantise_rows import quantise_rows
 from asr_server.model.kernels.table import NUM_WARPS
+from asr_server.model.whisper import padded_vocabulary
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
 WIDTH, HIDDEN, VOCABULARY = 1280, 5120, 51866

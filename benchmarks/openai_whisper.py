@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Samples
 from asr_server.model import WhisperSizes
-from asr_server.tokenizer import Tokenizer
 
 _NAMES = (  # Hugging Face's, and openai/whisper's; several may be part of one name
     (r"encoder\.embed_positions\.weight", "encoder.positional_embedding"),

@@ -1,4 +1,4 @@
-"""Who may import whom, and that the API process needs no torch."""
+"""Who may import whom: one rule for processes, no circle, and no torch in the API process."""
 
 from __future__ import annotations
 
@@ -7,116 +7,104 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "asr_server"
-SHARED = {
-    "child_process",
-    "core",
-    "config",
-    "errors",
-    "tokenizer",
-    "telemetry",
-    "checkpoint",
-    "machine",
-    "metrics",
-    "key_file",
-    "levels",
-}
+EVERYBODY = {"checkpoint", "config", "core", "errors", "levels", "machine", "metrics", "telemetry"}
 MAY_IMPORT = {
-    "api": {"transcription", "audio", "dispatch", "channel", "formats"},
+    "cli": {"api", "formats", "model", "offline"},
+    "api": {"audio", "channel", "dispatch", "formats", "realtime", "transcription", "wyoming"},
+    "realtime": {"api", "audio", "dispatch", "transcription"},
+    "wyoming": {"api", "audio", "transcription"},
+    "offline": {"audio", "dispatch", "formats", "transcription"},
+    "transcription": {"audio", "channel", "dispatch"},
     "audio": set(),
-    "channel": set(),
-    "checkpoint": set(),
-    "child_process": set(),
-    "cli": {"api", "convert", "formats", "offline", "preflight", "remote"},
-    "config": set(),
-    "convert": {"model"},
-    "core": set(),
-    "dispatch": {"channel", "replica"},
-    "engine": {"model", "channel"},
-    "errors": set(),
     "formats": set(),
-    "key_file": set(),
-    "levels": set(),
-    "machine": set(),
-    "metrics": {"channel"},
-    "model": set(),
-    "offline": {"audio", "formats", "transcription", "dispatch"},
-    "preflight": set(),
+    "dispatch": {"channel"},
+    "channel": set(),
     "replica": {"channel", "engine"},
-    "remote": {"audio", "formats", "offline"},
-    "telemetry": set(),
-    "tokenizer": {"checkpoint"},
-    "transcription": {"audio", "dispatch"},
+    "engine": {"channel", "model"},
+    "model": set(),
+    "metrics": {"channel"},
 }
-PACKAGES = sorted(
-    path.stem
-    for path in PACKAGE.iterdir()
-    if (path.suffix == ".py" or (path / "__init__.py").exists()) and not path.stem.startswith("__")
-)
-WITHOUT_TORCH = [
+API_PROCESS = (
     "api",
-    "audio",
-    "checkpoint",
-    "formats",
+    "realtime",
+    "wyoming",
     "offline",
-    "remote",
-    "tokenizer",
     "transcription",
-    "channel.tcp",
-    "dispatch.dispatcher",
-    "dispatch.processes",
-    "dispatch.ray",
-]
+    "audio",
+    "formats",
+    "dispatch",
+    "cli",
+)
+INLINE = "asr_server.dispatch.inline"  # the engine in the API process, for tests and debugging
+
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
 
 
-def imports_of(package: str) -> Iterator[tuple[str, str]]:
-    """(file, package imported) for each import within the package, at the top or in a function."""
-    paths = (
-        [PACKAGE / f"{package}.py"]
-        if (PACKAGE / f"{package}.py").exists()
-        else (PACKAGE / package).rglob("*.py")
+def imports_of(module: str) -> Iterator[str]:
+    """Each module of ours that this one imports, at the top, in a function or for types alone."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        match node:
+            case ast.Import():
+                names = [alias.name for alias in node.names]
+            case ast.ImportFrom(level=0, module=str(source)):
+                names = [f"{source}.{alias.name}" for alias in node.names]
+            case ast.ImportFrom():
+                raise AssertionError("relative imports hide who imports whom")
+            case _:
+                continue
+        for name in names:
+            while name and name not in MODULES:
+                name = name.rpartition(".")[0]
+            if name not in ("", "asr_server", module):
+                yield name
+
+
+def folder_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("folder", sorted({folder_of(module) for module in MODULES if "." in module}))
+def test_each_folder_imports_only_what_it_may(folder: str) -> None:
+    allowed = (
+        MAY_IMPORT.get(folder, set()) | EVERYBODY | {folder} | ({"cli"} if folder == "__main__" else set())
     )
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            for module in modules_of(node):
-                if module.startswith("asr_server."):
-                    yield str(path.relative_to(PACKAGE)), module.split(".")[1]
-
-
-def modules_of(node: ast.AST) -> list[str]:
-    match node:
-        case ast.Import():
-            return [alias.name for alias in node.names]
-        case ast.ImportFrom(level=0, module=str(module)):
-            return (
-                [module] if module != "asr_server" else [f"asr_server.{alias.name}" for alias in node.names]
-            )
-        case ast.ImportFrom(level=level) if level:
-            raise AssertionError("relative imports hide who imports whom")
-    return []
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_each_package_imports_only_what_it_may(package: str) -> None:
-    allowed = MAY_IMPORT[package] | {package} | {"__version__"}
-    allowed |= SHARED if package not in SHARED else {"core", "config", "errors", "machine"}
-    wrong = [(file, imported) for file, imported in imports_of(package) if imported not in allowed]
+    wrong = [
+        (module, imported)
+        for module in MODULES
+        if "." in module and folder_of(module) == folder and module != INLINE
+        for imported in imports_of(module)
+        if folder_of(imported) not in allowed
+    ]
     assert wrong == []
 
 
-def test_the_shared_types_import_nothing_of_ours() -> None:
-    assert list(imports_of("core")) == []
-    assert list(imports_of("errors")) == []
+def test_no_import_runs_in_a_circle() -> None:
+    graph = {module: set(imports_of(module)) for module in MODULES if MODULES[module].name != "__init__.py"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_the_api_process_needs_no_torch(module: str) -> None:
-    code = f"import sys, asr_server.{module}; sys.exit('torch' in sys.modules)"
+def test_what_the_api_process_runs_imports_no_torch() -> None:
+    modules = [module for module in MODULES if "." in module and folder_of(module) in API_PROCESS]
+    imports = "".join(f"import {module}\n" for module in sorted({*modules} - {INLINE}))
+    code = f"import sys\n{imports}sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_shared_types_import_nothing_of_ours() -> None:
+    assert list(imports_of("asr_server.core")) == []
+    assert list(imports_of("asr_server.errors")) == []
 
 
 def test_tests_may_import_benchmarks_and_not_the_other_way() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from asr_server.tokenizer import Tokenizer
-from asr_server.tokenizer.byte_alphabet import CHARACTER_OF_BYTE
+from asr_server.checkpoint.tokenizer import CHARACTER_OF_BYTE, Tokenizer
 from tests.speech import WORDS
 
 _BYTES = [CHARACTER_OF_BYTE[byte] for byte in range(256)]

@@ -1,12 +1,94 @@
-"""Requires an API key under /v1, where the server has any. A dependency of the routes."""
+"""The keys of this server: the one of `--api-key` and those of `--api-key-file`.
+
+A file has one a line, so that one can be replaced by another while both are taken for a while. Used by
+`app.py`, and by the checks before the start. Knows no request.
+"""
 
 from __future__ import annotations
 
-from starlette.requests import Request
+import hashlib
+import hmac
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
 
-from asr_server.api.state import get_state
+from asr_server.config import Settings
+from asr_server.errors import InvalidApiKey
+
+RECHECK_S: Final = 1.0  # how soon a change is noticed
+
+logger = logging.getLogger(__name__)
 
 
-async def require_key(request: Request) -> None:
-    """Raises InvalidApiKey."""
-    get_state(request).api_keys.check(request.headers.get("authorization", ""))
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The lines that are neither empty nor comments (#). Raises OSError, UnicodeDecodeError."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+class KeyFile:
+    """The keys of one file as they are now. While it cannot be read, those read last are still taken."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys: tuple[str, ...] = ()
+        self._version: tuple[int, ...] = ()
+        self._checked_at = float("-inf")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Reads the file again where it has changed. It is asked about once a second at most."""
+        now = time.monotonic()
+        if now - self._checked_at >= RECHECK_S:
+            self._checked_at = now
+            self._refresh()
+        return self._keys
+
+    def _refresh(self) -> None:
+        version: tuple[int, ...] = ()
+        try:
+            status = os.stat(self._path)
+            version = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if version != self._version:
+                self._keys = read_keys(self._path)
+                logger.info("%d API keys read from %s", len(self._keys), self._path)
+        except (OSError, UnicodeDecodeError) as error:
+            if self._version:
+                logger.warning("%s cannot be read, its last keys are still taken: %s", self._path, error)
+            version = ()
+        self._version = version
+
+
+class ApiKeys:
+    def __init__(self, settings: Settings) -> None:
+        self._key = settings.api_key
+        self._file = KeyFile(Path(settings.api_key_file)) if settings.api_key_file else None
+
+    @property
+    def required(self) -> bool:
+        """Also with a file that has no keys (any more): then nobody is let in."""
+        return bool(self._key or self._file)
+
+    @property
+    def current(self) -> tuple[str, ...]:
+        """Those taken now, the one to sign with first; none where none is required."""
+        return (*([self._key] if self._key else []), *(self._file.keys if self._file else ()))
+
+    def check(self, authorization: str) -> None:
+        """Takes the header's value. Raises InvalidApiKey."""
+        if not self.required:
+            return
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not given.strip():
+            raise InvalidApiKey("No API key: send it as 'Authorization: Bearer KEY'.")
+        # All are compared, in constant time, so that the time tells nothing about any of them.
+        digest = _digest(given.strip())
+        matches = [hmac.compare_digest(digest, _digest(key)) for key in self.current]
+        if not any(matches):
+            raise InvalidApiKey("Incorrect API key.")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

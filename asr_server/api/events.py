@@ -1,4 +1,4 @@
-"""Writes a transcript as server-sent events, in OpenAI's streaming shapes. Used by `response.py`."""
+"""Writes a transcript as server-sent events, in OpenAI's streaming shapes. Used by `transcribe.py`."""
 
 from __future__ import annotations
 

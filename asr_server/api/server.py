@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from asr_server.api.app import create_app
-from asr_server.api.connection_limits import bounded_http_protocol
-from asr_server.api.realtime.client_events import MAX_MESSAGE_BYTES
+from asr_server.api.connections import bounded_http_protocol
 from asr_server.api.state import AppState
 from asr_server.audio import PreprocessPool
 from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import NO_PORT, Settings
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ShuttingDown
 from asr_server.machine import keep_for_good, raise_open_files_limit
+from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.telemetry import announce
-from asr_server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from asr_server.api.wyoming.server import WyomingServer
+    from asr_server.wyoming import WyomingServer
+
 
 # Exit statuses. uvicorn's own, when it cannot listen, is 3.
 STOPPED: Final = 0
@@ -62,7 +63,7 @@ def run(settings: Settings) -> int:
         timeout_graceful_shutdown=CLOSE_LIMIT_S,
         log_config=None,
         log_level="warning" if settings.log_level == "info" else settings.log_level,
-        access_log=False,  # `request_log` writes one that has the request ids
+        access_log=False,  # `middleware.py` writes one that has the request ids
         server_header=False,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
@@ -98,7 +99,7 @@ class Server(uvicorn.Server):
         settings = self._state.settings
         if settings.wyoming_port == NO_PORT:
             return
-        from asr_server.api.wyoming.server import WyomingServer
+        from asr_server.wyoming import WyomingServer
 
         self._wyoming = WyomingServer(self._state)
         host, port = await self._wyoming.start()

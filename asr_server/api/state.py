@@ -1,21 +1,103 @@
-"""The objects that all routes share, created once in `create_app`."""
+"""The objects that all routes share, created once in `create_app`; the key and the place a request needs.
+
+`AdmissionLimiter` limits how many requests are in flight, and tells the others when to try again:
+`transcribe.py` turns a request away before it reads the body, and takes its place once the body is here.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, NoReturn, cast
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
-from asr_server.api.admission import AdmissionLimiter
-from asr_server.api.api_keys import ApiKeys
-from asr_server.api.realtime.registry import RealtimeSessions
-from asr_server.api.upload import UploadMemory
+from asr_server.api.auth import ApiKeys
+from asr_server.api.errors import MAX_RETRY_AFTER_S
+from asr_server.api.form import UploadMemory
 from asr_server.audio import AudioLimits, PreprocessPool
-from asr_server.config import Settings
+from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import EngineUnavailable, ShuttingDown
+from asr_server.errors import EngineUnavailable, Overloaded, ShuttingDown
+from asr_server.realtime.registry import RealtimeSessions
 from asr_server.transcription import Transcriber
+
+_WEIGHT: Final = 0.1  # of the newest request in the mean time that a request takes
+
+
+class AdmissionLimiter:
+    """A request holds a place from when it has arrived whole until its transcript is complete.
+
+    Sending and reading are left out: clients that upload or read slowly cost a connection, not a place.
+    """
+
+    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_rejected = 0
+        self.num_open = 0
+        self._max_requests = max_requests
+        self._clock = clock
+        self._started_at: list[float] = []
+        self._num_finished = 0
+        self._mean_request_s = 1.0
+        self._next_turn_at = 0.0
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._started_at)
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Counts a request from its headers to the end of its reply.
+
+        Raises Overloaded when there is no place now: said before the upload, it saves the client that.
+        """
+        self._check()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+
+    @contextmanager
+    def acquire(self) -> Iterator[None]:
+        """Raises Overloaded."""
+        self._check()
+        started_at = self._clock()
+        self._started_at.append(started_at)
+        try:
+            yield
+        finally:
+            self._started_at.remove(started_at)
+            self._count(self._clock() - started_at)
+
+    def _check(self) -> None:
+        if self.num_in_flight >= self._max_requests:
+            self._reject()
+
+    def _count(self, request_s: float) -> None:
+        self._num_finished += 1
+        weight = max(_WEIGHT, 1 / self._num_finished)
+        self._mean_request_s += weight * (request_s - self._mean_request_s)
+
+    def _reject(self) -> NoReturn:
+        self.num_rejected += 1
+        raise Overloaded(
+            f"{self._max_requests} requests are in flight already: {naming('max_concurrent_requests')}.",
+            self._next_turn_s(),
+        )
+
+    def _next_turn_s(self) -> float:
+        """Each who is turned away gets a turn of its own, at the rate at which places become free.
+
+        Told the same time, all would come back together, and most would be turned away again.
+        """
+        now = self._clock()
+        mean_age_s = now - sum(self._started_at) / len(self._started_at)
+        interval_s = max(self._mean_request_s, mean_age_s) / self._max_requests
+        self._next_turn_at = min(max(now, self._next_turn_at) + interval_s, now + MAX_RETRY_AFTER_S)
+        return self._next_turn_at - now
 
 
 @dataclass
@@ -52,3 +134,8 @@ class AppState:
 
 def get_state(connection: HTTPConnection) -> AppState:
     return cast(AppState, connection.app.state.server)
+
+
+async def require_key(request: Request) -> None:
+    """Raises InvalidApiKey."""
+    get_state(request).api_keys.check(request.headers.get("authorization", ""))

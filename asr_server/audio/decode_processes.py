@@ -1,9 +1,12 @@
-"""The server's side of the processes that decode with FFmpeg, one for each file.
+"""The server's side of the processes that decode with FFmpeg, one for each file, and their messages.
 
 Whatever a codec does (crash, hang, take a gigabyte of memory) happens in its own process. The forkserver
 has FFmpeg's libraries loaded and forks these processes. It is started with the server, or with the first
 file that needs it, and ends with `shutdown` or when this process is gone, because its socket then closes. A
 few decode processes that are done wait for the next file.
+
+The server sends a `DecodeTask` with the file's descriptor, and then `NEXT` for each block that it wants. Each
+answer is a `HEADER`, which says of what kind it is, and its content.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,8 +24,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from asr_server.audio.decode_messages import STATUS
-from asr_server.child_process import child_environment
+import msgspec
+
+from asr_server.audio.limits import AudioLimits
+from asr_server.machine import child_environment
+
+HEADER: Final = struct.Struct("<BI")  # kind, bytes that follow
+SAMPLES, END, REFUSED, OPENED = 0, 1, 2, 3
+NEXT: Final = b"n"  # asks for a block
+STATUS: Final = struct.Struct("<i")  # as waitpid gives it; the forkserver tells it
+
+
+class DecodeTask(msgspec.Struct):
+    """Goes to a decode process with the file."""
+
+    limits: AudioLimits
+    split_channels: bool
+
+
+class Opened(msgspec.Struct):
+    """Comes before the first samples."""
+
+    duration_s: float | None  # by the file's header
+
+
+class Finished(msgspec.Struct):
+    truncated: bool
+
+
+class Refused(msgspec.Struct):
+    error: str  # the name of a class in `errors`
+    message: str
+
 
 STATUS_WAIT_MS: Final = 2000
 SIGNALS_OF_THE_SYSTEM: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP})

@@ -16,7 +16,7 @@ import time
 import av.logging
 import msgspec
 
-from asr_server.audio.decode_messages import (
+from asr_server.audio.decode_processes import (
     END,
     HEADER,
     NEXT,
@@ -29,13 +29,13 @@ from asr_server.audio.decode_messages import (
     Opened,
     Refused,
 )
-from asr_server.audio.decoders.base import CannotOpen
-from asr_server.audio.decoders.ffmpeg import FfmpegDecoder
+from asr_server.audio.decoders import CannotOpen
+from asr_server.audio.ffmpeg import FfmpegDecoder
 from asr_server.audio.limits import invalid_audio
 from asr_server.audio.stream import DecodedStream
-from asr_server.child_process import leave_stopping_to_the_parent
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import RequestError
+from asr_server.machine import leave_stopping_to_the_parent
 
 FORK_FAILED = -1
 MAX_MESSAGE = 1 << 12

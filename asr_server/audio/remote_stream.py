@@ -12,18 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server import errors, metrics
-from asr_server.audio.decode_messages import (
+from asr_server.audio.decode_processes import (
     HEADER,
     NEXT,
     OPENED,
     REFUSED,
     SAMPLES,
+    DecodeProcess,
     DecodeTask,
     Finished,
     Opened,
     Refused,
+    decode_processes,
 )
-from asr_server.audio.decode_processes import DecodeProcess, decode_processes
 from asr_server.audio.limits import AudioLimits, invalid_audio
 from asr_server.core import Samples
 from asr_server.errors import DecodingUnavailable, RequestError

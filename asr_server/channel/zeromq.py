@@ -1,17 +1,12 @@
 """Both ends of the connection for processes of one host: ZeroMQ over Unix sockets in a private folder.
 
-Samples cross in memory that both processes share, see `shared_memory`. What finds no room there goes along
+Samples cross in memory that both processes share, see `shared_memory.py`. What finds no room there goes along
 in frames, each of which is copied once into ZeroMQ's own memory, so that the sender holds nothing after it.
-`tcp.py` builds the ends for several hosts on these.
+Whether the owner of a folder of sockets lives anybody can tell by its lock, which the system releases.
 
-A private folder for the sockets of one replica, of which anybody can tell whether its owner lives.
-
-The owner holds a lock on the folder, which the system releases however the owner ends.
-
-CURVE: the keys of the two ends of a connection between hosts, and who is let in.
-
-Whoever connects must hold the one secret key that was made for the replica, and the listening end shows by
-its own key that it is the server. Everything between them is encrypted. (https://rfc.zeromq.org/spec/26/)
+`tcp.py` builds the ends for several hosts on these, and adds CURVE (https://rfc.zeromq.org/spec/26/): whoever
+connects must hold the one secret key that was made for the replica, the listening end shows by its own key
+that it is the server, and everything between them is encrypted.
 """
 
 from __future__ import annotations

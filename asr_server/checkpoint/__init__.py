@@ -4,21 +4,20 @@ No torch: the API process needs them too, for the tokenizer. Every error is one 
 """
 
 from asr_server.checkpoint.adopt import is_ctranslate2, read_foreign, source_of, texts_for, write_layout
-from asr_server.checkpoint.cache import hub_cache, own_cache
-from asr_server.checkpoint.error import CheckpointError
-from asr_server.checkpoint.files import check_directory
+from asr_server.checkpoint.config_files import AudioWindow, read_json, read_optional_json
+from asr_server.checkpoint.download import hub_cache, own_cache
 from asr_server.checkpoint.find import (
     cached,
+    check_directory,
     checkpoint_on_disk,
     name_elsewhere,
     resolve_checkpoint,
     revision_of,
     tokenizer_of,
 )
-from asr_server.checkpoint.json_files import read_json, read_optional_json
 from asr_server.checkpoint.names import SHORT_NAMES, Published, published
 from asr_server.checkpoint.weights import SINGLE, STORED, StoredTensor, WeightsFile, find_weights
-from asr_server.checkpoint.window import AudioWindow
+from asr_server.errors import CheckpointError
 
 __all__ = [
     "SHORT_NAMES",

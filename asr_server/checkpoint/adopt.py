@@ -18,23 +18,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from asr_server.checkpoint.alignment_heads import published_heads
-from asr_server.checkpoint.cache import writable
+from asr_server.checkpoint.config_files import FEATURES, read_json, read_optional_json
 from asr_server.checkpoint.ctranslate2 import WEIGHTS, read_ctranslate2
-from asr_server.checkpoint.error import CheckpointError
-from asr_server.checkpoint.foreign_model import ForeignModel
-from asr_server.checkpoint.ggml import MAGIC, read_ggml
-from asr_server.checkpoint.json_files import read_json, read_optional_json
+from asr_server.checkpoint.download import writable
+from asr_server.checkpoint.foreign import ForeignModel
 from asr_server.checkpoint.names import (
     CANTONESE_VOCABULARY,
     ENGLISH_VOCABULARY,
     MULTILINGUAL_VOCABULARY,
+    published_heads,
     published_name,
 )
-from asr_server.checkpoint.openai_pt import read_openai
+from asr_server.checkpoint.openai import MAGIC, read_ggml, read_openai
 from asr_server.checkpoint.weights import STORED, read_stored, write_stored
-from asr_server.checkpoint.window import FEATURES
 from asr_server.core import POSITIONS_PER_S
+from asr_server.errors import CheckpointError
 
 _LAYOUT_VERSION: Final = 1  # of what is written here: another one makes the directories anew
 _ZIP: Final = b"PK\x03\x04"

@@ -12,9 +12,9 @@ import struct
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from asr_server.checkpoint.error import CheckpointError
-from asr_server.checkpoint.foreign_model import ForeignModel
+from asr_server.checkpoint.foreign import ForeignModel
 from asr_server.checkpoint.weights import StoredTensor, StoredTensors
+from asr_server.errors import CheckpointError
 
 WEIGHTS: Final = "model.bin"
 _VERSION: Final = 6

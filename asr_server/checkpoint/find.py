@@ -1,7 +1,7 @@
 """Finds the checkpoint that a name means: here, in the caches, or by fetching it. The one place that does.
 
-A directory in Hugging Face's layout is given as it is; a model in another program's format as the directory
-that stands for it (`adopt.py`).
+A directory in Hugging Face's layout is given as it is, once all its files are there; a model in another
+program's format as the directory that stands for it (`adopt.py`). Loads no weights.
 """
 
 from __future__ import annotations
@@ -9,17 +9,66 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from asr_server.checkpoint.adopt import adopt, is_ctranslate2, is_foreign_file, source_of
 from asr_server.checkpoint.adopt import revision_of as revision_noted
-from asr_server.checkpoint.cache import hub_cache
-from asr_server.checkpoint.error import CheckpointError
+from asr_server.checkpoint.config_files import AudioWindow, read_json, read_optional_json
+from asr_server.checkpoint.download import hub_cache
 from asr_server.checkpoint.fetch import fetch, fetched, repository_and_revision
-from asr_server.checkpoint.files import check_directory
-from asr_server.checkpoint.foreign import explain_file
-from asr_server.checkpoint.names import SHORT_NAMES, Published, check_hub_name, published
-from asr_server.checkpoint.window import AudioWindow
+from asr_server.checkpoint.foreign import explain_file, explain_listing
+from asr_server.checkpoint.names import SHORT_NAMES, Published, base_model, check_hub_name, published
+from asr_server.checkpoint.weights import INDEX, check_weights
 from asr_server.config import EMBEDDED_MODEL
+from asr_server.errors import CheckpointError
+
+_OPTIONAL = (
+    "tokenizer.json",
+    "vocab.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    INDEX,
+)
+
+
+def check_directory(directory: Path) -> None:
+    """Reads names, sizes and headers only.
+
+    Raises:
+        CheckpointError: it is no Whisper checkpoint, or a file is missing or cut short.
+    """
+    try:
+        explanation = explain_listing(str(directory), os.listdir(directory))
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be read: {error.strerror}") from error
+    if explanation:
+        raise CheckpointError(explanation)
+    if not (directory / "config.json").exists():
+        raise CheckpointError(f"{directory} has no config.json: it is no Hugging Face checkpoint")
+    config = read_json(directory / "config.json")
+    if config.get("model_type") != "whisper":
+        raise CheckpointError(f"{directory} holds a {config.get('model_type')!r} model, not a Whisper one")
+    for name in _OPTIONAL:
+        read_optional_json(directory / name)
+    _check_tokenizer(directory, config)
+    check_weights(directory, config)
+
+
+def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
+    if (directory / "tokenizer.json").exists():
+        return
+    missing = [name for name in ("vocab.json", "merges.txt") if not (directory / name).exists()]
+    if not missing:
+        return
+    base = base_model(config)
+    command = (
+        f", perhaps: hf download openai/whisper-{base} tokenizer.json --local-dir {directory}" if base else ""
+    )
+    raise CheckpointError(
+        f"{directory} has no tokenizer.json (nor, instead of it, {' and '.join(missing)}). "
+        f"Take that of the model it was trained from{command}"
+    )
 
 
 def resolve_checkpoint(name: str) -> Path:

@@ -1,14 +1,18 @@
-"""Recognises what is no checkpoint that can be served, so that the refusal can say what to use.
+"""What the readers of other programs' formats give, and what is refused because no reader takes it.
 
-Used by `files.py`, `find.py` and `hub.py`. Looks at names and the first bytes only.
+Looks at names and the first bytes only. Used by `find.py`, `hub.py`, `adopt.py` and the readers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from asr_server.checkpoint.names import published_name
+from asr_server.checkpoint.weights import StoredTensor, StoredTensors
+from asr_server.errors import CheckpointError
 
 _GGUF = b"GGUF"
 
@@ -49,3 +53,73 @@ def _use_original(name: str) -> str:
     if published:
         return f"Use the model that it was made from: --model {published}"
     return "Use the checkpoint that it was made from: --model DIRECTORY or ORGANISATION/NAME"
+
+
+_HEAD_WIDTH = 64  # of every published model
+
+# openai-whisper's names to Hugging Face's, in the order applied: what comes first is part of later ones.
+_RENAMED: Final = (
+    (r"\bblocks\b", "layers"),
+    (r"\bcross_attn\b", "encoder_attn"),
+    (r"\bcross_attn_ln\b", "encoder_attn_layer_norm"),
+    (r"\battn\b", "self_attn"),
+    (r"\battn_ln\b", "self_attn_layer_norm"),
+    (r"\bquery\b", "q_proj"),
+    (r"\bkey\b", "k_proj"),
+    (r"\bvalue\b", "v_proj"),
+    (r"\bout\b", "out_proj"),
+    (r"\bmlp\.0\b", "fc1"),
+    (r"\bmlp\.2\b", "fc2"),
+    (r"\bmlp_ln\b", "final_layer_norm"),
+    (r"\b(ln_post|ln)\b", "layer_norm"),
+    (r"\btoken_embedding\b", "embed_tokens"),
+    (r"\bpositional_embedding\b", "embed_positions.weight"),
+)
+
+
+def hugging_face_name(name: str) -> str:
+    """`decoder.blocks.0.attn_ln.bias` of openai-whisper is `decoder.layers.0.self_attn_layer_norm.bias`."""
+    for pattern, renamed in _RENAMED:
+        name = re.sub(pattern, renamed, name)
+    return name
+
+
+class ForeignModel(NamedTuple):
+    """A Whisper model in another program's format, in Hugging Face's terms."""
+
+    path: Path  # of the file with the weights
+    tensors: StoredTensors  # by Hugging Face's names, without the leading `model.`
+    encoder_heads: int
+    decoder_heads: int
+
+    def config(self) -> dict[str, Any]:
+        """config.json. The ids of special tokens are left to generation_config.json and the tokenizer.
+
+        Raises:
+            CheckpointError: a tensor that tells a size is missing.
+        """
+        try:
+            width, num_mels, _ = self.tensors["encoder.conv1.weight"].shape
+            return {
+                "model_type": "whisper",
+                "architectures": ["WhisperForConditionalGeneration"],
+                "activation_function": "gelu",
+                "vocab_size": self.tensors["decoder.embed_tokens.weight"].shape[0],
+                "num_mel_bins": num_mels,
+                "d_model": width,
+                "encoder_layers": _num_layers(self.tensors, "encoder"),
+                "encoder_attention_heads": self.encoder_heads or width // _HEAD_WIDTH,
+                "encoder_ffn_dim": self.tensors["encoder.layers.0.fc1.weight"].shape[0],
+                "decoder_layers": _num_layers(self.tensors, "decoder"),
+                "decoder_attention_heads": self.decoder_heads or width // _HEAD_WIDTH,
+                "decoder_ffn_dim": self.tensors["decoder.layers.0.fc1.weight"].shape[0],
+                "max_source_positions": self.tensors["encoder.embed_positions.weight"].shape[0],
+                "max_target_positions": self.tensors["decoder.embed_positions.weight"].shape[0],
+            }
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{self.path} is no Whisper model ({error} is missing)") from error
+
+
+def _num_layers(tensors: Mapping[str, StoredTensor], part: str) -> int:
+    matches = (re.match(rf"{part}\.layers\.(\d+)\.", name) for name in tensors)
+    return 1 + max(int(match[1]) for match in matches if match)

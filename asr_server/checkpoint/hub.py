@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from asr_server.checkpoint.error import CheckpointError, NotFetched
+from asr_server.checkpoint.download import DownloadProgress, has_sum
 from asr_server.checkpoint.foreign import explain_listing
 from asr_server.checkpoint.names import Published
-from asr_server.checkpoint.progress import DownloadProgress
-from asr_server.checkpoint.sums import has_sum
 from asr_server.checkpoint.weights import INDEX, PICKLED, SINGLE
+from asr_server.errors import CheckpointError, NotFetched
 
 if TYPE_CHECKING:
     import httpx2

@@ -1,6 +1,6 @@
 """Finds every tensor of a checkpoint by the headers of its files, and checks them against its config.json.
 
-Used by `files.py`, so that a wrong size is told in a line rather than by an engine that cannot start, and by
+Used by `find.py`, so that a wrong size is told in a line rather than by an engine that cannot start, and by
 the model's loading, which reads the tensors where they lie.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from asr_server.checkpoint.error import CheckpointError
-from asr_server.checkpoint.json_files import read_json
+from asr_server.checkpoint.config_files import read_json
+from asr_server.errors import CheckpointError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

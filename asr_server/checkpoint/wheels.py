@@ -14,10 +14,9 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from asr_server.checkpoint.error import NotFetched
+from asr_server.checkpoint.download import DownloadProgress, has_sum
 from asr_server.checkpoint.names import Published, Wheels
-from asr_server.checkpoint.progress import DownloadProgress
-from asr_server.checkpoint.sums import has_sum
+from asr_server.errors import NotFetched
 
 WHEELS: Final = "wheels"
 SILENCE_LIMIT_S: Final = 30.0  # of a download that does not grow

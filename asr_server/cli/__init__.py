@@ -1,4 +1,4 @@
-"""The command `asr-server`: `serve`, `transcribe`, `models`, `convert` and `health`, a module each."""
+"""The command `asr-server`: `serve`, `transcribe`, `models`, `convert` and `health`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import click
 
 from asr_server import __version__
 from asr_server.cli.convert import convert
-from asr_server.cli.health import health
 from asr_server.cli.models import models
-from asr_server.cli.serve import serve
+from asr_server.cli.serve import health, serve
 from asr_server.cli.transcribe import transcribe
 
 

@@ -1,4 +1,4 @@
-"""Defines the command `asr-server convert`. The work is done in `asr_server.convert`."""
+"""Defines the command `asr-server convert`. The work is done in `asr_server.model.convert`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def convert(source: Path, target: Path, tokenizer: str | None) -> None:
     asr-server convert my-small.pt my-whisper-small
     """
     try:
-        from asr_server.convert import convert as convert_file
+        from asr_server.model.convert import convert as convert_file
 
         convert_file(source, target, tokenizer)
     except (CheckpointError, OSError) as error:

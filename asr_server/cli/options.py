@@ -1,16 +1,19 @@
-"""The fields of `config.Settings` as options of a command, and back."""
+"""The fields of `config.Settings` as options of a command, and back, listed in sections for `--help`.
+
+What a person needs comes before what only tuning needs.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 
+from asr_server.cli.preflight import Check, SettingsError, checked_settings
 from asr_server.config import FIELDS, Settings, environment_name, flag_name
-from asr_server.preflight import Check, SettingsError, checked_settings
 
 WRONG_USAGE = 2  # the exit status, as of any command that was called wrongly
 _SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://.*")
@@ -93,3 +96,22 @@ class _Switch(click.types.BoolParamType):
             return super().convert(value, param, ctx)
         except click.BadParameter:
             return value
+
+
+class SectionedCommand(click.Command):
+    """A command whose options are listed under headings; those of no section come first."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **attributes: Any) -> None:
+        """`sections`: heading to the names of its parameters."""
+        super().__init__(*args, **attributes)
+        self._heading_of = {name: heading for heading, names in sections.items() for name in names}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        listed: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                listed.setdefault(self._heading_of.get(parameter.name or "", "Options"), []).append(record)
+        for heading, records in listed.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
-from asr_server.cli.sections import SectionedCommand
+from asr_server.cli.options import WRONG_USAGE, SectionedCommand, settings_from, settings_options
+from asr_server.cli.preflight import FOR_A_MODEL
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings, flag_name
-from asr_server.preflight import FOR_A_MODEL
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     from asr_server.checkpoint import CheckpointError
     from asr_server.errors import InvalidValue
-    from asr_server.offline import OutputError
+    from asr_server.offline.outputs import OutputError
 
     url, api_key = options.pop("url"), options.pop("api_key")
     try:
@@ -231,7 +230,9 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
         )
     elif settings.serves_embedded_model and not job["quiet"]:
         click.echo(EMBEDDED_HINT, err=True)
-    from asr_server.offline import LocalTranscriber, TranscribeJob, transcribe_files, transcribe_manifest
+    from asr_server.offline.local import LocalTranscriber, TranscribeJob
+    from asr_server.offline.manifest_run import transcribe_manifest
+    from asr_server.offline.run import transcribe_files
 
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))
@@ -249,8 +250,9 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
         flag = flag_name(given[0]) if given else "--manifest"
         raise click.UsageError(f"{flag} is for this machine: it does not go with --url.")
     configure_logging("error", options["log_format"])
-    from asr_server.offline import TranscribeJob, transcribe_files
-    from asr_server.remote import RemoteServer, RemoteTranscriber
+    from asr_server.offline.local import TranscribeJob
+    from asr_server.offline.remote import RemoteServer, RemoteTranscriber
+    from asr_server.offline.run import transcribe_files
 
     server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
     return transcribe_files(partial(RemoteTranscriber, server), TranscribeJob(**job))

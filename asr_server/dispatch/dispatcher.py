@@ -1,10 +1,9 @@
-"""Which chunk goes to which replica, and when.
+"""Decides which chunk goes to which replica, and when. The one door of this folder for `transcription`.
 
 Replicas grant credits; a chunk without a credit waits here, where it can still be cancelled or sent to
-another. The order is that of `fair_queue`, and no request holds more than half of all slots. What a replica
-had in flight when it ended is sent again, alone: see `isolation`.
-
-The line that says what is being served, once it is: what was chosen, and why.
+another. The order is that of `queue.py`, and no request holds more than half of all slots. What a replica
+had in flight when it ended is sent again, alone: see `isolation.py`. When the first replica is ready,
+`describe` says in one line of the log what is being served.
 """
 
 from __future__ import annotations

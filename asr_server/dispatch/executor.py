@@ -1,4 +1,4 @@
-"""The protocol of executors, which start replicas: `inline`, `multiprocess` and `ray_executor`."""
+"""The protocol of executors, which start replicas: `inline`, `processes` and `ray`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Starts replicas as processes of this machine, and is the default executor.
+"""Starts replicas as processes of this machine (the default executor), and speaks to one while it lives.
 
-A replica in another process: how to talk to it while it lives. The base of those of `multiprocess` and
-`ray_executor`, which know how to end theirs.
+`RemoteReplica` is the base of this executor's replicas and of those in `ray.py`, which end theirs otherwise.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ import zmq
 from asr_server.channel.messages import Command, Drain, Event
 from asr_server.channel.spec import ReplicaSpec
 from asr_server.channel.zeromq import ZmqEngineClient, remove_abandoned_folders
-from asr_server.child_process import child_environment
 from asr_server.config import Settings
 from asr_server.dispatch.executor import ReplicaGone
-from asr_server.machine import cores_of, visible_gpus
+from asr_server.machine import child_environment, cores_of, visible_gpus
 
 
 class RemoteReplica(ABC):

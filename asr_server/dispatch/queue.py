@@ -1,11 +1,11 @@
-"""The order in which waiting chunks are sent to replicas.
+"""One request's place in the dispatcher, its chunks on their way to a result, and the order they are sent in.
 
 Fairness between requests is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk gets, as it
 comes, a finish tag: the virtual time at which it would be finished if every request had an equal share. The
 smallest tag goes first. A short request so passes a long one of the same age, and none starves, because tags
 never change. A chunk costs a padded encode plus what it is expected to decode, not its seconds alone.
 
-One request's place in the dispatcher, and one chunk of it on its way to a result.
+`transcription` holds a `RequestHandle`; `dispatcher.py` owns the queue. Knows no replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from asr_server import metrics
 from asr_server.channel.messages import ChunkTimes, Submit
@@ -25,12 +25,26 @@ from asr_server.checkpoint import AudioWindow
 from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown
 
-if TYPE_CHECKING:
-    from asr_server.dispatch.dispatcher import Dispatcher
-
-
 OnLanguage = Callable[[dict[str, float]], str]
 OnEarlyResult = Callable[[ChunkResult], None]
+
+
+class ChunkTaker(Protocol):
+    """What a request's handle knows of the dispatcher."""
+
+    chunks_ahead: int
+
+    async def enqueue(
+        self,
+        request: RequestHandle,
+        submit: Submit,
+        on_language: OnLanguage | None = None,
+        on_early_result: OnEarlyResult | None = None,
+    ) -> ChunkResult: ...
+
+    def steps_in_flight(self, request: RequestHandle) -> int: ...
+
+    def cancel(self, request: RequestHandle) -> None: ...
 
 
 @dataclass(eq=False)
@@ -39,7 +53,7 @@ class RequestHandle:
 
     request_id: str
     number: int  # requests are counted in the order in which they come
-    dispatcher: Dispatcher
+    dispatcher: ChunkTaker
     num_waiting: int = 0  # chunks that no replica has taken yet
     num_in_flight: int = 0
     num_moves: int = 0  # chunks sent or taken, and events of them

@@ -1,7 +1,7 @@
 """Starts replicas as actors over a Ray cluster: for many hosts. Imported for `--executor ray` alone.
 
 A placement group has a place for each replica, spread over the hosts. What Ray does is to start processes
-there and to tell when one has ended; all else is as in `multiprocess`, over TCP. Calls of Ray's block, and
+there and to tell when one has ended; all else is as in `processes.py`, over TCP. Calls of Ray's block, and
 some do so for good once the cluster is gone: each is made in a thread of its own, and has a limit.
 """
 

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asr_server.checkpoint.tokenizer import Timestamps, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
 from asr_server.engine.dtw import Matrix, first_frames
 from asr_server.engine.sequence import Sequence, sot_sequence
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import DecoderCache, Whisper
-from asr_server.model.cache_rows import Slots
-from asr_server.tokenizer import Timestamps, Tokenizer
+from asr_server.model.cache import Slots
 
 SAMPLES_PER_POSITION = SAMPLE_RATE // POSITIONS_PER_S  # of the encoder's output
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / SAMPLE_RATE

@@ -27,6 +27,7 @@ from asr_server.channel.messages import (
     SetLanguage,
     Submit,
 )
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment
 from asr_server.engine.config import EngineConfig
@@ -43,7 +44,6 @@ from asr_server.engine.step_times import StepTimer
 from asr_server.engine.transfers import HostCopy
 from asr_server.engine.validation import candidates, check
 from asr_server.model import Whisper
-from asr_server.tokenizer import Tokenizer
 
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
 _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up sequences that are being decoded

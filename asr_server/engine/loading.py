@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import torch
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.engine.config import EngineConfig, check_fp8, choose_device, choose_dtype
 from asr_server.engine.memory import keep_freed_memory
 from asr_server.engine.rules import GenerationRules
 from asr_server.engine.validation import check_timestamps
 from asr_server.machine import available_cores
 from asr_server.model import Shard, Whisper, load_whisper
-from asr_server.tokenizer import Tokenizer
 
 
 class Loaded(NamedTuple):

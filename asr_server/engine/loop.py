@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
@@ -14,7 +15,6 @@ from asr_server.engine.sampling import noise_seed_of
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.slots import SlotStart
 from asr_server.engine.transfers import HostCopy
-from asr_server.tokenizer import Tokenizer
 
 
 class Launched(NamedTuple):

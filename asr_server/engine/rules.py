@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from asr_server.checkpoint import read_json
+from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.engine.slots import SlotState
-from asr_server.model.decoder import padded_vocabulary
-from asr_server.tokenizer import SpecialTokens
+from asr_server.model.whisper import padded_vocabulary
 
 _NEVER = float("-inf")
 ALWAYS, AT_BEGIN, WITH_TIMES = 1, 2, 4  # when a token is suppressed, as bits; the kernel knows them too

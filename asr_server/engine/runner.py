@@ -13,6 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, Samples
 from asr_server.engine.alignment import Aligner, PendingAlignment
 from asr_server.engine.config import EngineConfig
@@ -26,9 +27,8 @@ from asr_server.engine.streams import DECODE_PRIORITY, DecodeStream
 from asr_server.engine.token_choice import candidates, choose_likeliest
 from asr_server.engine.transfers import HostCopy, Transfers
 from asr_server.model import Whisper
-from asr_server.model.cache_rows import Slots
+from asr_server.model.cache import Slots
 from asr_server.model.kernels.candidates import choose_kernels
-from asr_server.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Final, Literal
 import numpy as np
 
 from asr_server.channel.messages import ChunkTimes, Submit
+from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.levels import Pauses, find_pauses
-from asr_server.tokenizer import SpecialTokens, Tokenizer
 
 # Above it only what repeats itself is read again: of an unlikely text a try there is hardly ever likelier.
 HIGHEST_FOR_UNLIKELY: Final = 0.4

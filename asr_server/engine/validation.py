@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import POSITIONS_PER_S, DecodingOptions
 from asr_server.engine.sequence import Sequence
 from asr_server.model import WhisperSizes
-from asr_server.tokenizer import SpecialTokens
 
 
 def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:

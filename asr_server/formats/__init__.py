@@ -1,10 +1,11 @@
 """Transcripts in OpenAI's response formats, for the HTTP API and for the command line."""
 
-from asr_server.formats.cues import PLAIN_LAYOUT, SubtitleLayout
 from asr_server.formats.render import (
     DEFAULTS,
+    PLAIN_LAYOUT,
     RenderOptions,
     ResponseFormat,
+    SubtitleLayout,
     diarized_segment,
     languages_body,
     logprobs_body,

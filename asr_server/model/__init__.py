@@ -2,8 +2,7 @@
 
 from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel
-from asr_server.model.shard import Shard
-from asr_server.model.sizes import WhisperSizes
+from asr_server.model.sizes import Shard, WhisperSizes
 from asr_server.model.weights import StoredWeights, load_whisper
 from asr_server.model.whisper import Whisper
 

@@ -1,13 +1,18 @@
 """8-bit floats (e4m3: three bits of mantissa, numbers up to 448) with a scale for all that share one.
 
-Used for the audio's keys and values (`cache.py`) and by the encoder's products (`linear_fp8.py`), where asked
-for. Bytes are moved as bytes: not every operation of torch that indexes knows the type.
+Used for the audio's keys and values (`cache.py`) and for the encoder's products, where asked for; these have
+a scale for each row of the input and each output. Bytes are moved as bytes: not every operation of torch that
+indexes knows the type.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr_server.model.kernels import TORCH, Kernels
+from asr_server.model.layers import Linear
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -31,3 +36,50 @@ def dequantise(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 def as_bytes(x: Tensor) -> Tensor:
     """The same memory, as numbers that all operations know; other types stay what they are."""
     return x.view(torch.uint8) if x.dtype == FP8 else x
+
+
+class Float8Linear(Linear):
+    """Weights are rounded once and inputs in every call.
+
+    The CPU multiplies what was rounded in float32: it shows the error, and is slower than without.
+    """
+
+    def __init__(self, num_inputs: int, num_outputs: int, gelu: bool = False) -> None:
+        super().__init__(num_inputs, num_outputs, gelu)
+        self._scales: Tensor | None = None  # [outputs, 1], on CUDA
+
+    def pack(self) -> None:
+        weight, scales = quantise(self.weight, -1)
+        if weight.is_cuda:
+            self.weight, self._scales = nn.Parameter(weight, requires_grad=False), scales
+        else:
+            self.weight = nn.Parameter(dequantise(weight, scales, torch.float32))
+            self.bias = nn.Parameter(self.bias.float())
+            super().pack()
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        rows, row_scales = quantise_rows(x.flatten(0, -2), kernels)
+        if self._scales is None:
+            y = super().forward(dequantise(rows, row_scales, torch.float32), kernels)
+        else:
+            y = scaled_product(rows, row_scales, self.weight, self._scales, self.bias)
+            y = F.gelu(y) if self.gelu else y
+        return y.view(*x.shape[:-1], -1).to(x.dtype)
+
+
+def quantise_rows(x: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    """[rows, inputs] in 8-bit floats, with a scale for each row."""
+    return quantise(x, -1) if kernels.quantise_rows is None else kernels.quantise_rows(x)
+
+
+def scaled_product(rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    """x W^T + b, of 8-bit [rows, inputs] and weight [outputs, inputs] with scales [rows, 1] and [outputs, 1].
+
+    Both lengths of the weight are multiples of 16. torch gives bfloat16 for scales by row.
+    """
+    bias = bias.to(torch.bfloat16)
+    # Fast: Hopper then sums within its tensor cores, to fewer digits, more than enough for inputs of
+    # three bits. Else sums are taken out of there again and again.
+    return torch._scaled_mm(
+        rows, weight.t(), row_scales, scales.t(), bias, out_dtype=torch.bfloat16, use_fast_accum=True
+    )

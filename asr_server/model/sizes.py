@@ -1,11 +1,22 @@
-"""The sizes of a checkpoint, read from its config.json."""
+"""The sizes of a checkpoint, its alignment heads, and which part of it a rank holds. Read from its files.
+
+Several ranks work as one replica (tensor parallelism) as in Megatron-LM (Shoeybi et al. 2019,
+https://arxiv.org/abs/1909.08053): attention is split by heads and the feed-forward by its inner columns, so
+that each block needs one sum over the ranks, at its end. Norms, the convolutions, positions and the
+vocabulary are whole on every rank: they are a few percent of the weights, and with the whole vocabulary every
+rank comes to the same scores and the same token without asking another.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asr_server.checkpoint import AudioWindow, read_json
+import torch.distributed
+from torch import Tensor
+
+from asr_server.checkpoint import AudioWindow, read_json, read_optional_json
 
 
 @dataclass(frozen=True)
@@ -59,3 +70,85 @@ class WhisperSizes:
             text_positions=config.get("max_target_positions", 448),
             scale_embedding=config.get("scale_embedding", False),
         )
+
+
+AlignmentHeads = dict[int, list[int]]  # decoder layer to its heads, both from 0 and in order
+
+logger = logging.getLogger(__name__)
+
+
+def read_alignment_heads(directory: Path, sizes: WhisperSizes) -> AlignmentHeads:
+    """As generation_config.json names them, `[[layer, head], ...]`, else openai/whisper's default.
+
+    Raises:
+        ValueError: it names a head that the model does not have.
+    """
+    path = directory / "generation_config.json"
+    pairs = read_optional_json(path).get("alignment_heads")
+    if not pairs:
+        logger.info(
+            "%s names no alignment heads: word times come from all heads of the upper half of its decoder",
+            directory,
+        )
+        return upper_half(sizes)
+    heads: AlignmentHeads = {}
+    for layer, head in sorted(pairs):
+        if not (0 <= layer < sizes.decoder_layers and 0 <= head < sizes.decoder_heads):
+            raise ValueError(f"{path} names the alignment head {[layer, head]}, which this model has not")
+        heads.setdefault(layer, []).append(head)
+    return heads
+
+
+def upper_half(sizes: WhisperSizes) -> AlignmentHeads:
+    """All heads of the upper half of the decoder, as openai/whisper takes them where none are named."""
+    layers = range(sizes.decoder_layers // 2, sizes.decoder_layers)
+    return {layer: list(range(sizes.decoder_heads)) for layer in layers}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `rank` of `count`. Where there are several, torch.distributed's default group is those ranks."""
+
+    rank: int = 0
+    count: int = 1
+
+    def check(self, sizes: WhisperSizes) -> None:
+        """Raises ValueError where the model cannot be split so."""
+        parts = {
+            "encoder_attention_heads": sizes.encoder_heads,
+            "decoder_attention_heads": sizes.decoder_heads,
+            "encoder_ffn_dim": sizes.encoder_hidden,
+            "decoder_ffn_dim": sizes.decoder_hidden,
+        }
+        for name, number in parts.items():
+            if number % self.count:
+                raise ValueError(
+                    f"--tensor-parallel-size {self.count} does not divide the model's {name}, {number}"
+                )
+
+    def outputs(self, weight: Tensor) -> Tensor:
+        """This rank's rows of a weight [outputs, inputs], or entries of a bias."""
+        return weight.chunk(self.count)[self.rank]
+
+    def inputs(self, weight: Tensor) -> Tensor:
+        """This rank's columns of a weight [outputs, inputs], whose product is to be summed."""
+        return weight.chunk(self.count, dim=1)[self.rank]
+
+    def once(self, bias: Tensor) -> Tensor:
+        """A bias of what is to be summed: added by one rank."""
+        return bias if self.rank == 0 else bias.new_zeros(bias.shape)
+
+    def heads(self, heads: list[int], num_heads: int) -> list[int]:
+        """Those of these heads that this rank has, by their numbers here."""
+        share = num_heads // self.count
+        first = self.rank * share
+        return [head - first for head in heads if first <= head < first + share]
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Over all ranks, which get the same to the last bit. May overwrite `part`."""
+        if self.count > 1:
+            torch.distributed.all_reduce(part)
+        return part
+
+
+WHOLE = Shard()

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from asr_server.checkpoint import CheckpointError, StoredTensor, WeightsFile, find_weights
-from asr_server.model.alignment_heads import read_alignment_heads
-from asr_server.model.linear import Linear
-from asr_server.model.linear_fp8 import Float8Linear
-from asr_server.model.shard import WHOLE, Shard
-from asr_server.model.sizes import WhisperSizes
+from asr_server.model.float8 import Float8Linear
+from asr_server.model.layers import Linear
+from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, read_alignment_heads
 from asr_server.model.whisper import Whisper
 
 _DTYPES: Final = {

@@ -1,4 +1,7 @@
-"""Whisper (Radford et al. 2022, https://arxiv.org/abs/2212.04356), for inference.
+"""Whisper (Radford et al. 2022, https://arxiv.org/abs/2212.04356), for inference: encoder and decoder.
+
+The encoder turns log-mel into what the decoder attends to; the decoder turns tokens and the audio's keys and
+values into scores. Made by `weights.py`, called by `engine`. Knows neither slots nor requests.
 
 Shapes: B sequences, T positions of one call, F audio positions (1500), D width, H heads, d = D / H.
 """
@@ -9,18 +12,248 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from asr_server.model.alignment_heads import upper_half
-from asr_server.model.blocks import Weights, Within
-from asr_server.model.cache import DecoderCache
-from asr_server.model.decoder import Decoder
-from asr_server.model.encoder import Encoder
+from asr_server.model.cache import CacheRows, DecoderCache, LayerView
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.linear import Linear
-from asr_server.model.shard import WHOLE, Shard
-from asr_server.model.sizes import WhisperSizes
+from asr_server.model.layers import (
+    SELF_ATTENTION,
+    FeedForward,
+    Linear,
+    Weights,
+    Within,
+    attend_audio,
+    can_pack,
+    load_packed,
+    load_summed,
+    load_weights,
+    multiply,
+    pack,
+    packed_linear,
+    query_scale,
+    split_heads,
+)
+from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, upper_half
+
+_FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
+
+
+class Encoder(nn.Module):
+    def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear] = Linear) -> None:
+        super().__init__()
+        self.conv1 = Convolution(sizes.num_mels, sizes.width, stride=1)
+        self.conv2 = Convolution(sizes.width, sizes.width, stride=2)
+        self.positions = nn.Parameter(torch.empty(sizes.audio_positions, sizes.width))
+        self.layers = nn.ModuleList(EncoderLayer(sizes, shard, linear) for _ in range(sizes.encoder_layers))
+        self.norm = nn.LayerNorm(sizes.width)
+
+    def forward(self, mel: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        """[B, num_mels, 2 F] to [B, F, D]; F is the window's number of positions, or less."""
+        x = mel.to(self.positions.dtype).transpose(1, 2)
+        x = self.conv2(self.conv1(x, kernels), kernels)
+        change = self.positions[: x.shape[1]]
+        for layer in self.layers:
+            x, change = layer(x, change, kernels)
+        return add_norm(x, change, self.norm, kernels)[1]
+
+    def load(self, weights: Weights) -> None:
+        self.conv1.load(weights, "conv1")
+        self.conv2.load(weights, "conv2")
+        self.positions.copy_(weights["embed_positions.weight"])
+        for i, layer in enumerate(self.layers):
+            layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
+        load_weights(self.norm, weights, "layer_norm")
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear]) -> None:
+        super().__init__()
+        share = sizes.width // shard.count
+        self.shard = shard
+        self.num_heads = sizes.encoder_heads // shard.count
+        self.norm = nn.LayerNorm(sizes.width)
+        self.qkv = linear(sizes.width, 3 * share)
+        self.out = linear(share, sizes.width)
+        self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden, shard, linear)
+
+    def forward(self, x: Tensor, change: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
+        """What comes in, [B, F, D], and what is still to be added to it; the same of what goes out.
+
+        So that each addition is one computation with the norm behind it, which may be in the next layer.
+        """
+        x, normed = add_norm(x, change, self.norm, kernels)
+        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, kernels)
+        x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
+        return x, self.feed_forward.change(normed, kernels)
+
+    def load(self, weights: Weights) -> None:
+        load_weights(self.norm, weights, "self_attn_layer_norm")
+        load_packed(self.qkv, weights, SELF_ATTENTION, self.shard, query_scale(self.qkv, self.num_heads))
+        load_summed(self.out, weights, "self_attn.out_proj", self.shard)
+        self.feed_forward.load(weights)
+
+
+def add_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    """x + change, and its norm: [B, F, D] each; `change` may be [F, D]."""
+    # Large checkpoints leave float16's range; transformers clamps each layer's output in the same way.
+    limit = _FLOAT16_LIMIT if x.dtype == torch.float16 else None
+    if kernels.add_norm is not None:
+        return kernels.add_norm(x, change, norm.weight, norm.bias, norm.eps, limit)
+    x = x + change
+    if limit is not None:
+        x = x.clamp(-limit, limit)
+    return x, norm(x)
+
+
+class Convolution(Linear):
+    """A convolution of width 3 over time, and GELU, as one product: [B, N, C] to [B, N / stride, D]."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__(3 * channels, width, gelu=True)
+        self.stride = stride
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        padded = F.pad(x, (0, 0, 1, 1))
+        windows = padded.unfold(1, 3, self.stride).transpose(2, 3)  # [B, N / stride, 3, C]
+        return super().forward(windows.flatten(2), kernels)
+
+    def load(self, weights: Weights, name: str) -> None:
+        self.weight.copy_(weights[f"{name}.weight"].transpose(1, 2).flatten(1))  # [D, C, 3] to [D, 3 C]
+        self.bias.copy_(weights[f"{name}.bias"])
+
+
+_VOCABULARY_ALIGNMENT = 128
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
+        super().__init__()
+        self.scale = sizes.width**0.5 if sizes.scale_embedding else 1.0
+        self.vocabulary = sizes.vocabulary
+        # On a GPU with rows of zeros behind it, whose scores are cut off.
+        num_rows = padded_vocabulary(sizes.vocabulary, torch.get_default_device())
+        self.embedding = nn.Parameter(torch.zeros(num_rows, sizes.width))
+        self.positions = nn.Parameter(torch.empty(sizes.text_positions, sizes.width))
+        self.layers = nn.ModuleList(DecoderLayer(sizes, shard) for _ in range(sizes.decoder_layers))
+        self.norm = nn.LayerNorm(sizes.width)
+        self._packed_embedding: Tensor | None = None
+
+    def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
+        """Hidden states of the next tokens.
+
+        Args:
+            tokens, positions: [B, T], T consecutive positions of each sequence.
+            rows: the B slots of the cache that these sequences hold.
+        Returns:
+            [B, T, D]; `logits` turns them into scores.
+        """
+        x = self._embed(tokens, positions)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rows.layer(i))
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def audio_queries(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Iterator[Tensor]:
+        """Each layer's queries over the audio, [B, T, H, d]; a layer is computed when it is asked for."""
+        x = self._embed(tokens, positions)
+        for i, layer in enumerate(self.layers):
+            view = rows.layer(i)
+            x = layer.attend_text(x, view)  # type: ignore[operator]
+            query = layer.audio_query(x)  # type: ignore[operator]
+            yield query
+            x = layer.attend_audio(x, query, view)  # type: ignore[operator]
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding) * self.scale + F.embedding(positions, self.positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
+        if self._packed_embedding is not None:
+            scores = packed_linear(hidden, self._packed_embedding, None).float()
+        elif hidden.is_cuda and hidden.dtype != torch.float32:
+            # Straight to float32: rounded to bfloat16, likely tokens would tie.
+            rows = hidden.flatten(0, -2)
+            scores = torch.mm(rows, self.embedding.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], -1)
+        else:
+            scores = F.linear(hidden, self.embedding).float()
+        return scores.narrow(-1, 0, self.vocabulary)
+
+    def cross_keys_values(self, audio: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each layer, from the encoder's [B, F, D]: keys [B, D, F] and values [B, F, D].
+
+        A layer is computed when it is asked for: for 8 chunks all 32 of large-v3 would be 2 GB.
+        """
+        for layer in self.layers:
+            yield layer.keys_of(audio), layer.cross_value(audio)  # type: ignore[operator]
+
+    def load(self, weights: Weights) -> None:
+        self.embedding[: self.vocabulary].copy_(weights["embed_tokens.weight"])
+        self._packed_embedding = pack(self.embedding) if can_pack(self.embedding) else None
+        self.positions.copy_(weights["embed_positions.weight"])
+        for i, layer in enumerate(self.layers):
+            layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
+        load_weights(self.norm, weights, "layer_norm")
+
+
+def padded_vocabulary(vocabulary: int, device: torch.device) -> int:
+    """Rows of the output projection: on a GPU, so many that a row of scores begins at a multiple of 512."""
+    alignment = _VOCABULARY_ALIGNMENT if device.type == "cuda" else 1
+    return -(-vocabulary // alignment) * alignment
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
+        super().__init__()
+        share = sizes.width // shard.count
+        self.shard = shard
+        self.num_heads = sizes.decoder_heads // shard.count
+        self.norm = nn.LayerNorm(sizes.width)
+        self.qkv = Linear(sizes.width, 3 * share)
+        self.out = Linear(share, sizes.width)
+        self.cross_norm = nn.LayerNorm(sizes.width)
+        self.cross_query = Linear(sizes.width, share)
+        self.cross_key = nn.Parameter(torch.empty(share, sizes.width))
+        self.cross_value = Linear(sizes.width, share)
+        self.cross_out = Linear(share, sizes.width)
+        self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard)
+
+    def forward(self, x: Tensor, cache: LayerView) -> Tensor:
+        """[B, T, D] to the same; writes this call's keys and values into the cache."""
+        x = self.attend_text(x, cache)
+        return self.attend_audio(x, self.audio_query(x), cache)
+
+    def attend_text(self, x: Tensor, cache: LayerView) -> Tensor:
+        query, key, value = split_heads(self.qkv(self.norm(x)), 3 * self.num_heads).chunk(3, dim=2)
+        attended: Tensor = x + self.shard.sum(self.out(cache.attend_text(query, key, value)))
+        return attended
+
+    def audio_query(self, x: Tensor) -> Tensor:
+        """[B, T, D] to [B, T, H, d]."""
+        return split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
+
+    def attend_audio(self, x: Tensor, query: Tensor, cache: LayerView) -> Tensor:
+        y: Tensor = self.feed_forward(x + self.shard.sum(self.cross_out(cache.attend_audio(query))))
+        return y
+
+    def keys_of(self, audio: Tensor) -> Tensor:
+        """Cross-attention keys of the encoder's [B, F, D], transposed: [B, H d, F]. They have no bias."""
+        if audio.is_cuda:
+            return self.cross_key @ audio.transpose(1, 2)
+        return torch.stack([multiply(self.cross_key, each) for each in audio])
+
+    def load(self, weights: Weights) -> None:
+        shard, scale = self.shard, query_scale(self.qkv, self.num_heads)
+        load_weights(self.norm, weights, "self_attn_layer_norm")
+        load_packed(self.qkv, weights, SELF_ATTENTION, shard, scale)
+        load_summed(self.out, weights, "self_attn.out_proj", shard)
+        load_weights(self.cross_norm, weights, "encoder_attn_layer_norm")
+        load_packed(self.cross_query, weights, ("encoder_attn.q_proj",), shard, scale)
+        self.cross_key.copy_(shard.outputs(weights["encoder_attn.k_proj.weight"]))
+        load_packed(self.cross_value, weights, ("encoder_attn.v_proj",), shard)
+        load_summed(self.cross_out, weights, "encoder_attn.out_proj", shard)
+        self.feed_forward.load(weights)
 
 
 class Whisper(nn.Module):

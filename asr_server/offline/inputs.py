@@ -1,6 +1,7 @@
-"""Turns the arguments of the command line into the recordings that they name. Used by `run.py`.
+"""Turns the arguments of the command line into recordings, and chooses the paths of their results.
 
-Checks that each can be opened; whether it is audio, only decoding tells.
+Checks that each can be opened; whether it is audio, only decoding tells. No two inputs share a result and no
+input is written over; only names are compared: whether a result exists already is the outputs' business.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
@@ -140,3 +142,34 @@ def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Pa
         for name in sorted(names):
             if Path(name).suffix.lower() in ENDINGS and not name.startswith("."):
                 yield Path(directory, name)
+
+
+def result_paths(inputs: Sequence[Input], folder: Path, endings: Sequence[str]) -> list[list[Path]]:
+    """For each input the paths of its results, one for each ending.
+
+    `talk.wav` gives `talk.srt`. Beside a `talk.mp3` it gives `talk.wav.srt`; beside a `talk.wav` of another
+    folder it keeps its own folder. Disks that ignore case are thought of.
+    """
+    levels = [0] * len(inputs)
+    taken = {_key(input.source) for input in inputs if isinstance(input.source, Path)}
+    while True:
+        names = [input.result_names[level] for input, level in zip(inputs, levels, strict=True)]
+        paths = [[folder / f"{name}{ending}" for ending in endings] for name in names]
+        counts = Counter(_key(path) for group in paths for path in group)
+        crowded = [
+            index
+            for index, group in enumerate(paths)
+            if levels[index] + 1 < len(inputs[index].result_names) and _clashes(group, counts, taken)
+        ]
+        if not crowded:
+            return paths
+        for index in crowded:
+            levels[index] += 1
+
+
+def _clashes(paths: Iterable[Path], counts: Counter[str], taken: set[str]) -> bool:
+    return any(counts[_key(path)] > 1 or _key(path) in taken for path in paths)
+
+
+def _key(path: Path) -> str:
+    return os.path.abspath(path).casefold()

@@ -1,12 +1,24 @@
-"""Says what `batch.py` expects of a place for results: `folder.py` and `standard_output.py` are two."""
+"""Writes results: as files in a folder, each whole or not at all, or to standard output in order.
+
+`run.py` knows the protocol `Outputs` alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from asr_server.core import Transcript
-from asr_server.offline.inputs import Failure
+from asr_server.formats import DEFAULTS, RenderOptions, ResponseFormat, render
+from asr_server.offline.inputs import Failure, Input, reason_of, result_paths
+from asr_server.offline.local import TranscribeJob
 
 
 class OutputError(Exception):
@@ -39,3 +51,191 @@ class Outputs(Protocol):
     def close(self) -> None:
         """Nothing more comes, perhaps because of an interruption."""
         ...
+
+
+def rendered(
+    transcript: Transcript, response_format: ResponseFormat, options: RenderOptions = DEFAULTS
+) -> bytes:
+    """UTF-8 whatever the locale says, ending in one line break."""
+    return (render(transcript, response_format, options).rstrip("\n") + "\n").encode()
+
+
+def printable(text: str) -> str:
+    """As one line without control characters, which file names may have, and what is no text as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+ENDINGS: Final[dict[ResponseFormat, str]] = {
+    "text": ".txt",
+    "json": ".json",
+    "verbose_json": ".verbose.json",
+    "diarized_json": ".diarized.json",
+    "srt": ".srt",
+    "vtt": ".vtt",
+}
+MAX_NAME_BYTES = 255  # of a file's name, on the usual file systems
+_numbers = itertools.count()
+
+
+class FolderOutputs:
+    """Writes a file for each input and format."""
+
+    def __init__(self, folder: Path, inputs: Sequence[Input], job: TranscribeJob) -> None:
+        self._inputs = inputs
+        self._job = job
+        self._paths = result_paths(inputs, folder, [ENDINGS[name] for name in job.formats])
+
+    def is_done(self, index: int) -> bool:
+        return self._job.existing == "skip" and all(os.path.exists(path) for path in self._paths[index])
+
+    def prepare(self, index: int) -> Failure | None:
+        reason = next(filter(None, map(self._obstacle, self._paths[index])), None)
+        return Failure(self._inputs[index].name, reason) if reason else None
+
+    def begin(self, indices: Sequence[int]) -> None:
+        pass
+
+    async def write(self, index: int, transcript: Transcript) -> str:
+        return await _finished(asyncio.to_thread(self._write, self._paths[index], transcript))
+
+    async def leave_out(self, index: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _write(self, paths: Sequence[Path], transcript: Transcript) -> str:
+        written = []
+        for response_format, path in zip(self._job.formats, paths, strict=True):
+            if self._job.existing == "overwrite" or not os.path.exists(path):
+                write_whole(path, rendered(transcript, response_format, self._job.render_options))
+                written.append(str(path))
+        return ", ".join(written)
+
+    def _obstacle(self, path: Path) -> str | None:
+        if self._job.existing == "refuse" and os.path.exists(path):
+            return f"{path} exists: --skip-existing leaves it, --overwrite replaces it"
+        if len(os.fsencode(path.name)) > MAX_NAME_BYTES:
+            return f"the name of its result would be too long: {path.name}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return f"cannot make the folder {path.parent}: {reason_of(error)}"
+        return None
+
+
+def check_writable(folder: Path) -> None:
+    """Makes the folder if need be and tries to write there: permissions alone do not tell.
+
+    Raises:
+        OutputError: it cannot be made, or not be written to.
+    """
+    probe = folder / f".asr-server-{os.getpid()}"
+    try:
+        write_whole(probe, b"?")
+        probe.unlink()
+    except OSError as error:
+        raise OutputError(f"cannot write to the output folder {folder}: {reason_of(error)}") from error
+
+
+async def _finished(write: Coroutine[Any, Any, str]) -> str:
+    """Waits until the write has ended: a result that is there must be told as done, so that a cancellation
+    takes effect only at the next wait.
+    """
+    task = asyncio.create_task(write)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        current = asyncio.current_task()
+        assert current is not None
+        current.cancel()
+        return task.result()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """By way of a hidden file beside it, so that half a result never has a result's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".asr-server-{os.getpid()}-{next(_numbers)}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+MAX_HELD = 256  # results that wait for one before them
+
+
+class StandardOutput:
+    """Prints each result as soon as those before it are printed.
+
+    Several results stay apart: text formats by a header line, JSON as one object a line with its file's name.
+    """
+
+    def __init__(self, inputs: Sequence[Input], job: TranscribeJob) -> None:
+        self._render_options = job.render_options
+        self._inputs = inputs
+        self._format = job.formats[0]
+        self._labelled = job.has_several_inputs
+        self._positions: dict[int, int] = {}  # by the input's index
+        self._held: dict[int, bytes] = {}  # by position
+        self._next = 0
+        self._printed = asyncio.Condition()
+
+    def is_done(self, index: int) -> bool:
+        return False
+
+    def prepare(self, index: int) -> Failure | None:
+        return None
+
+    def begin(self, indices: Sequence[int]) -> None:
+        self._positions = {index: position for position, index in enumerate(indices)}
+
+    async def write(self, index: int, transcript: Transcript) -> str:
+        await self._add(index, self._content(self._inputs[index].name, transcript))
+        return ""
+
+    async def leave_out(self, index: int) -> None:
+        await self._add(index, b"")
+
+    def close(self) -> None:
+        """What still waits is printed although something before it is missing."""
+        _print(b"".join(content for _, content in sorted(self._held.items())))
+        self._held.clear()
+
+    async def _add(self, index: int, content: bytes) -> None:
+        position = self._positions[index]
+        async with self._printed:
+            await self._printed.wait_for(lambda: position - self._next < MAX_HELD)
+            self._held[position] = content
+            while self._next in self._held:
+                await asyncio.to_thread(_print, self._held.pop(self._next))
+                self._next += 1
+            self._printed.notify_all()
+
+    def _content(self, name: str, transcript: Transcript) -> bytes:
+        content = rendered(transcript, self._format, self._render_options)
+        if not self._labelled:
+            return content
+        if self._format in ("json", "verbose_json", "diarized_json"):
+            line = json.dumps({"file": name} | json.loads(content), ensure_ascii=False)
+            return line.encode("utf-8", "backslashreplace") + b"\n"
+        return f"==> {printable(name)} <==\n".encode() + content + b"\n"
+
+
+def _print(content: bytes) -> None:
+    if not content:
+        return
+    if sys.stdout is None:
+        raise OutputError("cannot write to standard output: it is closed")
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        raise OutputError(f"cannot write to standard output: {reason_of(error)}") from error

@@ -1,4 +1,4 @@
-"""The process of one replica: `python -m asr_server.replica.main`, started by `multiprocess`.
+"""The process of one replica: `python -m asr_server.replica.main`, started by `dispatch/processes.py`.
 
 Its settings come by standard input, because everybody on the machine can read the arguments of a process.
 """
@@ -13,12 +13,14 @@ from setproctitle import setproctitle
 
 from asr_server.channel.spec import ReplicaSpec
 from asr_server.channel.zeromq import ZmqEngineServer
-from asr_server.child_process import (
+from asr_server.machine import (
     be_killed_with_the_parent,
     end_with_the_parent,
+    give_way,
+    keep_for_good,
     leave_stopping_to_the_parent,
+    pin_to,
 )
-from asr_server.machine import give_way, keep_for_good, pin_to
 from asr_server.replica.loop import load_engine, run
 from asr_server.replica.ranks import Ranks
 from asr_server.telemetry import configure_logging

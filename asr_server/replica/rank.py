@@ -16,12 +16,12 @@ import msgspec
 from setproctitle import setproctitle
 
 from asr_server.channel.messages import HEARTBEAT_S
-from asr_server.child_process import (
+from asr_server.machine import (
     be_killed_with_the_parent,
     end_with_the_parent,
+    keep_for_good,
     leave_stopping_to_the_parent,
 )
-from asr_server.machine import keep_for_good
 from asr_server.replica.ranks import BEAT, LENGTH_BYTES, READY, RankSpec, store_path
 from asr_server.telemetry import configure_logging
 

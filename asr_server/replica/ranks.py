@@ -19,8 +19,8 @@ import msgspec
 
 from asr_server.channel.messages import FROZEN_AFTER_S, SILENT_STARTUP_LIMIT_S
 from asr_server.channel.spec import ChildSpec
-from asr_server.child_process import child_environment
 from asr_server.config import Settings
+from asr_server.machine import child_environment
 
 if TYPE_CHECKING:
     from asr_server.engine.ranks import Operation

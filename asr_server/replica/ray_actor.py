@@ -1,4 +1,4 @@
-"""What runs in the process of one replica, wherever in the cluster. `ray_executor` makes it an actor.
+"""What runs in the process of one replica, wherever in the cluster. `dispatch/ray.py` makes it an actor.
 
 Ray carries nothing but the call of `run`: commands and events go over a connection of our own, so that a
 replica is the same in every executor. It ends when that connection breaks, which it does however the server

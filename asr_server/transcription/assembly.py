@@ -1,6 +1,6 @@
 """Cuts a replica's tokens into segments with times, and finds what they leave unread.
 
-Used by `chunk_reader.py` and `transcript_builder.py`. The rule is that of `tokenizer/timestamps.py`, which
+Used by `chunk_reader.py` and `transcript_builder.py`. The rule is that of `checkpoint/tokenizer.py`, which
 the engine goes by too.
 """
 
@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
+from asr_server.checkpoint.tokenizer import Timestamps, Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob, Word
-from asr_server.tokenizer import Timestamps, Tokenizer
 from asr_server.transcription.language import ENGLISH, UNSPACED
 from asr_server.transcription.word_groups import group_words
 from asr_server.transcription.word_times import AlignedWord, aligned_word, leave_out_pauses, words_until

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from asr_server.audio import PreprocessPool
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly, voice_check
 from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.language_detector import LanguageDetector

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from asr_server.audio import PreprocessPool, Recording
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Chunk, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.telemetry import unique_request_id
-from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language import Languages
 from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import (
     POSITIONS_PER_S,
     DecodingOptions,
@@ -17,7 +18,6 @@ from asr_server.core import (
     Transcript,
     TranscriptDelta,
 )
-from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import assembly
 from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.interleaving import Interleaver

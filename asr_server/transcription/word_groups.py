@@ -7,7 +7,7 @@ import string
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from asr_server.tokenizer import Tokenizer
+from asr_server.checkpoint.tokenizer import Tokenizer
 
 # The sets of openai/whisper.
 WITH_THE_NEXT_WORD: Final = "\"'“¿([{-"

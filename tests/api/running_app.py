@@ -11,8 +11,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from asr_server.api import create_app
-from asr_server.api.connection_limits import bounded_http_protocol
+from asr_server.api.app import create_app
+from asr_server.api.connections import bounded_http_protocol
 from asr_server.audio import PreprocessPool
 from asr_server.channel.messages import Submit
 from asr_server.checkpoint import AudioWindow

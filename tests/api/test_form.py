@@ -8,9 +8,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from asr_server.api import form as form_module
-from asr_server.api import upload as upload_module
-from asr_server.api.form import Form, read_form
-from asr_server.api.upload import UploadMemory
+from asr_server.api.form import Form, UploadMemory, read_form
 from asr_server.errors import InvalidAudio, InvalidValue, RequestError, UploadTooLarge
 
 BOUNDARY = "limit"
@@ -85,8 +83,8 @@ async def test_the_file_needs_no_name(form: Form) -> None:
 
 
 async def test_a_large_file_goes_to_disk_whole(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_module, "MEMORY_BYTES", 100)
-    monkeypatch.setattr(upload_module, "WRITE_BYTES", 30)
+    monkeypatch.setattr(form_module, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(form_module, "WRITE_BYTES", 30)
     data = bytes(range(250)) * 3
     await read(form, body(part("file", data)), piece=17)
     source = await form.upload.source()

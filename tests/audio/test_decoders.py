@@ -10,10 +10,8 @@ import av
 import numpy as np
 import pytest
 
-from asr_server.audio.decoders.auto import open_native, sniff
-from asr_server.audio.decoders.base import CannotOpen, Decoder
-from asr_server.audio.decoders.ffmpeg import FfmpegDecoder
-from asr_server.audio.decoders.sndfile import SndfileDecoder
+from asr_server.audio.decoders import CannotOpen, Decoder, SndfileDecoder, open_native, sniff
+from asr_server.audio.ffmpeg import FfmpegDecoder
 from asr_server.errors import InvalidAudio
 from tests.audio.audio_files import (
     FORMATS,

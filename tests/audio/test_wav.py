@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from asr_server.audio.decoders.base import CannotOpen
-from asr_server.audio.decoders.wav import WavDecoder
+from asr_server.audio.decoders import CannotOpen, WavDecoder
 from tests.audio.audio_files import Frames, streamed, voice, write_sndfile
 from tests.audio.test_decoders import all_of, rms
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from asr_server.channel.inline import InlineEngineClient, InlineEngineServer
 from asr_server.channel.messages import Credit, Drain, EarlyResult, Result, Submit
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkId, DecodingOptions
 from asr_server.replica.loop import serve
-from asr_server.tokenizer import Tokenizer
 from benchmarks.instant_replica import NUM_SEGMENTS, NUM_SLOTS, TOKENS_PER_SEGMENT, InstantEngine
 
 if TYPE_CHECKING:

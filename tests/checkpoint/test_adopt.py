@@ -19,9 +19,9 @@ from asr_server.checkpoint import (
     resolve_checkpoint,
     source_of,
 )
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.model import StoredWeights, WhisperSizes, load_whisper
-from asr_server.model.alignment_heads import read_alignment_heads
-from asr_server.tokenizer import Tokenizer
+from asr_server.model.sizes import read_alignment_heads
 from tests.checkpoint.foreign_models import (
     SIZES,
     random_reference,
@@ -30,9 +30,9 @@ from tests.checkpoint.foreign_models import (
     write_openai,
 )
 from tests.checkpoints import narrow_large_directory, pocket_directory
+from tests.model.test_convert import logits_are_the_same
 from tests.model.test_whisper import CLIPS, TOKENS, our_logits
 from tests.real_weights import hugging_face_checkpoint, real_checkpoint
-from tests.test_convert import logits_are_the_same
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def test_the_heads_of_a_published_file_are_openai_whispers(tmp_path: Path) -> No
     from whisper.model import ModelDimensions
     from whisper.model import Whisper as Reference
 
-    from asr_server.checkpoint.alignment_heads import published_heads
+    from asr_server.checkpoint.names import published_heads
 
     sizes = {
         "tiny": (384, 4),

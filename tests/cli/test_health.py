@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from asr_server.cli.health import _url
+from asr_server.cli.serve import _url
 from tests.conftest import Server
 
 

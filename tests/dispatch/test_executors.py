@@ -11,10 +11,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.tokenizer import Tokenizer
 from tests.dispatch.ray_cluster import RayCluster, ray_cluster
 from tests.embedded import embedded
 from tests.speech import Spoken, digits_of, say

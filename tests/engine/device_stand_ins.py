@@ -17,7 +17,7 @@ from torch import Tensor
 from asr_server.core import Samples
 from asr_server.engine import encoding, runner
 from asr_server.engine.graphs import Shape, sizes_of, smallest
-from asr_server.model.kernels import add_norm, bias_gelu, choose_token, flash_decode
+from asr_server.model.kernels import choose_token, elementwise, flash_decode
 from benchmarks import engine_helpers
 
 
@@ -138,5 +138,4 @@ def take_few_programs(monkeypatch: Any) -> None:
     """Triton's interpreter takes its time for each program of a kernel, whatever its size."""
     monkeypatch.setattr(flash_decode, "_BLOCK", 512)
     monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
-    monkeypatch.setattr(add_norm, "_ROWS", 512)
-    monkeypatch.setattr(bias_gelu, "_ROWS", 512)
+    monkeypatch.setattr(elementwise, "_ROWS", 512)

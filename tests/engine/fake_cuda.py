@@ -18,23 +18,23 @@ from safetensors import safe_open
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.engine import Engine, EngineConfig, runner, transfers
 from asr_server.engine.rules import GenerationRules
 from asr_server.model import load_whisper, weights
 from asr_server.model.features import LogMel
-from asr_server.model.kernels import Kernels, add_norm, bias_gelu, choose_token, flash_decode, quantise_rows
+from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode
+from asr_server.model.kernels.candidates import cudnn_attention
 from asr_server.model.kernels.choice import Choice
-from asr_server.model.kernels.cudnn_attention import cudnn_attention
-from asr_server.tokenizer import Tokenizer
 from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
 
 DEVICE = torch.device("cuda", 0)
 KERNELS = Kernels(
     flash_decode.flash_decode,
     choose_token.choose_token,
-    add_norm.add_norm,
-    bias_gelu.bias_gelu,
-    quantise_rows.quantise_rows,
+    elementwise.add_norm,
+    elementwise.bias_gelu,
+    elementwise.quantise_rows,
     cudnn_attention,
 )
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
@@ -102,9 +102,9 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         (flash_decode, "_attend"),
         (flash_decode, "_combine"),
         (choose_token, "_choose"),
-        (add_norm, "_add_norm"),
-        (bias_gelu, "_bias_gelu"),
-        (quantise_rows, "_quantise_rows"),
+        (elementwise, "_add_norm"),
+        (elementwise, "_bias_gelu"),
+        (elementwise, "_quantise_rows"),
     ):
         monkeypatch.setattr(module, name, Launched())
     with _device_guard(), FakeTensorMode(allow_non_fake_inputs=True):

@@ -16,7 +16,7 @@ from asr_server.engine.config import check_fp8
 from asr_server.engine.reasons import engine_info
 from asr_server.engine.runner import Runner
 from asr_server.model import load_whisper
-from asr_server.model.linear_fp8 import Float8Linear
+from asr_server.model.float8 import Float8Linear
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, transcribe
 from tests.checkpoints import short_window_directory

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asr_server.core import ChunkResult, DecodingOptions
-from asr_server.model import decoder
+from asr_server.model import whisper
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, results, run, submit
 from tests.checkpoints import short_window_directory
@@ -58,8 +58,8 @@ def test_rows_behind_the_vocabulary_change_no_token(
     """As on a GPU, whose output projection has a multiple of 128 rows."""
     expected = tokens_of(checkpoint, "torch")
     on_gpu = torch.device("cuda")
-    pad = decoder.padded_vocabulary
-    monkeypatch.setattr(decoder, "padded_vocabulary", lambda vocabulary, _: pad(vocabulary, on_gpu))
+    pad = whisper.padded_vocabulary
+    monkeypatch.setattr(whisper, "padded_vocabulary", lambda vocabulary, _: pad(vocabulary, on_gpu))
     padded = Checkpoint.load(short_window_directory())
     sizes = padded.model.sizes
     assert len(padded.model.decoder.embedding) > sizes.vocabulary

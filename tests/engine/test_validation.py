@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.engine.validation import check_timestamps
 from asr_server.model import WhisperSizes
-from asr_server.tokenizer import Tokenizer
 from tests.checkpoints import short_window_directory
 
 

@@ -5,7 +5,7 @@ import msgspec
 from asr_server import formats
 from asr_server.core import Transcript, Word
 from asr_server.formats import RenderOptions
-from asr_server.formats.subtitles import srt
+from asr_server.formats.render import srt
 from tests.formats.samples import ONE, SILENT, segment, transcript
 
 TEN_FIELDS = {

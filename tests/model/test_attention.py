@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from asr_server.model.attention import attend_cached, attend_cached_audio
+from asr_server.model.layers import attend_cached, attend_cached_audio
 from tests.model.test_whisper import LargestOf
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asr_server.model.float8 import FP8, dequantise, quantise
-from asr_server.model.linear import Linear
-from asr_server.model.linear_fp8 import Float8Linear, scaled_product
+from asr_server.model.float8 import FP8, Float8Linear, dequantise, quantise, scaled_product
+from asr_server.model.layers import Linear
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 DEVICE = "cuda" if HAS_FP8 else "cpu"

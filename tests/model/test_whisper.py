@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.checkpoint import CheckpointError
 from asr_server.model import Whisper, WhisperSizes, load_whisper
-from asr_server.model.decoder import Decoder, DecoderLayer, padded_vocabulary
+from asr_server.model.whisper import Decoder, DecoderLayer, padded_vocabulary
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
 

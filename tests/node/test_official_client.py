@@ -20,11 +20,11 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from tests.api.official_client import FORMATS, SPOKEN, plain_text
-from tests.api.realtime.realtime_client import of_type, pcm24, transcripts
 from tests.api.running_app import SECOND, RunningApp, run_app, until
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
 from tests.embedded import embedded
+from tests.realtime.realtime_client import of_type, pcm24, transcripts
 from tests.speech import say
 
 HERE = Path(__file__).parent

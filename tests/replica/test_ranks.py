@@ -13,13 +13,12 @@ import httpx
 import psutil
 import pytest
 
+from asr_server.cli.preflight import tensor_parallel
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import ProcessReplica
-from asr_server.model.shard import Shard
-from asr_server.model.sizes import WhisperSizes
-from asr_server.preflight import tensor_parallel
+from asr_server.model.sizes import Shard, WhisperSizes
 from tests.api.sample_files import sound_file
 from tests.checkpoints import large_directory, narrow_large_directory
 from tests.conftest import run_server

@@ -10,10 +10,10 @@ import soundfile
 
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
 from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import Transcriber
 from tests.embedded import embedded
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import DecodingOptions
-from asr_server.tokenizer import Tokenizer
 from asr_server.transcription.language_detector import CONFIDENT, MAX_VOTES
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Reference

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import DecodingOptions, Samples
-from asr_server.tokenizer import Tokenizer
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Reference
 from tests.checkpoints import terse_directory

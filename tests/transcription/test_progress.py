@@ -13,11 +13,11 @@ import pytest
 from asr_server.audio import AudioLimits, PreprocessPool, Recording
 from asr_server.channel.messages import EarlyResult, Submit
 from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.sequence import Sequence
-from asr_server.tokenizer import Tokenizer
 from asr_server.transcription import Transcriber, TranscriptionSession
 from benchmarks.clips import make_clip
 from tests.checkpoints import fragmentary_directory

@@ -19,8 +19,7 @@ from asr_server.audio.voice import certain_speech_s
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript
 from asr_server.errors import AudioTooShort
-from asr_server.offline import LocalTranscriber
-from asr_server.offline.job import TranscribeJob
+from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.transcription import prompt_tokens
 from benchmarks.engine_helpers import Checkpoint
 from benchmarks.engine_helpers import transcribe as transcribe_chunks

@@ -7,9 +7,8 @@ from typing import Final, NamedTuple
 
 import torch
 
+from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
-from asr_server.tokenizer import Tokenizer
-from asr_server.tokenizer.timestamps import MIN_TAIL_S
 from asr_server.transcription.assembly import FRAMES_PER_S
 from asr_server.transcription.chunk_reader import MAX_PARTS
 from benchmarks.engine_helpers import Reference

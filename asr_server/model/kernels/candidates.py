@@ -1,6 +1,10 @@
 """The kernels written in Triton, cuDNN's attention, and random data of a model's own shapes to try each on.
 
 `choose_kernels` is what the runner calls. This file alone imports Triton, and only when it is asked to.
+
+cuDNN's attention torch has too and takes last. On Hopper it is said to take about half the time of what torch
+takes first, on other GPUs more (https://github.com/huggingface/transformers/pull/48163): it is tried, and
+called by its own name, because torch's setting for it holds for the whole process.
 """
 
 from __future__ import annotations
@@ -12,15 +16,24 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from asr_server.model.attention import attend_audio, attend_cached_audio
-from asr_server.model.encoder import add_norm
-from asr_server.model.float8 import FP8, dequantise, quantise
+from asr_server.model.float8 import FP8, dequantise, quantise, quantise_rows
 from asr_server.model.kernels.choice import Candidate, Choice, choose
-from asr_server.model.kernels.cudnn_attention import cudnn_attention
 from asr_server.model.kernels.table import NUM_WARPS, TORCH, FlashDecode, Kernels
-from asr_server.model.linear import Linear
-from asr_server.model.linear_fp8 import quantise_rows
+from asr_server.model.layers import Linear, attend_audio, attend_cached_audio
 from asr_server.model.sizes import WhisperSizes
+from asr_server.model.whisper import add_norm
+
+
+def cudnn_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """[B, H, F, d] each, the query scaled, in bfloat16 or float16: every position over every other.
+
+    Raises:
+        RuntimeError: this cuDNN has nothing for this GPU, type or shape.
+    """
+    attend = torch.ops.aten._scaled_dot_product_cudnn_attention
+    attended: Tensor = attend(query, key, value, None, False, scale=1.0)[0]
+    return attended
+
 
 _ENCODE_BATCH = 8
 _MAX_ROWS = 64  # enough to tell which is faster, and little memory
@@ -84,7 +97,7 @@ def _triton_kernels(device: torch.device) -> Kernels:
     try:
         from triton import knobs
 
-        from asr_server.model.kernels import add_norm, bias_gelu, choose_token, flash_decode, quantise_rows
+        from asr_server.model.kernels import choose_token, elementwise, flash_decode
     except ImportError as error:
         raise ValueError(f"Triton cannot be imported: {error}") from error
     if device.type != "cuda" and not knobs.runtime.interpret:
@@ -92,9 +105,9 @@ def _triton_kernels(device: torch.device) -> Kernels:
     return Kernels(
         flash_decode.flash_decode,
         choose_token.choose_token,
-        add_norm.add_norm,
-        bias_gelu.bias_gelu,
-        quantise_rows.quantise_rows,
+        elementwise.add_norm,
+        elementwise.bias_gelu,
+        elementwise.quantise_rows,
     )
 
 

@@ -18,11 +18,11 @@ from asr_server.model.kernels import TORCH, Kernels, candidates
 from asr_server.model.kernels.candidates import (
     audio_attention,
     choose_kernels,
+    cudnn_attention,
     encoder_attention,
     encoder_layer,
 )
 from asr_server.model.kernels.choice import Candidate, choose, judge
-from asr_server.model.kernels.cudnn_attention import cudnn_attention
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,251 @@
+"""What happens around every route: the request's id, its line in the log, and the end of an unread body.
+
+Every request has an id, and so have its reply and all that is logged for it. What nobody else has caught
+becomes a 500 here. Each request and each WebSocket is logged and counted with its outcome. What is read after
+a reply that was sent before the body had come whole (a 401, 413 or 429) is bounded. The headers of a reply
+that OpenAI does not have are made here too. Installed by `app.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from asr_server import metrics
+from asr_server.api.errors import CLIENT_CLOSED_REQUEST, response_to
+from asr_server.config import MIB, Settings
+from asr_server.errors import ShuttingDown
+from asr_server.telemetry import FIGURES, current_request_id
+
+REQUEST_ID: Final = "x-request-id"
+_SANE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's own where it is sane, else a new one."""
+    given = headers.get(REQUEST_ID, "")
+    return given if _SANE.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
+
+
+class RequestIdMiddleware:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope))
+        current_request_id.set(request_id)
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+            return
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server's end; it closes the connection behind half a reply
+            if not has_started:
+                await response_to(ShuttingDown())(scope, receive, send_with_id)
+        except Exception as error:
+            logger.exception("%s failed", scope["method"])
+            if has_started:
+                raise  # the connection is closed: half a reply must not look like a whole one
+            await response_to(error)(scope, receive, send_with_id)
+
+
+QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
+UNKNOWN_ROUTE: Final = "other"
+NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
+BROKEN: Final = 1006  # and for a connection that ended without a close
+MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
+
+
+class RequestLogMiddleware:
+    """The outermost one, so that it sees every reply."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._serve_request(scope, receive, send)
+            case "websocket":
+                await self._serve_session(scope, receive, send)
+            case _:
+                await self._app(scope, receive, send)
+
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_at = time.monotonic()
+        stats = metrics.begin_request_stats(lambda: _route_of(scope))
+        status = CLIENT_CLOSED_REQUEST
+
+        async def send_and_note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note_status)
+        finally:
+            route = _route_of(scope)
+            path = _path_of(scope, route)
+            duration_s = time.monotonic() - started_at
+            report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
+
+    async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Of a WebSocket. Whoever closes it first gives the code."""
+        started_at = time.monotonic()
+        stats = metrics.begin_request_stats(lambda: _route_of(scope))
+        closed_by, code = "nobody", BROKEN
+
+        def note(who: str, message: Message, type: str) -> None:
+            nonlocal closed_by, code
+            if message["type"] == type and closed_by == "nobody":
+                closed_by, code = who, message.get("code") or NO_CLOSE_CODE
+
+        async def receive_and_note_code() -> Message:
+            message = await receive()
+            note("the client", message, "websocket.disconnect")
+            return message
+
+        async def send_and_note_code(message: Message) -> None:
+            note("the server", message, "websocket.close")
+            await send(message)
+
+        try:
+            await self._app(scope, receive_and_note_code, send_and_note_code)
+        finally:
+            route, duration_s = _route_of(scope), time.monotonic() - started_at
+            if route != UNKNOWN_ROUTE:
+                metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
+            path = _path_of(scope, route)
+            what = "WebSocket %s: closed by %s with %d after %.3f s%s"
+            extra = {FIGURES: stats.summary()}
+            logger.info(what, path, closed_by, code, duration_s, stats, extra=extra)
+
+
+def report_request(
+    what: str, route: str, status: int, duration_s: float, stats: metrics.RequestStats
+) -> None:
+    """Logs one request and counts it; another protocol gives the status that HTTP would."""
+    metrics.requests.labels(route, str(status)).inc()
+    metrics.request_seconds.labels(route).observe(duration_s)
+    level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
+    extra = {FIGURES: stats.summary()}
+    logger.log(level, "%s: %d in %.3f s%s", what, status, duration_s, stats, extra=extra)
+
+
+def _path_of(scope: Scope, route: str) -> str:
+    if route != UNKNOWN_ROUTE:
+        return route
+    return str(scope.get("raw_path", b"").decode("ascii", "replace")[:200])
+
+
+def _route_of(scope: Scope) -> str:
+    """The pattern of the path, as often as there are routes: paths themselves are up to the client."""
+    return getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
+
+
+MAX_DISCARDED_BYTES: Final = 1024 * MIB  # at a second or so of work
+MAX_DISCARD_S: Final = 30.0
+
+
+class UnreadBodyMiddleware:
+    """Sends the reply, discards what still comes of the body, up to a bound, and closes the connection.
+
+    To close at once would reset the connection, and a client that first sends its whole body might never see
+    the reply. To read on without a bound would let it send for ever.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _has_body(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive)
+
+        async def send_and_discard(message: Message) -> None:
+            if body.is_read:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+                await send(message)
+            elif message.get("more_body", False):
+                await send(message)
+            else:
+                await send({**message, "more_body": True})  # the client has all of the reply now
+                await body.discard()
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app(scope, body.receive, send_and_discard)
+
+
+class _Body:
+    def __init__(self, receive: Receive) -> None:
+        self.is_read = False
+        self._receive = receive
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.is_read = message["type"] == "http.disconnect" or not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MAX_DISCARD_S):
+                while not self.is_read and num_bytes < MAX_DISCARDED_BYTES:
+                    num_bytes += len((await self.receive()).get("body", b""))
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+MODEL_LIMIT: Final = "x-model-limit"
+IGNORED_FIELDS: Final = "x-ignored-fields"
+_MAX_NAMED: Final = 32  # fields
+_MAX_NAME: Final = 80  # characters of a field's name
+
+
+def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
+    """What the model cannot do, where that is not to be expected, and the fields that were left out."""
+    headers = {}
+    if settings.model_limit:
+        headers[MODEL_LIMIT] = settings.model_limit
+    if ignored_fields:
+        headers[IGNORED_FIELDS] = ", ".join(map(_quoted, ignored_fields[:_MAX_NAMED]))
+    return headers
+
+
+def _quoted(name: str) -> str:
+    """A field's name is up to the client: what is no plain character is written as in an address."""
+    return quote(name[:_MAX_NAME], safe="[]")

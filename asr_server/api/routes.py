@@ -1,0 +1,184 @@
+"""The routes of HTTP: transcriptions and translations, probes, version, load and models, and the page at `/`.
+
+The page is static files of this package, nothing from other hosts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Path as PathParameter
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from asr_server import __version__
+from asr_server.api.openapi import (
+    OF_A_KEY,
+    OF_A_MODEL,
+    OF_AN_ENGINE,
+    error_responses,
+    form_of,
+    transcript_responses,
+)
+from asr_server.api.request import check_model, parse_transcription_request, parse_translation_request
+from asr_server.api.schemas import (
+    Load,
+    Model,
+    ModelList,
+    ReplicaLoad,
+    Status,
+    TranscriptionFields,
+    TranslationFields,
+    Version,
+)
+from asr_server.api.state import AppState, get_state, require_key
+from asr_server.api.transcribe import TranscriptionResponse
+from asr_server.dispatch.replica_state import ReplicaState
+
+audio = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])
+
+
+@audio.post(
+    "/transcriptions",
+    openapi_extra=form_of(TranscriptionFields),
+    responses=transcript_responses(),
+    response_model=None,
+)
+async def transcribe(request: Request) -> Response:
+    """A recording as text, in its own language."""
+    return TranscriptionResponse(get_state(request), parse_transcription_request)
+
+
+@audio.post(
+    "/translations",
+    openapi_extra=form_of(TranslationFields),
+    responses=transcript_responses(),
+    response_model=None,
+)
+async def translate(request: Request) -> Response:
+    """A recording as English text."""
+    return TranscriptionResponse(get_state(request), parse_translation_request)
+
+
+probes = APIRouter(tags=["operations"])
+models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tags=["models"])
+
+
+@probes.head("/health", include_in_schema=False)  # load balancers often probe with HEAD
+@probes.get("/health", response_model=Status, responses=error_responses(*OF_AN_ENGINE))
+@probes.head("/ping", include_in_schema=False)
+@probes.get("/ping", response_model=Status, responses=error_responses(*OF_AN_ENGINE))
+async def health(request: Request) -> Response:
+    """Live: the event loop turns. 503 only once every replica has been given up for good."""
+    get_state(request).check_health()
+    return JSONResponse({"status": "ok"})
+
+
+@probes.head("/ready", include_in_schema=False)
+@probes.get("/ready", response_model=Status, responses=error_responses(*OF_AN_ENGINE))
+async def ready(request: Request) -> Response:
+    """An engine can take work. 503 while loading or once given up."""
+    get_state(request).require_engine()
+    return JSONResponse({"status": "ready"})
+
+
+@probes.head("/version", include_in_schema=False)
+@probes.get("/version", responses=error_responses())
+async def version() -> Version:
+    """Of the server."""
+    return Version(version=__version__)
+
+
+@probes.head("/load", include_in_schema=False)
+@probes.get("/load", responses=error_responses())
+async def load(request: Request) -> Load:
+    """Requests in flight, how many were rejected so far, and what each replica is doing."""
+    state = get_state(request)
+    return Load(
+        server_load=state.admission.num_in_flight,
+        chunks=state.dispatcher.num_chunks,
+        rejected=state.admission.num_rejected,
+        replicas=[_replica(replica_state) for replica_state in state.dispatcher.replica_states],
+    )
+
+
+def _replica(replica_state: ReplicaState) -> ReplicaLoad:
+    """As of the last heartbeat, at most a second or so ago."""
+    heartbeat = replica_state.heartbeat
+    return ReplicaLoad(
+        name=replica_state.replica.name,
+        ready=replica_state.ready,
+        chunks_in_flight=len(replica_state.in_flight),
+        num_steps=heartbeat.num_steps,
+        slots_in_use=heartbeat.slots_in_use,
+        num_decode_steps=heartbeat.num_decode_steps,
+        num_decoded_tokens=heartbeat.num_decoded_tokens,
+    )
+
+
+@models.get("", responses=error_responses(*OF_A_KEY))
+async def list_models(request: Request) -> ModelList:
+    """The model under each of its names."""
+    state = get_state(request)
+    return ModelList(data=[_model(name, state) for name in state.settings.model_names])
+
+
+@models.get("/{name:path}", responses=error_responses(*OF_A_KEY, *OF_A_MODEL))
+async def get_model(
+    name: Annotated[str, PathParameter(description="One of its names.")], request: Request
+) -> Model:
+    """The model under one of its names."""
+    state = get_state(request)
+    check_model(name, state.settings)
+    return _model(name, state)
+
+
+def _model(name: str, state: AppState) -> Model:
+    settings, transcriber = state.settings, state.transcriber
+    own_name = settings.model_names[0]
+    alias = "" if name == own_name else f"another name of {own_name}: "
+    return Model(
+        id=name,
+        created=state.started_at,
+        root=own_name,
+        description=alias + settings.model_description,
+        languages=sorted(transcriber.languages.codes),
+        tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
+    )
+
+
+WEB: Final = Path(__file__).parent / "web"
+HEADERS: Final = {
+    "cache-control": "no-cache",  # asked again each time, and answered 304
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+page_routes = APIRouter(include_in_schema=False)
+
+
+@page_routes.api_route("/", methods=["GET", "HEAD"])
+async def page() -> Response:
+    return FileResponse(WEB / "index.html", headers=HEADERS)
+
+
+@page_routes.get("/favicon.ico")
+async def icon() -> Response:
+    return FileResponse(WEB / "icon.svg", headers=HEADERS, media_type="image/svg+xml")
+
+
+class _WebFiles(StaticFiles):
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response
+
+
+def install_page(app: FastAPI) -> None:
+    app.include_router(page_routes)
+    app.mount("/web", _WebFiles(directory=WEB))

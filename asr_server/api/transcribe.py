@@ -1,0 +1,205 @@
+"""Answers one transcription request: reads the form, transcribes, and sends the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from typing import Final, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from asr_server.api.connections import OVER_LIMIT, cancel_on_disconnect
+from asr_server.api.errors import body_of
+from asr_server.api.events import STREAM_END, event
+from asr_server.api.form import Form, read_form
+from asr_server.api.middleware import answer_headers
+from asr_server.api.request import TranscriptionRequest
+from asr_server.api.state import AppState
+from asr_server.audio import Recording
+from asr_server.config import Settings, naming
+from asr_server.core import Transcript
+from asr_server.errors import ChunkFailed, Overloaded, RequestError, ServiceUnavailable, ShuttingDown
+from asr_server.formats import RenderOptions, ResponseFormat, render
+from asr_server.transcription import Transcriber, TranscriptionSession
+
+Made = TypeVar("Made")
+RequestParser = Callable[[list[tuple[str, str]], Transcriber, Settings], TranscriptionRequest]
+
+_MEDIA_TYPES: Final = {
+    "json": "application/json",
+    "verbose_json": "application/json",
+    "diarized_json": "application/json",
+    "text": "text/plain",
+    "srt": "application/x-subrip",
+    "vtt": "text/vtt",
+}
+
+RETRY_CONNECTION_S: Final = 5.0
+
+# Of a longer transcript the reply is made in a thread: for twelve hours with words it takes a second.
+SEGMENTS_INLINE: Final = 100
+
+logger = logging.getLogger(__name__)
+
+
+class TranscriptionResponse(Response):
+    """A response whose work happens while it is sent, so that one task owns the request from end to end.
+
+    Errors before the first byte become an error body, because the application's handlers see them.
+    """
+
+    def __init__(self, state: AppState, parse_request: RequestParser) -> None:
+        super().__init__()
+        self._state = state
+        self._parse_request = parse_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self._state
+        state.require_engine()
+        _require_connection(scope)
+        with (
+            state.admission.enter(),
+            closing(Form(state.settings.max_upload_bytes, state.upload_memory)) as form,
+        ):
+            await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
+            request = self._parse_request(form.fields, state.transcriber, state.settings)
+            if request.stream:
+                await _stream(state, form, request, receive, send)
+            else:
+                response = await _whole(state, form, request, receive)
+                await response(scope, receive, send)
+
+
+def _require_connection(scope: Scope) -> None:
+    """Raises Overloaded on a connection that is kept for requests without a body."""
+    if scope.get("state", {}).get(OVER_LIMIT):
+        raise Overloaded(
+            f"Too many connections are open: {naming('max_connections')}.", retry_after_s=RETRY_CONNECTION_S
+        )
+
+
+async def _whole(state: AppState, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
+    async with _transcribing(state, form, request, receive) as session:
+        async for _ in session:
+            pass
+        transcript = session.transcript()
+    response = await _made_of(
+        transcript, lambda: _body_response(transcript, request.response_format, request.render_options)
+    )
+    response.headers.update(answer_headers(state.settings, request.ignored_fields))
+    return response
+
+
+async def _made_of(transcript: Transcript, make: Callable[[], Made]) -> Made:
+    """What `make` makes of a transcript, without holding up other requests."""
+    if len(transcript.segments) <= SEGMENTS_INLINE:
+        return make()
+    return await asyncio.to_thread(make)
+
+
+@asynccontextmanager
+async def _transcribing(
+    state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
+) -> AsyncIterator[TranscriptionSession]:
+    """Holds a place among the requests in flight and the upload, both only while the block runs."""
+    with closing(form), state.admission.acquire():
+        source = await form.upload.source()
+        recording = Recording(source, state.audio_limits, bool(request.speakers), request.chunking)
+        async with (
+            cancel_on_disconnect(receive),
+            state.transcriber.transcribe(recording, request.options, request.speakers) as session,
+        ):
+            yield session
+
+
+def _body_response(
+    transcript: Transcript, response_format: ResponseFormat, options: RenderOptions
+) -> Response:
+    """The whole reply to a request that does not stream."""
+    body = render(transcript, response_format, options)
+    media_type = _MEDIA_TYPES[response_format]
+    charset = "" if media_type == "application/json" else "; charset=utf-8"
+    return Response(body.encode(), headers={"content-type": media_type + charset})
+
+
+async def _stream(
+    state: AppState, form: Form, request: TranscriptionRequest, receive: Receive, send: Send
+) -> None:
+    stream = _EventStream(send, answer_headers(state.settings, request.ignored_fields))
+    try:
+        async with _transcribing(state, form, request, receive) as session:
+            writer = request.event_writer()
+            async for delta in session:
+                stream.write(writer.delta(delta))
+            transcript = session.transcript()
+            stream.write(await _made_of(transcript, lambda: writer.done(transcript)))
+        stream.write(STREAM_END)
+    except ClientDisconnect:
+        if stream.has_begun:
+            stream.cancel()
+            return  # nobody is left to tell
+        raise
+    except asyncio.CancelledError:
+        if not stream.has_begun:
+            raise
+        stream.fail(ShuttingDown())
+    except Exception as error:
+        if not stream.has_begun:
+            raise
+        stream.fail(error)
+    await stream.end()
+
+
+class _EventStream:
+    """Begins with the first write, so that an error before it can still have a status of its own.
+
+    A task sends what has been written, so that a client that reads slowly does not hold up the transcription.
+    What it has not read yet is kept, at most the transcript.
+    """
+
+    def __init__(self, send: Send, headers: dict[str, str]) -> None:
+        self._send = send
+        self._headers = headers
+        self._written: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._sending: asyncio.Task[None] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._sending is not None
+
+    def write(self, events: bytes) -> None:
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
+        if events:
+            self._written.put_nowait(events)
+
+    async def _send_all(self) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+            *((name.encode(), value.encode()) for name, value in self._headers.items()),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        while events := await self._written.get():
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def fail(self, error: Exception) -> None:
+        expected = isinstance(error, RequestError | ServiceUnavailable | ChunkFailed)
+        logger.warning("a stream has failed: %r", error, exc_info=None if expected else error)
+        self.write(event(body_of(error), exclude_none=False))
+
+    async def end(self) -> None:
+        """Waits until all has been sent. Cancelled, it sends no more."""
+        self._written.put_nowait(None)
+        assert self._sending is not None
+        await self._sending
+
+    def cancel(self) -> None:
+        assert self._sending is not None
+        self._sending.cancel()

@@ -1,0 +1,134 @@
+"""What every download shares: the folders it ends in, its progress, and the check of its sums.
+
+Models lie in the Hugging Face cache and in this server's own beside it; HF_HOME moves both. In the own folder
+`models/NAME@REVISION` has what was fetched, `readings/` what `adopt.py` writes. Progress is a bar where
+somebody watches, else lines in the log.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+
+def hub_cache() -> Path:
+    """The folder that huggingface_hub, transformers and faster-whisper keep models in."""
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return _expanded(given) if given else _home() / "hub"
+
+
+def own_cache() -> Path:
+    """The folder in which this server keeps models that it has fetched. It need not be there yet."""
+    return _home() / "asr-server"
+
+
+def writable(folder: str) -> Path:
+    """The subfolder of the own cache with that name, made if need be.
+
+    Where nothing can be written there (a read-only container, say), one that is gone when the process ends.
+    """
+    path = own_cache() / folder
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if os.access(path, os.W_OK):
+            return path
+    except OSError:
+        pass
+    return _temporary()
+
+
+@cache
+def _temporary() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="asr-server-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _home() -> Path:
+    """As huggingface_hub finds it, whose import would take longer than all else at a start."""
+    given = os.environ.get("HF_HOME")
+    return _expanded(given or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expandvars(os.path.expanduser(path)))
+
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES: Final = 10.0
+_MB: Final = 1_000_000
+
+
+class DownloadProgress:
+    """Of one model; to be used in a `with` statement."""
+
+    def __init__(self, what: str, num_bytes: int) -> None:
+        """`what`: the model and where it comes from. `num_bytes` in all; 0: not known."""
+        self._what = what
+        self._num_bytes = num_bytes
+        self._done = 0
+        self._bar: Any = None
+        self._task: Any = None
+        self._last_line_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._task = self._bar.add_task(self._what, total=self._num_bytes or None)
+            self._bar.start()
+        else:
+            logger.info(
+                "fetching %s%s", self._what, f", {self._in_mb(self._num_bytes)}" if self._num_bytes else ""
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def reached(self, num_bytes: int) -> None:
+        """So many bytes are here by now."""
+        self._done = num_bytes
+        if self._bar is not None:
+            self._bar.update(self._task, completed=num_bytes)
+        elif time.monotonic() - self._last_line_s >= SECONDS_BETWEEN_LINES:
+            self._last_line_s = time.monotonic()
+            logger.info("%s: %s of %s", self._what, self._in_mb(self._done), self._in_mb(self._num_bytes))
+
+    def add(self, num_bytes: int) -> None:
+        self.reached(self._done + num_bytes)
+
+    @staticmethod
+    def _in_mb(num_bytes: int) -> str:
+        return f"{num_bytes / _MB:.0f} MB"
+
+
+_SHA256_DIGITS: Final = 64
+_BLOCK_BYTES: Final = 1 << 20
+
+
+def has_sum(path: Path, expected: str) -> bool:
+    """Whether the file has this sum: sha256, or with 40 digits the one that git names a small file by."""
+    is_sha256 = len(expected) == _SHA256_DIGITS
+    digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest() == expected

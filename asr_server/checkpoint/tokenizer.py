@@ -1,0 +1,252 @@
+"""Turns tokens into text and text into tokens, from a checkpoint's own files: byte-level BPE, special tokens.
+
+Special tokens are read by name: no id is written down here. In byte-level BPE (GPT-2) every byte is written
+as one printable character: bytes that print in Latin-1 stand for themselves, the others take the code points
+from 256 on, in order.
+
+`Timestamps` says which times a text holds and how much of the audio it has read. The rule is openai-whisper's
+(`transcribe.py`): a pair of timestamp tokens side by side closes a segment and opens the next; a single one
+at the end says that the rest of the window is read; a segment opened and not closed was cut off, and decoding
+goes on from the last closed time.
+
+Needs no torch. Used on both sides of the channel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from asr_server.checkpoint import CheckpointError, read_json, read_optional_json
+from asr_server.core import POSITIONS_PER_S, ChunkResult, DecodingOptions
+
+
+def _character_of_byte() -> dict[int, str]:
+    """In GPT-2's order: that of its vocabulary's first 256 tokens."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+
+
+CHARACTER_OF_BYTE = _character_of_byte()
+BYTE_OF_CHARACTER = {character: byte for byte, character in CHARACTER_OF_BYTE.items()}
+
+
+_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the tokens that steer the decoder. None: this checkpoint does not have it."""
+
+    end_of_text: int
+    start_of_transcript: int
+    start_of_prev: int | None
+    no_speech: int | None
+    no_timestamps: int
+    timestamp_begin: int
+    transcribe: int | None
+    translate: int | None
+    languages: dict[str, int]  # ISO code to id
+    is_multilingual: bool
+
+    @classmethod
+    def from_files(cls, ids: Mapping[str, int], generation: Mapping[str, Any]) -> SpecialTokens:
+        """
+        Args:
+            ids: every added token of the tokenizer, by its text.
+            generation: generation_config.json, or what there is of it.
+
+        Raises:
+            ValueError: a token without which nothing can be decoded is missing.
+        """
+        no_timestamps = generation.get("no_timestamps_token_id", ids.get("<|notimestamps|>"))
+        required = {
+            "<|endoftext|>": ids.get("<|endoftext|>"),
+            "<|startoftranscript|>": generation.get(
+                "decoder_start_token_id", ids.get("<|startoftranscript|>")
+            ),
+            "<|notimestamps|>": no_timestamps,
+        }
+        missing = [name for name, token in required.items() if token is None]
+        if missing:
+            raise ValueError(f"not a Whisper tokenizer: {', '.join(missing)} missing")
+
+        by_name = {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate") if f"<|{task}|>" in ids}
+        tasks = generation.get("task_to_id") or by_name  # a checkpoint may know fewer tasks than tokens
+        languages = _languages(ids, generation)
+        return cls(
+            end_of_text=ids["<|endoftext|>"],
+            start_of_transcript=int(required["<|startoftranscript|>"]),
+            start_of_prev=generation.get("prev_sot_token_id", ids.get("<|startofprev|>")),
+            no_speech=ids.get("<|nospeech|>", ids.get("<|nocaptions|>")),
+            no_timestamps=int(no_timestamps),
+            timestamp_begin=int(no_timestamps) + 1,
+            transcribe=tasks.get("transcribe"),
+            translate=tasks.get("translate"),
+            languages=languages,
+            is_multilingual=bool(generation.get("is_multilingual", bool(languages))),
+        )
+
+
+def _languages(ids: Mapping[str, int], generation: Mapping[str, Any]) -> dict[str, int]:
+    """ISO code to id: the checkpoint's own list where it has one, else every token that looks like one."""
+    named = generation.get("lang_to_id") or ids
+    found = {name: token for name, token in named.items() if _LANGUAGE.fullmatch(name)}
+    return {name[2:-2]: token for name, token in sorted(found.items(), key=lambda item: item[1])}
+
+
+class Tokenizer:
+    """Text tokens and special tokens of one checkpoint.
+
+    Special tokens take part neither in `encode` nor in `decode`: text that spells one is plain text.
+    """
+
+    def __init__(
+        self, text: tokenizers.Tokenizer, added: Mapping[str, int], generation: Mapping[str, Any]
+    ) -> None:
+        """
+        Args:
+            text: encodes and decodes plain text; knows no added tokens.
+            added: the text of every added (special or timestamp) token, and its id.
+            generation: generation_config.json, empty where the checkpoint has none.
+        """
+        self.specials = SpecialTokens.from_files(added, generation)
+        self.time_precision_s = 1 / POSITIONS_PER_S  # of one timestamp token
+        self._text = text
+        special_ids = set(added.values())
+        self._bytes = {
+            token: _raw_bytes(piece) for piece, token in text.get_vocab().items() if token not in special_ids
+        }
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Tokenizer:
+        """Reads tokenizer.json, or vocab.json, merges.txt and added_tokens.json where that is absent.
+
+        Raises:
+            FileNotFoundError: the directory holds neither.
+            CheckpointError: what it holds is no Whisper tokenizer, or another model's.
+        """
+        try:
+            text, added = (
+                _from_tokenizer_json(directory / "tokenizer.json")
+                if (directory / "tokenizer.json").exists()
+                else _from_vocabulary(directory)
+            )
+            tokenizer = cls(text, added, read_optional_json(directory / "generation_config.json"))
+        except OSError:
+            raise
+        except Exception as error:  # the library has no type of its own for a file that it cannot use
+            raise CheckpointError(f"the tokenizer in {directory} cannot be used: {_reason(error)}") from error
+        vocab_size = read_optional_json(directory / "config.json").get("vocab_size")
+        if vocab_size and tokenizer.specials.no_timestamps >= vocab_size:
+            raise CheckpointError(
+                f"the tokenizer in {directory} has ids beyond the {vocab_size} tokens of the model: "
+                "it belongs to another model"
+            )
+        return tokenizer
+
+    def is_text(self, token: int) -> bool:
+        return token in self._bytes
+
+    def decode_bytes(self, token: int) -> bytes:
+        """The raw bytes of one token, which need not be whole characters; empty for a special token."""
+        return self._bytes.get(token, b"")
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of the text tokens among these; bytes that make no character become U+FFFD."""
+        return b"".join(map(self.decode_bytes, tokens)).decode("utf-8", errors="replace")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._text.encode(text, add_special_tokens=False).ids)
+
+
+def _raw_bytes(piece: str) -> bytes:
+    """A vocabulary entry as bytes; one outside the byte alphabet is taken literally."""
+    if all(character in BYTE_OF_CHARACTER for character in piece):
+        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
+    return piece.encode()
+
+
+def _from_tokenizer_json(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
+    description = read_json(path)
+    added = {token["content"]: token["id"] for token in description["added_tokens"]}
+    # Without its added tokens the tokenizer cannot be talked into a special token by the text.
+    description |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    return tokenizers.Tokenizer.from_str(json.dumps(description)), added
+
+
+def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
+    if not (directory / "vocab.json").exists():
+        raise FileNotFoundError(f"{directory} has neither tokenizer.json nor vocab.json")
+    vocabulary: dict[str, int] = read_json(directory / "vocab.json")
+    added: dict[str, int] = read_optional_json(directory / "added_tokens.json")
+    added |= {
+        piece: token for piece, token in vocabulary.items() if piece.startswith("<|") and piece.endswith("|>")
+    }
+    text = tokenizers.Tokenizer(
+        models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    )
+    text.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return text, added
+
+
+def _reason(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
+MIN_TAIL_S: Final = 0.2  # a shorter unread tail holds no word
+
+
+class Timestamps:
+    """Reads timestamp tokens against one stretch of audio of `duration_s`."""
+
+    def __init__(self, tokenizer: Tokenizer, duration_s: float) -> None:
+        self._begin = tokenizer.specials.timestamp_begin
+        self._precision_s = tokenizer.time_precision_s
+        self.duration_s = duration_s
+
+    def time_s(self, token: int) -> float:
+        """The time that a timestamp token names, at most the end of the audio."""
+        return min((token - self._begin) * self._precision_s, self.duration_s)
+
+    def is_time(self, token: int) -> bool:
+        return token >= self._begin
+
+    def borders(self, tokens: Sequence[int]) -> list[int]:
+        """The indices between two timestamps side by side."""
+        return [
+            at for at in range(1, len(tokens)) if self.is_time(tokens[at - 1]) and self.is_time(tokens[at])
+        ]
+
+    def tail(self, result: ChunkResult, options: DecodingOptions) -> tuple[int, float | None]:
+        """How many tokens are read, and from where decoding has to go on; None: all is read.
+
+        There is no tail in the last part allowed, nor behind a limit that the client set itself.
+        """
+        if options.is_last_part or not options.timestamps or options.max_new_tokens is not None:
+            return len(result.tokens), None
+        closed = self._last_closed(result)
+        tail_s = self.time_s(result.tokens[closed]) if closed is not None else 0.0
+        if closed is None or not 0.0 < tail_s <= self.duration_s - MIN_TAIL_S:
+            return len(result.tokens), None  # nowhere to go on from, or nothing there
+        return closed + 1, tail_s
+
+    def _last_closed(self, result: ChunkResult) -> int | None:
+        """The index of the timestamp behind which the audio is unread."""
+        tokens, borders = result.tokens, self.borders(result.tokens)
+        last = len(tokens) - 1
+        if last > 0 and self.is_time(tokens[last]) and last not in borders:
+            return last if result.finish_reason == "length" else None
+        return borders[-1] - 1 if borders else None

@@ -1,0 +1,173 @@
+"""Triton kernels that pass once over what torch passes over several times.
+
+An addition and the layer norm of the sum (the encoder's layers); a bias and the exact GELU in place, behind a
+product without one (`layers.py`); rows in 8-bit floats, each with a scale of its own (`float8.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asr_server.model.float8 import FP8, LARGEST, TINY
+
+_ROWS = 1  # rows of a program
+
+
+def add_norm(
+    x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """x + change, and its layer norm.
+
+    Args:
+        x: [..., D], contiguous.
+        change: the same, or fewer rows, which are then repeated.
+        weight, bias, eps: of the norm.
+        limit: what no number of the sum is to exceed; None: as it comes.
+    """
+    assert x.is_contiguous()
+    assert change.is_contiguous()
+    width = x.shape[-1]
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    num_rows = x.numel() // width
+    _add_norm[triton.cdiv(num_rows, _ROWS),](
+        x,
+        change,
+        weight,
+        bias,
+        total,
+        normed,
+        num_rows,
+        change.numel() // width,
+        width,
+        eps,
+        limit or 0.0,
+        IS_LIMITED=limit is not None,
+        ROWS=_ROWS,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+    return total, normed
+
+
+# Compiled once, whatever the number of rows.
+@triton.jit(do_not_specialize=["num_rows", "num_changes"])  # type: ignore[untyped-decorator]
+def _add_norm(  # type: ignore[no-untyped-def]
+    x,
+    change,
+    weight,
+    bias,
+    total,
+    normed,
+    num_rows,
+    num_changes,
+    width,
+    eps,
+    limit,
+    IS_LIMITED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    within = n < width
+    inside = (rows < num_rows)[:, None] & within[None, :]
+    place = rows[:, None] * width + n[None, :]
+    of_change = (rows % num_changes)[:, None] * width + n[None, :]
+    y = tl.load(x + place, inside, other=0.0).to(tl.float32)
+    y += tl.load(change + of_change, inside, other=0.0).to(tl.float32)
+    if IS_LIMITED:
+        y = tl.minimum(tl.maximum(y, -limit), limit)
+    rounded = y.to(total.dtype.element_ty)
+    tl.store(total + place, rounded, inside)
+    y = rounded.to(tl.float32)  # the norm is of what is stored, as torch's is
+    mean = tl.sum(y, 1) / width
+    centred = tl.where(within[None, :], y - mean[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 1) / width + eps)
+    y = centred * scale[:, None]
+    y *= tl.load(weight + n, within, other=0.0).to(tl.float32)[None, :]
+    y += tl.load(bias + n, within, other=0.0).to(tl.float32)[None, :]
+    tl.store(normed + place, y.to(normed.dtype.element_ty), inside)
+
+
+_ROWS, _COLUMNS = 4, 1024  # of a program
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """GELU of x + bias, written over x.
+
+    Args:
+        x: [..., D], contiguous.
+        bias: [D]
+    """
+    assert x.is_contiguous()
+    width = x.shape[-1]
+    num_rows = x.numel() // width
+    _bias_gelu[triton.cdiv(width, _COLUMNS), triton.cdiv(num_rows, _ROWS)](
+        x, bias, num_rows, width, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4
+    )
+    return x
+
+
+# Compiled once, whatever the number of rows.
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _bias_gelu(  # type: ignore[no-untyped-def]
+    x, bias, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (rows < num_rows)[:, None] & (n < width)[None, :]
+    place = rows[:, None] * width + n[None, :]
+    y = tl.load(x + place, inside, other=0.0).to(tl.float32)
+    y += tl.load(bias + n, n < width, other=0.0).to(tl.float32)[None, :]
+    y *= 0.5 + 0.5 * tl.erf(y * 0.7071067811865476)
+    tl.store(x + place, y.to(x.dtype.element_ty), inside)
+
+
+# of a program
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit floats of x [rows, D], contiguous, and float32 scales [rows, 1]; their product is nearly x."""
+    assert x.is_contiguous()
+    num_rows, width = x.shape
+    quantised = torch.empty_like(x, dtype=FP8)
+    scales = torch.empty(num_rows, 1, device=x.device)
+    _quantise_rows[triton.cdiv(num_rows, _ROWS),](
+        x,
+        quantised,
+        scales,
+        num_rows,
+        width,
+        LARGEST=LARGEST,
+        TINY=TINY,
+        ROWS=_ROWS,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+    return quantised, scales
+
+
+# Compiled once, whatever the number of rows.
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _quantise_rows(  # type: ignore[no-untyped-def]
+    x,
+    quantised,
+    scales,
+    num_rows,
+    width,
+    LARGEST: tl.constexpr,
+    TINY: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    inside = (rows < num_rows)[:, None] & (n < width)[None, :]
+    place = rows[:, None] * width + n[None, :]
+    y = tl.load(x + place, inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(y), 1), TINY) / LARGEST
+    tl.store(scales + rows, scale, rows < num_rows)
+    tl.store(quantised + place, (y / scale[:, None]).to(quantised.dtype.element_ty), inside)

@@ -1,0 +1,265 @@
+"""What the layers of encoder and decoder are made of: products, attention, feed-forward, normed additions.
+
+On CPU weights are reordered for oneDNN when they are loaded, instead of on every call: a decode step's
+products take two thirds of the time, and float32 ones half, next to torch's default. The same layout serves
+any number of rows, and a row's result does not depend on how many others there are. Queries, keys and values
+of a layer are one packed product, and the queries' 1/sqrt(d) lies in the weights. Used by `whisper.py` and
+the cache.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asr_server.model.kernels import TORCH, Kernels
+from asr_server.model.sizes import Shard
+
+_ROWS_HINT = 8  # a layout that is good for few rows, and no worse for many
+
+
+class Linear(nn.Module):
+    """`y = x W^T + b`, with GELU (the exact one) on top where wanted."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, num_inputs: int, num_outputs: int, gelu: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
+        self.bias = nn.Parameter(torch.zeros(num_outputs))
+        self.gelu = gelu
+        self._packed: Tensor | None = None
+
+    def pack(self) -> None:
+        """To be called once the weights are in; they cannot be read or changed afterwards."""
+        if can_pack(self.weight):
+            self._packed = pack(self.weight)
+            self.weight = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        if self.gelu and kernels.bias_gelu is not None:
+            return kernels.bias_gelu(self._product(x), self.bias)
+        if self._packed is not None:
+            return packed_linear(x, self._packed, self.bias, self.gelu)
+        y = F.linear(x, self.weight, self.bias)
+        return F.gelu(y) if self.gelu else y
+
+    def _product(self, x: Tensor) -> Tensor:
+        """x W^T alone."""
+        return F.linear(x, self.weight) if self._packed is None else packed_linear(x, self._packed, None)
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies in this precision here."""
+    if weight.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[outputs, inputs] in oneDNN's layout, for `packed_linear`."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
+    return packed
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, gelu: bool = False) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "gelu" if gelu else "none", [], "none")
+    return y
+
+
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """x y^T of two matrices; in float32 twice as fast as torch's own product where that is MKL's on AMD."""
+    return packed_linear(x, y, None) if can_pack(y) else x @ y.t()
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[..., D] to [..., H, d]."""
+    return x.view(*x.shape[:-1], num_heads, -1)
+
+
+def attend_audio(qkv: Tensor, num_heads: int, kernels: Kernels = TORCH) -> Tensor:
+    """Every audio position over every other.
+
+    Args:
+        qkv: [B, F, 3 D], queries (scaled), keys and values side by side.
+    Returns:
+        [B, F, D].
+    """
+    if qkv.is_cuda:
+        query, key, value = split_heads(qkv, 3 * num_heads).transpose(1, 2).chunk(3, dim=1)  # [B, H, F, d]
+        if kernels.encoder_attention is not None:
+            attended = kernels.encoder_attention(query, key, value)
+        else:
+            attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+        return attended.transpose(1, 2).flatten(2)
+    return torch.stack([_attend_head_by_head(each, num_heads) for each in qkv])
+
+
+def _attend_head_by_head(qkv: Tensor, num_heads: int) -> Tensor:
+    """[F, 3 D] to [F, D] on CPU: the scores of one head at a time, which the cache can hold.
+
+    Twice as fast as scaled_dot_product_attention, which multiplies bfloat16 at the rate of float32.
+    """
+    heads = split_heads(qkv, 3 * num_heads).transpose(0, 1).contiguous()  # [3 H, F, d]
+    query, key, value = heads.chunk(3)
+    context = qkv.new_empty(len(qkv), num_heads, heads.shape[-1])
+    for head in range(num_heads):
+        scores = multiply(query[head], key[head])  # [F, F]
+        torch.softmax(scores, -1, out=scores)
+        context[:, head] = multiply(scores, value[head].t().contiguous())
+    return context.flatten(1)
+
+
+def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """A few queries over the cached text positions.
+
+    Args:
+        query: [B, T, H, d], scaled.
+        keys, values: [B, H, N, d].
+        mask: [B, 1, T, N], added to the scores.
+    Returns:
+        [B, T, D].
+    """
+    # Plain products: on CPU scaled_dot_product_attention takes seven times as long for a single query.
+    scores = _scores(query, keys.transpose(-1, -2)) + mask  # [B, H, T, N]
+    return _weighted_sums(scores, values)
+
+
+def attend_cached_audio(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor | None
+) -> Tensor:
+    """A few queries over all cached audio positions.
+
+    Args:
+        query: [B, T, H, d], scaled.
+        keys: [B, H, d, F].
+        values: [B, H, F, d].
+        rows: 0, 1, 2 ... up to B H F at least.
+        mask: [B, 1, 1, F], added to the scores; None: every sequence has all positions.
+    Returns:
+        [B, T, D].
+    """
+    if query.shape[1] > 1 or query.is_cuda or not _WEIGHTED_ROWS:
+        scores = _scores(query, keys)  # [B, H, T, F]
+        return _weighted_sums(scores if mask is None else scores + mask, values)
+    scores = sum_weighted_rows(query[:, 0].flatten(0, 1), keys.flatten(0, 2), rows)  # [B H, F]
+    if mask is not None:
+        scores = (scores.view(len(query), -1, scores.shape[-1]) + mask[:, 0]).flatten(0, 1)
+    context = sum_weighted_rows(scores.softmax(-1), values.flatten(0, 2), rows)  # [B H, d]
+    return context.view(len(query), 1, -1)
+
+
+def _scores(query: Tensor, keys: Tensor) -> Tensor:
+    """Queries [B, T, H, d] times keys [B, H, d, N]: [B, H, T, N].
+
+    On a GPU straight to float32: rounded to bfloat16, a score of 20 would be off by up to 0.06.
+    """
+    query = query.transpose(1, 2)
+    if not query.is_cuda or query.dtype == torch.float32:
+        return query @ keys
+    products = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1), out_dtype=torch.float32)
+    return products.view(*query.shape[:3], -1)
+
+
+def _weighted_sums(scores: Tensor, values: Tensor) -> Tensor:
+    """Values [B, H, N, d], weighted by the softmax of scores [B, H, T, N]: [B, T, H d]."""
+    weights = scores.softmax(-1).to(values.dtype)
+    return (weights @ values).transpose(1, 2).flatten(2)
+
+
+def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
+    """Products of many vectors, each with a matrix of its own: [G, n], [G n, m] to [G, m].
+
+    The layer made for looking up embeddings reads its rows at close to the memory's speed, 2.5 times as fast
+    as a batched matrix product with one row on the left.
+    """
+    bags = rows[: len(matrix)].view(weights.shape)
+    return F.embedding_bag(bags, matrix, mode="sum", per_sample_weights=weights)
+
+
+# On x86 torch carries kernels written for it (FBGEMM); elsewhere matrix products are the better.
+_WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64")
+
+
+Weights = Mapping[str, Tensor]
+
+SELF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, hidden: int, shard: Shard, linear: type[Linear] = Linear) -> None:
+        super().__init__()
+        self.shard = shard
+        self.norm = nn.LayerNorm(width)
+        self.up = linear(width, hidden // shard.count, gelu=True)
+        self.down = linear(hidden // shard.count, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.change(self.norm(x))
+
+    def change(self, normed: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        """What is to be added to that of which `normed` is the norm."""
+        return self.shard.sum(self.down(self.up(normed, kernels), kernels))
+
+    def load(self, weights: Weights) -> None:
+        load_weights(self.norm, weights, "final_layer_norm")
+        load_packed(self.up, weights, ("fc1",), self.shard)
+        load_summed(self.down, weights, "fc2", self.shard)
+
+
+class Within(Mapping[str, Tensor]):
+    """The weights whose names begin with `prefix`, by what follows it, each read when it is asked for."""
+
+    def __init__(self, weights: Weights, prefix: str) -> None:
+        self._weights = weights
+        self._prefix = prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[self._prefix + name]
+
+    def __contains__(self, name: object) -> bool:
+        return f"{self._prefix}{name}" in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._weights if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def load_weights(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> None:
+    module.weight.copy_(weights[f"{name}.weight"])
+    module.bias.copy_(weights[f"{name}.bias"])
+
+
+def load_packed(
+    linear: Linear, weights: Weights, names: tuple[str, ...], shard: Shard, scale: float = 1.0
+) -> None:
+    """Stacks the rank's part of projections; the first is multiplied by `scale`. Whisper's key has no bias:
+    zeros.
+    """
+    rows = [shard.outputs(weights[f"{name}.weight"]).float() for name in names]
+    biases = [
+        shard.outputs(weights[f"{name}.bias"]).float() if f"{name}.bias" in weights else torch.zeros(len(row))
+        for name, row in zip(names, rows, strict=True)
+    ]
+    linear.weight.copy_(torch.cat([rows[0] * scale, *rows[1:]]))
+    linear.bias.copy_(torch.cat([biases[0] * scale, *biases[1:]]))
+
+
+def load_summed(linear: Linear, weights: Weights, name: str, shard: Shard) -> None:
+    """A projection of what is split among the ranks: its results are to be summed."""
+    linear.weight.copy_(shard.inputs(weights[f"{name}.weight"]))
+    linear.bias.copy_(shard.once(weights[f"{name}.bias"]))
+
+
+def query_scale(qkv: Linear, num_heads: int) -> float:
+    """1/sqrt(d), from a layer of `num_heads` queries, keys and values."""
+    return float((len(qkv.bias) // (3 * num_heads)) ** -0.5)

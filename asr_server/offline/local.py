@@ -1,0 +1,147 @@
+"""Takes one recording to its transcript with the pipeline of this process, as a call of the command asked.
+
+`run.py` knows the protocol `FileTranscriber` alone; `remote.py` has the one that asks a server elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from asr_server.audio import AudioLimits, PreprocessPool, Recording
+from asr_server.audio.recording import Source
+from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.config import Settings
+from asr_server.core import DecodingOptions, Task, Transcript
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.errors import InvalidValue
+from asr_server.formats import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
+from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
+
+Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
+
+
+@dataclass(frozen=True)
+class TranscribeJob:
+    arguments: tuple[str, ...]  # files, folders, "-" for standard input
+    formats: tuple[ResponseFormat, ...] = ("text",)
+    output_dir: Path | None = None  # None: standard output
+    existing: Existing = "refuse"
+    recursive: bool = False
+    quiet: bool = False
+    language: str | None = None  # as the user wrote it; None: detected
+    task: Task = "transcribe"
+    prompt: str = ""
+    temperature: float = 0.0  # 0: from 0 up, as far as it takes
+    word_timestamps: bool = False
+    condition_on_previous_text: bool = False
+    multilingual: bool = False
+    layout: SubtitleLayout = PLAIN_LAYOUT
+    speakers: tuple[str, ...] = ()  # of each channel; empty: the channels are mixed
+    manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
+
+    @property
+    def needs_words(self) -> bool:
+        return self.word_timestamps or self.layout.needs_words
+
+    @property
+    def render_options(self) -> RenderOptions:
+        return RenderOptions(with_words=self.word_timestamps, layout=self.layout)
+
+    @property
+    def has_several_inputs(self) -> bool:
+        """By what was written, not by what was found, so that a script's output keeps its shape."""
+        return len(self.arguments) > 1 or Path(self.arguments[0]).is_dir()
+
+
+OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and in all where that is known
+
+
+class FileTranscriber(Protocol):
+    def running(self) -> AbstractAsyncContextManager[object]:
+        """What it needs runs while the block does. Raises EngineUnavailable, InvalidValue."""
+        ...
+
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+        """Many files may be under way at once.
+
+        Raises:
+            RequestError, ChunkFailed, OSError: this file could not be transcribed.
+            EngineUnavailable, InvalidValue: no file can be.
+        """
+        ...
+
+
+class LocalTranscriber:
+    """The server's pipeline in this process, its engine in processes of its own."""
+
+    def __init__(self, settings: Settings, job: TranscribeJob) -> None:
+        """Starts nothing yet.
+
+        Raises:
+            InvalidValue: the model does not know the language, or cannot translate.
+        """
+        directory = Path(settings.model)
+        window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
+        self._limits = AudioLimits.from_settings(settings, window)
+        self._dispatcher = Dispatcher(settings, window=window)
+        self._pool = PreprocessPool(settings.preprocess_workers)
+        stall_limits = StallLimits.from_settings(settings)
+        self._transcriber = Transcriber(
+            self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits
+        )
+        self._speakers = job.speakers
+        self.options = _decoding_options(job, self._transcriber, settings)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[LocalTranscriber]:
+        await self._dispatcher.start()
+        try:
+            yield self
+        finally:
+            await self._dispatcher.stop()
+            await asyncio.to_thread(self._pool.shutdown)
+
+    async def transcribe(
+        self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
+    ) -> Transcript:
+        """`options` are for this recording alone; None: those of the whole job."""
+        recording = Recording(source, self._limits, bool(self._speakers))
+        own = options or self.options
+        async with self._transcriber.transcribe(recording, own, self._speakers) as session:
+            async for delta in session:
+                on_progress(delta.end_s, recording.expected_duration_s)
+            return session.transcript()
+
+    def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
+        """The job's options with what one recording has of its own. Raises InvalidValue."""
+        own = self.options
+        if language is not None:
+            own = msgspec.structs.replace(own, language=self._transcriber.languages.code(language))
+        if prompt is not None:
+            own = msgspec.structs.replace(
+                own, prompt_tokens=prompt_tokens(self._transcriber.tokenizer, prompt)
+            )
+        return own
+
+
+def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Settings) -> DecodingOptions:
+    if job.task == "translate" and not transcriber.can_translate:
+        raise InvalidValue(f"The model {settings.served_model_name} cannot translate.", "task")
+    return DecodingOptions(
+        task=job.task,
+        language=transcriber.languages.given_code(job.language),
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
+        word_timestamps=job.needs_words,
+        condition_on_previous_text=job.condition_on_previous_text,
+        multilingual=job.multilingual,
+        timestamps=True,  # whatever the format: they tell when a tail was left unread
+        temperatures=(job.temperature,) if job.temperature else settings.temperatures,
+    )

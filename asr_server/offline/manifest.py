@@ -1,0 +1,281 @@
+"""What a manifest says and what becomes of each of its lines, for `manifest_run.py` and `manifest_ray.py`.
+
+A manifest is JSON lines, each of which names a recording; one line is held at a time. Results are written
+below one folder, each whole or not at all. A result's path follows from the entry's id alone, so that another
+run, on whichever machine, finds it. Reports are counted, and errors written to a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, BinaryIO, Final, Literal
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from asr_server.core import Transcript
+from asr_server.errors import EngineUnavailable
+from asr_server.offline.inputs import reason_of, require_file
+from asr_server.offline.local import LocalTranscriber, TranscribeJob
+from asr_server.offline.outputs import ENDINGS, OutputError, rendered, write_whole
+from asr_server.offline.run import reason_for
+
+MAX_LINE_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 1 << 20
+
+
+class _Line(msgspec.Struct):
+    """What a line may say; other fields are let pass, since manifests of other tools have their own."""
+
+    audio: Annotated[str, msgspec.Meta(min_length=1)]
+    id: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One recording that a manifest names."""
+
+    offset: int  # of its line in the manifest, in bytes
+    id: str  # names its results
+    audio: Path
+    language: str | None = None  # None: as for the whole job
+    prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class BadLine:
+    offset: int
+    reason: str
+
+
+def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Iterator[Entry | BadLine]:
+    """The lines that begin from byte `start` to before `stop`; blank ones are left out. Raises OSError."""
+    decoder = msgspec.json.Decoder(_Line)
+    for offset, line in _lines(manifest, start, stop):
+        if line.strip():
+            yield _parsed(decoder, manifest.parent, offset, line)
+
+
+def count_lines(manifest: Path) -> int:
+    """Those that are not blank, without parsing them: a gigabyte takes seconds. Raises OSError."""
+    count, at_beginning = 0, True
+    with manifest.open("rb") as file:
+        while part := file.readline(_BLOCK_BYTES):  # of a long line the beginning decides
+            count += at_beginning and not part.isspace()
+            at_beginning = part.endswith(b"\n")
+    return count
+
+
+def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
+    """Of a line that is too long only the beginning."""
+    with manifest.open("rb") as file:
+        if start > 0:  # the line that `start` lies within belongs to the bytes before, unless it begins there
+            file.seek(start - 1)
+            _skip_line(file)
+        while stop is None or file.tell() < stop:
+            offset = file.tell()
+            line = file.readline(MAX_LINE_BYTES + 1)
+            if not line:
+                return
+            if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+                _skip_line(file)
+            yield offset, line
+
+
+def _skip_line(file: BinaryIO) -> None:
+    """To the beginning of the next line, without holding the rest of this one."""
+    while (part := file.readline(_BLOCK_BYTES)) and not part.endswith(b"\n"):
+        pass
+
+
+def _parsed(decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, text: bytes) -> Entry | BadLine:
+    if len(text) > MAX_LINE_BYTES:
+        return BadLine(offset, f"the line is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        line = decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return BadLine(offset, f"not a line of a manifest: {error}")
+    return Entry(offset, line.id or line.audio, folder / line.audio, line.language, line.prompt)
+
+
+_MAX_NAME_BYTES: Final = 200  # without the ending
+_SHARD_DIGITS: Final = 3  # 4096 folders: a listing of one stays short where there are millions of results
+_UNFIT: Final = re.compile(r"[%/\x00-\x1f\x7f]")
+_FOR_EVERY_RESULT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+
+class ManifestResults:
+    def __init__(self, folder: Path, job: TranscribeJob) -> None:
+        self._folder = folder
+        self._job = job
+
+    def is_done(self, id: str) -> bool:
+        """Whether all results of this entry are there, and may stay."""
+        if self._job.existing == "overwrite":
+            return False
+        return all(os.path.exists(self._path(id, ENDINGS[name])) for name in self._job.formats)
+
+    def write(self, id: str, transcript: Transcript) -> None:
+        """Raises OSError for this one; OutputError where no other result could be written either."""
+        try:
+            for name in self._job.formats:
+                content = rendered(transcript, name, self._job.render_options)
+                write_whole(self._path(id, ENDINGS[name]), content)
+        except OSError as error:
+            if error.errno in _FOR_EVERY_RESULT:
+                raise OutputError(f"cannot write to {self._folder}: {reason_of(error)}") from error
+            raise
+
+    def _path(self, id: str, ending: str) -> Path:
+        digest = hashlib.blake2b(id.encode(), digest_size=10).hexdigest()
+        return self._folder / digest[:_SHARD_DIGITS] / f"{_file_name(id, digest)}{ending}"
+
+
+def _file_name(id: str, digest: str) -> str:
+    """The id, with what a file's name cannot hold as %XX. Two ids never share a name."""
+    name = _UNFIT.sub(lambda found: f"%{ord(found[0]):02X}", id)
+    encoded = name.encode()
+    if len(encoded) <= _MAX_NAME_BYTES:
+        return name
+    return f"{encoded[: _MAX_NAME_BYTES - len(digest) - 1].decode(errors='ignore')}-{digest}"
+
+
+ERROR_FILE: Final = "errors.jsonl"
+_LINE_EVERY_S: Final = 60.0  # where there is no terminal for a bar
+
+Outcome = Literal["transcribed", "skipped", "failed"]
+
+
+class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    """What became of one line."""
+
+    offset: int  # of the line in the manifest, in bytes
+    outcome: Outcome
+    id: str = ""
+    audio: str = ""
+    error: str = ""  # of a line that failed
+    duration_s: float = 0.0  # of a recording that was transcribed
+
+
+class JobStopped(msgspec.Struct, frozen=True, tag=True):
+    """From an actor that can go on with no line, in the place of reports."""
+
+    reason: str
+
+
+class Reports:
+    """Open while the job runs. The error file has a line for each line that failed in this run."""
+
+    def __init__(self, folder: Path, num_lines: int, quiet: bool) -> None:
+        """Raises OutputError."""
+        self.counts: dict[Outcome, int] = {"transcribed": 0, "skipped": 0, "failed": 0}
+        self._audio_s = 0.0
+        self._path = folder / ERROR_FILE
+        self._num_lines = num_lines
+        self._quiet = quiet
+        self._told_at = time.monotonic()
+        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._has_bar = console.is_terminal and not quiet
+        self._progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not self._has_bar,
+            transient=True,
+        )
+        self._bar = self._progress.add_task("lines", total=num_lines)
+        try:
+            self._errors = self._path.open("wb")
+        except OSError as error:
+            raise OutputError(f"cannot write {self._path}: {reason_of(error)}") from error
+
+    def __enter__(self) -> Reports:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        self._errors.close()
+
+    def add(self, report: LineReport) -> None:
+        """Raises OutputError where the error file cannot be written."""
+        self.counts[report.outcome] += 1
+        self._audio_s += report.duration_s
+        if report.outcome == "failed":
+            self._write_error(report)
+        self._show()
+
+    def numbers(self) -> str:
+        counted = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
+        left = self._num_lines - sum(self.counts.values())
+        return f"{counted or 'nothing done'}, {self._audio_s / 3600:.1f} h of audio" + (
+            f", {left} lines not begun or not finished" if left > 0 else ""
+        )
+
+    def _write_error(self, report: LineReport) -> None:
+        fields = {"offset": report.offset, "id": report.id, "audio": report.audio, "error": report.error}
+        try:
+            self._errors.write(msgspec.json.encode(fields) + b"\n")
+            self._errors.flush()
+        except OSError as error:
+            raise OutputError(f"cannot write {self._path}: {reason_of(error)}") from error
+
+    def _show(self) -> None:
+        if self._has_bar:
+            failed = f"lines, {self.counts['failed']} failed, {self._audio_s / 3600:.1f} h of audio"
+            self._progress.update(self._bar, completed=sum(self.counts.values()), description=failed)
+        elif not self._quiet and time.monotonic() - self._told_at >= _LINE_EVERY_S:
+            self._told_at = time.monotonic()
+            print(self.numbers(), file=sys.stderr, flush=True)
+
+
+class LineTranscriber:
+    def __init__(self, transcriber: LocalTranscriber, results: ManifestResults) -> None:
+        self._transcriber = transcriber
+        self._results = results
+
+    def sorted_out(self, lines: Iterable[Entry | BadLine]) -> Iterator[Entry | LineReport]:
+        """The entries that are to be transcribed, and reports of the other lines. Looks at the disk."""
+        for line in lines:
+            if isinstance(line, BadLine):
+                yield LineReport(line.offset, "failed", error=line.reason)
+            elif self._results.is_done(line.id):
+                yield LineReport(line.offset, "skipped", line.id, str(line.audio))
+            else:
+                yield line
+
+    async def transcribe(self, entry: Entry) -> LineReport:
+        """Raises EngineUnavailable, OutputError: no further entry can be transcribed, or written."""
+        try:
+            duration_s = await self._transcribe(entry)
+        except (EngineUnavailable, OutputError):
+            raise
+        except Exception as error:
+            reason = reason_for(str(entry.audio), error)
+            return LineReport(entry.offset, "failed", entry.id, str(entry.audio), reason)
+        return LineReport(entry.offset, "transcribed", entry.id, str(entry.audio), duration_s=duration_s)
+
+    async def _transcribe(self, entry: Entry) -> float:
+        """The recording's length in seconds. What could be read of a damaged one is transcribed."""
+        options = self._transcriber.options_for(entry.language, entry.prompt)
+        await asyncio.to_thread(require_file, entry.audio)
+        transcript = await self._transcriber.transcribe(entry.audio, lambda done_s, total_s: None, options)
+        await asyncio.to_thread(self._results.write, entry.id, transcript)
+        return transcript.duration_s

@@ -1,0 +1,126 @@
+"""Takes a call of `asr-server transcribe --manifest` from its checks to its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from asr_server.config import Settings
+from asr_server.dispatch.ray_cluster import cluster_address
+from asr_server.errors import EngineUnavailable
+from asr_server.offline.inputs import reason_of
+from asr_server.offline.local import LocalTranscriber, TranscribeJob
+from asr_server.offline.manifest import (
+    Entry,
+    LineReport,
+    LineTranscriber,
+    ManifestResults,
+    Reports,
+    count_lines,
+    read_entries,
+)
+from asr_server.offline.outputs import OutputError, check_writable
+from asr_server.offline.progress import SOME_FAILED, SUCCESS
+from asr_server.offline.run import FILES_AT_ONCE, INTERRUPTED, TERMINATED, cancel_on_sigterm
+from asr_server.transcription import first_error
+
+_LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
+
+
+def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
+    """Transcribes every entry that has no result yet. Returns the exit status of the command.
+
+    Raises:
+        OutputError, InvalidValue: something is wrong for all; nothing was decoded.
+    """
+    assert job.manifest is not None
+    assert job.output_dir is not None
+    check_writable(job.output_dir)
+    transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
+    with Reports(job.output_dir, _num_lines(job), job.quiet) as reports:
+        if settings.executor == "ray":
+            stop_reason, status = _run_to_the_end(lambda: _run_on_ray(settings, job, reports))
+        else:
+            run = ManifestRun(transcriber, job, reports)
+            stop_reason, status = _run_to_the_end(lambda: asyncio.run(run.run()))
+    if stop_reason:
+        print(f"stopped: {stop_reason}", file=sys.stderr)
+    if not job.quiet:
+        print(reports.numbers(), file=sys.stderr)
+    return status or (SOME_FAILED if reports.counts["failed"] else SUCCESS)
+
+
+def _num_lines(job: TranscribeJob) -> int:
+    assert job.manifest is not None
+    try:
+        return count_lines(job.manifest)
+    except OSError as error:
+        raise OutputError(f"cannot read the manifest {job.manifest}: {reason_of(error)}") from error
+
+
+def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports) -> None:
+    signal.signal(signal.SIGTERM, _cancel)
+    with cluster_address(settings.ray_address) as address:
+        from asr_server.offline.manifest_ray import run_on_ray  # Ray: reads its environment at the import
+
+        run_on_ray(settings, job, reports, address)
+
+
+def _cancel(*_: object) -> None:
+    raise asyncio.CancelledError
+
+
+def _run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
+    """Why it ended before the end, and the exit status for that. Results that are written stay."""
+    try:
+        run()
+    except KeyboardInterrupt:
+        return "interrupted", INTERRUPTED
+    except asyncio.CancelledError:
+        return "terminated", TERMINATED
+    except (EngineUnavailable, OutputError, OSError) as error:
+        return reason_of(error) if isinstance(error, OSError) else str(error), SOME_FAILED
+    return "", SUCCESS
+
+
+class ManifestRun:
+    """One reader, which stays a few entries ahead, and as many entries under way as keep the engine busy."""
+
+    def __init__(self, transcriber: LocalTranscriber, job: TranscribeJob, reports: Reports) -> None:
+        assert job.manifest is not None
+        assert job.output_dir is not None
+        self._transcriber = transcriber
+        self._lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job))
+        self._manifest = job.manifest
+        self._reports = reports
+        self._entries: asyncio.Queue[Entry | None] = asyncio.Queue(maxsize=FILES_AT_ONCE)
+
+    async def run(self) -> None:
+        """Raises EngineUnavailable, OutputError, OSError."""
+        cancel_on_sigterm()
+        try:
+            async with self._transcriber.running(), asyncio.TaskGroup() as group:
+                group.create_task(self._read())
+                for _ in range(FILES_AT_ONCE):
+                    group.create_task(self._transcribe())
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+
+    async def _read(self) -> None:
+        lines = self._lines.sorted_out(read_entries(self._manifest))
+        while batch := await asyncio.to_thread(lambda: list(islice(lines, _LINES_AT_ONCE))):
+            for line in batch:
+                if isinstance(line, LineReport):
+                    self._reports.add(line)
+                else:
+                    await self._entries.put(line)
+        for _ in range(FILES_AT_ONCE):
+            await self._entries.put(None)
+
+    async def _transcribe(self) -> None:
+        while (entry := await self._entries.get()) is not None:
+            self._reports.add(await self._lines.transcribe(entry))

@@ -1,0 +1,300 @@
+"""Takes one recording to its transcript on a server elsewhere. `run.py` keeps several under way.
+
+The answer is asked for as a stream: it tells how far the server is, and no proxy takes a long recording's
+silence for the end. Its last event becomes a transcript that renders as it would have on the server.
+Recordings are sent as they are read, and read again for another try; the server's answer says whether and
+when that makes sense. The only file that speaks HTTP as a client, beside the fetching of models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+import httpx2
+from pydantic import BaseModel, ValidationError
+
+from asr_server.audio.recording import Source
+from asr_server.core import POSITIONS_PER_S, Segment, Task, Transcript, Word
+from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue, RequestError
+from asr_server.formats.bodies import Language, TokensUsage, VerboseSegment, VerboseWord
+from asr_server.offline.local import OnProgress, TranscribeJob
+
+
+class Done(BaseModel):
+    """`transcript.text.done` as a server sends it that was asked to include segments."""
+
+    text: str
+    language: str
+    duration: float
+    segments: list[VerboseSegment]
+    words: list[VerboseWord] = []
+    usage: TokensUsage
+    languages: list[Language] = []
+    truncated: bool = False
+
+
+def transcript_of(done: Done, task: Task) -> Transcript:
+    words = _words_by_segment(done.segments, done.words)
+    return Transcript(
+        text=done.text,
+        segments=tuple(map(_segment, done.segments, words)),
+        logprobs=(),
+        language=done.language,
+        duration_s=done.duration,
+        num_audio_tokens=done.usage.input_tokens,
+        num_text_tokens=done.usage.output_tokens,
+        task=task,
+        languages=tuple(language.code for language in done.languages),
+        is_cut_short=done.truncated,
+    )
+
+
+def _segment(body: VerboseSegment, words: tuple[Word, ...]) -> Segment:
+    fields = body.model_dump(exclude={"start", "end", "tokens"})
+    return Segment(**fields, start_s=body.start, end_s=body.end, tokens=tuple(body.tokens), words=words)
+
+
+def _words_by_segment(
+    segments: Sequence[VerboseSegment], words: Sequence[VerboseWord]
+) -> Iterator[tuple[Word, ...]]:
+    """Words come in one list and without the spaces before them; the segments' texts have these. Where
+    speakers overlap, so do their words.
+    """
+    speakers = {word.speaker for word in words}
+    remaining = {speaker: iter([word for word in words if word.speaker == speaker]) for speaker in speakers}
+    for segment in segments:
+        yield tuple(_words_of(segment.text, remaining.get(segment.speaker, iter(()))))
+
+
+def _words_of(text: str, remaining: Iterator[VerboseWord]) -> Iterator[Word]:
+    """As many words as the text has, each with the space that is before it there."""
+    while text.strip() and (word := next(remaining, None)) is not None:
+        end = text.find(word.word) + len(word.word)
+        yield Word(text[:end], word.start, word.end)
+        text = text[end:]
+
+
+PATIENCE_S: Final = 900.0  # as long as a server may take to load its model
+MAX_UNASKED: Final = 8  # tries in a row after which the server has not said when to come back
+MAX_RETRY_AFTER_S: Final = 120.0  # a server that wants more is asked sooner
+MAX_BACKOFF_S: Final = 30.0  # between tries where the server says nothing
+RETRIED: Final = frozenset({408, 409, 429})  # and everything from 500 on, as OpenAI's clients do
+FOR_ALL: Final = frozenset({401, 403, 404})  # the key, the address and the model are those of every file
+PARAMS_OF_ONE_FILE: Final = frozenset({"file", "channels"})
+
+T = TypeVar("T")
+
+
+class TryAgain(Exception):
+    """Worth another try, after `wait_s` where the server said so. `error` is what it is in the end."""
+
+    def __init__(self, error: Exception, wait_s: float | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.wait_s = wait_s
+
+
+async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of the first attempt that does not ask for another. Raises what the last one had."""
+    started_at, num_unasked = time.monotonic(), 0
+    while True:
+        try:
+            return await attempt()
+        except TryAgain as reason:
+            num_unasked = num_unasked + 1 if reason.wait_s is None else 0
+            is_over = num_unasked == MAX_UNASKED or time.monotonic() - started_at > PATIENCE_S
+            if is_over:
+                raise reason.error from None
+            await asyncio.sleep(_backoff_s(num_unasked) if reason.wait_s is None else reason.wait_s)
+
+
+def _backoff_s(num_tries: int) -> float:
+    """Spread, so that many recordings do not come back together."""
+    return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)
+
+
+def refusal(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
+    """The exception for an answer that is not 200."""
+    detail = _detail_of(body)
+    message = str(detail.get("message") or f"the server answered {status} without saying why")
+    if (status in RETRIED or status >= 500) and headers.get("x-should-retry") != "false":
+        is_of_all = status in (429, 503)
+        return TryAgain(EngineUnavailable(message) if is_of_all else ChunkFailed(message), _wait_s(headers))
+    if status in FOR_ALL:
+        return InvalidValue(message)
+    return _refusal_of_a_request(detail, message) if status < 500 else ChunkFailed(message)
+
+
+def refusal_in_stream(detail: Mapping[str, Any]) -> Exception:
+    """The exception for an error after the answer has begun."""
+    message = str(detail.get("message"))
+    match detail.get("type"):
+        case "service_unavailable_error":
+            return TryAgain(EngineUnavailable(message))
+        case "invalid_request_error":
+            return _refusal_of_a_request(detail, message)
+    return ChunkFailed(message)
+
+
+def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
+    return EngineUnavailable(f"cannot reach {error.request.url}: {error or type(error).__name__}")
+
+
+def _refusal_of_a_request(detail: Mapping[str, Any], message: str) -> RequestError:
+    """What is wrong with a field is wrong for every file; what is wrong with the file is not."""
+    return InvalidAudio(message) if detail.get("param") in PARAMS_OF_ONE_FILE else InvalidValue(message)
+
+
+def _detail_of(body: bytes) -> dict[str, Any]:
+    """Empty where the body is not an error in OpenAI's form: a proxy's, say."""
+    try:
+        detail = json.loads(body)["error"]
+    except (ValueError, TypeError, LookupError):
+        return {}
+    return detail if isinstance(detail, dict) else {}
+
+
+def _wait_s(headers: Mapping[str, str]) -> float | None:
+    """What the server asks for, in milliseconds where it says that too; None: nothing that can be read."""
+    for name, per_s in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            return min(MAX_RETRY_AFTER_S, max(0.0, float(headers[name]) / per_s))
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+CONNECT_LIMIT_S: Final = 20.0
+SILENCE_LIMIT_S: Final = 600.0  # without a byte from the server, as OpenAI's clients wait
+MAX_EVENT_BYTES: Final = 1 << 28  # a transcript with every word of twelve hours has some 10 MB
+LOST: Final = (httpx2.NetworkError, httpx2.ConnectTimeout, httpx2.RemoteProtocolError)
+
+
+@dataclass(frozen=True)
+class RemoteServer:
+    url: str  # with or without /v1
+    api_key: str = ""
+    model: str = ""  # empty: the first that the server names
+
+    @property
+    def base_url(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1") + "/v1/"
+
+
+class RemoteTranscriber:
+    """A `FileTranscriber` that asks an asr-server."""
+
+    def __init__(self, server: RemoteServer, job: TranscribeJob) -> None:
+        """Connects to nothing yet. Raises InvalidValue: this is no address of a server."""
+        self._task = job.task
+        self._path = "audio/translations" if job.task == "translate" else "audio/transcriptions"
+        self._fields = _form_fields(job)
+        self._model = server.model
+        self._client = httpx2.AsyncClient(
+            base_url=_checked_url(server),
+            headers={"authorization": f"Bearer {server.api_key}"} if server.api_key else {},
+            timeout=httpx2.Timeout(SILENCE_LIMIT_S, connect=CONNECT_LIMIT_S),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[RemoteTranscriber]:
+        """Raises EngineUnavailable, InvalidValue: there is no such server, or it does not take the key."""
+        async with self._client:
+            try:
+                model = await with_retries(self._first_model)
+            except httpx2.TransportError as error:
+                raise lost_connection(error) from None
+            self._model = self._model or model
+            yield self
+
+    async def _first_model(self) -> str:
+        response = await self._client.get("models")
+        if response.status_code != 200:
+            raise refusal(response.status_code, response.headers, response.content)
+        try:
+            return str(response.json()["data"][0]["id"])
+        except (ValueError, TypeError, LookupError):
+            raise EngineUnavailable(f"{response.url} is not answered as an asr-server does") from None
+
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+        return await with_retries(lambda: self._transcribe_once(source, on_progress))
+
+    async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
+        """One try. Raises TryAgain beside what `FileTranscriber` names."""
+        with _opened(source) as file:
+            fields = self._fields | {"model": self._model}
+            try:
+                async with self._client.stream(
+                    "POST", self._path, data=fields, files={"file": ("recording", file)}
+                ) as response:
+                    return transcript_of(await _last_event(response, on_progress), self._task)
+            except LOST as error:
+                raise TryAgain(lost_connection(error)) from error
+            except httpx2.ReadTimeout:
+                raise ChunkFailed(f"the server has sent nothing for {SILENCE_LIMIT_S:.0f} s") from None
+            except (httpx2.SSEError, ValueError) as error:
+                raise ChunkFailed(f"the server does not answer as an asr-server does: {error}") from error
+
+
+def _checked_url(server: RemoteServer) -> httpx2.URL:
+    with contextlib.suppress(httpx2.InvalidURL):
+        url = httpx2.URL(server.base_url)
+        if url.scheme in ("http", "https") and url.host:
+            return url
+    raise InvalidValue(f"--url {server.url!r} is no address of a server, such as http://gpu-host:8000")
+
+
+async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> Done:
+    """Raises the exception for an answer, or an event, that says what went wrong."""
+    if response.status_code != 200:
+        raise refusal(response.status_code, response.headers, await response.aread())
+    async for event in httpx2.EventSource(response, MAX_EVENT_BYTES):
+        body: Any = event.json()
+        if "error" in body:
+            raise refusal_in_stream(body["error"])
+        if body["type"] == "transcript.text.done":
+            return _checked(body)
+        on_progress(body["usage"]["input_tokens"] / POSITIONS_PER_S, None)
+    raise TryAgain(EngineUnavailable("the server's answer ended too early"))
+
+
+def _checked(body: Any) -> Done:
+    try:
+        return Done.model_validate(body)
+    except ValidationError as error:
+        raise ValueError(f"{error.error_count()} fields of its last event are not as expected") from None
+
+
+def _form_fields(job: TranscribeJob) -> dict[str, Any]:
+    """All but the file and the model. What is left to the server's defaults is left out."""
+    fields: dict[str, Any] = {
+        "stream": "true",
+        "stream_include_segments": "true",
+        "stream_continuous_usage_stats": "true",  # they tell how far the server is
+        "language": job.language,
+        "prompt": job.prompt,
+        "temperature": job.temperature,
+        "condition_on_previous_text": "true" if job.condition_on_previous_text else None,
+        "multilingual": "true" if job.multilingual else None,
+        "timestamp_granularities[]": ["segment", "word"] if job.needs_words else None,
+        "channels": "split" if job.speakers else None,
+        "known_speaker_names[]": list(job.speakers),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[BinaryIO]:
+    """A file from its start. One that is open already stays open, for another try. Raises OSError."""
+    assert not isinstance(source, bytes)
+    with contextlib.ExitStack() as stack:
+        yield stack.enter_context(source.open("rb")) if isinstance(source, Path) else source

@@ -1,0 +1,77 @@
+"""Converts what clients send (24 kHz PCM, G.711 µ-law and A-law) to 16 kHz, and keeps the latest.
+
+The latest samples are kept because a turn begins a little before its speech was noticed. Used by
+`session.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from asr_server.audio.decoders import A_LAW, MU_LAW
+from asr_server.audio.stream import Mono16k
+from asr_server.core import Samples
+from asr_server.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
+
+_SCALE: Final = np.float32(1 / 2**15)
+
+
+class AudioInput:
+    """Takes bytes as they come; a sample may be cut between two appends."""
+
+    def __init__(self, format: AudioFormat) -> None:
+        self._format = format
+        self._rest = b""  # half a sample
+        self._resampler = self._new_resampler()
+
+    def push(self, data: bytes) -> Samples:
+        samples = self._decode(data)
+        return self._resampler.push(samples[:, None]) if len(samples) else samples
+
+    def flush(self) -> Samples:
+        """What the resampling filter has held back. The next `push` begins anew."""
+        samples = self._resampler.finish()
+        self._resampler = self._new_resampler()
+        return samples
+
+    def _new_resampler(self) -> Mono16k:
+        return Mono16k(24_000 if isinstance(self._format, PcmFormat) else 8_000, 1, is_float=False)
+
+    def _decode(self, data: bytes) -> Samples:
+        if not isinstance(self._format, PcmFormat):
+            table = A_LAW if isinstance(self._format, AlawFormat) else MU_LAW
+            return table[np.frombuffer(data, np.uint8)]
+        data = self._rest + data
+        num_whole = len(data) // 2 * 2
+        self._rest = data[num_whole:]
+        values: npt.NDArray[np.int16] = np.frombuffer(data[:num_whole], "<i2")
+        return values.astype(np.float32) * _SCALE
+
+
+class AudioBuffer:
+    """Holds at least the last `num_kept` samples (or all there are), and at most one block more."""
+
+    def __init__(self, num_kept: int = 0) -> None:
+        self.num_kept = num_kept
+        self.end = 0  # samples written so far
+        self._blocks: deque[Samples] = deque()
+        self._start = 0  # of the first block
+
+    @property
+    def num_held(self) -> int:
+        return self.end - self._start
+
+    def push(self, samples: Samples) -> None:
+        self._blocks.append(samples)
+        self.end += len(samples)
+        while self._blocks and self.num_held - len(self._blocks[0]) >= self.num_kept + len(samples):
+            self._start += len(self._blocks.popleft())
+
+    def since(self, start: int) -> Samples:
+        """The samples from `start` on; from the oldest one held where that is later."""
+        held = np.concatenate([*self._blocks, np.empty(0, np.float32)])
+        return held[max(0, start - self._start) :]

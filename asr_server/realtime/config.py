@@ -1,0 +1,204 @@
+"""What one session is set to, how `session.update` changes it, and how the server reports it.
+
+A browser gets an ephemeral key for one session from `POST /v1/realtime/client_secrets`. It carries the
+session's settings and its end, signed with a key that follows from the first of the server's API keys: there
+is no table of them to bound or to lose, and any process that has this API key takes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from asr_server.api.request import check_model
+from asr_server.config import Settings
+from asr_server.core import DecodingOptions
+from asr_server.errors import InvalidApiKey
+from asr_server.realtime.client_events import (
+    AudioFormat,
+    Include,
+    PcmFormat,
+    SessionFields,
+    TranscriptionUpdate,
+    VadUpdate,
+)
+from asr_server.transcription import Transcriber, prompt_tokens
+
+
+class ServerVad(msgspec.Struct, frozen=True):
+    """OpenAI's defaults."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    idle_timeout_ms: int | None = None
+
+
+class TranscriptionConfig(msgspec.Struct, frozen=True):
+    model: str
+    language: str | None = None
+    languages: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    prompt: str = ""
+    delay: str | None = None
+
+
+class SessionConfig(msgspec.Struct, frozen=True):
+    transcription: TranscriptionConfig
+    format: AudioFormat = PcmFormat()
+    vad: ServerVad | None = ServerVad()
+    include: tuple[Include, ...] = ()
+
+
+def update_config(config: SessionConfig, fields: SessionFields, settings: Settings) -> SessionConfig:
+    """Only what is given changes. Raises ModelNotFound."""
+    changed: dict[str, Any] = {}
+    if not isinstance(fields.include, UnsetType):
+        changed["include"] = tuple(fields.include or ())
+    given = UNSET if isinstance(fields.audio, UnsetType) else fields.audio.input
+    if not isinstance(given, UnsetType):
+        if not isinstance(given.format, UnsetType):
+            changed["format"] = given.format or PcmFormat()
+        if not isinstance(given.transcription, UnsetType):
+            changed["transcription"] = _update_transcription(config, given.transcription, settings)
+        if not isinstance(given.turn_detection, UnsetType):
+            changed["vad"] = _update_vad(config.vad, given.turn_detection)
+    return msgspec.structs.replace(config, **changed)
+
+
+def _update_transcription(
+    config: SessionConfig, update: TranscriptionUpdate | None, settings: Settings
+) -> TranscriptionConfig:
+    default = TranscriptionConfig(settings.model_names[0])
+    if update is None:
+        return default
+    changed = _given(update, default)
+    check_model(changed.get("model", default.model), settings)
+    for name in ("languages", "keywords"):
+        if name in changed:
+            changed[name] = tuple(changed[name])
+    return msgspec.structs.replace(config.transcription, **changed)
+
+
+def _update_vad(vad: ServerVad | None, update: VadUpdate | None) -> ServerVad | None:
+    if update is None:
+        return None
+    changed = _given(update, ServerVad())
+    return msgspec.structs.replace(vad or ServerVad(), **changed)
+
+
+def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
+    """The fields that `default` has too and that are present; null is the default."""
+    values = {name: getattr(update, name) for name in default.__struct_fields__}
+    return {
+        name: getattr(default, name) if value is None else value
+        for name, value in values.items()
+        if not isinstance(value, UnsetType)
+    }
+
+
+def decoding_options(
+    session: SessionConfig, transcriber: Transcriber, temperatures: tuple[float, ...]
+) -> DecodingOptions:
+    """Raises InvalidValue for a language that the model does not know.
+
+    Args:
+        temperatures: the ladder, as far as the settings allow.
+    """
+    config = session.transcription
+    at = "session.audio.input.transcription"
+    language, candidates = transcriber.languages.choice(
+        config.language, config.languages, (f"{at}.language", f"{at}.languages")
+    )
+    return DecodingOptions(
+        language=language,
+        candidate_languages=candidates,
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
+        timestamps=True,
+        temperatures=temperatures,
+        token_logprobs="item.input_audio_transcription.logprobs" in session.include,
+    )
+
+
+def describe(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+    """The whole session as it is in force, for `session.created` and `session.updated`."""
+    transcription = msgspec.structs.asdict(config.transcription)
+    vad = {"type": "server_vad", **msgspec.structs.asdict(config.vad)} if config.vad else None
+    return {
+        "id": session_id,
+        "object": "realtime.transcription_session",
+        "type": "transcription",
+        "expires_at": expires_at,
+        "include": list(config.include) or None,
+        "audio": {
+            "input": {
+                "format": msgspec.to_builtins(config.format),
+                "noise_reduction": None,
+                "transcription": {name: value for name, value in transcription.items() if value},
+                "turn_detection": vad,
+            }
+        },
+    }
+
+
+def describe_old(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+    """The same, as `transcription_session.updated` carried it before."""
+    formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
+    today = describe(config, session_id, expires_at)
+    given = today["audio"]["input"]
+    return {
+        "id": session_id,
+        "object": today["object"],
+        "expires_at": expires_at,
+        "include": today["include"],
+        "input_audio_format": formats[given["format"]["type"]],
+        "input_audio_noise_reduction": None,
+        "input_audio_transcription": given["transcription"],
+        "turn_detection": given["turn_detection"],
+    }
+
+
+PREFIX: Final = "ek_"
+_SIGNATURE_BYTES: Final = 32
+_PROCESS_KEY: Final = secrets.token_bytes(32)  # where the server asks for no key
+
+
+class _Grant(msgspec.Struct, frozen=True):
+    expires_at: int  # Unix seconds
+    config: SessionConfig
+    nonce: bytes
+
+
+def make_secret(api_keys: Sequence[str], config: SessionConfig, expires_at: int) -> str:
+    grant = msgspec.json.encode(_Grant(expires_at, config, secrets.token_bytes(12)))
+    return PREFIX + base64.urlsafe_b64encode(_sign(next(iter(api_keys), ""), grant) + grant).decode().rstrip(
+        "="
+    )
+
+
+def open_secret(api_keys: Sequence[str], secret: str) -> SessionConfig:
+    """Raises InvalidApiKey for one that was not made here or has expired."""
+    try:
+        raw = base64.urlsafe_b64decode(secret.removeprefix(PREFIX) + "==")
+    except ValueError:
+        raise InvalidApiKey("Incorrect client secret.") from None
+    signature, encoded = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
+    if not any(hmac.compare_digest(signature, _sign(key, encoded)) for key in api_keys or [""]):
+        raise InvalidApiKey("Incorrect client secret.")
+    grant = msgspec.json.decode(encoded, type=_Grant)
+    if grant.expires_at < time.time():
+        raise InvalidApiKey("The client secret has expired.")
+    return grant.config
+
+
+def _sign(api_key: str, grant: bytes) -> bytes:
+    key = hashlib.sha256(b"realtime client secret\0" + api_key.encode()).digest() if api_key else _PROCESS_KEY
+    return hmac.digest(key, grant, "sha256")

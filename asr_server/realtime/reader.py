@@ -1,0 +1,186 @@
+"""Reads one turn on the engine while it grows: whole chunks as they fill, the growing one now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from asr_server.api.errors import body_of
+from asr_server.audio.split import Splitter
+from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TranscriptDelta
+from asr_server.realtime import server_events as out
+from asr_server.realtime.registry import RealtimeSessions
+from asr_server.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
+from asr_server.transcription import Transcriber
+
+MAX_UNREAD_CHUNKS: Final = 8  # of one session, before it takes no more audio
+MIN_REST: Final = SAMPLE_RATE  # samples behind a cut: to wait for more would hold back what is said
+
+Outcome = TranscriptDelta | Exception
+Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+
+
+class Backlog:
+    """Chunks of one session that are on their way: the client waits while they are too many."""
+
+    def __init__(self) -> None:
+        self.num_unread = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def add(self, count: int) -> None:
+        self.num_unread += count
+        if self.num_unread < MAX_UNREAD_CHUNKS:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+
+    async def wait_for_room(self) -> None:
+        await self._has_room.wait()
+
+
+class TurnReader:
+    """Reports what it reads as events of the turn. What is dropped reports nothing any more."""
+
+    def __init__(
+        self,
+        item_id: str,
+        transcriber: Transcriber,
+        options: DecodingOptions,
+        window_samples: int,
+        report: Callable[[Event], None],
+        spawn: Spawn,
+        backlog: Backlog,
+        sessions: RealtimeSessions,
+    ) -> None:
+        self.item_id = item_id
+        self._transcriber = transcriber
+        self._options = options
+        self._splitter = Splitter(window_samples, MIN_REST)
+        self._report = report
+        self._spawn = spawn
+        self._backlog = backlog
+        self._sessions = sessions
+        self._chunks: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
+        self._num_chunks = 0
+        self._running: set[asyncio.Task[Any]] = set()
+        self._interim: asyncio.Task[None] | None = None
+        self._ahead: list[asyncio.Task[Outcome]] | None = None
+        self._reporting = spawn(self._report_in_order())
+
+    @property
+    def duration_s(self) -> float:
+        return self._splitter.num_samples / SAMPLE_RATE
+
+    def push(self, samples: Samples) -> None:
+        for chunk in _chunks(self._splitter.push(samples)):
+            self.discard_ahead()
+            self._cancel_interim()
+            self._add(self._read(chunk))
+
+    def read_interim(self) -> None:
+        """Reads the growing chunk as it is, unless the engine has better to do."""
+        chunks = self._growing()
+        if self._interim or len(chunks) != 1 or not self._sessions.may_read_interim:
+            self._report(InterimRead(self.item_id))
+            return
+        self._interim = self._spawn(self._read_interim(chunks[0], self._num_chunks))
+
+    def read_ahead(self) -> None:
+        self._cancel_interim()
+        self.discard_ahead()
+        self._ahead = [self._read(chunk) for chunk in self._growing()]
+
+    def discard_ahead(self) -> None:
+        for task in self._ahead or []:
+            task.cancel()
+        self._ahead = None
+
+    def finish(self) -> None:
+        """The turn ends here: what was read ahead counts, or else the rest is read now."""
+        self._cancel_interim()
+        if self._ahead is None:
+            self._ahead = [self._read(chunk) for chunk in _chunks(self._splitter.finish())]
+        for task in self._ahead:
+            self._add(task)
+        self._chunks.put_nowait(None)
+
+    def cancel(self) -> None:
+        self._cancel_interim()
+        for task in (*self._running, self._reporting):
+            task.cancel()
+
+    def _growing(self) -> list[Chunk]:
+        return _chunks(copy.deepcopy(self._splitter).finish())
+
+    def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
+        self._backlog.add(1)
+        task = self._spawn(_attempt(self._transcriber, chunk, self._options))
+        self._running.add(task)
+        task.add_done_callback(self._on_read)
+        return task
+
+    def _on_read(self, task: asyncio.Task[Outcome]) -> None:
+        self._backlog.add(-1)
+        self._running.discard(task)
+
+    def _add(self, task: asyncio.Task[Outcome]) -> None:
+        self._num_chunks += 1
+        self._chunks.put_nowait(task)
+
+    async def _read_interim(self, chunk: Chunk, index: int) -> None:
+        outcome = await _attempt(self._transcriber, chunk, self._options)
+        if isinstance(outcome, TranscriptDelta):
+            self._report(InterimRead(self.item_id, index, outcome.text, outcome.language))
+        else:
+            self._report(InterimRead(self.item_id))
+        self._interim = None
+
+    def _cancel_interim(self) -> None:
+        if self._interim:
+            self._interim.cancel()
+            self._interim = None
+            self._report(InterimRead(self.item_id))
+
+    async def _report_in_order(self) -> None:
+        deltas: list[TranscriptDelta] = []
+        error: Exception | None = None
+        while task := await self._chunks.get():
+            outcome = await task
+            if isinstance(outcome, Exception):
+                error = error or outcome
+            elif error is None:
+                deltas.append(outcome)
+                self._report(ChunkRead(self.item_id, outcome.text, outcome.language))
+        self._report(self._failed(error) if error else self._read_whole(deltas))
+
+    def _failed(self, error: Exception) -> TurnFailed:
+        return TurnFailed(self.item_id, out.ItemError.from_detail(body_of(error).error))
+
+    def _read_whole(self, deltas: list[TranscriptDelta]) -> TurnRead:
+        logprobs = tuple(
+            out.Logprob(entry.token, entry.logprob, entry.bytes)
+            for delta in deltas
+            for entry in delta.logprobs
+        )
+        languages = dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
+        return TurnRead(
+            self.item_id,
+            self.duration_s,
+            tuple(languages),
+            logprobs if self._options.token_logprobs else None,
+        )
+
+
+async def _attempt(transcriber: Transcriber, chunk: Chunk, options: DecodingOptions) -> Outcome:
+    """What was heard, or what went wrong: for the turn to tell, not for the session to end of."""
+    try:
+        return await transcriber.transcribe_chunk(chunk, options)
+    except Exception as error:
+        return error
+
+
+def _chunks(pieces: list[Piece]) -> list[Chunk]:
+    return [piece for piece in pieces if isinstance(piece, Chunk)]

@@ -1,0 +1,219 @@
+"""What a session's turns are, what happens to them, and what is to be done: the types of `turn.next_state`.
+
+Times are samples at 16 kHz from the start of the session. Which words of a growing turn are stable, two
+successive readings say that agree on them: local agreement (Liu, Spanakis and Niehues, Interspeech 2020;
+Machacek, Dabre and Bojar, 2023). What has been sent is never taken back: where a later reading differs, what
+follows as many words as were sent is sent.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from itertools import takewhile
+from typing import Final
+
+import msgspec
+
+from asr_server.core import SAMPLE_RATE
+from asr_server.realtime import server_events as out
+from asr_server.transcription.language import UNSPACED
+
+_WORD: Final = re.compile(r"\S+")
+
+
+class Agreement(msgspec.Struct, frozen=True):
+    """About one chunk."""
+
+    num_sent: int = 0  # words
+    last_reading: tuple[str, ...] = ()
+
+
+def agree(agreement: Agreement, reading: str, language: str | None) -> tuple[Agreement, str]:
+    """Takes one more reading of the growing chunk; the text that has become stable with it."""
+    words = split_words(reading, language)
+    pairs = zip(agreement.last_reading, words, strict=False)
+    num_agreed = sum(1 for _ in takewhile(lambda pair: _plain(pair[0]) == _plain(pair[1]), pairs))
+    num_sent = max(agreement.num_sent, num_agreed)
+    return Agreement(num_sent, words), _join(words[agreement.num_sent : num_sent], language)
+
+
+def conclude(agreement: Agreement, reading: str, language: str | None) -> str:
+    """What remains to be sent of a chunk whose text is final."""
+    return _join(split_words(reading, language)[agreement.num_sent :], language)
+
+
+def split_words(text: str, language: str | None) -> tuple[str, ...]:
+    """Words; characters in languages written without spaces."""
+    return tuple(text.strip()) if language in UNSPACED else tuple(_WORD.findall(text))
+
+
+def _join(words: tuple[str, ...], language: str | None) -> str:
+    return ("" if language in UNSPACED else " ").join(words)
+
+
+def _plain(word: str) -> str:
+    """Punctuation and capitals change from reading to reading, and are no disagreement."""
+    return word.strip(string.punctuation).casefold()
+
+
+SAMPLES_PER_MS: Final = SAMPLE_RATE // 1000
+
+
+class Turn(msgspec.Struct, frozen=True):
+    item_id: str
+    start: int
+    read_to: int  # where the last interim reading ended
+    is_reading: bool = False  # an interim reading is under way
+    is_paused: bool = False  # the speaker pauses: perhaps this is the end
+    is_announced: bool = False  # by `speech_started`
+    num_chunks: int = 0  # whose text is final
+    text: str = ""  # of those
+    deltas: str = ""  # sent, joined
+    agreement: Agreement = Agreement()  # about the chunk that is growing
+
+
+class State(msgspec.Struct, frozen=True):
+    tag: str = ""  # of this session, in the ids of its items
+    interim_samples: int = 0  # between interim readings; 0: none
+    is_detecting: bool = False
+    padding: int = 0  # samples kept before speech
+    idle_timeout: int | None = None  # samples
+    num_samples: int = 0  # written so far
+    uncommitted_from: int = 0  # the end of the last turn
+    num_turns: int = 0
+    open: Turn | None = None
+    committed: tuple[Turn, ...] = ()  # without their final text
+    previous_item_id: str | None = None  # the last one committed
+
+
+# -- Events --
+
+
+class AudioWritten(msgspec.Struct, frozen=True):
+    num_samples: int
+
+
+class VoiceStarted(msgspec.Struct, frozen=True):
+    at: int
+
+
+class VoicePaused(msgspec.Struct, frozen=True):
+    """It may be the end: the time until that is certain can be used to read."""
+
+
+class VoiceResumed(msgspec.Struct, frozen=True):
+    pass
+
+
+class VoiceStopped(msgspec.Struct, frozen=True):
+    pass
+
+
+class CommitRequested(msgspec.Struct, frozen=True):
+    event_id: str | None = None
+
+
+class ClearRequested(msgspec.Struct, frozen=True):
+    pass
+
+
+class DetectionSet(msgspec.Struct, frozen=True):
+    is_detecting: bool
+    padding: int = 0
+    idle_timeout: int | None = None
+
+
+class InputEnded(msgspec.Struct, frozen=True):
+    """The session ends: what was said so far is still transcribed."""
+
+
+class InterimRead(msgspec.Struct, frozen=True):
+    """What the growing chunk reads like so far; None: it was not read."""
+
+    item_id: str
+    chunk: int = 0
+    text: str | None = None
+    language: str | None = None
+
+
+class ChunkRead(msgspec.Struct, frozen=True):
+    """The final text of the turn's next chunk."""
+
+    item_id: str
+    text: str
+    language: str | None = None
+
+
+class TurnRead(msgspec.Struct, frozen=True):
+    """All chunks of a committed turn have been read."""
+
+    item_id: str
+    duration_s: float
+    languages: tuple[str, ...] = ()
+    logprobs: tuple[out.Logprob, ...] | None = None
+
+
+class TurnFailed(msgspec.Struct, frozen=True):
+    item_id: str
+    error: out.ItemError
+
+
+Event = (
+    AudioWritten
+    | VoiceStarted
+    | VoicePaused
+    | VoiceResumed
+    | VoiceStopped
+    | CommitRequested
+    | ClearRequested
+    | DetectionSet
+    | InputEnded
+    | InterimRead
+    | ChunkRead
+    | TurnRead
+    | TurnFailed
+)
+
+# -- Effects --
+
+
+class Send(msgspec.Struct, frozen=True):
+    event: out.ServerEvent
+
+
+class OpenTurn(msgspec.Struct, frozen=True):
+    """Audio from `start` on belongs to this turn, what is written from now on too."""
+
+    item_id: str
+    start: int
+
+
+class FinishTurn(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class DropTurn(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class ReadInterim(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class ReadAhead(msgspec.Struct, frozen=True):
+    """Read what is there as if the turn ended here."""
+
+    item_id: str
+
+
+class DiscardAhead(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class RestartDetection(msgspec.Struct, frozen=True):
+    """Speech that goes on begins a new turn."""
+
+
+Effect = Send | OpenTurn | FinishTurn | DropTurn | ReadInterim | ReadAhead | DiscardAhead | RestartDetection
+Step = tuple[State, list[Effect]]

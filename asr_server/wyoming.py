@@ -1,0 +1,332 @@
+"""The Wyoming protocol (Home Assistant's) on a port of its own. `api.server` starts and closes it.
+
+What a client says goes into an upload and from there the way of a file sent by HTTP. Its events are taken in
+order by one task; another reads ahead by one event, so that a client that leaves is noticed while its audio
+is transcribed. An event is a line of JSON, more JSON if `data_length` says so, and bytes if `payload_length`
+says so. The package's own reader takes lengths of any size, so that events are read here; its types are used
+to write. The package is an optional dependency: nothing imports this file unless `--wyoming-port` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import struct
+import time
+from contextlib import closing
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from wyoming.asr import Transcript as TranscriptEvent
+from wyoming.error import Error
+from wyoming.event import Event, Eventable, async_write_event
+from wyoming.info import AsrModel, AsrProgram, Attribution, Info
+from wyoming.ping import Pong
+
+from asr_server import __version__, metrics
+from asr_server.api.connections import cancel_on_disconnect
+from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
+from asr_server.api.form import Upload
+from asr_server.api.middleware import new_request_id, report_request
+from asr_server.api.request import check_model
+from asr_server.api.state import AppState
+from asr_server.audio import Recording
+from asr_server.config import naming
+from asr_server.core import DecodingOptions, Transcript
+from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
+from asr_server.telemetry import current_request_id
+from asr_server.transcription import first_error, prompt_tokens
+
+MAX_LINE_BYTES: Final = 64 * 1024
+MAX_DATA_BYTES: Final = 64 * 1024
+MAX_PAYLOAD_BYTES: Final = 256 * 1024  # clients send some thousand bytes at a time
+
+T = TypeVar("T")
+
+
+class _Header(msgspec.Struct):
+    type: str
+    data: dict[str, Any] | None = None
+    data_length: Annotated[int, msgspec.Meta(ge=0, le=MAX_DATA_BYTES)] | None = None
+    payload_length: Annotated[int, msgspec.Meta(ge=0, le=MAX_PAYLOAD_BYTES)] | None = None
+
+
+class AudioFormat(msgspec.Struct, frozen=True):
+    """As `audio-start` and each `audio-chunk` name it."""
+
+    rate: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    width: Annotated[int, msgspec.Meta(ge=1, le=4)]  # bytes of a sample
+    channels: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+
+    def wav_header(self) -> bytes:
+        """Of a file whose length is not known yet, which decoders take."""
+        frame_bytes = self.width * self.channels
+        rates = (self.rate, self.rate * frame_bytes & 0xFFFFFFFF, frame_bytes, 8 * self.width)
+        content = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, self.channels, *rates)
+        return b"RIFF\xff\xff\xff\xffWAVE" + content + b"data\xff\xff\xff\xff"
+
+
+class Transcribe(msgspec.Struct, frozen=True):
+    """What a client may ask for beside its audio. Other fields mean nothing here and are let pass."""
+
+    name: str | None = None  # of the model
+    language: str | None = None
+    transcript_names: tuple[str, ...] | None = None
+    transcript_terms: tuple[str, ...] | None = None
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        return (*(self.transcript_names or ()), *(self.transcript_terms or ()))
+
+
+def content_of(event: Event, content_type: type[T]) -> T:
+    """Raises InvalidValue."""
+    try:
+        return msgspec.convert(event.data, content_type)
+    except msgspec.ValidationError as error:
+        raise InvalidValue(f"The event '{event.type[:80]}' is not valid: {error}.") from None
+
+
+async def read_event(reader: asyncio.StreamReader) -> Event | None:
+    """None: the client has left, perhaps in the middle of an event. Raises InvalidValue."""
+    try:
+        header = msgspec.json.decode(await reader.readuntil(b"\n"), type=_Header)
+        data = header.data or {}
+        if header.data_length:
+            data |= msgspec.json.decode(await reader.readexactly(header.data_length), type=dict[str, Any])
+        payload = await reader.readexactly(header.payload_length) if header.payload_length else None
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    except asyncio.LimitOverrunError:
+        raise InvalidValue(f"The line of an event is longer than {MAX_LINE_BYTES} bytes.") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise InvalidValue(f"Not an event of the Wyoming protocol: {error}.") from None
+    return Event(header.type, data, payload)
+
+
+ATTRIBUTION: Final = Attribution("asr-server", "")
+AUDIO: Final = ("audio-start", "audio-chunk")
+ROUTE: Final = "wyoming"  # among those of HTTP, in the log and the metrics
+LAST_WORDS_S: Final = 0.2  # in which who is cut off by the server's end is told so
+GONE: Final = (ClientDisconnect, ConnectionError, TimeoutError)
+
+logger = logging.getLogger(__name__)
+
+
+class WyomingConnection:
+    def __init__(self, state: AppState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._state = state
+        self._reader, self._writer = reader, writer
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=1)
+        self._has_left = asyncio.Event()
+        self._wanted = Transcribe()
+        self._asked_at: float | None = None  # when the utterance under way began
+        self._stats = metrics.RequestStats()  # of that utterance
+
+    async def run(self) -> None:
+        """Until the client leaves, or is told an error: then the connection is of no more use to it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read())
+                while (event := await self._next_event()) is not None:
+                    await self._handle(event)
+                reading.cancel()
+        except asyncio.CancelledError:  # the server's end
+            if self._asked_at is not None:
+                await self._refuse(ShuttingDown(), LAST_WORDS_S)
+            raise
+        except BaseExceptionGroup as errors:
+            await self._refuse(first_error(errors), self._state.settings.client_grace_s)
+
+    async def _read(self) -> None:
+        """Raises InvalidValue."""
+        while (event := await read_event(self._reader)) is not None:
+            await self._events.put(event)
+        self._has_left.set()
+        await self._events.put(None)
+
+    async def _next_event(self) -> Event | None:
+        """Raises TooSlow."""
+        limit_s = self._state.settings.keep_alive_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._events.get()
+        except TimeoutError:
+            raise TooSlow(f"No event has come for {limit_s} s: {naming('keep_alive_s')}.") from None
+
+    async def _handle(self, event: Event) -> None:
+        """Events of other services are let pass, as the protocol asks."""
+        grace_s = self._state.settings.client_grace_s
+        if event.type == "describe":
+            await self._write(self._info(), grace_s)
+        elif event.type == "ping":
+            await self._write(Pong(text=event.data.get("text")), grace_s)
+        elif event.type == "transcribe":
+            self._wanted = content_of(event, Transcribe)
+        elif event.type in AUDIO:
+            await self._answer(event)
+
+    # -- What was said -------------------------------------------------------------------------------------
+
+    async def _answer(self, first: Event) -> None:
+        """Takes the audio to its end and writes its transcript.
+
+        Raises RequestError, ServiceUnavailable, ChunkFailed, ClientDisconnect.
+        """
+        state = self._state
+        current_request_id.set(new_request_id())
+        self._stats = metrics.begin_request_stats(lambda: ROUTE)
+        self._asked_at = time.monotonic()
+        state.require_engine()
+        options = self._decoding_options()
+        with (
+            state.admission.enter(),
+            closing(Upload(state.settings.max_upload_bytes, state.upload_memory)) as upload,
+        ):
+            await self._receive_audio(first, upload)
+            transcript = await self._transcribe(upload, options)
+            answer = TranscriptEvent(transcript.text, language=_language_of(transcript))
+            await self._write(answer, state.settings.client_grace_s)
+        self._report(200)
+
+    async def _receive_audio(self, first: Event, upload: Upload) -> None:
+        audio_format = content_of(first, AudioFormat)
+        upload.add(audio_format.wav_header())
+        event: Event | None = first
+        while event is not None and event.type != "audio-stop":
+            if event.type in AUDIO and content_of(event, AudioFormat) != audio_format:
+                raise InvalidValue(
+                    "The audio's rate, width and channels may not change within one recording."
+                )
+            upload.add(event.payload or b"")
+            await upload.spill_to_disk()
+            event = await self._next_event()
+        if event is None:
+            raise ClientDisconnect
+
+    async def _transcribe(self, upload: Upload, options: DecodingOptions) -> Transcript:
+        with self._state.admission.acquire():
+            recording = Recording(await upload.source(), self._state.audio_limits)
+            async with (
+                cancel_on_disconnect(self._wait_until_left),
+                self._state.transcriber.transcribe(recording, options) as session,
+            ):
+                async for _ in session:
+                    pass
+                return session.transcript()
+
+    async def _wait_until_left(self) -> dict[str, Any]:
+        await self._has_left.wait()
+        return {"type": "http.disconnect"}
+
+    def _decoding_options(self) -> DecodingOptions:
+        """Raises InvalidValue, ModelNotFound."""
+        wanted, transcriber = self._wanted, self._state.transcriber
+        if wanted.name:
+            check_model(wanted.name, self._state.settings)
+        return DecodingOptions(
+            language=transcriber.languages.given_code(wanted.language),
+            prompt_tokens=prompt_tokens(transcriber.tokenizer, "", wanted.keywords),
+            timestamps=True,
+            temperatures=self._state.settings.temperatures,
+        )
+
+    # -- What is written -----------------------------------------------------------------------------------
+
+    async def _write(self, event: Eventable, limit_s: float) -> None:
+        async with asyncio.timeout(limit_s):
+            await async_write_event(event.event(), self._writer)
+
+    async def _refuse(self, error: BaseException, limit_s: float) -> None:
+        if isinstance(error, GONE):
+            self._report(CLIENT_CLOSED_REQUEST)
+            logger.info("wyoming: the client has left, or does not read")
+            return
+        if not isinstance(error, Exception):
+            raise error
+        self._report(response_to(error).status_code)
+        is_expected = isinstance(error, RequestError | ServiceUnavailable)
+        logger.log(
+            logging.INFO if is_expected else logging.ERROR,
+            "wyoming: refused: %s",
+            error,
+            exc_info=None if is_expected else error,
+        )
+        detail = body_of(error).error
+        try:
+            await self._write(Error(detail.message, detail.code or detail.type), limit_s)
+        except (OSError, TimeoutError):
+            return  # nobody is left to tell
+
+    def _report(self, status: int) -> None:
+        """The utterance under way, if there is one, has come to its end."""
+        if self._asked_at is not None:
+            report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at, self._stats)
+            self._asked_at = None
+
+    def _info(self) -> Info:
+        settings = self._state.settings
+        about = {"attribution": ATTRIBUTION, "installed": True, "version": __version__}
+        languages = sorted(self._state.transcriber.languages.codes)
+        name = settings.model_names[0]
+        model = AsrModel(name=name, description=settings.model_description, languages=languages, **about)  # type: ignore[arg-type]
+        program = AsrProgram(name="asr-server", description="asr-server", models=[model], **about)  # type: ignore[arg-type]
+        return Info(asr=[program])
+
+
+def _language_of(transcript: Transcript) -> str | None:
+    return transcript.languages[0] if transcript.languages else None
+
+
+class WyomingServer:
+    """As many connections as `max_connections` says; more are closed as they come."""
+
+    def __init__(self, state: AppState) -> None:
+        self._state = state
+        self._writers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._listener: asyncio.Server | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Address and port. Raises OSError."""
+        settings = self._state.settings
+        self._listener = await asyncio.start_server(
+            self._connect, settings.host, settings.wyoming_port, limit=MAX_LINE_BYTES
+        )
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def close(self) -> None:
+        """Ends every connection. What is still being transcribed has had its time: see `api.server`."""
+        if self._listener is not None:
+            self._listener.close()
+        tasks = list(self._writers)
+        if tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2 * LAST_WORDS_S)
+        for writer in self._writers.values():  # of clients that do not read
+            writer.transport.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._writers) >= self._state.settings.max_connections:
+            writer.close()
+            return
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._writers[task] = writer
+        task.add_done_callback(self._writers.pop)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await WyomingConnection(self._state, reader, writer).run()
+        except Exception:
+            logger.exception("wyoming: a connection has failed")
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(self._state.settings.client_grace_s):
+                    await writer.wait_closed()

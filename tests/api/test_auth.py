@@ -1,0 +1,75 @@
+"""Several keys in a file, which is read again when it changes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from asr_server.api import auth
+from asr_server.api.auth import KeyFile, read_keys
+from tests.api.running_app import run_app
+from tests.cli.test_preflight import problems
+from tests.embedded import embedded
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(auth, "RECHECK_S", 0.0)
+    path = tmp_path / "keys"
+    path.write_text("# of the web site\n  first \n\nsecond\n")
+    return path
+
+
+def test_a_key_is_a_line_and_comments_are_none(keys: Path) -> None:
+    assert read_keys(keys) == ("first", "second")
+
+
+def test_the_file_is_asked_about_once_a_second_at_most(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "RECHECK_S", 60.0)
+    file = KeyFile(keys)
+    assert file.keys == ("first", "second")
+    keys.write_text("third")
+    assert file.keys == ("first", "second")
+
+
+def test_while_the_file_cannot_be_read_its_last_keys_are_taken(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = KeyFile(keys)
+    assert file.keys == ("first", "second")
+    keys.unlink()
+    with caplog.at_level(logging.WARNING):
+        assert [file.keys, file.keys] == [("first", "second")] * 2
+    assert len(caplog.records) == 1
+    keys.write_bytes(b"\xff\xfe")
+    assert file.keys == ("first", "second")
+    keys.write_text("third")
+    assert list(file.keys) == ["third"]
+
+
+async def test_a_key_is_rotated_without_a_restart(keys: Path) -> None:
+    async with run_app(embedded(api_key="own", api_key_file=str(keys))) as app:
+
+        async def status(key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return (await app.client.get("/v1/models", headers=headers)).status_code
+
+        assert [await status(key) for key in ("own", "first", "second", "third")] == [200, 200, 200, 401]
+        keys.write_text("second\nthird\n")
+        assert [await status(key) for key in ("own", "first", "second", "third")] == [200, 401, 200, 200]
+
+
+async def test_a_file_without_keys_lets_nobody_in(keys: Path) -> None:
+    async with run_app(embedded(api_key_file=str(keys))) as app:
+        keys.write_text("")
+        for headers in ({}, {"authorization": "Bearer first"}):
+            assert (await app.client.get("/v1/models", headers=headers)).status_code == 401
+
+
+def test_a_file_that_cannot_be_read_or_has_no_keys_is_told_at_the_start(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("# none yet\n")
+    assert "must have at least one key" in problems(api_key_file=str(empty))[0]
+    assert "No such file" in problems(api_key_file=str(tmp_path / "missing"))[0]

@@ -1,0 +1,270 @@
+"""Clients that send too much, too slowly or nothing, and clients that do not read their replies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse
+
+from asr_server.api import connections
+from asr_server.config import MIB
+from tests.api.raw_client import FILE_PART, RawClient
+from tests.api.running_app import RunningApp, run_app, until
+from tests.embedded import embedded
+
+TICK_S = 0.02
+STRICT = embedded(
+    max_header_bytes=4096,
+    header_timeout_s=0.3,
+    client_grace_s=0.3,
+    min_client_bytes_per_s=1000,
+    keep_alive_s=1,
+)
+Connect = Callable[..., Awaitable[RawClient]]
+BIG = "x" * (12 * MIB)  # more than the system's buffers take
+
+
+@pytest.fixture(autouse=True)
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "TICK_S", TICK_S)
+
+
+@asynccontextmanager
+async def strict_app(**changes: Any) -> AsyncIterator[RunningApp]:
+    async with run_app(replace(STRICT, **changes)) as app:
+
+        @app.app.get("/big")
+        async def big() -> PlainTextResponse:
+            return PlainTextResponse(BIG)
+
+        yield app
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    clients: list[RawClient] = []
+
+    async def connect(app: RunningApp, receive_buffer: int = 0) -> RawClient:
+        clients.append(await RawClient.connect(app.host, app.port, receive_buffer))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        await client.close()
+
+
+def num_connections(app: RunningApp) -> int:
+    return len(app.server.server_state.connections)
+
+
+# -- Headers --
+
+
+async def test_a_header_without_end_is_refused_at_the_limit(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(b"GET /health HTTP/1.1\r\nx-endless: ")
+        num_sent = await client.send_for_ever(b"a" * 65536, 150 * MIB)
+        assert num_sent < 150 * MIB
+        assert await client.is_closed()
+        assert await app.still_works()
+
+
+async def test_headers_over_the_limit_are_told_so_by_name(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(b"GET /health HTTP/1.1\r\nx-long: " + b"a" * 4096)
+        reply = await client.reply()
+        assert reply.status == 431
+        assert "--max-header-bytes" in reply.error["message"]
+        assert reply.headers["x-request-id"]
+        assert await client.is_closed()
+
+
+@pytest.mark.parametrize(("num_headers", "status"), [(100, 200), (200, 431)])
+async def test_the_number_of_headers_is_limited(connect: Connect, num_headers: int, status: int) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * num_headers + b"\r\n")
+        assert (await client.reply()).status == status
+
+
+async def test_headers_that_trickle_are_given_up(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(b"GET /health HTTP/1.1\r\n")
+        reply = asyncio.create_task(client.reply())
+        while not reply.done():
+            client.send(b"x: y\r\n")
+            await asyncio.sleep(TICK_S)
+        assert (await reply).status == 408
+        assert await client.is_closed()
+
+
+async def test_a_connection_that_never_sends_a_request_is_closed(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        assert await client.is_closed()
+        await until(lambda: not num_connections(app))
+
+
+async def test_headers_in_any_pieces_are_read(connect: Connect) -> None:
+    async with strict_app(header_timeout_s=10.0) as app:
+        client = await connect(app)
+        for _ in range(3):  # on one connection: the limits begin anew with each request
+            for byte in b"GET /health HTTP/1.1\r\nx-long: " + b"a" * 1500 + b"\r\n\r\n":
+                client.send(bytes([byte]))
+            assert (await client.reply()).status == 200
+
+
+async def test_what_is_not_http_is_400_with_the_usual_body(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(b"\x16\x03\x01 hello\r\n\r\n")
+        reply = await client.reply()
+        assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+
+
+async def test_only_a_few_requests_may_be_sent_ahead_of_their_replies(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+        assert await client.is_closed()
+        assert await app.still_works()
+
+
+# -- Bodies --
+
+
+async def test_a_body_that_stalls_is_408_with_the_settings_names_and_leaves_nothing(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.begin_upload()
+        reply = await client.reply()
+        assert reply.status == 408
+        assert "--min-client-bytes-per-s" in reply.error["message"]
+        assert "--client-grace-s" in reply.error["message"]
+        assert await client.is_closed()
+        await until(lambda: not app.server.server_state.tasks)
+
+
+async def test_a_body_that_trickles_below_the_minimum_rate_is_given_up(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.begin_upload()
+        reply = asyncio.create_task(client.reply())
+        while not reply.done():
+            client.send(b"x")  # 50 bytes a second at most
+            await asyncio.sleep(TICK_S)
+        assert (await reply).status == 408
+
+
+async def test_a_slow_body_above_the_minimum_rate_is_read_to_its_end(connect: Connect) -> None:
+    async with strict_app(min_client_bytes_per_s=100.0) as app:
+        client = await connect(app)
+        pieces = [b"x" * 50] * 40  # in a second and more, which is three times the grace
+        client.begin_upload(len(FILE_PART) + 40 * 50)
+        for piece in pieces:
+            client.send(piece)
+            await asyncio.sleep(0.03)
+        assert (await client.reply()).status == 400  # no audio, and no closing boundary: but it was read
+
+
+async def test_a_pause_of_the_server_itself_makes_no_client_slow(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.begin_upload(len(FILE_PART) + 8)
+        await until(lambda: num_connections(app))
+        time.sleep(3 * STRICT.client_grace_s)  # noqa: ASYNC251  the event loop stands still
+        client.send(b"12345678")
+        assert (await client.reply()).status == 400
+
+
+async def test_the_time_a_request_is_worked_on_is_not_counted_as_the_client_s() -> None:
+    async with strict_app() as app:
+        app.replica.holding = True
+        reply = asyncio.create_task(app.post())
+        await until(lambda: app.replica.held)
+        await asyncio.sleep(3 * STRICT.client_grace_s)
+        app.replica.release(app.replica.held[0])
+        assert (await reply).status_code == 200
+
+
+# -- Replies --
+
+
+async def test_a_reader_that_stalls_is_disconnected(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app, receive_buffer=4096)
+        client.ask("/big")
+        await until(lambda: app.server.server_state.connections)
+        await until(lambda: not num_connections(app))
+        assert await app.still_works()
+
+
+async def test_a_slow_reader_above_the_minimum_rate_gets_all_of_its_reply(connect: Connect) -> None:
+    async with strict_app(client_grace_s=1.0) as app:
+        client = await connect(app, receive_buffer=1 << 18)
+        client.ask("/big")
+        async with asyncio.timeout(60):
+            await client.reader.readuntil(b"\r\n\r\n")
+            for _ in range(8):  # twice the grace
+                await client.reader.readexactly(1 << 19)
+                await asyncio.sleep(0.25)
+            await client.reader.readexactly(len(BIG) - 8 * (1 << 19))
+
+
+# -- Connections --
+
+
+async def test_a_connection_is_kept_for_the_next_request_but_not_for_ever(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        for _ in range(2):
+            client.ask("/health")
+            assert (await client.reply()).status == 200
+            await asyncio.sleep(2 * STRICT.header_timeout_s)  # waiting for a next request is not reading one
+        started = time.monotonic()
+        assert await client.is_closed()
+        assert time.monotonic() - started < 5
+
+
+async def test_idle_connections_make_room_for_new_ones(connect: Connect) -> None:
+    async with strict_app(max_connections=2, keep_alive_s=100) as app:
+        idle = [await connect(app) for _ in range(2)]
+        for client in idle:
+            client.ask("/health")
+            assert (await client.reply()).status == 200
+        assert await app.still_works()
+        assert all([await client.is_closed() for client in idle])
+
+
+async def test_beyond_the_limit_of_connections_uploads_are_turned_away_and_probes_answered(
+    connect: Connect,
+) -> None:
+    async with strict_app(max_connections=2, header_timeout_s=100.0) as app:
+        for _ in range(2):
+            await connect(app)
+        await until(lambda: num_connections(app) == 2)
+        reply = await app.post()
+        assert reply.status_code == 429
+        assert "--max-connections" in reply.json()["error"]["message"]
+        assert (await app.client.get("/health")).status_code == 200
+
+
+async def test_connections_far_beyond_the_limit_are_closed(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "RESERVED_CONNECTIONS", 1)
+    async with strict_app(max_connections=1, header_timeout_s=100.0) as app:
+        for _ in range(2):
+            await connect(app)
+        await until(lambda: num_connections(app) == 2)
+        assert await (await connect(app)).is_closed()
+        assert num_connections(app) == 2

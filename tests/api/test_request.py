@@ -1,0 +1,200 @@
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr_server.api.request import parse_fields, split_unknown
+from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
+from asr_server.errors import InvalidValue
+
+MODEL = ("model", "whisper-1")
+FLOATS = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature")
+NAMES = [*sorted(TranscriptionFields.model_fields), "include[]", "chunking_strategy[type]", "languages[0]"]
+
+
+def parse(*pairs: tuple[str, str]) -> TranscriptionFields:
+    return parse_fields([MODEL, *pairs], TranscriptionFields)
+
+
+def refusal(*pairs: tuple[str, str], fields_type: type[AudioFields] = TranscriptionFields) -> InvalidValue:
+    with pytest.raises(InvalidValue) as caught:
+        parse_fields(pairs, fields_type)
+    return caught.value
+
+
+def test_the_model_alone_is_enough() -> None:
+    fields = parse()
+    assert (fields.model, fields.response_format, fields.temperature, fields.stream) == (
+        "whisper-1",
+        "json",
+        0.0,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("timestamp_granularities[]", "segment"), ("timestamp_granularities[]", "segment")],
+        [("timestamp_granularities", "segment"), ("timestamp_granularities", "segment")],
+        [("timestamp_granularities", "segment, segment")],
+        [("timestamp_granularities[0]", "segment"), ("timestamp_granularities[1]", "segment")],
+        [("timestamp_granularities", '["segment", "segment"]')],
+        [("timestamp_granularities[]", '["segment"]'), ("timestamp_granularities[]", "segment")],
+    ],
+)
+def test_arrays_come_repeated_with_brackets_or_without_or_as_a_comma_list_or_as_json(
+    pairs: list[tuple[str, str]],
+) -> None:
+    fields = parse(("response_format", "verbose_json"), *pairs)
+    assert fields.timestamp_granularities == ["segment", "segment"]
+
+
+@pytest.mark.parametrize("name", ["keywords", "keywords[]"])
+def test_an_entry_of_a_json_array_may_have_a_comma(name: str) -> None:
+    assert parse((name, '["Ada, Countess", "Babbage"]')).keywords == ["Ada, Countess", "Babbage"]
+    assert parse((name, "Ada"), (name, "[Babbage]")).keywords == ["Ada", "[Babbage]"]
+
+
+def test_a_language_of_auto_goes_with_candidates() -> None:
+    assert parse(("language", "Auto"), ("languages[]", "de")).languages == ["de"]
+
+
+def test_unknown_fields_are_told_from_those_that_are_refused_by_name() -> None:
+    pairs = [MODEL, ("beam_size", "5"), ("keywords[]", "a"), ("known_speaker_names[]", "b"), ("x[y]", "1")]
+    known, unknown = split_unknown([*pairs, ("beam_size", "6")], TranscriptionFields)
+    assert known == [pairs[0], pairs[2], pairs[3]]
+    assert unknown == ("beam_size", "x[y]")
+    assert split_unknown([("language", "de")], TranslationFields) == ([], ("language",))
+
+
+def test_the_refusal_of_an_unknown_field_names_the_setting() -> None:
+    assert "--unknown-fields" in refusal(MODEL, ("beam_size", "5")).message
+
+
+def test_an_unknown_list_is_refused_as_unknown_not_as_repeated() -> None:
+    assert "Unknown field 'tags[]'" in refusal(MODEL, ("tags[]", "a"), ("tags[]", "b")).message
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("True", True), ("1", True), ("false", False)])
+def test_booleans_come_as_text(text: str, value: bool) -> None:
+    assert parse(("stream", text)).stream is value
+
+
+def test_numbers_come_as_text() -> None:
+    fields = parse(("temperature", "0.4"), ("seed", "7"), ("max_completion_tokens", "12"))
+    assert (fields.temperature, fields.seed, fields.max_completion_tokens) == (0.4, 7, 12)
+
+
+def test_an_empty_field_is_an_absent_one() -> None:
+    assert parse(("language", ""), ("temperature", " "), ("prompt", "")).language == ""
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("chunking_strategy", '{"type": "server_vad", "threshold": 0.7}')],
+        [("chunking_strategy[type]", "server_vad"), ("chunking_strategy[threshold]", "0.7")],
+    ],
+)
+def test_a_chunking_strategy_comes_as_json_or_flattened(pairs: list[tuple[str, str]]) -> None:
+    chunking = parse(*pairs).chunking_strategy
+    assert chunking is not None
+    assert (chunking.type, chunking.threshold, chunking.prefix_padding_ms) == ("server_vad", 0.7, 300)
+
+
+@pytest.mark.parametrize("text", ["auto", '"auto"'])
+def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
+    chunking = parse(("chunking_strategy", text)).chunking_strategy
+    assert chunking is not None
+    assert chunking.type == "auto"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "param"),
+    [
+        ([("temprature", "0")], "temprature"),
+        ([("temperature", "1.01")], "temperature"),
+        ([("temperature", "-0.1")], "temperature"),
+        ([("temperature", "nan")], "temperature"),
+        ([("temperature", "warm")], "temperature"),
+        ([("stream", "maybe")], "stream"),
+        ([("seed", "1.5")], "seed"),
+        ([("seed", str(2**63))], "seed"),
+        ([("top_p", "0")], "top_p"),
+        ([("top_k", "-2")], "top_k"),
+        ([("min_p", "2")], "min_p"),
+        ([("repetition_penalty", "0")], "repetition_penalty"),
+        ([("frequency_penalty", "3")], "frequency_penalty"),
+        ([("presence_penalty", "-3")], "presence_penalty"),
+        ([("max_completion_tokens", "0")], "max_completion_tokens"),
+        ([("response_format", "xml")], "response_format"),
+        ([("response_format", "diarized_json")], "response_format"),
+        ([("known_speaker_names[]", "Ann")], "known_speaker_names[]"),
+        ([("known_speaker_references[]", "data:,")], "known_speaker_references[]"),
+        ([("include[]", "tokens")], "include[]"),
+        ([("keywords", "[1]")], "keywords[]"),
+        ([("keywords", '["a", ["b"]]')], "keywords[]"),
+        ([("include[]", "logprobs"), ("response_format", "text")], "include[]"),
+        ([("timestamp_granularities[]", "segment")], "timestamp_granularities[]"),
+        (
+            [("timestamp_granularities[]", "line"), ("response_format", "verbose_json")],
+            "timestamp_granularities[]",
+        ),
+        (
+            [("timestamp_granularities[]", "word"), ("response_format", "json")],
+            "timestamp_granularities[]",
+        ),
+        ([("max_line_width", "0"), ("response_format", "srt")], "max_line_width"),
+        ([("max_line_width", "20"), ("response_format", "json")], "max_line_width"),
+        ([("max_words_per_line", "3")], "max_words_per_line"),
+        ([("highlight_words", "true"), ("response_format", "text")], "highlight_words"),
+        ([("max_line_count", "2"), ("response_format", "vtt")], "max_line_count"),
+        ([("stream", "true"), ("response_format", "srt")], "stream"),
+        ([("stream", "true"), ("response_format", "vtt")], "stream"),
+        ([("stream", "true"), ("response_format", "verbose_json")], "stream"),
+        ([("chunking_strategy", "manual")], "chunking_strategy"),
+        ([("chunking_strategy", "{")], "chunking_strategy"),
+        ([("chunking_strategy", "[1]")], "chunking_strategy"),
+        ([("chunking_strategy", '{"type": "server_vad", "threshold": 2}')], "chunking_strategy"),
+        ([("chunking_strategy[type]", "auto"), ("chunking_strategy[shape]", "x")], "chunking_strategy"),
+        ([("chunking_strategy", '{"type": "auto", "threshold": 0.7}')], "chunking_strategy"),
+        ([("language", "en"), ("languages[]", "de")], "languages[]"),
+        ([("language", "en"), ("multilingual", "true")], "multilingual"),
+        ([("language", "en"), ("language", "de")], "language"),
+        ([("model[]", "whisper-1")], "model[]"),
+        ([("to_language", "en")], "to_language"),
+        ([("a[b][c]", "1")], "a[b][c]"),
+        ([("chunking_strategy", "[" * 60_000)], "chunking_strategy"),
+        ([("seed", "9" * 60_000)], "seed"),
+        *[([(field, "nan")], field) for field in FLOATS],
+        *[([(field, "inf")], field) for field in FLOATS],
+        *[([(field, "-inf")], field) for field in FLOATS],
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_of_its_field(pairs: list[tuple[str, str]], param: str) -> None:
+    error = refusal(MODEL, *pairs)
+    assert error.param == param
+    assert param.split("[")[0] in error.message
+
+
+@given(pairs=st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=20), st.text(max_size=20))))
+@settings(max_examples=300, deadline=None)
+def test_nothing_that_is_sent_brings_anything_but_fields_or_a_refusal(pairs: list[tuple[str, str]]) -> None:
+    with contextlib.suppress(InvalidValue):
+        assert parse(*pairs).model == "whisper-1"
+
+
+def test_a_missing_model_is_named() -> None:
+    assert refusal(("temperature", "0")).param == "model"
+    assert refusal(("model", " ")).param == "model"
+
+
+def test_a_refusal_repeats_no_more_than_a_line_of_what_was_sent() -> None:
+    assert len(refusal(MODEL, ("temperature", "x" * 10_000)).message) < 300
+    assert len(refusal(MODEL, ("x" * 10_000, "1")).message) < 300
+
+
+def test_a_translation_takes_no_language() -> None:
+    assert refusal(MODEL, ("language", "de"), fields_type=TranslationFields).param == "language"

@@ -1,0 +1,99 @@
+"""The downmix and the resampler, each against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.signal
+
+from asr_server.audio.stream import Mono16k, Stereo16k
+from asr_server.core import Samples
+from tests.audio.audio_files import Frames, voice
+
+
+def converted(frames: Frames, sample_rate: int, block_frames: int = 65_536) -> Samples:
+    mono = Mono16k(sample_rate, frames.shape[1])
+    blocks = [mono.push(frames[at : at + block_frames]) for at in range(0, len(frames), block_frames)]
+    return np.concatenate([*blocks, mono.finish()])
+
+
+def reference(frames: Frames, sample_rate: int) -> np.ndarray:
+    """Mean over channels and a long windowed-sinc filter, all in float64."""
+    mono = frames.astype(np.float64).mean(axis=1)
+    common = np.gcd(sample_rate, 16_000)
+    up, down = 16_000 // common, sample_rate // common
+    # Pass band to 0.9 of the lower Nyquist frequency, 140 dB of attenuation from 1.0 on.
+    taps = scipy.signal.firwin(128 * max(up, down) + 1, 0.95 / max(up, down), window=("kaiser", 14.0))
+    return np.asarray(scipy.signal.resample_poly(mono, up, down, window=taps))
+
+
+@pytest.mark.parametrize(
+    "sample_rate", [8_000, 11_025, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000, 192_000]
+)
+def test_resampling_agrees_with_float64(sample_rate: int) -> None:
+    frames = voice(sample_rate, 2, 3.0)
+    samples, expected = converted(frames, sample_rate), reference(frames, sample_rate)
+    middle = slice(1600, 46_400)  # the ends depend on what a filter assumes beyond them
+    assert np.sqrt(np.mean((samples[middle] - expected[middle]) ** 2)) < 1e-4
+
+
+@pytest.mark.parametrize("num_channels", [1, 2, 3, 6, 8])
+def test_every_channel_has_the_same_weight(num_channels: int) -> None:
+    frames = voice(16_000, num_channels, 1.0)
+    assert np.abs(converted(frames, 16_000) - frames.astype(np.float64).mean(axis=1)).max() < 1e-6
+
+
+@pytest.mark.parametrize("sample_rate", [8_000, 16_000, 44_100])
+def test_channels_kept_apart_are_each_as_if_alone(sample_rate: int) -> None:
+    frames = voice(sample_rate, 2, 3.0).copy()
+    frames[1000, 1] = np.nan
+    stereo = Stereo16k(sample_rate)
+    blocks = [stereo.push(frames[at : at + 4097]) for at in range(0, len(frames), 4097)]
+    apart = np.concatenate([*blocks, stereo.finish()])
+    for channel in (0, 1):
+        assert np.array_equal(apart[:, channel], converted(frames[:, channel, None], sample_rate, 4097))
+
+
+@pytest.mark.parametrize(
+    "sample_rate", [8_000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000, 192_000, 37_800]
+)
+@pytest.mark.parametrize("num_frames", [1, 1000, 44_100, 123_457])
+def test_the_length_is_exact_within_one_sample(sample_rate: int, num_frames: int) -> None:
+    samples = converted(np.zeros((num_frames, 1), np.float32), sample_rate)
+    assert abs(len(samples) - num_frames * 16_000 / sample_rate) <= 1
+
+
+@pytest.mark.parametrize("sample_rate", [16_000, 44_100, 48_000])
+def test_full_scale_is_neither_clipped_nor_attenuated(sample_rate: int) -> None:
+    times = np.arange(sample_rate) / sample_rate
+    tone = np.sin(2 * np.pi * 997 * times).astype(np.float32)
+    samples = converted(np.stack([tone, tone], axis=1), sample_rate)[1600:-1600]
+    assert np.abs(samples).max() == pytest.approx(1.0, abs=1e-3)
+    steps = np.where(np.arange(sample_rate) // (sample_rate // 50) % 2, 1.0, -1.0).astype(np.float32)
+    assert np.abs(converted(steps[:, None], sample_rate)).max() >= 1.0  # overshoot is kept, not clipped
+
+
+@pytest.mark.parametrize("block_frames", [1, 160, 4097])
+def test_blocks_of_any_size_give_the_same_samples(block_frames: int) -> None:
+    frames = voice(44_100, 2, 0.25)
+    difference = converted(frames, 44_100, block_frames) - converted(frames, 44_100)
+    assert np.abs(difference).max() < 1e-6
+
+
+def test_16_khz_mono_passes_without_a_copy() -> None:
+    frames = voice(16_000, 1, 0.1)
+    assert np.shares_memory(Mono16k(16_000, 1).push(frames), frames)
+
+
+def test_damaged_floats_harm_only_themselves() -> None:
+    frames = voice(48_000, 1, 1.0).copy()
+    frames[1000:1003, 0] = [np.nan, np.inf, 3e38]
+    samples = converted(frames, 48_000)
+    assert np.isfinite(samples).all()
+    assert np.abs(samples[1000:] - converted(voice(48_000, 1, 1.0), 48_000)[1000:]).max() < 1e-5
+
+
+@pytest.mark.parametrize("loudness", [1e17, 3e38])
+def test_floats_too_large_for_the_model_are_cut_down_however_few(loudness: float) -> None:
+    samples = converted(voice(16_000, 1, 0.1) * np.float32(loudness), 16_000)
+    assert np.abs(samples).max() <= 2.0**15

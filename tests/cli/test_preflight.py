@@ -1,0 +1,185 @@
+"""Settings are checked once, together, at the start: each wrong one is a line that says how to mend it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from asr_server.checkpoint import CheckpointError
+from asr_server.cli import preflight
+from asr_server.cli.preflight import FOR_A_MODEL, FOR_A_SERVER, SettingsError, checked_settings
+from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, allowed_values, environment_name, flag_name
+from tests.embedded import embedded
+
+
+def problems(**values: object) -> list[str]:
+    with pytest.raises(SettingsError) as error:
+        checked_settings({"port": 0} | values, FOR_A_SERVER)
+    assert not any("\n" in problem for problem in error.value.problems)
+    return error.value.problems
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "allowed"),
+    [
+        ("chunks_ahead", "0", "a whole number of at least 1"),
+        ("encode_batch", "-4", "a whole number from 0 to 1e+06"),
+        ("port", "70000", "a whole number from 0 to 65535"),
+        ("port", "http", "a whole number from 0 to 65535"),
+        ("replicas", "-1", "a whole number from 0 to 1024"),
+        ("replicas", "1.5", "a whole number from 0 to 1024"),
+        ("replicas", "9" * 20, "a whole number from 0 to 1024"),
+        ("compute_workers", "5", "a whole number from 0 to 4"),
+        ("preprocess_workers", "0", "a whole number from 1 to 1024"),
+        ("max_fallbacks", "6", "a whole number from 0 to 5"),
+        ("max_audio_s", "nan", "a number above 0"),
+        ("max_audio_s", "inf", "a number above 0"),
+        ("drain_s", "-1", "a number of at least 0"),
+        ("device", "tpu", "auto, cpu or cuda"),
+        ("log_level", "loud", "debug, info, warning or error"),
+        ("copy_overlap", "maybe", "true or false"),
+        ("root_path", "asr", "empty, or begins with /"),
+        ("model", "", "some text"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_flag_environment_name_value_and_what_is_allowed(
+    setting: str, value: str, allowed: str
+) -> None:
+    named = f"{flag_name(setting)} ({environment_name(setting)})"
+    assert problems(**{setting: value}) == [f"{named} is {value!r}: must be {allowed}"]
+
+
+def test_several_wrong_values_are_a_line_each() -> None:
+    lines = problems(port="70000", replicas="-1", host="127.0.0.1", chunks_ahead="0")
+    assert [line.split()[0] for line in lines] == ["--replicas", "--chunks-ahead", "--port"]
+
+
+def test_every_default_is_allowed_and_every_setting_says_what_is() -> None:
+    given = {name: str(field.default) for name, field in FIELDS.items()}
+    assert given["model"] == "base"
+    given["model"] = "whisper-digits"
+    assert checked_settings(given) == embedded(served_model_name="whisper-digits")
+    assert all(allowed_values(name) for name in FIELDS)
+    assert all(field.description for field in FIELDS.values())
+
+
+def test_the_temperature_ladder_is_capped() -> None:
+    assert Settings().temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    assert Settings(max_fallbacks=0).temperatures == (0.0,)
+    assert Settings(max_fallbacks=2).temperatures == (0.0, 0.2, 0.4)
+
+
+# -- What this machine has, beside what is asked for ---------------------------------------------------------
+
+
+def test_the_model_becomes_its_directory_and_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EMBEDDED_MODEL.parent)
+    settings = checked_settings({"model": "./whisper-digits"})
+    assert (Path(settings.model).resolve(), settings.model_names[0]) == (EMBEDDED_MODEL, "whisper-digits")
+
+
+def test_a_model_that_is_not_there_is_one_line_beside_the_others(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    assert problems(model=missing, replicas="-1") == [
+        "--replicas (ASR_SERVER_REPLICAS) is '-1': must be a whole number from 0 to 1024",
+        f"--model (ASR_SERVER_MODEL) is {missing!r}: there is no directory {missing}",
+    ]
+
+
+def test_a_model_on_the_hub_is_not_asked_for_while_something_else_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "asr_server.cli.preflight.resolve_checkpoint", lambda name: pytest.fail("asked the hub")
+    )
+    assert len(problems(model="openai/whisper-tiny", replicas="-1")) == 1
+
+
+def test_only_a_model_that_nobody_asked_for_gives_way_to_the_embedded_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere(name: str) -> Path:
+        raise CheckpointError(f"{name} is nowhere")
+
+    monkeypatch.setattr("asr_server.cli.preflight.resolve_checkpoint", nowhere)
+    settings = checked_settings({})
+    assert (settings.serves_embedded_model, settings.model_names[0]) == (True, "whisper-digits")
+    assert settings.why_embedded == "base is nowhere"
+    assert settings.model_limit.endswith("; it serves because base could not be fetched")
+    with pytest.raises(SettingsError, match=r"--model .* is 'base': base is nowhere"):
+        checked_settings({"model": "base"})
+
+
+def test_logging_is_set_up_before_a_model_is_fetched_and_after_the_settings_are_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr("asr_server.cli.preflight.resolve_checkpoint", lambda name: happened.append(name))
+    checked_settings({"model": "turbo"}, before_fetch=lambda settings: happened.append(settings.model))
+    assert happened == ["turbo", "turbo"]
+    with pytest.raises(SettingsError):
+        checked_settings({"port": "none"}, before_fetch=lambda _: pytest.fail("too early"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_a_damaged_file_of_the_model_is_named_before_torch_is_loaded(tmp_path: Path, name: str) -> None:
+    shutil.copytree(EMBEDDED_MODEL, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-100])
+    (line,) = problems(model=str(tmp_path))
+    assert line.startswith("--model (ASR_SERVER_MODEL) is ")
+    assert str(tmp_path / name) in line
+
+
+def test_cuda_without_a_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver(name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr("ctypes.CDLL", no_driver)
+    (line,) = problems(device="cuda")
+    assert line == (
+        "--device (ASR_SERVER_DEVICE) is 'cuda': this machine has no NVIDIA driver; allowed here: auto or cpu"
+    )
+
+
+def test_a_driver_without_a_gpu_for_this_process_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        def cuInit(self, flags: int) -> int:  # noqa: N802
+            return 100  # CUDA_ERROR_NO_DEVICE, as with an empty CUDA_VISIBLE_DEVICES
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    assert len(problems(device="cuda")) == 1
+
+
+def test_tls_files_that_are_missing_or_do_not_belong_together_are_one_line_each(tmp_path: Path) -> None:
+    key, no_pem = tmp_path / "key.pem", tmp_path / "no.pem"
+    no_pem.write_text("no certificate")
+    missing = problems(ssl_certfile=str(key), ssl_keyfile=str(key))
+    assert [line.split()[0] for line in missing] == ["--ssl-certfile", "--ssl-keyfile"]
+    assert all("No such file" in line for line in missing)
+    (alone,) = problems(ssl_keyfile=str(no_pem))
+    assert "needs a certificate too: --ssl-certfile" in alone
+    (broken,) = problems(ssl_certfile=str(no_pem))
+    assert "PEM" in broken
+
+
+def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (taken,) = problems(port=port)
+        assert taken.startswith(f"--port (ASR_SERVER_PORT) is {port}: cannot listen on 127.0.0.1 port {port}")
+        given = {"port": port, "model": "whisper-digits"}
+        settings = checked_settings(given, FOR_A_MODEL)  # without a server its address is no matter
+        assert settings == embedded(port=port, served_model_name="whisper-digits")
+        (taken,) = problems(wyoming_port=port)
+        assert taken.startswith(f"--wyoming-port (ASR_SERVER_WYOMING_PORT) is {port}: cannot listen")
+    (elsewhere,) = problems(host="192.0.2.1")
+    assert elsewhere.startswith("--host (ASR_SERVER_HOST) is '192.0.2.1': cannot listen")
+
+
+def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    (missing,) = problems(wyoming_port=0)
+    assert missing.endswith("needs the package wyoming: pip install 'asr-server[wyoming]'")

@@ -1,0 +1,128 @@
+"""Subtitles laid out word by word, as whisper's command writes them."""
+
+from __future__ import annotations
+
+import io
+import re
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from whisper.utils import WriteSRT
+
+from asr_server import formats
+from asr_server.core import Segment, Word
+from asr_server.formats import RenderOptions, SubtitleLayout
+from asr_server.formats.render import srt, vtt
+from tests.formats.samples import segment, transcript
+
+LAYOUTS = [
+    SubtitleLayout(max_line_width=20),
+    SubtitleLayout(max_line_width=8),
+    SubtitleLayout(max_words_per_line=3),
+    SubtitleLayout(max_words_per_line=1),
+    SubtitleLayout(max_line_width=24, max_line_count=2),
+    SubtitleLayout(max_line_width=10, max_line_count=1),
+    SubtitleLayout(max_line_width=15, max_words_per_line=4),
+    SubtitleLayout(highlight_words=True),
+    SubtitleLayout(max_line_width=16, max_line_count=2, highlight_words=True),
+]
+
+
+def with_words(id: int, *words: Word) -> Segment:
+    plain = segment(id, words[0].start_s, words[-1].end_s, "".join(word.text for word in words))
+    return Segment(
+        **{name: getattr(plain, name) for name in plain.__struct_fields__ if name != "words"}, words=words
+    )
+
+
+def random_segments(seed: int) -> list[Segment]:
+    random, at_ms, made = Random(seed), 0, []
+    for id in range(6):
+        words = []
+        for _ in range(random.randint(1, 9)):
+            start_ms = at_ms + random.choice([0, 0, 0, 120, 800, 3600])
+            at_ms = start_ms + random.randint(1, 60) * 10
+            words.append(Word(" " + "x" * random.randint(1, 12), start_ms / 1000, at_ms / 1000))
+        made.append(with_words(id, *words))
+    return made
+
+
+def by_whisper(segments: list[Segment], layout: SubtitleLayout) -> str:
+    result: dict[str, Any] = {
+        "segments": [
+            {
+                "start": each.start_s,
+                "end": each.end_s,
+                "text": each.text,
+                "words": [{"word": w.text, "start": w.start_s, "end": w.end_s} for w in each.words],
+            }
+            for each in segments
+        ]
+    }
+    file = io.StringIO()
+    WriteSRT("").write_result(
+        result,
+        file,
+        max_line_width=layout.max_line_width,
+        max_line_count=layout.max_line_count,
+        max_words_per_line=layout.max_words_per_line,
+        highlight_words=layout.highlight_words,
+    )
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_srt_is_laid_out_as_by_whispers_command(layout: SubtitleLayout) -> None:
+    for seed in range(10):
+        segments = random_segments(seed)
+        assert srt(segments, layout) == by_whisper(segments, layout)
+
+
+SAID = with_words(0, Word(" a", 0.5, 1.0), Word(" <b>", 1.0, 1.5), Word(" -->", 2.0, 2.5))
+
+
+def test_marks_within_words_are_escaped_and_the_underline_is_not() -> None:
+    highlighted = vtt([SAID], SubtitleLayout(highlight_words=True))
+    assert "00:00:01.000 --> 00:00:01.500\na <u>&lt;b&gt;</u> -&gt;\n" in highlighted
+    assert "a <b> <u>-></u>\n" in srt([SAID], SubtitleLayout(highlight_words=True))
+
+
+def test_segments_without_words_are_subtitles_as_they_are() -> None:
+    plain = segment(0, 0, 1, " one two three")
+    assert srt([plain], SubtitleLayout(max_words_per_line=1)) == srt([plain])
+
+
+def test_verbose_json_has_the_granularities_asked_for() -> None:
+    said = transcript(SAID, text="a <b> -->")
+    only_words = formats.verbose_body(said, RenderOptions(with_segments=False, with_words=True))
+    assert only_words.segments is None
+    assert only_words.words is not None
+    assert only_words.words[0].model_dump(exclude_none=True) == {"word": "a", "start": 0.5, "end": 1.0}
+    rendered = formats.render(said, "verbose_json", RenderOptions(with_segments=False, with_words=True))
+    assert '"segments"' not in rendered
+    assert "null" not in rendered
+    both = formats.verbose_body(said, RenderOptions(with_words=True))
+    assert both.segments
+    assert both.words
+    assert formats.verbose_body(said).words is None
+
+
+def test_words_are_there_even_where_nothing_was_said() -> None:
+    silent = formats.render(transcript(), "verbose_json", RenderOptions(with_words=True))
+    assert '"words":[]' in silent
+
+
+def test_a_subtitle_is_of_one_speaker_and_in_the_order_of_time() -> None:
+    ann = msgspec.structs.replace(SAID, speaker="ann")
+    bob = msgspec.structs.replace(with_words(1, Word(" yes", 1.2, 1.4)), speaker="<bob>")
+    one_word = vtt([ann, bob], SubtitleLayout(max_words_per_line=1))
+    assert re.findall(r"<v (.*)>(.*)</v>", one_word) == [
+        ("ann", "a"),
+        ("ann", "&lt;b&gt;"),
+        ("&lt;bob&gt;", "yes"),
+        ("ann", "-&gt;"),
+    ]
+    filled = srt([ann, bob], SubtitleLayout(max_line_width=80, max_line_count=2))
+    assert [line for line in filled.splitlines() if ": " in line] == ["ann: a <b> ->", "<bob>: yes"]

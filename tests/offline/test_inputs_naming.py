@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asr_server.offline.inputs import collect_inputs, result_paths
+
+OUT = Path("out")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def results(*arguments: str, endings: tuple[str, ...] = (".txt",), files: tuple[str, ...] = ()) -> list[str]:
+    """Where the results of these arguments go, which exist, as do `files`."""
+    for name in files or arguments:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(b"?")
+    inputs, failures = collect_inputs(arguments, recursive=True)
+    assert failures == []
+    return [str(path.relative_to(OUT)) for paths in result_paths(inputs, OUT, endings) for path in paths]
+
+
+def test_a_result_is_named_after_its_recording() -> None:
+    assert results("talks/a.wav", "b.m4a") == ["a.txt", "b.txt"]
+
+
+def test_each_format_has_its_ending() -> None:
+    assert results("a.wav", endings=(".srt", ".json")) == ["a.srt", "a.json"]
+
+
+def test_two_kinds_of_one_recording_keep_their_whole_names() -> None:
+    assert results("a.wav", "a.mp3", "b.wav") == ["a.wav.txt", "a.mp3.txt", "b.txt"]
+
+
+def test_the_same_name_in_two_folders_keeps_the_folders() -> None:
+    assert results("monday/a.wav", "tuesday/a.wav") == ["monday/a.wav.txt", "tuesday/a.wav.txt"]
+
+
+def test_a_disk_that_ignores_case_loses_nothing_either() -> None:
+    assert results("x/Talk.wav", "y/talk.mp3") == ["Talk.wav.txt", "talk.mp3.txt"]
+
+
+def test_a_folder_is_mirrored() -> None:
+    files = ("in/a.wav", "in/deep/a.wav", "in/deep/a.mp3")
+    assert results("in", files=files) == ["a.txt", "deep/a.mp3.txt", "deep/a.wav.txt"]
+
+
+def test_a_name_that_another_one_had_to_take_is_not_used_twice() -> None:
+    paths = results("a.wav", "a.mp3", "a.wav.flac")
+    assert paths == ["a.wav.txt", "a.mp3.txt", "a.wav.flac.txt"]
+
+
+def test_endings_cannot_make_two_names_alike() -> None:
+    paths = results("a.wav", "a.verbose.wav", endings=(".json", ".verbose.json"))
+    assert len(set(paths)) == 4
+
+
+def test_a_recording_is_never_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.OUT", Path())
+    assert results("a.txt", "b.wav") == ["a.txt.txt", "b.txt"]

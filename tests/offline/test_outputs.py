@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path, PurePath
+
+import pytest
+
+from asr_server.formats import ResponseFormat
+from asr_server.offline.inputs import Input
+from asr_server.offline.local import Existing, TranscribeJob
+from asr_server.offline.outputs import FolderOutputs, OutputError, check_writable
+from tests.formats.samples import transcript
+
+WORDS = transcript(text="grüße 你好")
+
+
+def outputs(
+    folder: Path, existing: Existing = "refuse", formats: tuple[ResponseFormat, ...] = ("text", "json")
+) -> FolderOutputs:
+    job = TranscribeJob(("a.wav",), formats, folder, existing)
+    return FolderOutputs(folder, [Input("a.wav", Path("a.wav"), (PurePath("sub/a"),))], job)
+
+
+async def test_results_are_utf8_and_nothing_else_is_left_behind(tmp_path: Path) -> None:
+    assert outputs(tmp_path).prepare(0) is None
+    written = await outputs(tmp_path).write(0, WORDS)
+    assert written == f"{tmp_path}/sub/a.txt, {tmp_path}/sub/a.json"
+    assert (tmp_path / "sub/a.txt").read_bytes() == "grüße 你好\n".encode()
+    assert sorted(os.listdir(tmp_path / "sub")) == ["a.json", "a.txt"]
+
+
+async def test_what_exists_is_refused_skipped_or_replaced_as_asked(tmp_path: Path) -> None:
+    await outputs(tmp_path).write(0, WORDS)
+    (tmp_path / "sub/a.txt").write_text("edited")
+    refused = outputs(tmp_path).prepare(0)
+    assert refused is not None
+    assert (
+        refused.reason == f"{tmp_path}/sub/a.txt exists: --skip-existing leaves it, --overwrite replaces it"
+    )
+    assert not outputs(tmp_path).is_done(0)
+    assert outputs(tmp_path, "skip").is_done(0)
+    assert not outputs(tmp_path, "overwrite").is_done(0)
+    await outputs(tmp_path, "overwrite").write(0, WORDS)
+    assert (tmp_path / "sub/a.txt").read_text(encoding="utf-8") == "grüße 你好\n"
+
+
+async def test_skipping_writes_only_the_formats_that_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a.txt").write_text("edited")
+    skipping = outputs(tmp_path, "skip")
+    assert not skipping.is_done(0)
+    assert skipping.prepare(0) is None
+    assert await skipping.write(0, WORDS) == f"{tmp_path}/sub/a.json"
+    assert (tmp_path / "sub/a.txt").read_text() == "edited"
+
+
+async def test_a_write_that_is_interrupted_is_finished_and_told_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, told = threading.Event(), threading.Event(), []
+
+    def slow_disk(_: int) -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    async def write() -> None:
+        told.append(await outputs(tmp_path, formats=("text",)).write(0, WORDS))
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(os, "fsync", slow_disk)
+    task = asyncio.create_task(write())
+    assert await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert told == [f"{tmp_path}/sub/a.txt"]
+    assert os.listdir(tmp_path / "sub") == ["a.txt"]
+
+
+async def test_a_result_that_cannot_be_written_whole_is_not_there_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        await outputs(tmp_path).write(0, WORDS)
+    assert os.listdir(tmp_path / "sub") == []
+
+
+def test_a_result_whose_name_would_be_too_long_is_known_before_the_work(tmp_path: Path) -> None:
+    name = "x" * 250
+    job = TranscribeJob((name,), ("verbose_json",), tmp_path)
+    refused = FolderOutputs(tmp_path, [Input(name, Path(name), (PurePath(name),))], job).prepare(0)
+    assert refused is not None
+    assert "too long" in refused.reason
+
+
+def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "folder")
+    assert os.listdir(tmp_path / "new" / "folder") == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=f"cannot write to the output folder {tmp_path}/file/out: "):
+        check_writable(tmp_path / "file" / "out")

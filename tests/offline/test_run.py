@@ -1,0 +1,206 @@
+"""The course of many files, with a transcriber that does as it is told; the real one runs in tests/cli."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path, PurePath
+
+import msgspec
+import pytest
+
+from asr_server.audio.recording import Source
+from asr_server.core import Transcript
+from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio
+from asr_server.formats import ResponseFormat
+from asr_server.offline.inputs import Failure, Input
+from asr_server.offline.local import OnProgress, TranscribeJob
+from asr_server.offline.outputs import FolderOutputs, Outputs, StandardOutput
+from asr_server.offline.progress import ProgressBars, Summary
+from asr_server.offline.run import Batch
+from tests.formats.samples import transcript
+
+Answer = Transcript | Exception
+
+
+class Scripted:
+    """Gives each file its answer; files of a later index are done sooner."""
+
+    running = contextlib.nullcontext
+
+    def __init__(self, answers: dict[str, Answer], cut_short: str = "") -> None:
+        self.answers, self.cut_short = answers, cut_short
+        self.num_running = self.most_running = 0
+
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+        assert isinstance(source, Path)
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        on_progress(1.0, None)
+        for _ in range(len(self.answers) - list(self.answers).index(source.name)):
+            await asyncio.sleep(0)
+        on_progress(2.0, 3.0)
+        self.num_running -= 1
+        answer = self.answers[source.name]
+        if isinstance(answer, Exception):
+            raise answer
+        return msgspec.structs.replace(answer, is_cut_short=source.name == self.cut_short)
+
+
+def inputs_named(names: list[str]) -> list[Input]:
+    return [Input(name, Path(name), (PurePath(name),)) for name in names]
+
+
+async def run(
+    scripted: Scripted, make_outputs: Callable[[list[Input]], Outputs], quiet: bool = True
+) -> Summary:
+    inputs = inputs_named(list(scripted.answers))
+    summary = Summary(len(inputs))
+    batch = Batch(inputs, scripted, make_outputs(inputs), summary, ProgressBars(len(inputs), quiet))
+    await batch.run(range(len(inputs)))
+    return summary
+
+
+def printing(*names: str, response_format: ResponseFormat = "text") -> Callable[[list[Input]], Outputs]:
+    return lambda inputs: StandardOutput(inputs, TranscribeJob(names, (response_format,)))
+
+
+def texts(num_files: int) -> dict[str, Answer]:
+    return {f"{i}.wav": transcript(text=f"text {i}") for i in range(num_files)}
+
+
+async def test_standard_output_is_in_the_order_given_with_a_header_for_each(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    summary = await run(Scripted(texts(40)), printing("0.wav", "1.wav"))
+    expected = "".join(f"==> {i}.wav <==\ntext {i}\n\n" for i in range(40))
+    assert capsysbinary.readouterr().out.decode() == expected
+    assert summary.num_transcribed == 40
+
+
+async def test_one_file_is_printed_as_it_is(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    await run(Scripted({"a.wav": transcript(text="grüße")}), printing("a.wav"))
+    assert capsysbinary.readouterr().out == "grüße\n".encode()
+
+
+async def test_json_of_several_files_is_an_object_a_line_that_names_its_file(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    answers: dict[str, Answer] = {"a\n\udcff.wav": transcript(text="grüße"), "b.wav": transcript(text="b")}
+    await run(Scripted(answers), printing("a", "b", response_format="json"))
+    lines = capsysbinary.readouterr().out.decode().splitlines()
+    assert [json.loads(line)["file"] for line in lines] == list(answers)
+    assert "grüße" in lines[0]
+
+
+async def test_what_fails_is_left_out_and_the_others_go_on(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    failing: dict[str, Answer] = {
+        "0.wav": InvalidAudio("not audio"),
+        "2.wav": ChunkFailed("too much for it"),
+        "3.wav": FileNotFoundError(2, "No such file or directory"),
+        "4.wav": ZeroDivisionError("a mistake of ours"),
+    }
+    summary = await run(Scripted(texts(6) | failing), printing("many", "files"))
+    assert capsysbinary.readouterr().out.decode() == "==> 1.wav <==\ntext 1\n\n==> 5.wav <==\ntext 5\n\n"
+    assert {(f.name, f.reason) for f in summary.failures} == {
+        ("0.wav", "not audio"),
+        ("2.wav", "too much for it"),
+        ("3.wav", "No such file or directory"),
+        ("4.wav", "ZeroDivisionError: a mistake of ours"),
+    }
+    assert (summary.num_transcribed, summary.exit_status) == (2, 1)
+
+
+async def test_without_an_engine_nothing_further_is_tried() -> None:
+    answers: dict[str, Answer] = {"a.wav": EngineUnavailable("No engine is running."), **texts(2)}
+    with pytest.raises(EngineUnavailable):
+        await run(Scripted(answers), printing("many", "files"))
+
+
+async def test_a_bounded_number_of_files_is_under_way_at_once(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    scripted = Scripted(texts(60))
+    await run(scripted, printing("many", "files"))
+    assert scripted.most_running == 16
+
+
+async def test_in_a_folder_a_result_is_there_as_soon_as_it_is_done(tmp_path: Path) -> None:
+    """A long first file must not keep the others' results in memory, where an interruption loses them."""
+    answers = texts(2)
+    job = TranscribeJob(tuple(answers), output_dir=tmp_path)
+    done = asyncio.Event()
+
+    class FirstWaits(Scripted):
+        async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+            if source == Path("0.wav"):
+                await done.wait()
+            return await super().transcribe(source, on_progress)
+
+    running = asyncio.create_task(
+        run(FirstWaits(answers), lambda inputs: FolderOutputs(tmp_path, inputs, job))
+    )
+    async with asyncio.timeout(30):
+        while not (tmp_path / "1.wav.txt").exists():
+            await asyncio.sleep(0.01)
+        assert not (tmp_path / "0.wav.txt").exists()
+        done.set()
+        assert (await running).num_transcribed == 2
+
+
+async def test_after_an_interruption_what_was_held_back_is_printed(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    outputs = StandardOutput(inputs_named(["a", "b"]), TranscribeJob(("a", "b")))
+    outputs.begin([0, 1])
+    await outputs.write(1, transcript(text="b is done"))
+    assert capsysbinary.readouterr().out == b""
+    outputs.close()
+    assert capsysbinary.readouterr().out == b"==> b <==\nb is done\n\n"
+
+
+async def test_the_summary_names_what_was_cut_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = await run(
+        Scripted(texts(2), cut_short="1.wav"),
+        lambda inputs: FolderOutputs(tmp_path, inputs, TranscribeJob(("0.wav",), output_dir=tmp_path)),
+        quiet=False,
+    )
+    summary.show(quiet=False)
+    said = capsys.readouterr().err.splitlines()
+    assert f"0.wav: 12.3 s -> {tmp_path}/0.wav.txt" in said
+    assert said[-2:] == [
+        "warning: 1.wav: damaged or cut short; what could be read is transcribed",
+        "2 transcribed",
+    ]
+    assert summary.exit_status == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names there are text")
+def test_the_bars_take_any_name_and_any_length() -> None:
+    bars = ProgressBars(1, quiet=False)
+    with bars.shown():
+        bar = bars.start("[bold]{task}\x1b[2J\udcff")
+        bars.move(bar, 5.0, None)
+        bars.move(bar, 5.0, 0.0)
+        bars.move(bar, 5.0, 3600.0)
+        bars.finish(bar)
+
+
+def test_what_is_said_of_a_recording_is_one_line_whatever_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ProgressBars(1, quiet=False).say("a\nb.wav: 3.4 s -> out/a\nb.srt")
+    summary = Summary(num_inputs=1)
+    summary.failures.append(Failure("c\nd.wav", "out/c\nd.srt exists"))
+    summary.show(quiet=True)
+    assert capsys.readouterr().err.splitlines() == [
+        r"a\nb.wav: 3.4 s -> out/a\nb.srt",
+        r"failed: c\nd.wav: out/c\nd.srt exists",
+    ]

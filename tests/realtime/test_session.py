@@ -1,0 +1,514 @@
+"""Sessions in front of a replica that says what the test wants: what must hold whatever is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from asr_server.api.middleware import RequestLogMiddleware
+from asr_server.channel.messages import Submit
+from asr_server.core import ChunkResult, Samples
+from asr_server.realtime import session as session_module
+from asr_server.realtime.audio_in import AudioInput
+from asr_server.realtime.route import router
+from tests.api.figures import growth, read
+from tests.api.running_app import RunningApp, run_app, until
+from tests.embedded import embedded
+from tests.fake_replica import noise, say
+from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts
+from tests.vocabulary import words
+
+SECOND = pcm24(noise(1.0))
+
+
+def one(submit: Submit) -> ChunkResult:
+    return say(*words("1"))
+
+
+def url(app: RunningApp) -> str:
+    return f"http://{app.host}:{app.port}"
+
+
+async def test_a_committed_turn_is_transcribed_and_the_events_come_in_order(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        assert client.socket.response is not None
+        assert (
+            client.socket.response.headers["x-model-limit"]
+            == "hears English digits only, about 1 in 20 of them wrongly"
+        )
+        updated = await client.update(**MANUAL)
+        assert updated["session"]["audio"]["input"]["turn_detection"] is None
+        await client.append(SECOND)
+        await client.commit()
+        events = await client.until(".completed")
+        assert [event["type"].removeprefix("conversation.item.") for event in events] == [
+            "input_audio_buffer.committed",
+            "added",
+            "done",
+            "input_audio_transcription.delta",
+            "input_audio_transcription.completed",
+        ]
+        assert events[-1]["transcript"] == "zero"
+        assert events[-1]["usage"] == {"type": "duration", "seconds": 1.0}
+        assert len({event["event_id"] for event in events}) == len(events)
+
+
+async def test_turns_are_chained_and_answers_out_of_order_find_their_turn() -> None:
+    def by_length(submit: Submit) -> ChunkResult:
+        return say(*words(str(len(submit.samples) // 16_000)))
+
+    async with (
+        run_app(embedded(realtime_interim_s=0), by_length) as app,
+        open_session(url(app)) as client,
+    ):
+        await client.update(**MANUAL)
+        app.replica.holding = True
+        for seconds in (1, 2, 3):
+            await client.append(SECOND * seconds)
+            await client.commit()
+        committed = of_type(await client.until(".committed", count=3), ".committed")
+        assert [event["previous_item_id"] for event in committed] == [
+            None,
+            *(event["item_id"] for event in committed[:2]),
+        ]
+        await until(lambda: len(app.replica.held) == 3)
+        for submit in reversed(app.replica.held):
+            app.replica.release(submit)
+        texts = transcripts(await client.until(".completed", count=3))
+        assert [texts[event["item_id"]] for event in committed] == ["one", "two", "three"]
+
+
+async def test_a_turn_that_is_cleared_says_nothing_even_when_its_text_comes_late() -> None:
+    async with (
+        run_app(embedded(realtime_interim_s=0.5), one) as app,
+        open_session(url(app)) as client,
+    ):
+        await client.update(**MANUAL)
+        app.replica.holding = True
+        await client.append(SECOND)
+        await until(lambda: app.replica.held)
+        await client.send({"type": "input_audio_buffer.clear"})
+        await client.until(".cleared")
+        app.replica.holding = False
+        await client.append(SECOND)
+        await client.commit()
+        events = await client.until(".completed")
+        assert len({event["item_id"] for event in events if "item_id" in event}) == 1
+        assert len(transcripts(events)) == 1
+        assert app.replica.cancelled
+
+
+async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
+    async with (
+        run_app(embedded(realtime_interim_s=0.5), one) as app,
+        open_session(url(app)) as client,
+    ):
+        await client.update(**MANUAL)
+        for _ in range(2):
+            await client.append(SECOND)
+            await until(lambda: not app.dispatcher.num_chunks)
+        delta = await client.receive()  # nothing has been committed
+        assert (delta["type"], delta["delta"]) == (
+            "conversation.item.input_audio_transcription.delta",
+            "one",
+        )
+
+
+async def test_a_turn_counts_once_however_often_it_is_read() -> None:
+    async with run_app(embedded(realtime_interim_s=0.2), one) as app:
+        before = await read(app)
+        async with open_session(url(app)) as client:
+            await client.update(**MANUAL)
+            await client.append(SECOND)
+            await until(lambda: len(app.replica.submits) >= 2)
+            await client.commit()
+            await client.until(".completed")
+        while not growth(before, after := await read(app), 'asr_realtime_sessions_closed_total{code="1000"}'):
+            await asyncio.sleep(0.01)
+    transcribed = 'asr_audio_transcribed_seconds_total{language="en",route="/v1/realtime"}'
+    for name in ("asr_audio_received_seconds_total", transcribed):
+        assert growth(before, after, name) == pytest.approx(1.0, abs=0.01)
+    assert growth(before, after, "asr_realtime_turns_total") == 1
+    assert not growth(before, after, "asr_time_to_first_text_seconds_count")
+
+
+async def test_each_session_is_a_line_and_a_count_by_its_close_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    async with run_app(embedded(api_key="s3cret")) as app:
+        before = await read(app)
+        async with open_session(url(app), expect="error") as client:
+            assert await client.closed() == 1008
+        headers = {"Authorization": "Bearer s3cret"}
+        async with open_session(url(app), additional_headers=headers) as client:
+            await client.socket.close(4321)
+        await until(lambda: len(sessions_in(caplog)) == 2)
+        after = await read(app)
+    for code in ("1008", "other"):
+        assert growth(before, after, f'asr_realtime_sessions_closed_total{{code="{code}"}}') == 1
+    assert [line.partition(" after ")[0] for line in sessions_in(caplog)] == [
+        "WebSocket /v1/realtime: closed by the server with 1008",
+        "WebSocket /v1/realtime: closed by the client with 4321",
+    ]
+
+
+async def test_a_session_that_nobody_closed_is_counted_as_broken(caplog: pytest.LogCaptureFixture) -> None:
+    """The server learns of it when it sends, and not by a message."""
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
+
+    async def leave(scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+    async def unused(*_: object) -> Any:
+        raise AssertionError
+
+    scope = {"type": "websocket", "path": "/v1/realtime", "headers": [], "route": router.routes[0]}
+    await RequestLogMiddleware(leave)(scope, unused, unused)
+    assert "closed by nobody with 1006" in sessions_in(caplog)[0]
+
+
+def sessions_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if message.startswith("WebSocket")]
+
+
+async def test_a_turn_that_fails_is_failed_and_the_session_goes_on() -> None:
+    answers: list[ChunkResult | Exception] = [ValueError("broken"), say(*words("7"))]
+
+    async with run_app(embedded(realtime_interim_s=0), lambda _: answers.pop(0)) as app:  # noqa: SIM117
+        async with open_session(url(app)) as client:
+            await client.update(**MANUAL)
+            await client.append(SECOND)
+            await client.commit()
+            failed = (await client.until(".failed"))[-1]
+            assert failed["error"]["type"] == "server_error"
+            assert "broken" not in failed["error"]["message"]
+            await client.append(SECOND)
+            await client.commit()
+            assert (await client.until(".completed"))[-1]["transcript"] == "seven"
+
+
+async def test_a_long_append_is_converted_in_parts_so_that_the_event_loop_turns(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+    push = AudioInput.push
+
+    def noted(audio: AudioInput, data: bytes) -> Samples:
+        parts.append(len(data))
+        return push(audio, data)
+
+    monkeypatch.setattr(AudioInput, "push", noted)
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND * 10, size=len(SECOND) * 10)
+        await client.commit()
+        events = await client.until(".completed")
+    assert events[-1]["usage"]["seconds"] == 10.0
+    assert sum(parts) == len(SECOND) * 10
+    assert max(parts) <= session_module.PART_BYTES
+
+
+async def test_nothing_said_is_an_empty_transcript_with_a_usage(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(bytes(48_000))
+        await client.commit()
+        last = (await client.until(".completed"))[-1]
+        assert (last["transcript"], last["usage"]["seconds"], last["content_index"]) == ("", 1.0, 0)
+        assert app.replica.submits == []
+
+
+async def test_a_commit_of_under_100_ms_is_an_error_that_names_its_event(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND[:4700])
+        await client.send({"type": "input_audio_buffer.commit", "event_id": "mine"})
+        error = (await client.receive())["error"]
+        assert (error["code"], error["event_id"]) == ("input_audio_buffer_commit_empty", "mine")
+        await client.append(SECOND[:200])
+        await client.commit()
+        await client.until(".completed")
+
+
+def malformed(rng: random.Random) -> str | bytes:
+    append = {"type": "input_audio_buffer.append", "audio": base64.b64encode(SECOND).decode()}
+    update: dict[str, Any] = {"type": "session.update", "session": {"type": "transcription"}}
+    choices: list[Callable[[], object]] = [
+        lambda: "{" * rng.randrange(1, 2000),
+        lambda: rng.randbytes(20),
+        lambda: rng.choice([None, 1, [], "x", {}, {"type": None}, {"type": "response.create"}]),
+        lambda: append | {"audio": rng.choice([None, 7, "***", "abc", ["AAAA"]])},
+        lambda: append | {"event_id": "x" * 600},
+        lambda: append | {rng.choice("abc"): 1},
+        lambda: {"type": "input_audio_buffer.commit", "event_id": "e"},
+        lambda: update | {"session": {"type": "realtime"}},
+        lambda: update | {"session": {"type": "transcription", "audio": {"output": {}}}},
+        lambda: update | {"session": {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}},
+        lambda: update | {"session": {"audio": {"input": {"turn_detection": {"threshold": 7}}}}},
+        lambda: update | {"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 8000}}}}},
+        lambda: update | {"session": {"audio": {"input": {"transcription": {"model": "nobody"}}}}},
+        lambda: update | {"session": {"audio": {"input": {"transcription": {"language": "klingon"}}}}},
+    ]
+    made = rng.choice(choices)()
+    return made if isinstance(made, str | bytes) else json.dumps(made)
+
+
+async def test_a_thousand_malformed_events_are_a_thousand_errors_and_the_session_goes_on(
+    app: RunningApp,
+) -> None:
+    rng = random.Random(0)
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+
+        async def send_all() -> None:
+            for _ in range(1000):
+                await client.send(malformed(rng))
+
+        sending = asyncio.create_task(send_all())
+        errors = await client.until("error", count=1000)
+        assert {event["type"] for event in errors} == {"error"}
+        assert {"e", None} <= {event["error"]["event_id"] for event in errors}
+        await sending
+        await client.append(SECOND)
+        await client.commit()
+        assert (await client.until(".completed"))[-1]["transcript"] == "zero"
+
+
+async def test_an_update_that_is_wrong_changes_nothing_and_names_its_field(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        wrong = {"transcription": {"language": "klingon"}, "turn_detection": None}
+        await client.send({"type": "session.update", "session": {"audio": {"input": wrong}}})
+        error = (await client.receive())["error"]
+        assert error["param"] == "session.audio.input.transcription.language"
+        updated = await client.update(transcription={"prompt": "digits"})
+        assert updated["session"]["audio"]["input"]["turn_detection"]["type"] == "server_vad"
+        assert updated["session"]["audio"]["input"]["transcription"]["prompt"] == "digits"
+
+
+async def test_only_what_an_update_names_changes(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(turn_detection={"type": "server_vad", "threshold": 0.7})
+        updated = await client.update(format={"type": "audio/pcmu"})
+        audio_input = updated["session"]["audio"]["input"]
+        assert audio_input["turn_detection"]["threshold"] == 0.7
+        assert audio_input["format"] == {"type": "audio/pcmu"}
+
+
+async def test_old_clients_update_their_session_in_their_own_words(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        session = {
+            "input_audio_format": "g711_ulaw",
+            "input_audio_transcription": {"model": "whisper-1", "language": "en"},
+            "turn_detection": None,
+        }
+        await client.send({"type": "transcription_session.update", "session": session})
+        event = json.loads(await client.socket.recv())
+        assert event["type"] == "transcription_session.updated"
+        assert {name: event["session"][name] for name in session} == session
+
+
+async def test_the_options_reach_the_engine(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.send(
+            {
+                "type": "session.update",
+                "session": {
+                    "type": "transcription",
+                    "include": ["item.input_audio_transcription.logprobs"],
+                    "audio": {"input": {"transcription": {"prompt": "zero", "keywords": ["nine"]}, **MANUAL}},
+                },
+            }
+        )
+        await client.until("session.updated")
+        await client.append(SECOND)
+        await client.commit()
+        last = (await client.until(".completed"))[-1]
+        assert last["logprobs"][0]["token"] == " zero"
+        assert app.replica.submits[-1].options.prompt_tokens
+
+
+# -- Who may come in, and how sessions end --
+
+
+async def test_a_wrong_key_is_an_error_event_and_1008() -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ek_wrong"}):
+            async with open_session(url(app), expect="error", additional_headers=headers) as client:
+                assert await client.closed() == 1008
+
+
+async def test_the_key_may_come_in_the_header_or_as_a_subprotocol_or_as_a_client_secret() -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        async with open_session(url(app), additional_headers={"Authorization": "Bearer s3cret"}):
+            pass
+        protocols = ["realtime", "openai-insecure-api-key.s3cret"]
+        async with open_session(url(app), subprotocols=protocols) as client:
+            assert client.socket.subprotocol == "realtime"
+        app.client.headers["authorization"] = "Bearer s3cret"
+        session = {"type": "transcription", "audio": {"input": MANUAL}}
+        made = (await app.client.post("/v1/realtime/client_secrets", json={"session": session})).json()
+        assert made["value"].startswith("ek_")
+        assert made["session"]["audio"]["input"]["turn_detection"] is None
+        headers = {"Authorization": f"Bearer {made['value']}"}
+        async with open_session(url(app), additional_headers=headers) as client:
+            assert (await client.update())["session"]["audio"]["input"]["turn_detection"] is None
+
+
+async def test_a_client_secret_expires_and_cannot_be_altered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        app.client.headers["authorization"] = "Bearer s3cret"
+        wanted = {"expires_after": {"anchor": "created_at", "seconds": 10}}
+        made = (await app.client.post("/v1/realtime/client_secrets", json=wanted)).json()
+        altered = made["value"][:50] + ("A" if made["value"][50] != "A" else "B") + made["value"][51:]
+        later = made["expires_at"] + 1
+        for value, now in ((altered, later - 5), (made["value"], later)):
+            monkeypatch.setattr("asr_server.realtime.config.time.time", lambda now=now: now)
+            headers = {"Authorization": f"Bearer {value}"}
+            async with open_session(url(app), expect="error", additional_headers=headers) as client:
+                assert await client.closed() == 1008
+
+
+async def test_a_client_secret_is_asked_for_with_the_key_and_right_fields() -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        path = "/v1/realtime/client_secrets"
+        assert (await app.client.post(path, json={})).status_code == 401
+        app.client.headers["authorization"] = "Bearer s3cret"
+        wrong_bodies: list[Any] = [
+            {"expires_after": {"seconds": 5}},
+            {"session": {"type": "realtime"}},
+            [],
+            {"x": 1},
+        ]
+        for wrong in wrong_bodies:
+            reply = await app.client.post(path, json=wrong)
+            assert (reply.status_code, set(reply.json()["error"])) == (
+                400,
+                {"message", "type", "param", "code"},
+            )
+        assert (await app.client.post(path)).status_code == 200
+
+
+@pytest.mark.parametrize("query", ["model=nobody", "intent=conversation"])
+async def test_what_is_not_served_is_1008(app: RunningApp, query: str) -> None:
+    async with open_session(url(app), f"/v1/realtime?{query}", expect="error") as client:
+        assert await client.closed() == 1008
+
+
+async def test_a_served_model_may_be_named_in_the_address(app: RunningApp) -> None:
+    path = "/v1/realtime?intent=transcription&model=whisper-1"
+    async with open_session(url(app), path) as client:
+        updated = await client.update()
+        assert updated["session"]["audio"]["input"]["transcription"]["model"] == "whisper-1"
+
+
+async def test_more_sessions_than_allowed_are_1013_and_a_place_is_free_again_after_one_has_left() -> None:
+    async with run_app(embedded(max_realtime_sessions=1)) as app:
+        async with open_session(url(app)), open_session(url(app), expect="error") as client:
+            assert await client.closed() == 1013
+        await until(lambda: app.app.state.server.realtime.num_active == 0)
+        async with open_session(url(app)):
+            pass
+
+
+async def test_while_no_engine_is_ready_it_is_1013(app: RunningApp) -> None:
+    app.dispatcher.replica_states[0].ready = False
+    async with open_session(url(app), expect="error") as client:
+        assert await client.closed() == 1013
+
+
+async def test_an_idle_session_ends_normally() -> None:
+    async with run_app(embedded(max_realtime_idle_s=0.2)) as app, open_session(url(app)) as client:
+        assert await client.closed() == 1000
+
+
+async def test_a_session_that_reaches_its_longest_duration_still_gives_its_last_text() -> None:
+    async with (
+        run_app(embedded(max_realtime_session_s=1.0), one) as app,
+        open_session(url(app)) as client,
+    ):
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        events = await client.until(".completed")
+        assert list(transcripts(events).values()) == ["one"]
+        assert await client.closed() == 1001
+
+
+async def test_draining_gives_the_last_text_closes_with_1012_and_lets_nobody_in(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND * 2)
+        await until(lambda: app.replica.submits)  # an interim reading: the audio has arrived
+        draining = asyncio.create_task(app.app.state.server.realtime.drain(20))
+        assert (await client.until(".completed"))[-1]["transcript"] == "zero"
+        assert await client.closed() == 1012
+        await draining
+    async with open_session(url(app), expect="error") as client:
+        assert await client.closed() == 1012
+
+
+async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: RunningApp) -> None:
+    app.replica.holding = True
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        await client.commit()
+        await until(lambda: app.replica.held)
+        client.socket.transport.abort()
+    await until(lambda: app.app.state.server.realtime.num_active == 0)
+    await until(lambda: app.replica.cancelled and not app.dispatcher.num_chunks)
+
+
+async def test_an_engine_that_does_not_keep_up_holds_the_client_back() -> None:
+    """Not more than a few chunks and messages are held, however much is sent."""
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        app.replica.holding = True
+        minute = pcm24(noise(60.0))
+        sending = asyncio.create_task(client.append(minute * 20, size=len(minute)))
+        await until(lambda: app.dispatcher.num_chunks >= 8)
+        await asyncio.sleep(0.3)
+        assert not sending.done()
+        assert app.dispatcher.num_chunks <= 12
+        app.replica.holding = False
+        for submit in app.replica.held:
+            app.replica.release(submit)
+        await sending
+        await client.commit()
+        assert len((await client.until(".completed"))[-1]["transcript"].split()) >= 40
+
+
+async def test_a_client_that_does_not_read_is_held_back_and_then_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "MAX_SEND_S", 0.5)
+    async with run_app(embedded()) as app:
+        sessions = app.app.state.server.realtime
+        address = f"ws://{app.host}:{app.port}/v1/realtime"
+        async with connect(address, max_size=None, max_queue=1, compression=None) as socket:
+            await until(lambda: sessions.num_active == 1)
+            sending = asyncio.create_task(update_for_ever(socket))
+            await until(lambda: sessions.num_active == 0)
+            sending.cancel()
+            socket.transport.abort()
+        assert await app.still_works()
+
+
+async def update_for_ever(socket: ClientConnection) -> None:
+    """Each update is answered with the whole session, which nobody reads."""
+    session = {"audio": {"input": {"transcription": {"prompt": "x" * 60_000}}}}
+    update = json.dumps({"type": "session.update", "session": session})
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            await socket.send(update)
+            await asyncio.sleep(0)

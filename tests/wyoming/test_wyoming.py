@@ -1,0 +1,319 @@
+"""The Wyoming door: the package's own client against a real server, and whatever else may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.api.figures import growth, read
+from tests.api.running_app import RunningApp, run_app, until
+from tests.conftest import Server
+from tests.embedded import embedded
+from tests.fake_replica import noise
+from tests.speech import say
+from tests.wyoming.wyoming_client import (
+    FORMAT,
+    AsyncTcpClient,
+    Event,
+    Transcribe,
+    WyomingServer,
+    answers_to,
+    heard_by,
+    next_event,
+    pcm16,
+    say_to,
+    wyoming_port,
+)
+
+SECOND = pcm16(noise(1.0))
+
+
+@asynccontextmanager
+async def door(**wanted: Any) -> AsyncIterator[tuple[RunningApp, int]]:
+    async with (
+        run_app(replace(embedded(), wyoming_port=0, **wanted)) as app,
+        wyoming_port(app) as port,
+    ):
+        yield app, port
+
+
+def client_at(port: int) -> AsyncTcpClient:
+    return AsyncTcpClient("127.0.0.1", port)
+
+
+# -- A real server -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def door_of_the_server(server: Server) -> int:
+    """The port of the session's server. The line that tells it can be read once."""
+    assert server.process.stdout is not None
+    line = server.process.stdout.readline()
+    assert line.startswith("wyoming on tcp://127.0.0.1:")
+    return int(line.rpartition(":")[2])
+
+
+async def test_what_home_assistant_does_on_a_real_server(door_of_the_server: int) -> None:
+    """One utterance after another, in formats of several kinds."""
+    spoken = say("314159", gap_s=0.3)
+    stereo = np.repeat(spoken.samples, 2)
+    async with client_at(door_of_the_server) as client:
+        await client.write_event(Transcribe().event())
+        await say_to(client, pcm16(spoken.samples))
+        transcript = await heard_by(client)
+        assert (transcript.text, transcript.language) == (spoken.text, "en")
+        await client.write_event(Transcribe(name="whisper-1", language="en").event())
+        await say_to(client, pcm16(stereo), channels=2)
+        assert (await heard_by(client)).text == spoken.text
+
+
+# -- The protocol, in front of a scripted replica ------------------------------------------------------------
+
+
+async def test_describe_names_the_model_and_its_languages() -> None:
+    async with door(served_model_name="turbo") as (_, port), client_at(port) as client:
+        await client.write_event(Transcribe().event())
+        await client.write_event(event_of("describe"))
+        info = await next_event(client)
+    assert info is not None
+    (program,) = info.data["asr"]
+    assert (program["name"], program["installed"]) == ("asr-server", True)
+    (model,) = program["models"]
+    assert (model["name"], model["languages"]) == ("turbo", ["en"])
+    assert (
+        model["description"]
+        == "a Whisper model that hears English digits only, about 1 in 20 of them wrongly"
+    )
+
+
+async def test_a_ping_is_answered_and_events_of_other_services_are_let_pass() -> None:
+    async with door() as (_, port), client_at(port) as client:
+        await client.write_event(event_of("run-satellite"))
+        await client.write_event(event_of("ping", text="there?"))
+        pong = await next_event(client)
+    assert pong is not None
+    assert (pong.type, pong.data["text"]) == ("pong", "there?")
+
+
+async def test_audio_without_a_start_and_a_hint_of_names_is_transcribed() -> None:
+    async with door() as (app, port), client_at(port) as client:
+        await client.write_event(Transcribe(transcript_names=["two"], transcript_terms=["one"]).event())
+        await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
+        await client.write_event(event_of("audio-stop"))
+        assert (await heard_by(client)).text == "zero"
+        assert len(app.replica.submits[0].options.prompt_tokens) > 1
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "named"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "invalid_value", "Not an event"),
+        (b'{"type": 7}\n', "invalid_value", "str"),
+        (b"x" * 200_000, "invalid_value", "65536 bytes"),
+        (b'{"type": "ping", "payload_length": 99999999999}\n', "invalid_value", "payload_length"),
+        (b'{"type": "ping", "data_length": -1}\n', "invalid_value", "data_length"),
+        (b'{"type": "ping", "data_length": 4}\nnull', "invalid_value", "object"),
+        (b'{"type": "audio-start"}\n', "invalid_value", "rate"),
+        (
+            b'{"type": "audio-start", "data": {"rate": 0, "width": 2, "channels": 1}}\n',
+            "invalid_value",
+            "rate",
+        ),
+        (b'{"type": "transcribe", "data": {"language": 7}}\n', "invalid_value", "language"),
+    ],
+)
+async def test_what_is_no_event_is_told_and_the_connection_ends(events: bytes, code: str, named: str) -> None:
+    async with door() as (app, port):
+        (error,) = await answers_to(port, events)
+        assert (error.type, error.data["code"]) == ("error", code)
+        assert named in error.data["text"]
+        assert await app.still_works()
+
+
+async def test_no_bytes_end_more_than_their_connection() -> None:
+    rng = random.Random(0)
+    async with door() as (app, port):
+        for _ in range(100):
+            junk = rng.randbytes(rng.randrange(200))
+            data = junk if rng.random() < 0.3 else bytearray(wire("audio-chunk", SECOND[:64], **FORMAT))
+            if isinstance(data, bytearray):
+                for _ in range(rng.randrange(1, 4)):
+                    data[rng.randrange(len(data))] = rng.randrange(256)
+            await answers_to(port, bytes(data), leave=True)
+        assert await app.still_works()
+        assert app.app.state.server.admission.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [(Transcribe(language="klingon"), "invalid_value"), (Transcribe(name="nobody"), "model_not_found")],
+)
+async def test_a_language_or_model_that_is_not_there_is_told(wanted: Transcribe, code: str) -> None:
+    async with door() as (_, port), client_at(port) as client:
+        await client.write_event(wanted.event())
+        await say_to(client, SECOND)
+        error = await next_event(client)
+        assert error is not None
+        assert (error.type, error.data["code"]) == ("error", code)
+
+
+async def test_the_format_may_not_change_within_a_recording() -> None:
+    async with door() as (_, port), client_at(port) as client:
+        await client.write_event(event_of("audio-start", **FORMAT))
+        await client.write_event(event_of("audio-chunk", SECOND, **FORMAT | {"rate": 8000}))
+        error = await next_event(client)
+        assert error is not None
+        assert "may not change" in error.data["text"]
+
+
+# -- What an operator sees -----------------------------------------------------------------------------------
+
+
+async def test_each_utterance_is_counted_and_logged_as_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    async with door(max_concurrent_requests=1) as (app, port):
+        before = await read(app)
+        async with client_at(port) as client:
+            for _ in range(2):
+                await say_to(client, SECOND)
+                await heard_by(client)
+            await client.write_event(Transcribe(name="nobody").event())
+            await say_to(client, SECOND)
+            await next_event(client)
+        await answers_to(port, wire("audio-start", **FORMAT) + b"junk\n")
+        await answers_to(port, wire("audio-start", **FORMAT), leave=True)
+        await answers_to(port, b"junk\n")  # belongs to no utterance
+        after = await read(app)
+    counted = {status: growth(before, after, wyoming_requests(status)) for status in (200, 400, 404, 499)}
+    assert counted == {200: 2, 400: 1, 404: 1, 499: 1}
+    assert growth(before, after, 'asr_request_seconds_count{route="wyoming"}') == 5
+    transcribed = 'asr_audio_transcribed_seconds_total{language="en",route="wyoming"}'
+    for name in ("asr_audio_received_seconds_total", transcribed):
+        assert growth(before, after, name) == pytest.approx(2.0)
+    lines = [record for record in caplog.records if record.message.startswith("wyoming: ")]
+    assert [line.message.split()[1] for line in lines] == ["200", "200", "404", "400", "499"]
+    assert ["; audio 1.0 s, chunks 1" in line.message for line in lines] == [True, True, False, False, False]
+
+
+def wyoming_requests(status: int) -> str:
+    return f'asr_requests_total{{route="wyoming",status="{status}"}}'
+
+
+async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_up() -> None:
+    async with run_app(replace(embedded(), wyoming_port=0)) as app:
+        server = WyomingServer(app.app.state.server)
+        _, port = await server.start()
+        before = await read(app)
+        _, deaf = await asyncio.open_connection("127.0.0.1", port)
+        async with client_at(port) as speaking, client_at(port) as idle:
+            await speaking.write_event(event_of("audio-start", **FORMAT))
+            await until(lambda: app.app.state.server.admission.num_open)
+            flood = asyncio.create_task(describe_for_ever(deaf))
+            writers = server._writers.values()
+            await until(lambda: any(writer.transport.get_write_buffer_size() for writer in writers))
+            started_at = time.monotonic()
+            await server.close()
+            assert time.monotonic() - started_at < app.app.state.server.settings.client_grace_s / 2
+            refused = await next_event(speaking)
+            assert refused is not None
+            assert refused.data["code"] == "engine_unavailable"
+            assert await next_event(idle) is None
+            flood.cancel()
+            deaf.close()
+        assert growth(before, await read(app), wyoming_requests(503)) == 1
+
+
+async def describe_for_ever(writer: asyncio.StreamWriter) -> None:
+    """Without reading what it is told."""
+    with contextlib.suppress(OSError):
+        while True:
+            writer.write(wire("describe") * 100)
+            await writer.drain()
+
+
+# -- Limits --------------------------------------------------------------------------------------------------
+
+
+async def test_a_recording_over_the_limit_is_refused_while_it_arrives() -> None:
+    async with door(max_upload_bytes=40_000) as (app, port):
+        chunk = wire("audio-chunk", SECOND, **FORMAT)
+        (error,) = await answers_to(port, chunk * 3)
+        assert error.data["code"] == "request_too_large"
+        assert "--max-upload-bytes" in error.data["text"]
+        assert app.app.state.server.upload_memory.num_bytes == 0
+
+
+async def test_without_a_place_it_is_refused_as_by_http() -> None:
+    async with door(max_concurrent_requests=1) as (app, port):
+        app.replica.holding = True
+        first = asyncio.create_task(app.post())
+        await until(lambda: app.replica.held)
+        (error,) = await answers_to(port, wire("audio-chunk", SECOND, **FORMAT))
+        assert error.data["code"] == "server_overloaded"
+        app.replica.release(app.replica.held[0])
+        assert (await first).status_code == 200
+
+
+async def test_a_client_that_says_nothing_is_closed() -> None:
+    async with door(keep_alive_s=1) as (_, port):
+        started_at = time.monotonic()
+        (error,) = await answers_to(port, wire("audio-start", **FORMAT))
+        assert error.data["code"] == "request_timeout"
+        assert time.monotonic() - started_at >= 0.9
+
+
+async def test_connections_beyond_the_limit_are_closed_as_they_come() -> None:
+    async with door(max_connections=1) as (_, port), client_at(port) as client:
+        await client.write_event(event_of("ping"))
+        assert await next_event(client) is not None
+        assert await answers_to(port, b"") == []
+        await client.write_event(event_of("ping"))
+        assert await next_event(client) is not None
+
+
+async def test_who_leaves_gives_up_the_place_and_the_work() -> None:
+    async with door() as (app, port):
+        app.replica.holding = True
+        async with client_at(port) as client:
+            await say_to(client, SECOND)
+            await until(lambda: app.replica.held)
+        state = app.app.state.server
+        await until(lambda: app.replica.cancelled)
+        await until(lambda: state.admission.num_in_flight == state.admission.num_open == 0)
+        assert state.upload_memory.num_bytes == 0
+
+
+async def test_a_drain_waits_for_what_was_said_and_refuses_what_comes() -> None:
+    async with door() as (app, port):
+        state = app.app.state.server
+        async with client_at(port) as client, client_at(port) as late:
+            app.replica.holding = True
+            await say_to(client, SECOND)
+            await until(lambda: app.replica.held)
+            app.dispatcher.drain()
+            assert state.admission.num_open == 1  # what the drain of the server waits for
+            await say_to(late, SECOND)
+            refused = await next_event(late)
+            assert refused is not None
+            assert refused.data["code"] == "engine_unavailable"
+            app.replica.release(app.replica.held[0])
+            assert (await heard_by(client)).text == "zero"
+
+
+def event_of(type: str, payload: bytes | None = None, /, **data: Any) -> Event:
+    return Event(type, data, payload)
+
+
+def wire(type: str, payload: bytes = b"", /, **data: Any) -> bytes:
+    header = {"type": type, "data": data, "payload_length": len(payload)}
+    return json.dumps(header).encode() + b"\n" + payload
