@@ -69,6 +69,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     condition_on_previous_text: bool = False  # one chunk after another, the text so far as its prompt
     timestamps: bool = False
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
+    segment_times: bool = True  # are shown: worth finding where speech begins and ends
     token_logprobs: bool = False  # tell of each token how likely it was
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back
     is_last_part: bool = False  # of its chunk: what it leaves unread is not read again

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import msgspec
 from pydantic import ValidationError
 
 from asr_server.api.events import EventWriter
@@ -301,6 +302,10 @@ def _request(
     chunking: VoiceChunking | None = None,
 ) -> TranscriptionRequest:
     names = tuple(fields.known_speaker_names) or DEFAULT_SPEAKERS
+    # Where channels are kept apart, the times settle the order of the text too.
+    has_no_times = fields.response_format in ("json", "text") and not fields.stream_include_segments
+    if has_no_times and fields.channels != "split":
+        options = msgspec.structs.replace(options, segment_times=False)
     return TranscriptionRequest(
         options,
         fields.response_format,

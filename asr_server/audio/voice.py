@@ -136,6 +136,16 @@ def certain_speech_s(samples: Samples) -> list[tuple[float, float]]:
     ]
 
 
+def possible_speech_s(samples: Samples) -> list[tuple[float, float]]:
+    """Start and end in seconds of each stretch in which somebody may speak, in order: a word or more."""
+    probabilities = _standing_alone(samples)[SILENCE // FRAME :]
+    return [
+        (first * FRAME_S, end * FRAME_S)
+        for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
+        if end - first >= MIN_SPEECH_FRAMES
+    ]
+
+
 def next_speech_s(samples: Samples, min_pause_s: float = PAUSE_S) -> float | None:
     """When somebody certainly begins to speak, behind a pause; None: nobody does."""
     spoken_to_s = 0.0

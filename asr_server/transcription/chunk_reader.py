@@ -11,7 +11,7 @@ from asr_server.audio import PreprocessPool
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Chunk, ChunkResult, DecodingOptions
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.transcription import assembly, voice_check
+from asr_server.transcription import assembly, segment_times, voice_check
 from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.previous_text import PreviousText
@@ -49,7 +49,11 @@ class ChunkReader:
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
 
     async def read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
-        """One chunk to its end, in the language that it detects if none is given. Where the vote of several
+        """One chunk to its end, with the times that are shown."""
+        return await self._with_segment_times(chunk, await self._read(chunk, language, progress))
+
+    async def _read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
+        """One chunk in the language that it detects if none is given. Where the vote of several
         chunks ends with another one, it is read again.
         """
         if language is not None or self._language.is_per_chunk:
@@ -62,6 +66,14 @@ class ChunkReader:
             self._handle.stats.on_read_again("language_outvoted")
             parts = await self._read_parts(chunk, settled, progress, first_part=MAX_PARTS)
         return parts
+
+    async def _with_segment_times(self, chunk: Chunk, parts: list[DecodedPart]) -> list[DecodedPart]:
+        """With better times than the model's, where they are shown and no words give them."""
+        options = self._options
+        if self._voice_pool is None or options.word_timestamps or not options.segment_times:
+            return parts
+        with self._watch.waiting_for_pool():
+            return await segment_times.without_silent_edges(parts, chunk, self._voice_pool)
 
     async def _read_parts(
         self, chunk: Chunk, language: str | None, progress: ChunkProgress, first_part: int = 0

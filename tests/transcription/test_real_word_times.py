@@ -23,6 +23,7 @@ WORDS = DecodingOptions(
     language="en", timestamps=True, word_timestamps=True, temperatures=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 )
 NEAR_S = 0.1
+NEAR_IN_NOISE_S = 0.2  # of a word's end, which noise that varies covers
 
 
 class Joined(NamedTuple):
@@ -101,7 +102,7 @@ def placed(words: list[Word], spoken: list[tuple[list[str], float, float]]) -> d
     }
 
 
-def check_places(found: Joined, transcript: Transcript) -> None:
+def check_places(found: Joined, transcript: Transcript, near_end_s: float = NEAR_S) -> None:
     """Every word lies in its own recording, nearly all first words where it begins."""
     check_order(transcript)
     words = placed(words_of(transcript), found.spoken)
@@ -109,7 +110,7 @@ def check_places(found: Joined, transcript: Transcript) -> None:
     firsts_s = []
     for (recording, place), word in words.items():
         _, start_s, end_s = found.spoken[recording]
-        assert start_s - NEAR_S <= word.start_s < word.end_s <= end_s + NEAR_S, word
+        assert start_s - NEAR_S <= word.start_s < word.end_s <= end_s + near_end_s, word
         if place == 0:
             firsts_s.append(word.start_s - start_s)
     assert np.median(firsts_s) <= NEAR_S
@@ -134,6 +135,7 @@ async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise
         real_checkpoint("base"), said.samples, DecodingOptions(language="en", timestamps=True), True
     )
     assert plain.text == transcript.text
+    assert 7.0 <= plain.segments[0].start_s <= begins_s + NEAR_S
 
 
 async def test_times_hold_where_speech_begins_after_the_first_window() -> None:
@@ -162,10 +164,13 @@ async def test_words_at_minute_20_lie_where_they_lie_at_minute_0() -> None:
 @pytest.mark.trial
 @pytest.mark.parametrize("seed", range(6))
 async def test_words_lie_in_their_own_recording_whatever_the_pauses(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    clips = [clip for _ in range(3) for clip in random.permutation(np.array(sentences(), object))]
+    random, clips = np.random.default_rng(seed), list[Clip]()
+    while len(clips) < 3 * len(sentences()):  # none behind itself: a text said twice is taken for a loop
+        order = random.permutation(np.array(sentences(), object)).tolist()
+        clips += order if clips[-1:] != order[:1] else []
     pauses_s = np.exp(random.uniform(np.log(0.3), np.log(6.0), len(clips))).tolist()
     said = joined(clips, pauses_s, silence(float(random.uniform(0, 3))))
     noise = pink_noise(len(said.samples) / SAMPLE_RATE, -70.0 + 10 * (seed % 4))
     noisy = np.asarray(said.samples + noise, np.float32)
-    check_places(said, await transcribe(real_checkpoint("base"), noisy, WORDS, check_voice=True))
+    transcript = await transcribe(real_checkpoint("base"), noisy, WORDS, check_voice=True)
+    check_places(said, transcript, NEAR_IN_NOISE_S)
