@@ -7,6 +7,7 @@ values together; what depends on the machine (files, a GPU) is checked by `cli/p
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
 
@@ -250,6 +251,11 @@ class Settings:
     def temperatures(self) -> tuple[float, ...]:
         """The temperature ladder as far as `max_fallbacks` lets a chunk climb it."""
         return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
+
+
+def values_for(kind: type[Any], settings: Settings) -> dict[str, Any]:
+    """The settings that `kind`, a dataclass, has a field of the same name for."""
+    return {field.name: getattr(settings, field.name) for field in fields(kind) if field.name in FIELDS}
 
 
 # The settings by name, in the order declared.

@@ -51,7 +51,10 @@ Piece = Chunk | Silence
 
 
 class VoiceChunking(msgspec.Struct, frozen=True):
-    """Chunks that begin and end with speech, as OpenAI's `server_vad` describes them."""
+    """Chunks that begin and end with speech, as OpenAI's `server_vad` describes them.
+
+    The form's field `chunking_strategy` is checked and becomes this (`api/schemas.py`).
+    """
 
     threshold: float  # of the probability that somebody speaks, from 0 to 1
     prefix_padding_ms: int  # kept before speech
@@ -139,6 +142,8 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
+    """Realtime events carry it as it is; HTTP's bodies are pydantic's models: `formats.bodies.Logprob`."""
+
     token: str
     logprob: float
     bytes: tuple[int, ...]

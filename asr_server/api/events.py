@@ -6,9 +6,10 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from asr_server.api.schemas import TextDelta, TextDone
+from asr_server.api.schemas import AudioFields, TextDelta, TextDone
 from asr_server.core import Segment, Transcript, TranscriptDelta
 from asr_server.formats import (
+    DEFAULTS,
     RenderOptions,
     diarized_segment,
     languages_body,
@@ -24,24 +25,10 @@ STREAM_END: Final = b"data: [DONE]\n\n"
 class EventWriter:
     """Turns transcript deltas into events. The deltas joined are the text of the last event."""
 
-    def __init__(
-        self,
-        with_logprobs: bool,
-        with_usage: bool,
-        with_running_usage: bool,
-        verbose: RenderOptions | None = None,
-        diarized: bool = False,
-    ) -> None:
-        """
-        Args:
-            verbose: the last event carries what verbose_json has too.
-            diarized: each segment is a delta, and an event that names its speaker.
-        """
-        self._with_logprobs = with_logprobs
-        self._with_usage = with_usage
-        self._with_running_usage = with_running_usage
-        self._verbose = verbose
-        self._diarized = diarized
+    def __init__(self, fields: AudioFields, options: RenderOptions = DEFAULTS) -> None:
+        """With `diarized_json` each segment is a delta, and an event that names its speaker."""
+        self._fields = fields
+        self._options = options
         self._text = ""  # of the segments so far
         self._num_audio_tokens = 0
         self._num_text_tokens = 0
@@ -52,35 +39,38 @@ class EventWriter:
         self._num_text_tokens += delta.num_text_tokens
         if not delta.text:
             return b""
-        if self._diarized:
+        if self._fields.response_format == "diarized_json":
             return b"".join(self._segment(segment, delta.language) for segment in delta.segments)
         return event(
             TextDelta(
                 delta=delta.text,
-                logprobs=logprobs_body(delta.logprobs) if self._with_logprobs else None,
-                usage=self._usage() if self._with_running_usage else None,
+                logprobs=logprobs_body(delta.logprobs) if self._options.with_logprobs else None,
+                usage=self._running_usage(),
             )
         )
 
     def _segment(self, segment: Segment, language: str | None) -> bytes:
         text, completed = continuation(self._text, segment.text, language), diarized_segment(segment)
         self._text += text
-        usage = self._usage() if self._with_running_usage else None
-        return event(TextDelta(delta=text, segment_id=completed.id, usage=usage)) + event(completed)
+        delta = TextDelta(delta=text, segment_id=completed.id, usage=self._running_usage())
+        return event(delta) + event(completed)
 
     def done(self, transcript: Transcript) -> bytes:
         body = TextDone(
             text=transcript.text,
             languages=languages_body(transcript),
-            logprobs=logprobs_body(transcript.logprobs) if self._with_logprobs else None,
-            usage=self._usage() if self._with_usage else None,
+            logprobs=logprobs_body(transcript.logprobs) if self._options.with_logprobs else None,
+            usage=self._usage() if self._fields.stream_include_usage else None,
         )
-        if self._verbose:
-            verbose = verbose_body(transcript, self._verbose)
+        if self._fields.stream_include_segments:
+            verbose = verbose_body(transcript, self._options)
             body.language, body.duration = verbose.language, verbose.duration
             body.segments, body.words = verbose.segments, verbose.words
             body.truncated = transcript.is_cut_short or None
         return event(body)
+
+    def _running_usage(self) -> TokensUsage | None:
+        return self._usage() if self._fields.stream_continuous_usage_stats else None
 
     def _usage(self) -> TokensUsage:
         """Strict clients refuse a usage by duration in a stream."""

@@ -12,10 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import msgspec
 from pydantic import ValidationError
 
-from asr_server.api.events import EventWriter
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
     DEFAULT_SPEAKERS,
@@ -28,7 +26,7 @@ from asr_server.api.schemas import (
 from asr_server.config import Settings, naming
 from asr_server.core import DecodingOptions, VoiceChunking
 from asr_server.errors import InvalidValue, ModelNotFound
-from asr_server.formats import DEFAULTS, RenderOptions, ResponseFormat, SubtitleLayout
+from asr_server.formats import DEFAULTS, RenderOptions, SubtitleLayout
 from asr_server.transcription import Transcriber, prompt_tokens
 from asr_server.transcription.language import ENGLISH, is_given
 
@@ -180,26 +178,17 @@ def _check_split(fields: AudioFields) -> None:
 
 @dataclass(frozen=True)
 class TranscriptionRequest:
+    fields: AudioFields  # as the client sent them, checked
     options: DecodingOptions
-    response_format: ResponseFormat
-    stream: bool
-    render_options: RenderOptions
-    with_usage: bool
-    with_running_usage: bool
-    with_segments: bool
     ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
-    speakers: tuple[str, ...]  # by channel; empty: the channels are mixed
-    chunking: VoiceChunking | None
+    render_options: RenderOptions = DEFAULTS
+    chunking: VoiceChunking | None = None
 
-    def event_writer(self) -> EventWriter:
-        verbose = self.render_options if self.with_segments else None
-        return EventWriter(
-            self.render_options.with_logprobs,
-            self.with_usage,
-            self.with_running_usage,
-            verbose,
-            self.response_format == "diarized_json",
-        )
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """Of the left and the right channel; empty: the channels are mixed."""
+        names = tuple(self.fields.known_speaker_names) or DEFAULT_SPEAKERS
+        return names if self.fields.channels == "split" else ()
 
 
 def parse_transcription_request(
@@ -222,10 +211,10 @@ def parse_transcription_request(
         token_logprobs=render_options.with_logprobs,
         early_results=fields.stream,
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
-        **_sampling(fields, settings),  # type: ignore[arg-type]
+        **_shared_options(fields, settings),  # type: ignore[arg-type]
     )
     chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else None
-    return _request(fields, options, ignored, render_options, chunking)
+    return TranscriptionRequest(fields, options, ignored, render_options, chunking)
 
 
 def parse_translation_request(
@@ -245,9 +234,9 @@ def parse_translation_request(
         early_results=fields.stream,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
         timestamps=True,
-        **_sampling(fields, settings),  # type: ignore[arg-type]
+        **_shared_options(fields, settings),  # type: ignore[arg-type]
     )
-    return _request(fields, options, ignored)
+    return TranscriptionRequest(fields, options, ignored)
 
 
 def _parse(
@@ -268,20 +257,20 @@ def check_model(name: str, settings: Settings) -> None:
         )
 
 
-def _sampling(fields: AudioFields, settings: Settings) -> dict[str, object]:
-    return {
+def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object]:
+    same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__}
+    return {name: getattr(fields, name) for name in same_named} | {
         "temperatures": (fields.temperature,) if fields.temperature else settings.temperatures,
-        "top_p": fields.top_p,
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
-        "min_p": fields.min_p,
-        "repetition_penalty": fields.repetition_penalty,
-        "frequency_penalty": fields.frequency_penalty,
-        "presence_penalty": fields.presence_penalty,
-        "seed": fields.seed,
-        "condition_on_previous_text": fields.condition_on_previous_text,
-        "multilingual": fields.multilingual,
+        "segment_times": _gives_times(fields),
         "max_new_tokens": fields.max_completion_tokens,
     }
+
+
+def _gives_times(fields: AudioFields) -> bool:
+    """Where channels are kept apart, the times settle the order of the text too."""
+    has_times = fields.response_format not in ("json", "text") or fields.stream_include_segments
+    return has_times or fields.channels == "split"
 
 
 def _render_options(fields: TranscriptionFields) -> RenderOptions:
@@ -291,30 +280,4 @@ def _render_options(fields: TranscriptionFields) -> RenderOptions:
         with_segments="segment" in granularities,
         with_words="word" in granularities,
         layout=SubtitleLayout(**{name: getattr(fields, name) for name in LAYOUT_FIELDS}),
-    )
-
-
-def _request(
-    fields: AudioFields,
-    options: DecodingOptions,
-    ignored_fields: tuple[str, ...],
-    render_options: RenderOptions = DEFAULTS,
-    chunking: VoiceChunking | None = None,
-) -> TranscriptionRequest:
-    names = tuple(fields.known_speaker_names) or DEFAULT_SPEAKERS
-    # Where channels are kept apart, the times settle the order of the text too.
-    has_no_times = fields.response_format in ("json", "text") and not fields.stream_include_segments
-    if has_no_times and fields.channels != "split":
-        options = msgspec.structs.replace(options, segment_times=False)
-    return TranscriptionRequest(
-        options,
-        fields.response_format,
-        fields.stream,
-        render_options,
-        fields.stream_include_usage,
-        fields.stream_continuous_usage_stats,
-        fields.stream_include_segments,
-        ignored_fields,
-        names if fields.channels == "split" else (),
-        chunking,
     )

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from asr_server.core import VoiceChunking
 from asr_server.formats import ResponseFormat
-from asr_server.formats.bodies import Language, Logprob, TokensUsage, VerboseSegment, VerboseWord
+from asr_server.formats.bodies import Body, Language, Logprob, TokensUsage, VerboseSegment, VerboseWord
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
@@ -158,11 +158,7 @@ class TranslationFields(AudioFields):
 # -- Out, beside the transcripts themselves (asr_server.formats). -------------------------------------------
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class TextDelta(_Body):
+class TextDelta(Body):
     """Text that is final, and follows that of the events before."""
 
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
@@ -177,14 +173,14 @@ class TextDelta(_Body):
     """So far, with `stream_continuous_usage_stats`."""
 
 
-class TextDone(_Body):
+class TextDone(Body):
     """The end of the transcript."""
 
     type: Literal["transcript.text.done"] = "transcript.text.done"
     """The kind of event."""
     text: str
     """The whole text: all deltas joined."""
-    languages: list[Language] = []
+    languages: list[Language] = []  # noqa: RUF012  (pydantic copies it)
     """What was spoken; empty where nothing was said."""
     logprobs: list[Logprob] | None = None
     """Of all tokens, where they were asked for."""
@@ -202,7 +198,7 @@ class TextDone(_Body):
     """True where the recording is damaged, and this is what could be read."""
 
 
-class ErrorDetail(_Body):
+class ErrorDetail(Body):
     message: str
     """What is wrong, and what can be done: for people."""
     type: str
@@ -213,14 +209,14 @@ class ErrorDetail(_Body):
     """The error, for programs."""
 
 
-class ErrorBody(_Body):
+class ErrorBody(Body):
     """Every error has this body."""
 
     error: ErrorDetail
     """The error."""
 
 
-class Model(_Body):
+class Model(Body):
     id: str
     """The name to ask for it by."""
     object: Literal["model"] = "model"
@@ -239,24 +235,24 @@ class Model(_Body):
     """What it can do with them; it translates into English."""
 
 
-class ModelList(_Body):
+class ModelList(Body):
     object: Literal["list"] = "list"
     """Always `list`."""
     data: list[Model]
     """The model under each of its names, its own first."""
 
 
-class Status(_Body):
+class Status(Body):
     status: Literal["ok", "ready"]
     """Of the server."""
 
 
-class Version(_Body):
+class Version(Body):
     version: str
     """Of asr-server."""
 
 
-class ReplicaLoad(_Body):
+class ReplicaLoad(Body):
     """What a replica was doing at its last heartbeat, a second or so ago."""
 
     name: str
@@ -275,7 +271,7 @@ class ReplicaLoad(_Body):
     """Tokens; divided by the steps, the mean batch."""
 
 
-class Load(_Body):
+class Load(Body):
     server_load: int
     """Requests in flight."""
     chunks: int

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from asr_server.api.connections import OVER_LIMIT, cancel_on_disconnect
 from asr_server.api.errors import body_of
-from asr_server.api.events import STREAM_END, event
+from asr_server.api.events import STREAM_END, EventWriter, event
 from asr_server.api.form import Form, read_form
 from asr_server.api.middleware import answer_headers
 from asr_server.api.request import TranscriptionRequest
@@ -67,7 +67,7 @@ class TranscriptionResponse(Response):
         ):
             await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
             request = self._parse_request(form.fields, state.transcriber, state.settings)
-            if request.stream:
+            if request.fields.stream:
                 await _stream(state, form, request, receive, send)
             else:
                 response = await _whole(state, form, request, receive)
@@ -88,7 +88,7 @@ async def _whole(state: AppState, form: Form, request: TranscriptionRequest, rec
             pass
         transcript = session.transcript()
     response = await _made_of(
-        transcript, lambda: _body_response(transcript, request.response_format, request.render_options)
+        transcript, lambda: _body_response(transcript, request.fields.response_format, request.render_options)
     )
     response.headers.update(answer_headers(state.settings, request.ignored_fields))
     return response
@@ -132,7 +132,7 @@ async def _stream(
     stream = _EventStream(send, answer_headers(state.settings, request.ignored_fields))
     try:
         async with _transcribing(state, form, request, receive) as session:
-            writer = request.event_writer()
+            writer = EventWriter(request.fields, request.render_options)
             async for delta in session:
                 stream.write(writer.delta(delta))
             transcript = session.transcript()

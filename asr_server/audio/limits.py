@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asr_server.checkpoint import AudioWindow
-from asr_server.config import Settings, naming
+from asr_server.config import Settings, naming, values_for
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import AudioTooLong, InvalidAudio
 
@@ -31,14 +31,7 @@ class AudioLimits:
 
     @classmethod
     def from_settings(cls, settings: Settings, window: AudioWindow) -> AudioLimits:
-        return cls(
-            settings.max_audio_s,
-            settings.max_decoded_bytes,
-            settings.max_sample_rate,
-            settings.max_channels,
-            settings.max_preprocess_s,
-            window.chunk_s(settings.max_chunk_s),
-        )
+        return cls(**values_for(cls, settings), chunk_s=window.chunk_s(settings.max_chunk_s))
 
     @property
     def chunk_samples(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from asr_server.config import Settings, naming
+from asr_server.config import Settings, naming, values_for
 from asr_server.machine import cpu_flags, free_memory_bytes
 from asr_server.model import DecoderCache, WhisperSizes
 from asr_server.model.float8 import FP8
@@ -51,22 +51,13 @@ class EngineConfig:
         Args:
             num_on_device: replicas that share this one's device.
         """
-        return cls(
-            model=settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
+        config = cls(**values_for(cls, settings))
+        return replace(
+            config,
             num_slots=settings.max_slots,
-            encode_batch=settings.encode_batch,
             cpu_threads=settings.threads_per_rank,
-            compute_workers=settings.compute_workers,
-            copy_overlap=settings.copy_overlap,
-            cuda_graphs=settings.cuda_graphs,
-            kernels=settings.kernels,
-            cache_dtype=settings.cache_dtype,
-            encoder_dtype=settings.encoder_dtype,
             num_on_device=num_on_device,
             num_ranks=settings.tensor_parallel_size,
-            short_audio=settings.short_audio,
         )
 
     @property

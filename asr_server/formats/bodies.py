@@ -7,18 +7,18 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class DurationUsage(_Body):
+class DurationUsage(Body):
     type: Literal["duration"] = "duration"
     """The kind of usage."""
     seconds: int
     """The recording's length, rounded up."""
 
 
-class TokensUsage(_Body):
+class TokensUsage(Body):
     type: Literal["tokens"] = "tokens"
     """The kind of usage."""
     input_tokens: int
@@ -29,7 +29,7 @@ class TokensUsage(_Body):
     """Both together."""
 
 
-class Logprob(_Body):
+class Logprob(Body):
     token: str
     """The token's text; a token may be a part of a character."""
     logprob: float
@@ -38,12 +38,12 @@ class Logprob(_Body):
     """Its bytes: joined over the tokens they are the text in UTF-8."""
 
 
-class Language(_Body):
+class Language(Body):
     code: str
     """ISO 639-1, or 639-3 where there is none."""
 
 
-class VerboseSegment(_Body):
+class VerboseSegment(Body):
     id: int
     """0, 1, 2 ... through the whole recording."""
     seek: int
@@ -68,7 +68,7 @@ class VerboseSegment(_Body):
     """Not OpenAI's: who speaks, where each channel is a speaker."""
 
 
-class VerboseWord(_Body):
+class VerboseWord(Body):
     word: str
     """The word, punctuation included."""
     start: float
@@ -79,7 +79,7 @@ class VerboseWord(_Body):
     """Not OpenAI's: who speaks, where each channel is a speaker."""
 
 
-class DiarizedSegment(_Body):
+class DiarizedSegment(Body):
     """In the body, and as an event of a stream."""
 
     type: Literal["transcript.text.segment"] = "transcript.text.segment"
@@ -96,7 +96,7 @@ class DiarizedSegment(_Body):
     """What was said."""
 
 
-class Json(_Body):
+class Json(Body):
     """`response_format` json."""
 
     text: str
@@ -109,7 +109,7 @@ class Json(_Body):
     """The recording's length."""
 
 
-class DiarizedJson(_Body):
+class DiarizedJson(Body):
     """`response_format` diarized_json."""
 
     task: Literal["transcribe"] = "transcribe"
@@ -124,7 +124,7 @@ class DiarizedJson(_Body):
     """The recording's length."""
 
 
-class VerboseJson(_Body):
+class VerboseJson(Body):
     """`response_format` verbose_json."""
 
     task: Literal["transcribe", "translate"]

@@ -1,6 +1,7 @@
 """What clients send, as OpenAI's realtime API names it. What is not a field here is refused by name.
 
-A field that is absent (UNSET) stays as it was; null puts it back to its default, or turns it off.
+A field that is absent (UNSET) stays as it was; null puts it back to its default, or turns it off. So what
+changes a session's settings has types of its own: `server_events.py` has those of the settings in force.
 """
 
 from __future__ import annotations

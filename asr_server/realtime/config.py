@@ -30,31 +30,21 @@ from asr_server.realtime.client_events import (
     TranscriptionUpdate,
     VadUpdate,
 )
+from asr_server.realtime.server_events import (
+    DEFAULT_VAD,
+    Session,
+    SessionAudio,
+    SessionInput,
+    SessionTranscription,
+    SessionVad,
+)
 from asr_server.transcription import Transcriber, prompt_tokens
 
 
-class ServerVad(msgspec.Struct, frozen=True):
-    """OpenAI's defaults."""
-
-    threshold: float = 0.5
-    prefix_padding_ms: int = 300
-    silence_duration_ms: int = 500
-    idle_timeout_ms: int | None = None
-
-
-class TranscriptionConfig(msgspec.Struct, frozen=True):
-    model: str
-    language: str | None = None
-    languages: tuple[str, ...] = ()
-    keywords: tuple[str, ...] = ()
-    prompt: str = ""
-    delay: str | None = None
-
-
 class SessionConfig(msgspec.Struct, frozen=True):
-    transcription: TranscriptionConfig
+    transcription: SessionTranscription
     format: AudioFormat = PcmFormat()
-    vad: ServerVad | None = ServerVad()
+    vad: SessionVad | None = DEFAULT_VAD
     include: tuple[Include, ...] = ()
 
 
@@ -76,8 +66,8 @@ def update_config(config: SessionConfig, fields: SessionFields, settings: Settin
 
 def _update_transcription(
     config: SessionConfig, update: TranscriptionUpdate | None, settings: Settings
-) -> TranscriptionConfig:
-    default = TranscriptionConfig(settings.model_names[0])
+) -> SessionTranscription:
+    default = SessionTranscription(settings.model_names[0])
     if update is None:
         return default
     changed = _given(update, default)
@@ -88,11 +78,11 @@ def _update_transcription(
     return msgspec.structs.replace(config.transcription, **changed)
 
 
-def _update_vad(vad: ServerVad | None, update: VadUpdate | None) -> ServerVad | None:
+def _update_vad(vad: SessionVad | None, update: VadUpdate | None) -> SessionVad | None:
     if update is None:
         return None
-    changed = _given(update, ServerVad())
-    return msgspec.structs.replace(vad or ServerVad(), **changed)
+    changed = _given(update, DEFAULT_VAD)
+    return msgspec.structs.replace(vad or DEFAULT_VAD, **changed)
 
 
 def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
@@ -129,31 +119,22 @@ def decoding_options(
     )
 
 
-def describe(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+def describe(config: SessionConfig, session_id: str, expires_at: int) -> Session:
     """The whole session as it is in force, for `session.created` and `session.updated`."""
-    transcription = msgspec.structs.asdict(config.transcription)
-    vad = {"type": "server_vad", **msgspec.structs.asdict(config.vad)} if config.vad else None
-    return {
-        "id": session_id,
-        "object": "realtime.transcription_session",
-        "type": "transcription",
-        "expires_at": expires_at,
-        "include": list(config.include) or None,
-        "audio": {
-            "input": {
-                "format": msgspec.to_builtins(config.format),
-                "noise_reduction": None,
-                "transcription": {name: value for name, value in transcription.items() if value},
-                "turn_detection": vad,
-            }
-        },
-    }
+    return Session(
+        id=session_id,
+        object="realtime.transcription_session",
+        type="transcription",
+        expires_at=expires_at,
+        include=config.include or None,
+        audio=SessionAudio(SessionInput(config.format, None, config.transcription, config.vad)),
+    )
 
 
 def describe_old(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
     """The same, as `transcription_session.updated` carried it before."""
     formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
-    today = describe(config, session_id, expires_at)
+    today = msgspec.to_builtins(describe(config, session_id, expires_at))
     given = today["audio"]["input"]
     return {
         "id": session_id,

@@ -160,11 +160,7 @@ class TurnReader:
         return TurnFailed(self.item_id, out.ItemError.from_detail(body_of(error).error))
 
     def _read_whole(self, deltas: list[TranscriptDelta]) -> TurnRead:
-        logprobs = tuple(
-            out.Logprob(entry.token, entry.logprob, entry.bytes)
-            for delta in deltas
-            for entry in delta.logprobs
-        )
+        logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
         languages = dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
         return TurnRead(
             self.item_id,

@@ -6,11 +6,11 @@ import contextlib
 import logging
 import time
 import uuid
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, WebSocket
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from asr_server.api.errors import body_of
 from asr_server.api.middleware import answer_headers
@@ -22,7 +22,6 @@ from asr_server.realtime.client_events import as_invalid_value
 from asr_server.realtime.config import (
     PREFIX,
     SessionConfig,
-    TranscriptionConfig,
     decoding_options,
     describe,
     make_secret,
@@ -30,7 +29,12 @@ from asr_server.realtime.config import (
     update_config,
 )
 from asr_server.realtime.registry import SERVICE_RESTART
-from asr_server.realtime.server_events import ClientSecretRequest, error_event
+from asr_server.realtime.server_events import (
+    ClientSecret,
+    ClientSecretRequest,
+    SessionTranscription,
+    error_event,
+)
 from asr_server.realtime.session import INTERNAL_ERROR, RealtimeSession
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
@@ -84,7 +88,7 @@ def _authorized_config(socket: WebSocket, state: AppState) -> SessionConfig:
     if key.startswith(PREFIX):
         return open_secret(state.api_keys.current, key)
     state.api_keys.check(header)
-    return SessionConfig(TranscriptionConfig(state.settings.model_names[0]))
+    return SessionConfig(SessionTranscription(state.settings.model_names[0]))
 
 
 async def _refuse(socket: WebSocket, error: Exception) -> None:
@@ -115,17 +119,17 @@ async def create_client_secret(request: Request) -> Response:
     """A key for one browser, which opens sessions with these settings until it expires."""
     state = get_state(request)
     wanted = await _secret_request(request)
-    default = SessionConfig(TranscriptionConfig(state.settings.model_names[0]))
+    default = SessionConfig(SessionTranscription(state.settings.model_names[0]))
     config = update_config(default, wanted.session, state.settings)
     # Raises for a language that is not known.
     decoding_options(config, state.transcriber, state.settings.temperatures)
     expires_at = int(time.time()) + wanted.expires_after.seconds
-    body: dict[str, Any] = {
-        "value": make_secret(state.api_keys.current, config, expires_at),
-        "expires_at": expires_at,
-        "session": describe(config, f"sess_{uuid.uuid4().hex}", expires_at),
-    }
-    return JSONResponse(body)
+    secret = ClientSecret(
+        make_secret(state.api_keys.current, config, expires_at),
+        expires_at,
+        describe(config, f"sess_{uuid.uuid4().hex}", expires_at),
+    )
+    return Response(msgspec.json.encode(secret), media_type="application/json")
 
 
 async def _secret_request(request: Request) -> ClientSecretRequest:

@@ -5,22 +5,19 @@ The bodies of `POST /v1/realtime/client_secrets` are here too, for its route and
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from asr_server.api.schemas import ErrorDetail
+from asr_server.core import TokenLogprob
 from asr_server.realtime.client_events import AudioFormat, SessionFields
 
 
-class Logprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-
-
 class DurationUsage(msgspec.Struct, frozen=True, tag_field="type", tag="duration"):
+    """The turn's length to the millisecond. `formats.bodies.DurationUsage` counts seconds begun."""
+
     seconds: float
 
 
@@ -39,11 +36,7 @@ class ItemError(msgspec.Struct, frozen=True):
         return cls(detail.type, detail.code, detail.message, detail.param)
 
 
-class EventError(msgspec.Struct, frozen=True):
-    type: str
-    code: str | None
-    message: str
-    param: str | None
+class EventError(ItemError, frozen=True):
     event_id: str | None  # of the client's event
 
 
@@ -61,17 +54,75 @@ class UserMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     content: tuple[InputAudio, ...] = (InputAudio(),)
 
 
+# -- The session, as it is in force --
+
+
+class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the session is transcribed. What was not given is left out."""
+
+    model: Annotated[str, Meta(description="The model's name.")]
+    language: Annotated[str, Meta(description="Of the speech.")] = ""
+    languages: Annotated[tuple[str, ...], Meta(description="Candidates for detection.")] = ()
+    keywords: Annotated[tuple[str, ...], Meta(description="Words to listen for.")] = ()
+    prompt: Annotated[str, Meta(description="Text that precedes the speech.")] = ""
+    delay: Annotated[str, Meta(description="As given; it has no effect here.")] = ""
+
+
+class SessionVad(msgspec.Struct, frozen=True):
+    """What begins and ends a turn."""
+
+    type: Annotated[Literal["server_vad"], Meta(description="Always `server_vad`.")]
+    threshold: Annotated[float, Meta(description="How sure of speech the detector must be.")]
+    prefix_padding_ms: Annotated[int, Meta(description="Audio kept before speech.")]
+    silence_duration_ms: Annotated[int, Meta(description="Silence that ends a turn.")]
+    idle_timeout_ms: Annotated[
+        int | None, Meta(description="Silence after which an empty turn is committed.")
+    ]
+
+
+DEFAULT_VAD: Final = SessionVad("server_vad", 0.5, 300, 500, None)  # OpenAI's
+
+
+class SessionInput(msgspec.Struct, frozen=True):
+    """The audio that comes in."""
+
+    format: Annotated[AudioFormat, Meta(description="Its encoding.")]
+    noise_reduction: Annotated[None, Meta(description="Always null: none is done.")]
+    transcription: Annotated[SessionTranscription, Meta(description="How it is transcribed.")]
+    turn_detection: Annotated[SessionVad | None, Meta(description="Null: the client commits.")]
+
+
+class SessionAudio(msgspec.Struct, frozen=True):
+    """The session's audio."""
+
+    input: Annotated[SessionInput, Meta(description="What comes in.")]
+
+
+class Session(msgspec.Struct, frozen=True):
+    """The whole session, as it is in force."""
+
+    id: Annotated[str, Meta(description="`sess_...`")]
+    object: Annotated[Literal["realtime.transcription_session"], Meta(description="The kind of object.")]
+    type: Annotated[Literal["transcription"], Meta(description="The kind of session.")]
+    expires_at: Annotated[int, Meta(description="In Unix seconds.")]
+    include: Annotated[tuple[str, ...] | None, Meta(description="What `completed` events have besides.")]
+    audio: Annotated[SessionAudio, Meta(description="Its audio.")]
+
+
+# -- Events --
+
+
 class ServerEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     is_last: ClassVar[bool] = False  # of its item
     event_id: str = ""
 
 
 class SessionCreated(ServerEvent, frozen=True, kw_only=True, tag="session.created"):
-    session: dict[str, Any]
+    session: Session
 
 
 class SessionUpdated(ServerEvent, frozen=True, kw_only=True, tag="session.updated"):
-    session: dict[str, Any]
+    session: Session
 
 
 class OldSessionUpdated(ServerEvent, frozen=True, kw_only=True, tag="transcription_session.updated"):
@@ -128,7 +179,7 @@ class Completed(
     transcript: str
     usage: DurationUsage
     languages: tuple[LanguageCode, ...] | UnsetType = UNSET
-    logprobs: tuple[Logprob, ...] | UnsetType = UNSET
+    logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
 
 
 class Failed(
@@ -150,6 +201,9 @@ def error_event(detail: ErrorDetail, client_event_id: str | None = None) -> Erro
     )
 
 
+# -- The bodies of client secrets --
+
+
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     """How long sessions can be opened with the secret."""
 
@@ -164,55 +218,6 @@ class ClientSecretRequest(msgspec.Struct, forbid_unknown_fields=True):
         default_factory=ExpiresAfter
     )
     session: Annotated[SessionFields, Meta(description="Settings of the session.")] = SessionFields()
-
-
-class SessionTranscription(msgspec.Struct):
-    """How the session is transcribed. What was not given is left out."""
-
-    model: Annotated[str, Meta(description="The model's name.")]
-    language: Annotated[str, Meta(description="Of the speech.")] = ""
-    languages: Annotated[list[str], Meta(description="Candidates for detection.")] = []
-    keywords: Annotated[list[str], Meta(description="Words to listen for.")] = []
-    prompt: Annotated[str, Meta(description="Text that precedes the speech.")] = ""
-    delay: Annotated[str, Meta(description="As given; it has no effect here.")] = ""
-
-
-class SessionVad(msgspec.Struct):
-    """What begins and ends a turn."""
-
-    type: Annotated[Literal["server_vad"], Meta(description="Always `server_vad`.")]
-    threshold: Annotated[float, Meta(description="How sure of speech the detector must be.")]
-    prefix_padding_ms: Annotated[int, Meta(description="Audio kept before speech.")]
-    silence_duration_ms: Annotated[int, Meta(description="Silence that ends a turn.")]
-    idle_timeout_ms: Annotated[
-        int | None, Meta(description="Silence after which an empty turn is committed.")
-    ]
-
-
-class SessionInput(msgspec.Struct):
-    """The audio that comes in."""
-
-    format: Annotated[AudioFormat, Meta(description="Its encoding.")]
-    noise_reduction: Annotated[None, Meta(description="Always null: none is done.")]
-    transcription: Annotated[SessionTranscription, Meta(description="How it is transcribed.")]
-    turn_detection: Annotated[SessionVad | None, Meta(description="Null: the client commits.")]
-
-
-class SessionAudio(msgspec.Struct):
-    """The session's audio."""
-
-    input: Annotated[SessionInput, Meta(description="What comes in.")]
-
-
-class Session(msgspec.Struct):
-    """The whole session, as it is in force."""
-
-    id: Annotated[str, Meta(description="`sess_...`")]
-    object: Annotated[Literal["realtime.transcription_session"], Meta(description="The kind of object.")]
-    type: Annotated[Literal["transcription"], Meta(description="The kind of session.")]
-    expires_at: Annotated[int, Meta(description="In Unix seconds.")]
-    include: Annotated[list[str] | None, Meta(description="What `completed` events have besides.")]
-    audio: Annotated[SessionAudio, Meta(description="Its audio.")]
 
 
 class ClientSecret(msgspec.Struct):

@@ -11,7 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -282,7 +282,7 @@ class RealtimeSession:
         if self._socket.application_state is WebSocketState.CONNECTED:
             await self._socket.close(end.code, end.reason)
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self) -> out.Session:
         return describe(self._config, self.id, self._expires_at)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from asr_server.core import SAMPLE_RATE
+from asr_server.core import SAMPLE_RATE, TokenLogprob
 from asr_server.realtime import server_events as out
 from asr_server.transcription.language import UNSPACED
 
@@ -151,7 +151,7 @@ class TurnRead(msgspec.Struct, frozen=True):
     item_id: str
     duration_s: float
     languages: tuple[str, ...] = ()
-    logprobs: tuple[out.Logprob, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class TurnFailed(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import numpy as np
 
 from asr_server.core import Samples
 from asr_server.levels import decibels, powers
-from asr_server.realtime.config import ServerVad
+from asr_server.realtime.server_events import SessionVad
 from asr_server.realtime.turn_types import (
     SAMPLES_PER_MS,
     VoicePaused,
@@ -63,7 +63,7 @@ class LevelScorer:
 class VoiceActivity:
     """Takes samples as they come; each position is a sample of the session."""
 
-    def __init__(self, vad: ServerVad, scorer: VoiceScorer, position: int = 0) -> None:
+    def __init__(self, vad: SessionVad, scorer: VoiceScorer, position: int = 0) -> None:
         self._scorer = scorer
         self._vad = vad
         self._rest = np.empty(0, np.float32)

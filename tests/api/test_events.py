@@ -1,8 +1,12 @@
 import json
 
 from asr_server.api.events import EventWriter
+from asr_server.api.schemas import AudioFields
 from asr_server.core import TranscriptDelta
+from asr_server.formats import RenderOptions
 from tests.formats.samples import ONE
+
+FIELDS = AudioFields.model_validate({"model": "whisper-1", "stream": True})
 
 
 def delta(text: str) -> TranscriptDelta:
@@ -17,21 +21,22 @@ def parse(event: bytes) -> dict[str, object]:
 
 
 def test_a_delta_is_an_event_of_its_type() -> None:
-    writer = EventWriter(with_logprobs=False, with_usage=True, with_running_usage=False)
+    writer = EventWriter(FIELDS)
     assert parse(writer.delta(delta("one"))) == {"type": "transcript.text.delta", "delta": "one"}
 
 
 def test_a_delta_without_text_is_no_event_but_counts() -> None:
-    writer = EventWriter(with_logprobs=False, with_usage=True, with_running_usage=False)
+    writer = EventWriter(FIELDS)
     assert writer.delta(delta("")) == b""
     usage = parse(writer.done(ONE))["usage"]
     assert usage == {"type": "tokens", "input_tokens": 100, "output_tokens": 3, "total_tokens": 103}
 
 
 def test_usage_can_be_left_out_or_run_along() -> None:
-    silent = EventWriter(with_logprobs=False, with_usage=False, with_running_usage=False)
+    silent = EventWriter(FIELDS.model_copy(update={"stream_include_usage": False}))
     assert set(parse(silent.done(ONE))) == {"type", "text", "languages"}
-    running = EventWriter(with_logprobs=True, with_usage=True, with_running_usage=True)
+    along = FIELDS.model_copy(update={"stream_continuous_usage_stats": True})
+    running = EventWriter(along, RenderOptions(with_logprobs=True))
     running.delta(delta("one"))
     second = parse(running.delta(delta(" two")))
     assert second["usage"] == {"type": "tokens", "input_tokens": 200, "output_tokens": 6, "total_tokens": 206}

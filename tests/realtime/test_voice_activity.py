@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.realtime.config import ServerVad
+from asr_server.realtime.server_events import DEFAULT_VAD, SessionVad
 from asr_server.realtime.turn_types import VoicePaused, VoiceResumed, VoiceStarted, VoiceStopped
 from asr_server.realtime.voice_activity import LevelScorer, VoiceActivity, VoiceEvent
 from tests.speech import Spoken, say, silence
 
 
 def listen(
-    samples: Samples, vad: ServerVad | None = None, block: int = 800
+    samples: Samples, vad: SessionVad | None = None, block: int = 800
 ) -> list[tuple[float, VoiceEvent]]:
     """Each event, and the second in which it came."""
-    activity = VoiceActivity(vad or ServerVad(), LevelScorer())
+    activity = VoiceActivity(vad or DEFAULT_VAD, LevelScorer())
     return [
         ((first + block) / SAMPLE_RATE, event)
         for first in range(0, len(samples), block)
@@ -48,7 +49,7 @@ def test_a_pause_is_told_before_the_end_and_taken_back_when_speech_goes_on() -> 
 def test_longer_silences_split_and_shorter_ones_do_not() -> None:
     spoken = say("3141", gap_s=[0.3, 0.9, 0.3, 1.0])
     for silence_ms, num_turns in ((500, 2), (1200, 0), (200, 4)):
-        events = listen(spoken.samples, ServerVad(silence_duration_ms=silence_ms))
+        events = listen(spoken.samples, replace(DEFAULT_VAD, silence_duration_ms=silence_ms))
         assert sum(isinstance(event, VoiceStopped) for _, event in events) == num_turns
 
 
@@ -64,7 +65,9 @@ def test_silence_noise_and_clicks_are_no_speech() -> None:
 def test_a_higher_threshold_wants_louder_speech() -> None:
     spoken = say("31")
     quiet = (0.003 * spoken.samples).astype(np.float32)
-    assert listen(with_noise(spoken._replace(samples=quiet), 0.0003), ServerVad(threshold=0.99)) == []
+    assert (
+        listen(with_noise(spoken._replace(samples=quiet), 0.0003), replace(DEFAULT_VAD, threshold=0.99)) == []
+    )
 
 
 def test_the_size_of_appends_changes_nothing() -> None:
@@ -75,7 +78,7 @@ def test_the_size_of_appends_changes_nothing() -> None:
 
 def test_after_a_restart_speech_that_goes_on_starts_again() -> None:
     spoken = say("33", gap_s=0.05)
-    activity = VoiceActivity(ServerVad(), LevelScorer())
+    activity = VoiceActivity(DEFAULT_VAD, LevelScorer())
     half = len(spoken.samples) // 2
     assert isinstance(activity.push(spoken.samples[:half])[0], VoiceStarted)
     activity.restart()
