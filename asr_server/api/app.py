@@ -33,13 +33,12 @@ from asr_server.api.middleware import (
     RequestLogMiddleware,
     UnreadBodyMiddleware,
 )
-from asr_server.api.state import AdmissionLimiter, AppState
+from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
 from asr_server.audio import AudioLimits, PreprocessPool
 from asr_server.checkpoint import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import MIB, Settings
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.realtime.registry import RealtimeSessions
 from asr_server.realtime.route import router as realtime_router
 from asr_server.transcription import StallLimits, Transcriber
 

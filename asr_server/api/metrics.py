@@ -23,7 +23,7 @@ from asr_server.api.openapi import metrics_responses
 from asr_server.api.state import AppState, get_state
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint import revision_of
-from asr_server.dispatch.replica_state import ReplicaState
+from asr_server.dispatch.supervisor import ReplicaState
 
 router = APIRouter(tags=["operations"])
 

@@ -36,7 +36,7 @@ from asr_server.api.schemas import (
 )
 from asr_server.api.state import AppState, get_state, require_key
 from asr_server.api.transcribe import TranscriptionResponse
-from asr_server.dispatch.replica_state import ReplicaState
+from asr_server.dispatch.supervisor import ReplicaState
 
 audio = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])
 

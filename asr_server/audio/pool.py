@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 from weakref import WeakSet
 
 from asr_server import metrics
-from asr_server.audio.decode_processes import decode_processes
+from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.recording import DecodeSlice, Recording
 from asr_server.core import Chunk
 

@@ -14,9 +14,16 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from asr_server.channel import arrays
 from asr_server.channel.messages import Command, Event
-from asr_server.channel.shared_memory import SharedMemoryReader, SharedMemoryWriter
+from asr_server.channel.shared_memory import (
+    SharedMemoryReader,
+    SharedMemoryWriter,
+    as_bytes,
+    from_bytes,
+    is_array,
+    num_bytes,
+    type_name,
+)
 
 INLINE_BYTES: Final = 256
 ARRAY: Final = 1  # msgpack's extension type for the arrays of a message
@@ -75,15 +82,15 @@ def _array_writer(frames: list[Frame], shared: SharedMemoryWriter | None) -> Cal
     def write(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()  # a plain number
-        if not arrays.is_array(value):
+        if not is_array(value):
             raise NotImplementedError(f"{type(value).__name__} does not cross the wire")
-        header = _Array(arrays.type_name(value), tuple(value.shape))
-        if arrays.num_bytes(value) < INLINE_BYTES:
-            header.inline = arrays.as_bytes(value).tobytes()
+        header = _Array(type_name(value), tuple(value.shape))
+        if num_bytes(value) < INLINE_BYTES:
+            header.inline = as_bytes(value).tobytes()
         elif shared is not None and (offset := shared.write(value)) is not None:
             header.offset = offset
         else:
-            frames.append(arrays.as_bytes(value).data)
+            frames.append(as_bytes(value).data)
             header.frame = len(frames) - 1
         return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(header))
 
@@ -97,7 +104,7 @@ def _array_reader(
         if code != ARRAY:
             raise ValueError(f"extension type {code} is unknown")
         header = msgspec.msgpack.decode(data, type=_Array)
-        return arrays.from_bytes(_content(header), header.type_name, header.shape)
+        return from_bytes(_content(header), header.type_name, header.shape)
 
     def _content(header: _Array) -> Any:
         match header:
@@ -113,7 +120,7 @@ def _array_reader(
 
 
 def _expect_array(_: type, value: Any) -> Any:
-    if not arrays.is_array(value):
+    if not is_array(value):
         raise ValueError(f"{type(value).__name__} where an array belongs")
     return value
 

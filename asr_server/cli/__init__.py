@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from asr_server import __version__
-from asr_server.cli.convert import convert
-from asr_server.cli.models import models
+from asr_server.cli.models import convert, models
 from asr_server.cli.serve import health, serve
 from asr_server.cli.transcribe import transcribe
 

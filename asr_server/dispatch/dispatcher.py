@@ -33,10 +33,15 @@ from asr_server.checkpoint import AudioWindow, revision_of
 from asr_server.config import Settings, flag_name
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.dispatch.executor import Executor, ReplicaGone
-from asr_server.dispatch.isolation import Isolation
-from asr_server.dispatch.queue import FairQueue, OnEarlyResult, OnLanguage, PendingChunk, RequestHandle
-from asr_server.dispatch.replica_state import ReplicaState
-from asr_server.dispatch.supervisor import Supervisor
+from asr_server.dispatch.queue import (
+    FairQueue,
+    Isolation,
+    OnEarlyResult,
+    OnLanguage,
+    PendingChunk,
+    RequestHandle,
+)
+from asr_server.dispatch.supervisor import ReplicaState, Supervisor
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded
 from asr_server.machine import available_cores
 from asr_server.telemetry import working_for

@@ -30,7 +30,7 @@ from asr_server.dispatch.executor import StartImpossible
 from asr_server.dispatch.processes import RemoteReplica
 from asr_server.dispatch.ray_cluster import cluster_address
 
-REPLICA: Final = "asr_server.replica.ray_actor:ReplicaActor"  # by its name, as processes are started
+REPLICA: Final = "asr_server.replica.main:ReplicaActor"  # by its name, as processes are started
 JOIN_LIMIT_S: Final = 300.0
 CALL_LIMIT_S: Final = 10.0
 LEAVE_LIMIT_S: Final = 30.0

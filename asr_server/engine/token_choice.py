@@ -11,7 +11,7 @@ from asr_server.engine.rules import TokenRules
 from asr_server.engine.sampling import log_probabilities
 from asr_server.engine.slots import SlotState
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.kernels.choice import Candidate
+from asr_server.model.kernels.table import Candidate
 from asr_server.model.whisper import padded_vocabulary
 
 _TOLERANCE = 1e-3  # of log-probabilities; a token must be the very same

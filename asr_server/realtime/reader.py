@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from asr_server.api.errors import body_of
+from asr_server.api.state import RealtimeSessions
 from asr_server.audio.split import Splitter
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TranscriptDelta
 from asr_server.realtime import server_events as out
-from asr_server.realtime.registry import RealtimeSessions
 from asr_server.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
 from asr_server.transcription import Transcriber
 

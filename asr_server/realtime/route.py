@@ -16,7 +16,7 @@ from asr_server.api.errors import body_of
 from asr_server.api.middleware import answer_headers
 from asr_server.api.openapi import CLIENT_SECRET_BODY, client_secret_responses
 from asr_server.api.request import check_model
-from asr_server.api.state import AppState, get_state, require_key
+from asr_server.api.state import SERVICE_RESTART, AppState, get_state, require_key
 from asr_server.errors import EngineUnavailable, InvalidValue, Overloaded, RequestError, ShuttingDown
 from asr_server.realtime.client_events import as_invalid_value
 from asr_server.realtime.config import (
@@ -28,7 +28,6 @@ from asr_server.realtime.config import (
     open_secret,
     update_config,
 )
-from asr_server.realtime.registry import SERVICE_RESTART
 from asr_server.realtime.server_events import (
     ClientSecret,
     ClientSecretRequest,

@@ -1,18 +1,27 @@
-"""The process of one replica: `python -m asr_server.replica.main`, started by `dispatch/processes.py`.
+"""Begins a replica: `python -m asr_server.replica.main` on this machine, `ReplicaActor` in a Ray cluster.
 
-Its settings come by standard input, because everybody on the machine can read the arguments of a process.
+`dispatch/processes.py` starts the process. Its settings come by standard input, because everybody on the
+machine can read the arguments of a process. `dispatch/ray.py` makes the actor; Ray carries nothing but the
+call of `run`: commands and events go over a connection of our own, so that a replica is the same in every
+executor. It ends when that connection breaks, which it does however the server ends.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from setproctitle import setproctitle
 
+from asr_server import __version__
 from asr_server.channel.spec import ReplicaSpec
+from asr_server.channel.tcp import TcpEngineServer
 from asr_server.channel.zeromq import ZmqEngineServer
+from asr_server.checkpoint import CheckpointError, resolve_checkpoint
 from asr_server.machine import (
     be_killed_with_the_parent,
     end_with_the_parent,
@@ -21,12 +30,45 @@ from asr_server.machine import (
     leave_stopping_to_the_parent,
     pin_to,
 )
-from asr_server.replica.loop import load_engine, run
+from asr_server.replica.loop import CannotStart, load_engine, run
 from asr_server.replica.ranks import Ranks
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from asr_server.engine import Engine
+if TYPE_CHECKING:
+    from asr_server.engine import Engine
+
+
+_HOST: Final = os.uname().nodename
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaActor:
+    def run(self, spec_line: bytes, version: str) -> None:
+        """Until the replica is told to drain. `version` is the server's, which must be this host's too."""
+        if version != __version__:
+            raise RuntimeError(f"{_HOST} has asr-server {__version__}, the server is {version}")
+        spec = ReplicaSpec.from_line(spec_line)
+        server = TcpEngineServer(spec.address, on_lost=lambda: os._exit(1))
+        settings, name = spec.settings, f"replica {spec.index}"
+        configure_logging(settings.log_level, settings.log_format, name, server.log_handler())
+        logger.info("starts on %s as process %d", _HOST, os.getpid())
+        run(server, lambda: _create_engine_from_here(spec))
+
+
+def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
+    """With the checkpoint as this host has it, or the hub."""
+    try:
+        model = resolve_checkpoint(spec.settings.model)
+    except CheckpointError as error:
+        raise CannotStart(f"on {_HOST}: {error}") from error
+    settings = replace(spec.settings, model=str(model))
+    start_ranks = partial(Ranks, spec.index, settings, spec.num_on_device)
+    engine = load_engine(settings, spec.num_on_device, start_ranks)
+    keep_for_good()
+    return engine
 
 
 def main() -> None:

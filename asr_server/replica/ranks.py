@@ -1,8 +1,9 @@
-"""The other ranks of a replica (tensor parallelism), as rank 0 has them: it starts, feeds and watches them.
+"""The ranks of a replica (tensor parallelism): how rank 0 has the others, and the process of each of these.
 
 A replica is one to its supervisor: when a rank ends or freezes, rank 0 ends with all of them, and the replica
 is replaced. Operations go through a pipe for each rank, so that a rank whose pipe is closed knows that rank 0
-has ended; what the ranks compute together goes through torch.distributed.
+has ended; what the ranks compute together goes through torch.distributed. Another rank than 0 is
+`python -m asr_server.replica.ranks`: it does what rank 0 says, in that order, and ends with it.
 """
 
 from __future__ import annotations
@@ -13,20 +14,32 @@ import select
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
+from setproctitle import setproctitle
 
-from asr_server.channel.messages import FROZEN_AFTER_S, SILENT_STARTUP_LIMIT_S
+from asr_server.channel.messages import FROZEN_AFTER_S, HEARTBEAT_S, SILENT_STARTUP_LIMIT_S
 from asr_server.channel.spec import ChildSpec
 from asr_server.config import Settings
-from asr_server.machine import child_environment
+from asr_server.machine import (
+    be_killed_with_the_parent,
+    child_environment,
+    end_with_the_parent,
+    keep_for_good,
+    leave_stopping_to_the_parent,
+)
+from asr_server.telemetry import configure_logging
 
+if TYPE_CHECKING:
+    from asr_server.engine.ranks import Operation
 if TYPE_CHECKING:
     from asr_server.engine.ranks import Operation
 
 
-MODULE: Final = "asr_server.replica.rank"
+MODULE: Final = "asr_server.replica.ranks"
 BEAT: Final = b"."
 READY: Final = b"+"  # loaded: from now on no call holds the interpreter, and with it the beat, for long
 LENGTH_BYTES: Final = 8
@@ -126,3 +139,52 @@ def _device_of(rank: int) -> dict[str, str]:
     """Of the GPUs that this replica was given, one for each rank; this process takes the first."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return {"CUDA_VISIBLE_DEVICES": given.split(",")[rank]} if given else {}
+
+
+def main() -> None:
+    leave_stopping_to_the_parent()
+    be_killed_with_the_parent()
+    spec = RankSpec.from_line(sys.stdin.buffer.readline())
+    name = f"replica {spec.replica} rank {spec.rank}"
+    setproctitle(f"asr-server {name}")
+    configure_logging(spec.settings.log_level, spec.settings.log_format, name)
+    end_with_the_parent()
+    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
+    run(spec)
+
+
+def run(spec: RankSpec) -> None:
+    from asr_server.engine.config import EngineConfig  # torch: seconds, while the heartbeat already beats
+    from asr_server.engine.loading import load
+    from asr_server.engine.ranks import Operation, follow, join
+
+    config = EngineConfig.from_settings(spec.settings, spec.num_on_device)
+    join(config, spec.rank, store_path(spec.store_fd))
+    loaded = load(config, spec.rank)
+    keep_for_good()
+    _tell(READY)
+    with os.fdopen(spec.operations_fd, "rb") as pipe:
+        follow(loaded, _receiver(pipe, msgspec.msgpack.Decoder(Operation)))
+
+
+def _receiver(pipe: BinaryIO, decoder: msgspec.msgpack.Decoder[Operation]) -> Callable[[], Operation | None]:
+    def receive() -> Operation | None:
+        length = pipe.read(LENGTH_BYTES)
+        message = pipe.read(int.from_bytes(length, "little")) if length else b""
+        return decoder.decode(message) if message else None
+
+    return receive
+
+
+def _beat() -> None:
+    while True:
+        _tell(BEAT)
+        time.sleep(HEARTBEAT_S)
+
+
+def _tell(sign: bytes) -> None:
+    os.write(sys.stdout.fileno(), sign)
+
+
+if __name__ == "__main__":
+    main()

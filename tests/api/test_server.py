@@ -17,7 +17,7 @@ SERVE = (sys.executable, "-m", "asr_server", "serve", "--port", "0")
 
 def test_the_decode_libraries_load_before_the_engine_so_that_no_upload_waits_for_them(server: Server) -> None:
     children = sorted(psutil.Process(server.process.pid).children(), key=psutil.Process.create_time)
-    assert "asr_server.audio.forkserver" in children[0].cmdline()
+    assert "asr_server.audio.ffmpeg_process" in children[0].cmdline()
 
 
 def test_an_engine_that_never_starts_ends_the_server_with_a_line_and_a_status(tmp_path: Path) -> None:

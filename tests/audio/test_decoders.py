@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asr_server.audio.decoders import CannotOpen, Decoder, SndfileDecoder, open_native, sniff
-from asr_server.audio.ffmpeg import FfmpegDecoder
+from asr_server.audio.ffmpeg_process import FfmpegDecoder
 from asr_server.errors import InvalidAudio
 from tests.audio.audio_files import (
     FORMATS,

@@ -13,7 +13,7 @@ import pytest
 
 from asr_server.core import Chunk, ChunkResult
 from asr_server.dispatch import dispatcher as dispatcher_module
-from asr_server.dispatch import replica_state, supervisor
+from asr_server.dispatch import supervisor
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.errors import ReplicasEnded
@@ -58,7 +58,7 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(
     marker = tmp_path / "stall"
     marker.touch()
     monkeypatch.setenv("FAULT", f"stall {marker}")
-    monkeypatch.setattr(replica_state, "STARTUP_LIMIT_S", 5.0)
+    monkeypatch.setattr(supervisor, "STARTUP_LIMIT_S", 5.0)
     dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
     await dispatcher.start()
     async with asyncio.timeout(60):
@@ -74,7 +74,7 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(
 async def test_a_pause_of_the_api_process_ends_no_healthy_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("multiprocess") as dispatcher:
         (before,) = dispatcher.replica_states
-        monkeypatch.setattr(replica_state, "FROZEN_AFTER_S", 3.0)
+        monkeypatch.setattr(supervisor, "FROZEN_AFTER_S", 3.0)
         for _ in range(2):
             time.sleep(4.0)  # noqa: ASYNC251  as a busy connection, or a paused container
             await asyncio.sleep(0.1)

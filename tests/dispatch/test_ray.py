@@ -16,7 +16,7 @@ from asr_server.checkpoint import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.ray_cluster import LocalCluster
-from asr_server.replica.ray_actor import ReplicaActor
+from asr_server.replica.main import ReplicaActor
 from tests.conftest import run_server
 from tests.embedded import embedded
 
@@ -88,7 +88,7 @@ def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> Non
         titles = [" ".join(child.cmdline()) for child in children]
         assert any("asr-server replica 0" in title for title in titles)
         (session,) = {found for title in titles for found in re.findall(r"/tmp/ray/session_[\w.-]+", title)}
-        assert "[replica 0] asr_server.replica.ray_actor: starts on" in server.written()
+        assert "[replica 0] asr_server.replica.main: starts on" in server.written()
         server.process.kill()
         _, alive = psutil.wait_procs(children, 30)
         assert not alive

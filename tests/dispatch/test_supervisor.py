@@ -6,10 +6,16 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from asr_server.channel.messages import FROZEN_AFTER_S, Credit, Event, Heartbeat
-from asr_server.dispatch import replica_state, supervisor
+from asr_server.dispatch import supervisor
 from asr_server.dispatch.executor import ReplicaGone
-from asr_server.dispatch.replica_state import HUNG_AFTER_S, STARTUP_LIMIT_S, TICK_S, ReplicaState
-from asr_server.dispatch.supervisor import MAX_FAILED_STARTS, Supervisor
+from asr_server.dispatch.supervisor import (
+    HUNG_AFTER_S,
+    MAX_FAILED_STARTS,
+    STARTUP_LIMIT_S,
+    TICK_S,
+    ReplicaState,
+    Supervisor,
+)
 from tests.dispatch.scripted import ScriptedExecutor, ScriptedReplica
 
 Start = Callable[..., Supervisor]
@@ -70,7 +76,7 @@ def test_the_limit_of_a_start_counts_from_the_launch_whatever_is_heard() -> None
 async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts a supervisor whose clock runs fast."""
     monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
-    monkeypatch.setattr(replica_state, "TICK_S", 0.01)
+    monkeypatch.setattr(supervisor, "TICK_S", 0.01)
     started: list[Supervisor] = []
 
     def start(executor: ScriptedExecutor, on_event: Callable[[ReplicaState, Event], None]) -> Supervisor:
@@ -89,7 +95,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_a_frozen_replica_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_state, "FROZEN_AFTER_S", 0.05)
+    monkeypatch.setattr(supervisor, "FROZEN_AFTER_S", 0.05)
     executor, events = ScriptedExecutor(), list[Event]()
     start(executor, lambda state, event: events.append(event))
     await until(lambda: len(executor.launched) == 2)
@@ -100,7 +106,7 @@ async def test_a_frozen_replica_is_replaced(start: Start, monkeypatch: pytest.Mo
 async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_state, "STARTUP_LIMIT_S", 0.2)
+    monkeypatch.setattr(supervisor, "STARTUP_LIMIT_S", 0.2)
     executor = ScriptedExecutor(credit=0)
     keeper = start(executor, lambda state, event: None)
     async with asyncio.timeout(10):
@@ -113,7 +119,7 @@ async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(
 
 
 async def test_a_pause_of_this_process_ends_no_replica(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_state, "FROZEN_AFTER_S", 0.5)
+    monkeypatch.setattr(supervisor, "FROZEN_AFTER_S", 0.5)
     executor = ScriptedExecutor()
     keeper = start(executor, lambda state, event: None)
     await until(lambda: keeper.was_ready)

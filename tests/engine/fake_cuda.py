@@ -25,7 +25,7 @@ from asr_server.model import load_whisper, weights
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode
 from asr_server.model.kernels.candidates import cudnn_attention
-from asr_server.model.kernels.choice import Choice
+from asr_server.model.kernels.table import Choice
 from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
 
 DEVICE = torch.device("cuda", 0)

@@ -16,7 +16,7 @@ from asr_server.engine.slots import SlotState
 from asr_server.engine.token_choice import candidates, choose_likeliest
 from asr_server.model.kernels import TORCH, choose_token
 from asr_server.model.kernels.candidates import choose_kernels
-from asr_server.model.kernels.choice import choose
+from asr_server.model.kernels.table import choose
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_server.model.float8 import FP8, dequantise, quantise, quantise_rows
-from asr_server.model.kernels.choice import Candidate, Choice, choose
-from asr_server.model.kernels.table import NUM_WARPS, TORCH, FlashDecode, Kernels
+from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, FlashDecode, Kernels, choose
 from asr_server.model.layers import Linear, attend_audio, attend_cached_audio
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import add_norm

@@ -1,9 +1,15 @@
-"""Which implementation each computation has."""
+"""Which implementation each computation has, and how that is decided at load. Used by the runner.
+
+Kernels are tried on random data against torch, and timed. `judge` and `choose` know neither Triton nor a GPU;
+`candidates.py` has what they are given.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -88,3 +94,70 @@ class Kernels:
 
 
 TORCH = Kernels()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One computation, done by a kernel and by torch on the same data."""
+
+    name: str  # a field of `Kernels`
+    kernel: Callable[[], Tensor]
+    reference: Callable[[], Tensor]
+    tolerance: float  # greatest difference of any number
+    implementation: Any = None  # what `Kernels` gets; None: the kernel that it has
+    form: str = ""  # of a kernel that there are several of
+    maker: str = "triton"
+
+
+class Verdict(NamedTuple):
+    seconds: float  # a call; infinite where torch is the better
+    reason: str  # with both times, or why there are none
+
+
+class Choice(NamedTuple):
+    kernels: Kernels
+    report: str  # one line for the log; empty where there was nothing to choose
+
+
+Timer = Callable[[Callable[[], Tensor]], float]  # seconds that a call takes
+
+
+def judge(candidate: Candidate, time_s: Timer) -> Verdict:
+    """Whether the kernel gives torch's numbers in less time. Never raises."""
+    maker = candidate.maker
+    # Whatever goes wrong in a compiler, a driver or a kernel, torch can do the same.
+    try:
+        error = float((candidate.kernel().float() - candidate.reference().float()).abs().max())
+        if not error <= candidate.tolerance:
+            return Verdict(inf, f"torch: {maker} differs by {error:.2g}, more than {candidate.tolerance:g}")
+        kernel_s, reference_s = time_s(candidate.kernel), time_s(candidate.reference)
+    except Exception as failure:
+        return Verdict(inf, f"torch: {maker} failed with {_one_line(failure)}")
+    times = f"{maker} {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
+    if kernel_s < reference_s:
+        return Verdict(kernel_s, f"{maker} ({times})")
+    return Verdict(inf, f"torch ({times})")
+
+
+def choose(all_kernels: Kernels, candidates: Iterable[Candidate], time_s: Timer) -> Choice:
+    """Those of the kernels that are better than torch, each in its fastest form.
+
+    A candidate is made when its turn comes.
+    """
+    chosen, fastest_s, reasons = all_kernels, dict[str, float](), list[str]()
+    for candidate in candidates:
+        name = candidate.name
+        verdict = judge(candidate, time_s)
+        reasons.append(f"{name}{candidate.form} {verdict.reason}")
+        if name not in fastest_s:
+            fastest_s[name] = inf
+            chosen = replace(chosen, **{name: getattr(TORCH, name)})
+        if verdict.seconds < fastest_s[name]:
+            fastest_s[name] = verdict.seconds
+            chosen = replace(chosen, **{name: candidate.implementation or getattr(all_kernels, name)})
+    return Choice(chosen, ", ".join(reasons))
+
+
+def _one_line(failure: Exception) -> str:
+    lines = str(failure).strip().splitlines() or [""]
+    return f"{type(failure).__name__}: {lines[0][:120]}"

@@ -1,21 +1,48 @@
-"""Decodes through FFmpeg's libraries whatever no other decoder reads. Runs in a decode process only.
+"""The processes that decode with FFmpeg: one that forks the others, and what each of these does.
 
-FFmpeg's own queue gathers frames into one array per second of audio, because an array for each frame would
-cost as much as decoding.
+`ffmpeg_client.py` starts the first. It loads FFmpeg's libraries once and has no threads, so that forking it
+is quick and safe. FFmpeg's own queue gathers frames into one array per second of audio, because an array for
+each frame would cost as much as decoding. The server never imports this file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import resource
+import signal
+import socket
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import av
 import av.error
+import av.logging
+import msgspec
 import numpy as np
 
 from asr_server.audio.decoders import Block, CannotOpen
+from asr_server.audio.ffmpeg_client import (
+    END,
+    HEADER,
+    NEXT,
+    OPENED,
+    REFUSED,
+    SAMPLES,
+    STATUS,
+    DecodeTask,
+    Finished,
+    Opened,
+    Refused,
+)
 from asr_server.audio.limits import invalid_audio
+from asr_server.audio.stream import DecodedStream
+from asr_server.core import SAMPLE_RATE
+from asr_server.errors import RequestError
+from asr_server.machine import leave_stopping_to_the_parent
 
 # Demuxers that open one plain file. Playlists (hls, dash, concat ...) could name other files and hosts.
 CONTAINERS = (
@@ -166,3 +193,153 @@ def _to_block(frame: Any) -> Block:
         return samples
     middle = 128.0 if kind == "u8" else 0.0
     return ((samples.astype(np.float64) - middle) / _FULL_SCALES[kind]).astype(np.float32)
+
+
+FORK_FAILED = -1
+MAX_MESSAGE = 1 << 12
+ANSWER_BYTES = 8 * SAMPLE_RATE * 4  # some 5 ms of work
+# Work on one block takes milliseconds.
+BLOCK_CPU_S = 3.0  # what takes so much processor time never ends: that is the file's fault
+BLOCK_WALL_S = 30.0  # what only waits so long got no processor: that is the machine's
+MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
+
+
+def main(socket_fd: int) -> None:
+    """Forks a decode process for each connection that arrives, until the server closes its end."""
+    leave_stopping_to_the_parent()
+    status_fds: dict[int, int] = {}  # by process: where the server reads how it ended
+    signal.signal(signal.SIGCHLD, lambda *_: _report_ended(status_fds))
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    av.logging.set_level(None)  # what is wrong with a file is told to its sender, not to the log
+    with socket.socket(fileno=socket_fd) as server:
+        while True:
+            message, fds, _, _ = socket.recv_fds(server, 1, 2)
+            if not message:
+                return
+            connection_fd, status_fd = fds
+            if _fork(status_fds, status_fd) == 0:
+                server.close()
+                _run_decode_process(connection_fd)
+            os.close(connection_fd)
+
+
+def _fork(status_fds: dict[int, int], status_fd: int) -> int:
+    """As os.fork, or FORK_FAILED: the server then sees its connection closed, and no status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until it is known whose status it would be
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(status_fd)
+        pid = FORK_FAILED
+    if pid == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in (status_fd, *status_fds.values()):
+            os.close(fd)
+    elif pid != FORK_FAILED:
+        status_fds[pid] = status_fd
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return pid
+
+
+def _report_ended(status_fds: dict[int, int]) -> None:
+    while status_fds:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with contextlib.suppress(BrokenPipeError), open(status_fds.pop(pid), "wb", buffering=0) as pipe:
+            pipe.write(STATUS.pack(status))
+
+
+def _run_decode_process(connection_fd: int) -> None:
+    """Runs a decode process to its end; never returns into its parent's code."""
+    try:
+        with socket.socket(fileno=connection_fd) as connection:
+            serve(connection)
+    except OSError:
+        pass  # the server has turned away
+    finally:
+        os._exit(0)
+
+
+def serve(connection: socket.socket) -> None:
+    """One file after another, until the server closes the connection."""
+    while True:
+        message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, 1)
+        if not message:
+            return
+        try:
+            decode(connection, fds[0], msgspec.msgpack.decode(message, type=DecodeTask))
+        finally:
+            os.close(fds[0])
+
+
+def decode(connection: socket.socket, fd: int, task: DecodeTask) -> None:
+    """Answers each request for a block of one file.
+
+    Raises:
+        OSError: the server has closed the connection.
+    """
+    stream: DecodedStream | None = None
+    started_at_s = time.process_time()
+    try:
+        while _asked(connection):
+            _set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
+            if stream is None:
+                stream = _open(fd, task)
+                _answer(connection, OPENED, msgspec.msgpack.encode(Opened(stream.duration_s)))
+            answer = _gathered(stream)
+            task.limits.check_work(time.process_time() - started_at_s)
+            _set_alarms(0, 0)
+            if not answer:
+                return _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))
+            _answer(connection, SAMPLES, answer)
+    except RequestError as error:
+        _refuse(connection, error)
+    except (MemoryError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
+        # PyAV and numpy have many words for a file that makes no sense.
+        _refuse(connection, invalid_audio("The file could not be decoded."))
+    finally:
+        _set_alarms(0, 0)
+        if stream is not None:
+            stream.close()
+
+
+def _gathered(stream: DecodedStream) -> bytearray:
+    """Several blocks in one answer: to be woken for each costs more than to send it. Empty at the end."""
+    answer = bytearray()
+    while len(answer) < ANSWER_BYTES and (block := stream.read()) is not None:
+        answer += block.data
+    return answer
+
+
+def _set_alarms(cpu_s: float, wall_s: float) -> None:
+    """Nobody handles these signals, so they end the process even within a codec's endless loop."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
+
+
+def _asked(connection: socket.socket) -> bool:
+    if connection.recv(1) != NEXT:
+        raise ConnectionAbortedError
+    return True
+
+
+def _open(fd: int, task: DecodeTask) -> DecodedStream:
+    try:
+        return DecodedStream(FfmpegDecoder(f"/dev/fd/{fd}"), task.limits, task.split_channels)
+    except CannotOpen as error:
+        raise invalid_audio("The file is not audio, or damaged beyond reading.") from error
+
+
+def _refuse(connection: socket.socket, error: RequestError) -> None:
+    _answer(connection, REFUSED, msgspec.msgpack.encode(Refused(type(error).__name__, error.message)))
+
+
+def _answer(connection: socket.socket, kind: int, content: bytes | bytearray) -> None:
+    connection.sendall(HEADER.pack(kind, len(content)))
+    connection.sendall(content)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

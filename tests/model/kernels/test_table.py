@@ -22,7 +22,7 @@ from asr_server.model.kernels.candidates import (
     encoder_attention,
     encoder_layer,
 )
-from asr_server.model.kernels.choice import Candidate, choose, judge
+from asr_server.model.kernels.table import Candidate, choose, judge
 
 pytestmark = pytest.mark.slow
 

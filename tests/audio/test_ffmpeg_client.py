@@ -19,8 +19,7 @@ import pytest
 
 from asr_server import metrics
 from asr_server.audio import AudioLimits, Recording
-from asr_server.audio.decode_processes import MAX_IDLE, decode_processes
-from asr_server.audio.remote_stream import RemoteStream
+from asr_server.audio.ffmpeg_client import MAX_IDLE, RemoteStream, decode_processes
 from asr_server.core import Chunk
 from asr_server.errors import DecodingUnavailable, InvalidAudio
 from tests.audio.audio_files import audio_of, make, pieces_of, slices, voice
@@ -213,7 +212,9 @@ def test_a_forkserver_that_died_is_replaced(path: Path) -> None:
 
 
 def test_a_process_that_hangs_is_ended_by_the_system(path: Path) -> None:
-    script = "from asr_server.audio import forkserver; forkserver._set_alarms(0.2, 30)\nwhile True: pass"
+    script = (
+        "from asr_server.audio import ffmpeg_process; ffmpeg_process._set_alarms(0.2, 30)\nwhile True: pass"
+    )
     ended = subprocess.run([sys.executable, "-c", script], timeout=ENOUGH_S, check=False)
     assert ended.returncode == -signal.SIGPROF
 
