@@ -32,7 +32,8 @@ START_LIMIT_S = 250.0
 STOP_LIMIT_S = 60.0
 SIGN = "listening on "
 SLOW_HELPERS = {
-    *("server", "real_server", "run_server", "COMMAND", "running", "FaultyExecutor"),  # processes of their own
+    *("server", "real_server", "run_server"),  # processes of their own, as are these:
+    *("COMMAND", "running", "FaultyExecutor"),
     *("sync_playwright", "Page", "ray_cluster", "take_few_programs"),  # a browser, Ray, Triton's interpreter
     *(
         "Reference",
