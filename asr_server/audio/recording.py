@@ -1,7 +1,7 @@
 """Decodes one recording into chunks, slice by slice. `pool.py` runs the slices in its threads.
 
-A path, a file or bytes become a file descriptor, from which decoders read without calling Python. Where a
-file's two channels are kept apart, both are cut from the same pass, each at its own quiet points.
+Decoders read from a file descriptor, without calling Python. Where a file's two channels are kept apart, both
+are cut from the same pass, each at its own quiet points.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import io
 import itertools
 import logging
 import os
-import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -29,55 +27,23 @@ from asr_server.audio.voice_split import VoiceSplitter
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, VoiceChunking
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
-Source = Path | BinaryIO | bytes
-_COPY_BYTES = 1 << 20
+Source = Path | BinaryIO  # a file that is open is one of the system's, and stays its owner's
 
 
 def open_source(source: Source) -> io.FileIO:
-    """A seekable file of one's own, with its own position where the system allows.
+    """The same file with a position of its own, where the system allows; an unlinked one too.
 
     Raises:
-        OSError: the path cannot be opened.
+        OSError: it cannot be opened.
     """
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, Path):
         return io.FileIO(source)
-    if isinstance(source, bytes | bytearray | memoryview):
-        return _filled([source])
-    fd = _regular_fd(source)
-    if fd is not None:
-        return _reopened(fd)
-    if source.seekable():
-        source.seek(0)
-    return _filled(iter(lambda: source.read(_COPY_BYTES), b""))
-
-
-def _regular_fd(source: BinaryIO) -> int | None:
-    # Asking a spooled file for its descriptor writes it to disk.
-    if getattr(source, "_rolled", True) is False:
-        return None
-    try:
-        fd = source.fileno()
-    except (OSError, AttributeError):
-        return None
     if source.writable():
         source.flush()
-    return fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
-
-
-def _reopened(fd: int) -> io.FileIO:
-    """The same file with a position of its own; works for unlinked files too."""
     try:
-        return io.FileIO(f"/proc/self/fd/{fd}")
+        return io.FileIO(f"/proc/self/fd/{source.fileno()}")
     except OSError:
-        return io.FileIO(os.dup(fd))
-
-
-def _filled(blocks: Iterable[bytes | bytearray | memoryview]) -> io.FileIO:
-    with memory_file() as file:
-        for block in blocks:
-            file.write(block)
-        file.flush()
-        return _reopened(file.fileno())
+        return io.FileIO(os.dup(source.fileno()))
 
 
 def memory_file() -> BinaryIO:

@@ -295,6 +295,5 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
 @contextmanager
 def _opened(source: Source) -> Iterator[BinaryIO]:
     """A file from its start. One that is open already stays open, for another try. Raises OSError."""
-    assert not isinstance(source, bytes)
     with contextlib.ExitStack() as stack:
         yield stack.enter_context(source.open("rb")) if isinstance(source, Path) else source

@@ -20,6 +20,7 @@ from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica
+from tests.memory_file import MemoryFile
 
 DIGITS = Path(__file__).parents[1] / "data" / "digits.wav"
 
@@ -91,7 +92,7 @@ async def test_an_idle_server_holds_nothing(app: RunningApp) -> None:
 
 
 async def test_samples_that_wait_for_the_rest_of_their_chunk_are_counted(app: RunningApp) -> None:
-    with Recording(THREE_CHUNKS) as recording:
+    with Recording(MemoryFile(THREE_CHUNKS)) as recording:
         await app.pool.decode_slice(recording)
         assert (await read(app))["asr_preprocess_held_bytes"] == recording.held_bytes > 0
     assert (await read(app))["asr_preprocess_held_bytes"] == 0

@@ -25,6 +25,7 @@ from tests.api.official_client import FORMATS, plain, transcribe
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
 from tests.embedded import embedded
+from tests.memory_file import MemoryFile
 from tests.speech import VOICES, Spoken, digits_of, errors_in, say
 
 LIMITS = AudioLimits.from_settings(embedded(), AudioWindow.from_directory(EMBEDDED_MODEL))
@@ -169,7 +170,7 @@ def ten_minutes() -> list[Spoken]:
 
 def borders(file: bytes) -> list[int]:
     """The samples at which the front end of a server with default settings cuts."""
-    recording, places, finished = Recording(file, LIMITS), list[int](), False
+    recording, places, finished = Recording(MemoryFile(file), LIMITS), list[int](), False
     while not finished:
         pieces, finished = recording.next_slice()
         places += [piece.start_sample for piece in pieces if piece.start_sample > 0]

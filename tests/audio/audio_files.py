@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import av
 import numpy as np
@@ -18,6 +18,7 @@ import soundfile
 from asr_server.audio import AudioLimits, Recording
 from asr_server.audio.split import Splitter
 from asr_server.core import Chunk, Piece, Samples
+from tests.memory_file import MemoryFile
 from tests.speech import RECORDINGS as REAL
 from tests.speech import say
 
@@ -170,9 +171,9 @@ def slices(recording: Recording) -> Iterator[Piece]:
         yield from pieces
 
 
-def pieces_of(source: Any, **limits: Any) -> tuple[list[Piece], Recording]:
+def pieces_of(source: bytes | Path | BinaryIO, **limits: Any) -> tuple[list[Piece], Recording]:
     """All pieces of a file, having checked that they tile it exactly."""
-    recording = Recording(source, AudioLimits(**limits))
+    recording = Recording(MemoryFile(source) if isinstance(source, bytes) else source, AudioLimits(**limits))
     pieces = list(slices(recording))
     assert tiled(pieces) == round(recording.duration_s * 16_000)
     return pieces, recording

@@ -162,7 +162,8 @@ async def test_a_slice_cancelled_in_the_queue_gives_its_place_back(tmp_path: Pat
 
 
 async def test_an_error_of_one_file_is_its_own(pool: PreprocessPool, tmp_path: Path) -> None:
-    good, bad = talk(tmp_path, "a.m4a", 0.5), b"\0\0\0\x18ftypM4A " + bytes(5000)
+    good, bad = talk(tmp_path, "a.m4a", 0.5), tmp_path / "bad.m4a"
+    bad.write_bytes(b"\0\0\0\x18ftypM4A " + bytes(5000))
     results = await asyncio.gather(
         *(finish(pool, Recording(source, AudioLimits())) for source in (good, bad, good)),
         return_exceptions=True,

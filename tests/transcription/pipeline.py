@@ -16,6 +16,7 @@ from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transc
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.transcription import Transcriber
 from tests.embedded import embedded
+from tests.memory_file import MemoryFile
 
 
 async def transcribe(
@@ -31,7 +32,7 @@ async def transcribe(
     transcriber = Transcriber(dispatcher, pool, Tokenizer.from_directory(checkpoint), check_voice)
     await dispatcher.start()
     try:
-        recording = Recording(wav(sound), AudioLimits.from_settings(settings, window))
+        recording = Recording(MemoryFile(wav(sound)), AudioLimits.from_settings(settings, window))
         async with transcriber.transcribe(recording, options) as session:
             async for _ in session:
                 pass
@@ -49,7 +50,7 @@ def wav(sound: Samples) -> bytes:
 
 def chunks_of(checkpoint: Path, sound: Samples) -> list[Chunk]:
     limits = AudioLimits.from_settings(embedded(), AudioWindow.from_directory(checkpoint))
-    with Recording(wav(sound), limits) as recording:
+    with Recording(MemoryFile(wav(sound)), limits) as recording:
         finished, chunks = False, list[Chunk]()
         while not finished:
             pieces, finished = recording.next_slice(4)

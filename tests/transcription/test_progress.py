@@ -23,6 +23,7 @@ from benchmarks.clips import make_clip
 from tests.checkpoints import fragmentary_directory
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
+from tests.memory_file import MemoryFile
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
@@ -116,7 +117,7 @@ class RealTranscriber:
         await asyncio.to_thread(self._pool.shutdown)
 
     def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[TranscriptionSession]:
-        recording = Recording(wav(make_clip(clip, 4.0)), self._limits)
+        recording = Recording(MemoryFile(wav(make_clip(clip, 4.0))), self._limits)
         return self._transcriber.transcribe(recording, options)
 
 
@@ -145,7 +146,7 @@ class App:
 
     async def texts(self, is_sent_early: bool = True) -> list[str]:
         """The deltas of two seconds, of which the first is read early."""
-        async with self.transcriber.transcribe(Recording(wav(noise(2.0))), STREAMED) as session:
+        async with self.transcriber.transcribe(Recording(MemoryFile(wav(noise(2.0)))), STREAMED) as session:
             deltas = aiter(session)
             submit = await self.next_submit()
             self.replica.report(submit)
@@ -206,7 +207,7 @@ async def test_what_the_voice_detector_may_doubt_waits_for_its_chunk(app: App) -
 async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: App) -> None:
     """The vote of several chunks may have it read again in another language."""
     options = msgspec.structs.replace(STREAMED, language=None)
-    async with app.transcriber.transcribe(Recording(wav(noise(2.0))), options) as session:
+    async with app.transcriber.transcribe(Recording(MemoryFile(wav(noise(2.0)))), options) as session:
         submit = await app.next_submit()
         app.replica.probabilities = {"en": 0.6, "de": 0.4}
         app.replica.report(submit)
@@ -216,7 +217,7 @@ async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: A
 
 async def test_the_first_text_is_not_held_up_by_the_encoding_of_more(app: App) -> None:
     app.replica.early = say(t(0), *words("0"), t(5), finish_reason="length")
-    async with app.transcriber.transcribe(Recording(wav(noise(75.0))), STREAMED) as session:
+    async with app.transcriber.transcribe(Recording(MemoryFile(wav(noise(75.0)))), STREAMED) as session:
         submit = await app.next_submit()
         await asyncio.sleep(0.2)
         assert len(app.replica.submits) == 1
@@ -230,6 +231,6 @@ async def test_the_first_text_is_not_held_up_by_the_encoding_of_more(app: App) -
 async def test_where_the_client_limits_the_tokens_nothing_is_asked_for_early(app: App) -> None:
     """There would be no second part to read the rest in."""
     async with app.transcriber.transcribe(
-        Recording(wav(noise(2.0))), msgspec.structs.replace(STREAMED, max_new_tokens=50)
+        Recording(MemoryFile(wav(noise(2.0)))), msgspec.structs.replace(STREAMED, max_new_tokens=50)
     ):
         assert not (await app.next_submit()).options.early_results

@@ -21,6 +21,7 @@ from asr_server.transcription.progress import ChunkProgress
 from asr_server.transcription.stall_watch import MAX_STEPS_IN_FLIGHT
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
+from tests.memory_file import MemoryFile
 from tests.vocabulary import make_tokenizer, words
 
 ENGLISH = DecodingOptions(language="en", timestamps=True)
@@ -55,7 +56,7 @@ async def transcriber(
 
 
 async def read(app: Transcriber, options: DecodingOptions = ENGLISH) -> str:
-    async with app.transcribe(Recording(wav(noise(75))), options) as session:
+    async with app.transcribe(Recording(MemoryFile(wav(noise(75)))), options) as session:
         return "".join([delta.text async for delta in session])
 
 
@@ -117,7 +118,7 @@ async def test_a_client_that_reads_slowly_does_not_end_its_request() -> None:
     async with (
         asyncio.timeout(30),
         transcriber(replica, StallLimits(request_s=0.2)) as app,
-        app.transcribe(Recording(wav(noise(75))), ENGLISH) as session,
+        app.transcribe(Recording(MemoryFile(wav(noise(75)))), ENGLISH) as session,
     ):
         deltas = aiter(session)
         first = await anext(deltas)

@@ -15,6 +15,7 @@ from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.transcription.chunk_reader import MAX_PARTS
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
+from tests.memory_file import MemoryFile
 from tests.speech import say as speak
 from tests.vocabulary import at, make_tokenizer, words
 
@@ -45,7 +46,7 @@ class RunningApp:
     async def transcribe(
         self, source: bytes, options: DecodingOptions = ENGLISH, speakers: tuple[str, ...] = ()
     ) -> tuple[list[TranscriptDelta], Transcript]:
-        recording = Recording(source, split_channels=bool(speakers))
+        recording = Recording(MemoryFile(source), split_channels=bool(speakers))
         async with self.transcriber.transcribe(recording, options, speakers) as session:
             deltas = [delta async for delta in session]
             return deltas, session.transcript()
@@ -92,7 +93,7 @@ async def test_deltas_come_in_the_order_of_the_file_whatever_order_the_chunks_ar
 
 async def test_the_first_delta_does_not_wait_for_the_second(app: RunningApp) -> None:
     app.replica.holding = True
-    async with app.transcriber.transcribe(Recording(THREE_CHUNKS), ENGLISH) as session:
+    async with app.transcriber.transcribe(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH) as session:
         deltas = aiter(session)
         await until(lambda: app.replica.held)
         app.replica.release(app.replica.held[0])
@@ -308,7 +309,7 @@ async def test_cancelling_a_request_cancels_its_chunks_and_closes_its_recording(
 
 async def test_leaving_early_cancels_the_rest(app: RunningApp) -> None:
     app.replica.holding = True
-    async with app.transcriber.transcribe(Recording(THREE_CHUNKS), ENGLISH):
+    async with app.transcriber.transcribe(Recording(MemoryFile(THREE_CHUNKS)), ENGLISH):
         await until(lambda: app.replica.held)
     assert app.dispatcher.num_chunks == 0
 
@@ -401,7 +402,7 @@ async def test_channels_are_transcribed_apart_and_interleaved(app: RunningApp) -
 async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningApp) -> None:
     app.replica.holding = True
     app.answer = lambda submit: say(t(0), *words(str(submit.id.chunk)), t(2))
-    recording = Recording(two_channels((0, 0, 75)), split_channels=True)
+    recording = Recording(MemoryFile(two_channels((0, 0, 75))), split_channels=True)
     async with app.transcriber.transcribe(recording, TIMED, ("ann", "bob")) as session:
         await until(lambda: len(app.replica.held) >= 2)
         app.replica.release(app.replica.held[0])
