@@ -107,10 +107,14 @@ def test_the_shared_types_import_nothing_of_ours() -> None:
     assert list(imports_of("asr_server.errors")) == []
 
 
-def test_tests_may_import_benchmarks_and_not_the_other_way() -> None:
+@pytest.mark.parametrize(
+    ("folder", "never"),
+    [("benchmarks", "tests|tools"), ("tools", "tests"), ("asr_server", "benchmarks|tests|tools")],
+)
+def test_what_tests_share_with_benchmarks_and_tools_lies_in_benchmarks(folder: str, never: str) -> None:
     wrong = [
         path.name
-        for path in (PACKAGE.parent / "benchmarks").rglob("*.py")
-        if re.search(r"^\s*(from|import) tests\b", path.read_text(), re.MULTILINE)
+        for path in (PACKAGE.parent / folder).rglob("*.py")
+        if re.search(rf"^\s*(from|import) ({never})\b", path.read_text(), re.MULTILINE)
     ]
     assert wrong == []

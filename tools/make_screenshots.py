@@ -22,8 +22,8 @@ from PIL import Image
 from playwright.sync_api import Browser, FilePayload, Page, ViewportSize, expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.api.sample_files import sound_file
-from tests.speech import Spoken, say
+from benchmarks.speech.digits import Spoken, say
+from benchmarks.uploads import wav
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 DESK: ViewportSize = {"width": 1000, "height": 760}
@@ -37,8 +37,8 @@ def save(page: Page, name: str, **options: Any) -> None:
     picture.quantize(128, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
 
 
-def wav(name: str, spoken: Spoken) -> FilePayload:
-    return {"name": name, "mimeType": "audio/wav", "buffer": sound_file(spoken.samples)}
+def file_of(name: str, spoken: Spoken) -> FilePayload:
+    return {"name": name, "mimeType": "audio/wav", "buffer": wav(spoken.samples)}
 
 
 @contextmanager
@@ -65,7 +65,8 @@ def transcribe_files(browser: Browser, url: str, name: str, **options: Any) -> N
     page.goto(url)
     long = say("31415926535897932384", gap_s=[0.2, 0.2, 0.9] * 6 + [0.2, 0.5])
     bad: FilePayload = {"name": "letter.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7"}
-    page.set_input_files("#files", [bad, wav("number.wav", say("271828", gap_s=0.3)), wav("order.wav", long)])
+    number = file_of("number.wav", say("271828", gap_s=0.3))
+    page.set_input_files("#files", [bad, number, file_of("order.wav", long)])
     page.locator("#cards .card:not(.is-working)").nth(2).wait_for()
     page.locator(".card .word").nth(7).click()
     page.mouse.move(0, 0)
@@ -77,7 +78,7 @@ def show_server(browser: Browser, url: str) -> None:
     worker = new_page(browser)
     worker.goto(url)
     spoken = say("3141592653" * 6, gap_s=0.3)
-    worker.set_input_files("#files", [wav(f"{number}.wav", spoken) for number in range(32)])
+    worker.set_input_files("#files", [file_of(f"{number}.wav", spoken) for number in range(32)])
     page = new_page(browser, viewport={"width": 1000, "height": 600}, color_scheme="dark")
     page.goto(f"{url}/#server")
     expect(page.locator("#throughput")).not_to_have_text(re.compile("^(0.0|–)$"))
