@@ -12,20 +12,56 @@ from typing import Any, Final
 import click
 
 from asr_server.checkpoint import CheckpointError
-from asr_server.cli.options import WRONG_USAGE, settings_from, settings_options
+from asr_server.cli.options import WRONG_USAGE, SectionedCommand, settings_from, settings_options
 from asr_server.cli.preflight import FOR_A_SERVER
-from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings
 from asr_server.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)
 
+FIRST: Final = frozenset(
+    {
+        *("model", "device", "dtype", "host", "port", "api_key"),
+        *("max_upload_bytes", "max_concurrent_requests", "log_level", "log_format"),
+    }
+)
+SECTIONS: Final = {
+    "Names and access": (
+        *("served_model_name", "model_alias", "api_key_file", "unknown_fields", "cors_origins"),
+        *("root_path", "ssl_certfile", "ssl_keyfile"),
+    ),
+    "Text": ("max_fallbacks", "check_voice", "max_chunk_s", "short_audio"),
+    "Live audio": (
+        *("max_realtime_sessions", "max_realtime_session_s", "max_realtime_idle_s", "realtime_interim_s"),
+        "wyoming_port",
+    ),
+    "Replicas": (
+        *("executor", "ray_address", "replicas", "replicas_per_device", "pin_cores", "tensor_parallel_size"),
+    ),
+    "Limits of recordings and requests": (
+        *("max_upload_memory_bytes", "max_audio_s", "max_decoded_bytes", "max_sample_rate", "max_channels"),
+        *("max_stall_s", "max_preprocess_s", "drain_s"),
+    ),
+    "Limits of connections": (
+        *("max_connections", "max_header_bytes", "header_timeout_s", "min_client_bytes_per_s"),
+        *("client_grace_s", "keep_alive_s"),
+    ),
+}
+TUNING: Final = frozenset(FIELDS) - FIRST - {name for names in SECTIONS.values() for name in names}
 
-@click.command()
+
+@click.command(cls=SectionedCommand, sections={**SECTIONS, "Tuning": TUNING})
 @click.argument("model_name", metavar="[MODEL]", required=False)
 @settings_options()
 def serve(model_name: str | None, **options: Any) -> None:
     """Serves MODEL: a short name (`asr-server models` lists them), a Hugging Face hub name, a directory or a
     file (the same as --model).
+
+    \b
+    asr-server serve
+    asr-server serve turbo --host 0.0.0.0 --port 9000 --api-key-file keys.txt
+
+    Exit status: 0, stopped by a signal; 1, the engine never started; 2, wrong settings; 3, the port is taken.
     """
     settings = settings_from(options, FOR_A_SERVER, model_name, _configure_logging)
     if settings.why_embedded:

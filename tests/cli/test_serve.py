@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from asr_server.cli import main
 from asr_server.cli.serve import serve
-from asr_server.config import EMBEDDED_MODEL, NO_PORT
+from asr_server.config import EMBEDDED_MODEL, FIELDS, NO_PORT, flag_name
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +45,16 @@ class Refusal:
 def _children_cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None:
+    lines = [line.strip() for line in CliRunner().invoke(main, ["serve", "--help"]).output.splitlines()]
+    order = ["asr-server serve turbo", "Options:", "--model", "--port", "--api-key TEXT", "Names and access:"]
+    order += ["Replicas:", "--replicas", "Limits of connections:", "Tuning:", "--max-slots"]
+    positions = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in order]
+    assert positions == sorted(positions)
+    listed = [line.split()[0] for line in lines if line.startswith("--")]
+    assert sorted(listed) == sorted(flag_name(setting) for setting in FIELDS)
 
 
 @pytest.mark.parametrize(
