@@ -2,7 +2,7 @@
 
 The flag is the field's name with dashes; the environment name is `ASR_SERVER_` and the field's name in
 capitals unless `env` says otherwise. A flag wins over the environment. Making a `Settings` checks all of its
-values together; what depends on the machine (files, a GPU) is checked by `cli/preflight.py`.
+values together; what depends on the machine (files, a GPU) is checked by `cli/options.py`.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ from asr_server.channel.messages import (
     StepTimes,
     Submit,
 )
-from asr_server.channel.spec import ReplicaSpec
-from asr_server.channel.zeromq import ZmqEngineServer
+from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
 from asr_server.dispatch.processes import MultiprocessExecutor

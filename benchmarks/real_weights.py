@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from asr_server.checkpoint import is_ctranslate2, own_cache, resolve_checkpoint, source_of
-from asr_server.model.convert import convert
+from asr_server.model.weights import convert
 
 
 def hugging_face_checkpoint(model: str) -> Path:

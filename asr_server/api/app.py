@@ -22,7 +22,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
-from asr_server.api import errors, metrics, openapi, routes
+from asr_server.api import errors, openapi, routes
 from asr_server.api.auth import ApiKeys
 from asr_server.api.form import UploadMemory
 from asr_server.api.middleware import (
@@ -100,7 +100,7 @@ def create_app(
     app.include_router(routes.audio)  # routes are tried in this order
     app.include_router(routes.probes)
     app.include_router(routes.models)
-    app.include_router(metrics.router)
+    app.include_router(routes.metrics_routes)
     app.include_router(realtime_router)
     routes.install_page(app)
     openapi.install(app, settings)

@@ -1,4 +1,7 @@
-"""Answers one transcription request: reads the form, transcribes, and sends the reply."""
+"""Answers one transcription request: reads the form, transcribes, and sends the reply, whole or as events.
+
+Server-sent events have OpenAI's streaming shapes.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,101 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from typing import Final, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from asr_server.api.connections import OVER_LIMIT, cancel_on_disconnect
 from asr_server.api.errors import body_of
-from asr_server.api.events import STREAM_END, EventWriter, event
 from asr_server.api.form import Form, read_form
 from asr_server.api.middleware import answer_headers
 from asr_server.api.request import TranscriptionRequest
+from asr_server.api.schemas import AudioFields, TextDelta, TextDone
 from asr_server.api.state import AppState
 from asr_server.audio import Recording
 from asr_server.config import Settings, naming
-from asr_server.core import Transcript
+from asr_server.core import Segment, Transcript, TranscriptDelta
 from asr_server.errors import ChunkFailed, Overloaded, RequestError, ServiceUnavailable, ShuttingDown
-from asr_server.formats import RenderOptions, ResponseFormat, render
+from asr_server.formats import (
+    DEFAULTS,
+    RenderOptions,
+    ResponseFormat,
+    diarized_segment,
+    languages_body,
+    logprobs_body,
+    render,
+    verbose_body,
+)
+from asr_server.formats.bodies import TokensUsage
 from asr_server.transcription import Transcriber, TranscriptionSession
+from asr_server.transcription.text import continuation
+
+STREAM_END: Final = b"data: [DONE]\n\n"
+
+
+class EventWriter:
+    """Turns transcript deltas into events. The deltas joined are the text of the last event."""
+
+    def __init__(self, fields: AudioFields, options: RenderOptions = DEFAULTS) -> None:
+        """With `diarized_json` each segment is a delta, and an event that names its speaker."""
+        self._fields = fields
+        self._options = options
+        self._text = ""  # of the segments so far
+        self._num_audio_tokens = 0
+        self._num_text_tokens = 0
+
+    def delta(self, delta: TranscriptDelta) -> bytes:
+        """Empty for a delta in which nothing was said."""
+        self._num_audio_tokens += delta.num_audio_tokens
+        self._num_text_tokens += delta.num_text_tokens
+        if not delta.text:
+            return b""
+        if self._fields.response_format == "diarized_json":
+            return b"".join(self._segment(segment, delta.language) for segment in delta.segments)
+        return event(
+            TextDelta(
+                delta=delta.text,
+                logprobs=logprobs_body(delta.logprobs) if self._options.with_logprobs else None,
+                usage=self._running_usage(),
+            )
+        )
+
+    def _segment(self, segment: Segment, language: str | None) -> bytes:
+        text, completed = continuation(self._text, segment.text, language), diarized_segment(segment)
+        self._text += text
+        delta = TextDelta(delta=text, segment_id=completed.id, usage=self._running_usage())
+        return event(delta) + event(completed)
+
+    def done(self, transcript: Transcript) -> bytes:
+        body = TextDone(
+            text=transcript.text,
+            languages=languages_body(transcript),
+            logprobs=logprobs_body(transcript.logprobs) if self._options.with_logprobs else None,
+            usage=self._usage() if self._fields.stream_include_usage else None,
+        )
+        if self._fields.stream_include_segments:
+            verbose = verbose_body(transcript, self._options)
+            body.language, body.duration = verbose.language, verbose.duration
+            body.segments, body.words = verbose.segments, verbose.words
+            body.truncated = transcript.is_cut_short or None
+        return event(body)
+
+    def _running_usage(self) -> TokensUsage | None:
+        return self._usage() if self._fields.stream_continuous_usage_stats else None
+
+    def _usage(self) -> TokensUsage:
+        """Strict clients refuse a usage by duration in a stream."""
+        return TokensUsage(
+            input_tokens=self._num_audio_tokens,
+            output_tokens=self._num_text_tokens,
+            total_tokens=self._num_audio_tokens + self._num_text_tokens,
+        )
+
+
+def event(body: BaseModel, exclude_none: bool = True) -> bytes:
+    return f"data: {body.model_dump_json(exclude_none=exclude_none)}\n\n".encode()
+
 
 Made = TypeVar("Made")
 RequestParser = Callable[[list[tuple[str, str]], Transcriber, Settings], TranscriptionRequest]

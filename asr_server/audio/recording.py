@@ -21,9 +21,8 @@ import msgspec
 from asr_server.audio.decoders import open_native
 from asr_server.audio.ffmpeg_client import RemoteStream
 from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
-from asr_server.audio.split import Splitter
+from asr_server.audio.split import Splitter, VoiceSplitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
-from asr_server.audio.voice_split import VoiceSplitter
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, VoiceChunking
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 

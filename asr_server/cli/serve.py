@@ -12,8 +12,13 @@ from typing import Any, Final
 import click
 
 from asr_server.checkpoint import CheckpointError
-from asr_server.cli.options import WRONG_USAGE, SectionedCommand, settings_from, settings_options
-from asr_server.cli.preflight import FOR_A_SERVER
+from asr_server.cli.options import (
+    FOR_A_SERVER,
+    WRONG_USAGE,
+    SectionedCommand,
+    settings_from,
+    settings_options,
+)
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings
 from asr_server.telemetry import configure_logging
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from asr_server.cli.options import WRONG_USAGE, SectionedCommand, settings_from, settings_options
-from asr_server.cli.preflight import FOR_A_MODEL
+from asr_server.cli.options import FOR_A_MODEL, WRONG_USAGE, SectionedCommand, settings_from, settings_options
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings, flag_name
 from asr_server.telemetry import configure_logging
 

@@ -7,8 +7,14 @@ import logging
 import threading
 from dataclasses import replace
 
-from asr_server.channel.inline import InlineEngineClient, InlineEngineServer
-from asr_server.channel.messages import Command, Drain, EngineServerClosed, Event
+from asr_server.channel.messages import (
+    Command,
+    Drain,
+    EngineServerClosed,
+    Event,
+    InlineEngineClient,
+    InlineEngineServer,
+)
 from asr_server.config import Settings
 from asr_server.dispatch.executor import ReplicaGone
 from asr_server.replica.loop import load_engine, run

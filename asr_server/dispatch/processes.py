@@ -17,8 +17,7 @@ from typing import Any
 import zmq
 
 from asr_server.channel.messages import Command, Drain, Event
-from asr_server.channel.spec import ReplicaSpec
-from asr_server.channel.zeromq import ZmqEngineClient, remove_abandoned_folders
+from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient, remove_abandoned_folders
 from asr_server.config import Settings
 from asr_server.dispatch.executor import ReplicaGone
 from asr_server.machine import child_environment, cores_of, visible_gpus

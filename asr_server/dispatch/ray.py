@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 
 from asr_server import __version__
 from asr_server.channel.messages import Event, LogLine
-from asr_server.channel.spec import ReplicaSpec
 from asr_server.channel.tcp import TcpEngineClient
+from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.checkpoint import name_elsewhere
 from asr_server.config import Settings
 from asr_server.dispatch.executor import StartImpossible

@@ -24,8 +24,14 @@ from asr_server.offline.manifest import (
     read_entries,
 )
 from asr_server.offline.outputs import OutputError, check_writable
-from asr_server.offline.progress import SOME_FAILED, SUCCESS
-from asr_server.offline.run import FILES_AT_ONCE, INTERRUPTED, TERMINATED, cancel_on_sigterm
+from asr_server.offline.run import (
+    FILES_AT_ONCE,
+    INTERRUPTED,
+    SOME_FAILED,
+    SUCCESS,
+    TERMINATED,
+    cancel_on_sigterm,
+)
 from asr_server.transcription import first_error
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go

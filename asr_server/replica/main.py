@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Final
 from setproctitle import setproctitle
 
 from asr_server import __version__
-from asr_server.channel.spec import ReplicaSpec
 from asr_server.channel.tcp import TcpEngineServer
-from asr_server.channel.zeromq import ZmqEngineServer
+from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
 from asr_server.checkpoint import CheckpointError, resolve_checkpoint
 from asr_server.machine import (
     be_killed_with_the_parent,

@@ -22,7 +22,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from asr_server.channel.messages import FROZEN_AFTER_S, HEARTBEAT_S, SILENT_STARTUP_LIMIT_S
-from asr_server.channel.spec import ChildSpec
+from asr_server.channel.zeromq import ChildSpec
 from asr_server.config import Settings
 from asr_server.machine import (
     be_killed_with_the_parent,

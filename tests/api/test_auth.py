@@ -10,7 +10,7 @@ import pytest
 from asr_server.api import auth
 from asr_server.api.auth import KeyFile, read_keys
 from tests.api.running_app import run_app
-from tests.cli.test_preflight import problems
+from tests.cli.test_options import problems
 from tests.embedded import embedded
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from asr_server.api import transcribe
-from asr_server.api.events import EventWriter
 from asr_server.api.middleware import answer_headers
-from asr_server.api.transcribe import _body_response
+from asr_server.api.transcribe import EventWriter, _body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
 from asr_server.core import ChunkResult

@@ -4,8 +4,15 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from asr_server.channel.inline import InlineEngineClient, InlineEngineServer
-from asr_server.channel.messages import Credit, Drain, EarlyResult, Result, Submit
+from asr_server.channel.messages import (
+    Credit,
+    Drain,
+    EarlyResult,
+    InlineEngineClient,
+    InlineEngineServer,
+    Result,
+    Submit,
+)
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkId, DecodingOptions

@@ -30,7 +30,7 @@ from tests.checkpoint.foreign_models import (
     write_openai,
 )
 from tests.checkpoints import narrow_large_directory, pocket_directory
-from tests.model.test_convert import logits_are_the_same
+from tests.model.test_weights_convert import logits_are_the_same
 from tests.model.test_whisper import CLIPS, TOKENS, our_logits
 from tests.real_weights import hugging_face_checkpoint, real_checkpoint
 

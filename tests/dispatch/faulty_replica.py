@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from asr_server.channel.messages import Command, Submit
-from asr_server.channel.spec import ReplicaSpec
+from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.core import Samples
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.replica import main as replica

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asr_server.cli.preflight import ray_package
+from asr_server.cli.options import ray_package
 from tests.cli.test_manifest import errors, results, write_manifest
 from tests.cli.test_transcribe import COMMAND, heard, record
 from tests.embedded import embedded
@@ -23,7 +23,7 @@ ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.cli.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("asr_server.cli.options.find_spec", lambda name: None)
     (problem,) = ray_package(embedded(executor="ray"))
     assert problem.endswith("needs Ray, an extra: pip install 'asr-server[ray]'")
     assert not list(ray_package(embedded()))

@@ -19,8 +19,7 @@ from asr_server.formats import ResponseFormat
 from asr_server.offline.inputs import Failure, Input
 from asr_server.offline.local import OnProgress, TranscribeJob
 from asr_server.offline.outputs import FolderOutputs, Outputs, StandardOutput
-from asr_server.offline.progress import ProgressBars, Summary
-from asr_server.offline.run import Batch
+from asr_server.offline.run import Batch, ProgressBars, Summary
 from tests.formats.samples import transcript
 
 Answer = Transcript | Exception

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -66,7 +67,9 @@ class Base(msgspec.Struct):
 
     async def hear(self, sound: Samples, prompt: str = "") -> Transcript:
         options = self.transcriber.options_for("en", prompt)
-        return await self.transcriber.transcribe(wav(sound), lambda *_: None, options)
+        with tempfile.TemporaryFile() as file:
+            file.write(wav(sound))
+            return await self.transcriber.transcribe(file, lambda *_: None, options)
 
     async def texts(self, sounds: list[Samples]) -> list[str]:
         heard = await asyncio.gather(*(self.hear(sound) for sound in sounds))

@@ -1,7 +1,6 @@
 import asyncio
 
-from asr_server.channel.inline import InlineEngineClient, InlineEngineServer
-from asr_server.channel.messages import Cancel, Credit
+from asr_server.channel.messages import Cancel, Credit, InlineEngineClient, InlineEngineServer
 
 
 async def test_inline_ends_pass_objects_between_thread_and_loop() -> None:

@@ -17,12 +17,12 @@ from huggingface_hub import constants
 from asr_server.checkpoint import (
     CheckpointError,
     find_weights,
-    hub,
     name_elsewhere,
     own_cache,
     resolve_checkpoint,
     revision_of,
     source_of,
+    sources,
     tokenizer_of,
 )
 from tests.checkpoint.fake_hub import BLOCK_BYTES, COMMIT, FakeHub, running_hub
@@ -41,7 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(sources, "_PAUSE_S", 0.01)
     return tmp_path / "home"
 
 
@@ -107,7 +107,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_ended(fake: FakeHub) -> Non
 
 
 def test_what_has_arrived_is_kept_for_the_next_call(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.cut_after[WEIGHTS] = [3 * BLOCK_BYTES] * (1 + hub.TRIES)
+    fake.cut_after[WEIGHTS] = [3 * BLOCK_BYTES] * (1 + sources.TRIES)
     message = refusal()
     assert f"the download of {WEIGHTS} broke off (" in message
     assert "what has arrived is kept: try again" in message
@@ -163,8 +163,8 @@ def test_a_hub_that_cannot_be_reached_is_said_with_the_way_without_it() -> None:
 
 
 def test_a_silent_hub_is_waited_for_once_and_not_long(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hub.ANSWER_LIMIT_S + hub.CONNECT_LIMIT_S <= 10
-    monkeypatch.setattr(hub, "ANSWER_LIMIT_S", 0.5)
+    assert sources.ANSWER_LIMIT_S + sources.CONNECT_LIMIT_S <= 10
+    monkeypatch.setattr(sources, "ANSWER_LIMIT_S", 0.5)
     fake.silent = threading.Event()
     started_s = time.monotonic()
     assert "cannot be reached (no answer within 0.5 s)" in refusal()

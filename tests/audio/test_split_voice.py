@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asr_server.audio.voice_split import VoiceSplitter
+from asr_server.audio.split import VoiceSplitter
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, VoiceChunking
 from tests.audio.audio_files import pieces_by
 from tests.noises import make_noise

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from asr_server import __version__
-from asr_server.api.metrics import _buckets
+from asr_server.api.routes import _buckets
 from asr_server.audio import Recording
 from asr_server.channel.messages import Event
 from asr_server.dispatch.executor import ReplicaGone

@@ -1,7 +1,7 @@
 import json
 
-from asr_server.api.events import EventWriter
 from asr_server.api.schemas import AudioFields
+from asr_server.api.transcribe import EventWriter
 from asr_server.core import TranscriptDelta
 from asr_server.formats import RenderOptions
 from tests.formats.samples import ONE

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from asr_server.checkpoint import CheckpointError
-from asr_server.cli import preflight
-from asr_server.cli.preflight import FOR_A_MODEL, FOR_A_SERVER, SettingsError, checked_settings
+from asr_server.cli import options
+from asr_server.cli.options import FOR_A_MODEL, FOR_A_SERVER, SettingsError, checked_settings
 from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, allowed_values, environment_name, flag_name
 from tests.embedded import embedded
 
@@ -93,7 +93,7 @@ def test_a_model_on_the_hub_is_not_asked_for_while_something_else_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "asr_server.cli.preflight.resolve_checkpoint", lambda name: pytest.fail("asked the hub")
+        "asr_server.cli.options.resolve_checkpoint", lambda name: pytest.fail("asked the hub")
     )
     assert len(problems(model="openai/whisper-tiny", replicas="-1")) == 1
 
@@ -104,7 +104,7 @@ def test_only_a_model_that_nobody_asked_for_gives_way_to_the_embedded_one(
     def nowhere(name: str) -> Path:
         raise CheckpointError(f"{name} is nowhere")
 
-    monkeypatch.setattr("asr_server.cli.preflight.resolve_checkpoint", nowhere)
+    monkeypatch.setattr("asr_server.cli.options.resolve_checkpoint", nowhere)
     settings = checked_settings({})
     assert (settings.serves_embedded_model, settings.model_names[0]) == (True, "whisper-digits")
     assert settings.why_embedded == "base is nowhere"
@@ -117,7 +117,7 @@ def test_logging_is_set_up_before_a_model_is_fetched_and_after_the_settings_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     happened: list[str] = []
-    monkeypatch.setattr("asr_server.cli.preflight.resolve_checkpoint", lambda name: happened.append(name))
+    monkeypatch.setattr("asr_server.cli.options.resolve_checkpoint", lambda name: happened.append(name))
     checked_settings({"model": "turbo"}, before_fetch=lambda settings: happened.append(settings.model))
     assert happened == ["turbo", "turbo"]
     with pytest.raises(SettingsError):
@@ -180,6 +180,6 @@ def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
 
 
 def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
     (missing,) = problems(wyoming_port=0)
     assert missing.endswith("needs the package wyoming: pip install 'asr-server[wyoming]'")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from asr_server.checkpoint import CheckpointError, names, own_cache, resolve_checkpoint, source_of, wheels
+from asr_server.checkpoint import CheckpointError, names, own_cache, resolve_checkpoint, source_of, sources
 from asr_server.checkpoint.names import Published, Wheels
 from tests.checkpoint.fake_hub import running_hub
 from tests.checkpoint.foreign_models import write_ctranslate2
@@ -106,14 +106,14 @@ def test_a_package_that_lacks_its_files_is_named_as_damaged(index: Path) -> None
 
 
 def test_without_pip_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "_PIP", ("-m", "no_such_pip"))
+    monkeypatch.setattr(sources, "_PIP", ("-m", "no_such_pip"))
     assert f"did not give pocket-one==1.0 ({sys.executable}: No module named no_such_pip)" in refusal()
 
 
 def test_an_index_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setattr(wheels, "SILENCE_LIMIT_S", 2.0)
+    monkeypatch.setattr(sources, "WHEEL_SILENCE_LIMIT_S", 2.0)
     with running_hub(tmp_path) as silent:
         silent.silent = threading.Event()
         monkeypatch.setenv("PIP_INDEX_URL", silent.url)
