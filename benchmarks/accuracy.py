@@ -3,6 +3,7 @@
     python -m benchmarks.accuracy                            whisper-base, every corpus that is installed
     python -m benchmarks.accuracy --corpora librivox fillets --most 100 --systems ours "faster-whisper int8"
     python -m benchmarks.accuracy --manifest talks.jsonl --url http://gpu-host:8000     your own recordings
+    python -m benchmarks.accuracy --corpora noises --most 400         forty minutes without a word
     python -m benchmarks.accuracy --quick                    a few recordings and two peers
 
 Words are counted (characters in Chinese and Japanese) as `benchmarks.speech.error_rates` says: substituted,
@@ -33,7 +34,7 @@ from rich.table import Table
 from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, pyplot, quantile, write_json
 from benchmarks.speech import Clip, word_errors
-from benchmarks.speech.corpora import CORPORA, known_clips
+from benchmarks.speech.corpora import CORPORA, SPEECH, known_clips
 from benchmarks.speech.error_rates import Score, TimedWord, time_errors_s, total
 from benchmarks.transcribers import SYSTEMS, Heard, Task, package_of
 
@@ -135,7 +136,7 @@ def show(scores: Scores, groups: Mapping[str, Sequence[Clip]], console: Console)
             table.add_row(
                 f"{group} ({len(clips)})",
                 system,
-                f"{summed.error_rate:.1%}",
+                f"{summed.error_rate:.1%}" if summed.num_words else "",
                 f"{summed.substitutions} / {summed.insertions} / {summed.deletions}",
                 str(summed.num_words),
                 str(sum(each.errors > 0 for each in own)),
@@ -207,7 +208,7 @@ def figures(
 def parse() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, plots=True)
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
-    parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(CORPORA))
+    parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(SPEECH))
     parser.add_argument("--most", type=int, default=60, help="recordings of each corpus")
     parser.add_argument("--manifest", type=Path, help="these recordings instead")
     parser.add_argument("--url", default="", help="of a server that runs, which is `ours` then")

@@ -98,7 +98,7 @@ def openai_whisper(task: Task, **options: Any) -> Iterator[Transcribe]:
 
 
 @contextmanager
-def faster_whisper(task: Task, *, dtype: str, batched: bool = False) -> Iterator[Transcribe]:
+def faster_whisper(task: Task, *, dtype: str, batched: bool = False, **options: Any) -> Iterator[Transcribe]:
     from faster_whisper import BatchedInferencePipeline, WhisperModel
 
     threads = len(os.sched_getaffinity(0))
@@ -110,7 +110,9 @@ def faster_whisper(task: Task, *, dtype: str, batched: bool = False) -> Iterator
     )
 
     def one(clip: Clip) -> Heard:
-        segments, _ = recognise(clip.samples(), language=clip.language, word_timestamps=task.with_times)
+        segments, _ = recognise(
+            clip.samples(), language=clip.language, word_timestamps=task.with_times, **options
+        )
         read = list(segments)
         words = [word for segment in read for word in segment.words or ()]
         return Heard(
@@ -180,6 +182,7 @@ SYSTEMS: dict[str, System] = {
     "openai-whisper": partial(openai_whisper, beam_size=5, best_of=5),  # as its command line does
     "faster-whisper int8": partial(faster_whisper, dtype="int8"),
     "faster-whisper float32": partial(faster_whisper, dtype="float32"),
+    "faster-whisper float32 voice filter": partial(faster_whisper, dtype="float32", vad_filter=True),
     "faster-whisper batched int8": partial(faster_whisper, dtype="int8", batched=True),
     "faster-whisper batched float32": partial(faster_whisper, dtype="float32", batched=True),
     "transformers": transformers,

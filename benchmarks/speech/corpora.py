@@ -165,6 +165,22 @@ def fillets() -> list[Clip]:
     return list({clip.path: clip for clip in clips}.values())
 
 
+def noises() -> list[Clip]:
+    """Forty minutes in which nobody speaks, made when they are first asked for."""
+    from benchmarks.speech.noises import forty_minutes
+
+    clips = []
+    for name, samples in forty_minutes():
+        path = CACHE / f"noises/{name}.flac"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            soundfile.write(part, samples, SAMPLE_RATE, format="FLAC")
+            part.replace(path)
+        clips.append(Clip(f"noises/{name}", "noises", path, "", "en", "made here"))
+    return clips
+
+
 def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", lambda match: " " if match[1] == "n" else match[1], text)
 
@@ -177,6 +193,8 @@ CORPORA: dict[str, Callable[[], list[Clip]]] = {
     "audioeval": audioeval,
     "fillets": fillets,
 }
+SPEECH: tuple[str, ...] = tuple(CORPORA)
+CORPORA["noises"] = noises
 
 
 @cache
@@ -186,8 +204,8 @@ def corpus(name: str) -> tuple[Clip, ...]:
 
 
 def corpora() -> tuple[Clip, ...]:
-    """All clips of all corpora that are installed."""
-    return tuple(clip for name in CORPORA for clip in corpus(name))
+    """All clips of people that are installed."""
+    return tuple(clip for name in SPEECH for clip in corpus(name))
 
 
 def sample(clips: tuple[Clip, ...], count: int, seed: int = 0) -> tuple[Clip, ...]:

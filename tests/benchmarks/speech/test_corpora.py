@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.speech.corpora import CORPORA, corpora, corpus, sample
+from benchmarks.speech.corpora import SPEECH, corpora, corpus, sample
 
 
 def installed(name: str) -> None:
@@ -12,7 +12,7 @@ def installed(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", [*SPEECH, pytest.param("noises", marks=pytest.mark.trial)])
 def test_every_clip_of_a_corpus_can_be_read_and_is_named_once(name: str) -> None:
     installed(name)
     clips = corpus(name)
