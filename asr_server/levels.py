@@ -15,8 +15,8 @@ HOP = SAMPLE_RATE // 200  # 5 ms
 HOPS_PER_LEVEL = 4  # 20 ms
 MAX_OFFSET = 1e-3
 FLOOR_DB = -90.0  # the last bit of 16
-# Quiet speech that peaks at -50 dBFS has its vowels at -60: what stays under this is the recorder's noise.
-SILENCE_DB = -72.0
+# People whose recordings peak at -50 dBFS begin and end words above it: beneath is the recorder's noise.
+SILENCE_DB = -78.0
 MIN_PAUSE_HOPS = 6  # 30 ms
 BELOW_LOUDEST = 10**-4.5  # in power, 45 dB: the faintest consonants lie some 35 dB below the loudest vowels
 # Noise is what the quietest stretch is full of. A closure between words that run on is shorter than this.

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from asr_server.audio.split import MARGIN, MIN_REST, MIN_SILENCE, Splitter, quietest_cut
 from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Silence
 from asr_server.levels import decibels, powers
+from benchmarks.speech import corpus
 from tests.audio.audio_files import audio_of, pieces_by
 from tests.long_recordings import digits_not_whole, long_recording
-from tests.speech import Spoken, say, silence
+from tests.speech import Spoken, audible, say, silence
 
 MAX_CHUNK = 30 * SAMPLE_RATE
 
@@ -49,6 +50,27 @@ def test_no_cut_falls_inside_a_word(voice: str, level: float, offset: float) -> 
     pieces = split(samples)
     assert len(pieces) >= 3
     assert cuts_inside_words(pieces, talk) == 0
+
+
+def test_people_who_speak_faintly_are_sent_whole() -> None:
+    """With peaks at -50 dBFS, behind pauses of three seconds, in 16 bits."""
+    clips = [clip for name in ("librivox", "cards", "audioeval") for clip in corpus(name)]
+    if len(clips) < 30:
+        pytest.skip("the recordings of people are not here; benchmarks/speech/install.sh fetches them")
+    parts, said, at = list[Samples](), list[tuple[int, int]](), 0
+    for clip in clips:
+        samples = clip.samples()
+        first, last = audible(samples)
+        samples = samples[first:last] * np.float32(10 ** (-50 / 20) / np.abs(samples).max())
+        said.append((at, at + len(samples)))
+        parts += [samples, silence(3.0)]
+        at += len(samples) + len(parts[-1])
+    sound = np.asarray(np.round(np.concatenate(parts) * 2**15) / 2**15, np.float32)
+    left_out = np.ones(len(sound), bool)
+    for chunk in chunks(split(sound)):
+        left_out[chunk.start_sample : chunk.start_sample + len(chunk.samples)] = False
+    cut = [clip.name for clip, (first, last) in zip(clips, said, strict=True) if left_out[first:last].any()]
+    assert cut == []
 
 
 @pytest.mark.parametrize("max_chunk_s", [3, 6, 8, 15])

@@ -17,6 +17,7 @@ import pytest
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript, Word
 from benchmarks.speech import Clip, corpus
 from tests.real_weights import real_checkpoint
+from tests.speech import audible
 from tests.transcription.pipeline import transcribe
 
 WORDS = DecodingOptions(
@@ -51,14 +52,6 @@ def joined(clips: list[Clip], pauses_s: list[float], lead: Samples) -> Joined:
         parts += [samples, silence(pause_s)]
         at += len(samples) + len(parts[-1])
     return Joined(np.concatenate(parts), spoken)
-
-
-def audible(samples: Samples) -> tuple[int, int]:
-    """The first and the last sample within 25 dB of the loudest 5 ms, which hiss and breath are not."""
-    hop = SAMPLE_RATE // 200
-    powers = (samples[: len(samples) // hop * hop].reshape(-1, hop) ** 2).mean(1)
-    loud = np.flatnonzero(powers > powers.max() * 10**-2.5)
-    return int(loud[0]) * hop, (int(loud[-1]) + 1) * hop
 
 
 def silence(duration_s: float) -> Samples:
