@@ -401,14 +401,12 @@ async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
 # -- Hours --------------------------------------------------------------------------------------------------
 
 TEN_MINUTES_S = 600.0
-NUM_PIECES = 18  # three hours
-COMPARED = (0, 9, 17)
 
 
 def ten_minutes(seed: int) -> Speech:
     """Sentences in an order of its own, with pauses of its own."""
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(sentences()))
+    order = rng.permutation(min(200, len(sentences())))  # half an hour: each has to be synthesised once
     pauses_s = rng.uniform(0.3, 3.0, len(order)).tolist()
     total_s, count = 0.0, 0
     while total_s < TEN_MINUTES_S and count < len(order):
@@ -419,18 +417,21 @@ def ten_minutes(seed: int) -> Speech:
 
 @pytest.mark.trial
 @pytest.mark.timeout(3 * 3600)
-async def test_an_engine_says_the_same_after_three_hours_as_a_fresh_one() -> None:
-    """Words and their times, of the first, the tenth and the last ten minutes: more would take too long."""
+@pytest.mark.parametrize(("name", "num_pieces"), [("tiny.en", 6), ("base", 18)])
+async def test_an_engine_says_the_same_after_hours_as_a_fresh_one(name: str, num_pieces: int) -> None:
+    """Words and their times, of the first ten minutes, the middle ones and the last: more would take long."""
     needs_voice()
-    model, words = str(real_checkpoint("base")), {"timestamp_granularities[]": "word"}
+    # In float32, as all that is compared word by word: bfloat16's near ties depend on what else is computed.
+    command = (str(real_checkpoint(name)), "--dtype", "float32")
+    words = {"timestamp_granularities[]": "word"}
     heard = []
-    with run_server(model) as server:
+    with run_server(*command) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
-            for number in range(NUM_PIECES):
+            for number in range(num_pieces):
                 body = await verbose_json(http, ten_minutes(number).samples, **words)
                 heard.append((body["text"], body["words"]))
-    for number in COMPARED:
-        with run_server(model) as server:
+    for number in (0, num_pieces // 2, num_pieces - 1):
+        with run_server(*command) as server:
             async with httpx.AsyncClient(base_url=server.url) as http:
                 body = await verbose_json(http, ten_minutes(number).samples, **words)
         assert (body["text"], body["words"]) == heard[number], f"ten minutes number {number}"
