@@ -39,7 +39,7 @@ from asr_server.formats import (
 )
 from asr_server.formats.bodies import TokensUsage
 from asr_server.transcription import Transcriber, TranscriptionSession
-from asr_server.transcription.text import continuation
+from asr_server.transcription.language import continuation
 
 STREAM_END: Final = b"data: [DONE]\n\n"
 

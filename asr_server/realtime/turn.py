@@ -55,7 +55,7 @@ from asr_server.realtime.turn_types import (
     agree,
     conclude,
 )
-from asr_server.transcription.text import continuation
+from asr_server.transcription.language import continuation
 
 MIN_COMMIT_MS: Final = 100
 

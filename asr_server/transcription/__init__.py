@@ -3,8 +3,8 @@
 The API and the offline command use it. It knows no HTTP.
 """
 
+from asr_server.transcription.chunk_reader import prompt_tokens
 from asr_server.transcription.language import Languages
-from asr_server.transcription.prompt import prompt_tokens
 from asr_server.transcription.session import TranscriptionSession
 from asr_server.transcription.stall_watch import StallLimits
 from asr_server.transcription.transcriber import Transcriber, first_error

@@ -1,22 +1,165 @@
-"""Reads one chunk to its end: part after part, in the language that is found. Used by `session.py`."""
+"""Reads one chunk to its end: part after part, in the language that is found. Used by `session.py`.
+
+A part's prompt is what the request gave, and where it asks for it the text so far, by openai-whisper's rules
+(`transcribe.py`, `condition_on_previous_text`). `prompt_tokens` makes one of a prompt and keywords, for those
+who make decoding options. Runs no model: chunks go to `dispatch`.
+
+`ChunkProgress` holds what is final of a chunk while it is still being read, for a stream that must not take
+anything back. A replica reports the segments of a part as they are closed (`EarlyResult`), once they are
+plausible by themselves. They stand, whatever comes of the rest: where the whole part fails the temperature
+ladder or is judged silence, or another replica takes over and reads differently, the part ends with them, and
+what follows is read again as the next part, like any tail that was left unread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from asr_server.audio import PreprocessPool
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.core import Chunk, ChunkResult, DecodingOptions
+from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.transcription import assembly, segment_times, voice_check
-from asr_server.transcription.assembly import DecodedPart
+from asr_server.transcription import voice_check
 from asr_server.transcription.language_detector import LanguageDetector
-from asr_server.transcription.previous_text import PreviousText
-from asr_server.transcription.progress import ChunkProgress, EarlyResults
+from asr_server.transcription.segments import (
+    DecodedPart,
+    decode_part,
+    is_silence,
+    num_spans,
+    unread_tail,
+    with_words_until,
+)
 from asr_server.transcription.stall_watch import StallWatch
+
+# Half of Whisper's text positions, less <|startofprev|>: the rule of openai-whisper.
+MAX_PROMPT_TOKENS: Final = 223
+MAX_KEYWORD_TOKENS: Final = 111  # the keywords may not push the whole prompt out
+MAX_CHARS: Final = 8192  # more can never fit; keeps a huge field from costing time
+
+
+class Encoder(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+
+def prompt_tokens(encoder: Encoder, prompt: str, keywords: Sequence[str] = ()) -> tuple[int, ...]:
+    """Text tokens for <|startofprev|>: keywords first, then the prompt, whose end is what counts.
+
+    The text of special tokens in either is ordinary text to the encoder, never a command to the model.
+    """
+    listed = ", ".join(word.strip() for word in keywords if word.strip())
+    heard_for = _tokens(encoder, listed[:MAX_CHARS])[:MAX_KEYWORD_TOKENS]
+    context = _tokens(encoder, prompt[-MAX_CHARS:])
+    return (*heard_for, *context[-(MAX_PROMPT_TOKENS - len(heard_for)) :])
+
+
+def _tokens(encoder: Encoder, text: str) -> list[int]:
+    text = text.strip()
+    return encoder.encode(" " + text) if text else []
+
+
+UNRELIABLE_TEMPERATURE: Final = 0.5  # above it a text is no prompt for the next
+
+
+class PreviousText:
+    def __init__(self, prompt_tokens: tuple[int, ...]) -> None:
+        self.tokens = prompt_tokens  # to decode the next part with
+
+    def add(self, part: DecodedPart) -> None:
+        """Timestamps stay within the text. A part in which nobody speaks changes nothing."""
+        if part.result.temperature > UNRELIABLE_TEMPERATURE and part.num_read:
+            self.tokens = ()
+            return
+        heard = tuple(token for span in part.spans for token in span.tokens)
+        self.tokens = (*self.tokens, *heard)[-MAX_PROMPT_TOKENS:]
+
+
+NOTHING: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
+
+
+class ChunkProgress:
+    """A chunk on its way: its finished parts, and of the one under way what is final."""
+
+    def __init__(self) -> None:
+        self.parts: list[DecodedPart] = []
+        self._task: asyncio.Task[list[DecodedPart]] | None = None
+        self._changed = asyncio.Event()
+        self._has_begun = asyncio.Event()
+
+    def watch(self, task: asyncio.Task[list[DecodedPart]]) -> None:
+        """The task that reads the chunk."""
+        self._task = task
+        task.add_done_callback(lambda _: self._on_change())
+
+    def report(self, parts: list[DecodedPart]) -> None:
+        self.parts = parts
+        self._on_change()
+
+    def num_spans(self, part: int) -> int:
+        """Of the part with this number, reported so far: they stand."""
+        return len(self.parts[part].spans) if part < len(self.parts) else 0
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._has_begun.set()
+
+    def on_wait_for_others(self) -> None:
+        """What ends this chunk are other chunks, which may wait for its first text: they need not."""
+        self._has_begun.set()
+
+    async def first_text(self) -> None:
+        """Waits for the first report, for the end where there is none, or until others must go on first."""
+        await self._has_begun.wait()
+
+    async def is_finished(self) -> bool:
+        """Waits for more; whether that was the last of it."""
+        await self._changed.wait()
+        self._changed.clear()
+        return self._task is not None and self._task.done()
+
+    async def result(self) -> list[DecodedPart]:
+        """All parts. Raises what has ended the reading."""
+        assert self._task is not None
+        return await self._task
+
+
+class EarlyResults:
+    """What has been reported of one part."""
+
+    def __init__(self) -> None:
+        self.last: ChunkResult | None = None
+
+    def add(self, result: ChunkResult) -> bool:
+        """False for one that does not go on from the last one: it comes from another replica."""
+        if not self._is_beginning_of(result):
+            return False
+        self.last = result
+        return True
+
+    def keep(self, result: ChunkResult, options: DecodingOptions) -> ChunkResult:
+        """The part's result; what has been reported where that would take it back."""
+        if self.last is None or (self._is_beginning_of(result) and not is_silence(result, options)):
+            return result
+        return self.last
+
+    def _is_beginning_of(self, result: ChunkResult) -> bool:
+        last = self.last
+        return last is None or result.tokens[: len(last.tokens)] == last.tokens
+
+
+def beyond(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDelta:
+    """What `whole` has that has not been sent of it yet."""
+    assert whole.text.startswith(sent.text), "a delta is final when it is sent"
+    return msgspec.structs.replace(
+        whole,
+        text=whole.text[len(sent.text) :],
+        logprobs=whole.logprobs[len(sent.logprobs) :],
+        num_text_tokens=whole.num_text_tokens - sent.num_text_tokens,
+    )
+
 
 MAX_PARTS: Final = 8  # tries at one chunk's unread tails
 
@@ -73,7 +216,7 @@ class ChunkReader:
         if self._voice_pool is None or options.word_timestamps or not options.segment_times:
             return parts
         with self._watch.waiting_for_pool():
-            return await segment_times.without_silent_edges(parts, chunk, self._voice_pool)
+            return await voice_check.without_silent_edges(parts, chunk, self._voice_pool)
 
     async def _read_parts(
         self, chunk: Chunk, language: str | None, progress: ChunkProgress, first_part: int = 0
@@ -103,19 +246,19 @@ class ChunkReader:
             if _stopped_nowhere(result, options) and part == first_part:
                 options = msgspec.structs.replace(options, timestamps=True)
                 continue
-            decoded = assembly.decode_part(tail, result, options, self._tokenizer)
-            if assembly.is_silence(result, options):
-                num_dropped = assembly.num_spans(tail, result, self._tokenizer)
+            decoded = decode_part(tail, result, options, self._tokenizer)
+            if is_silence(result, options):
+                num_dropped = num_spans(tail, result, self._tokenizer)
                 self._handle.stats.on_segments_dropped("judged_silence", num_dropped)
             if self._voice_pool is not None:
-                num_spans = len(decoded.spans)
+                num_decoded = len(decoded.spans)
                 num_sent = progress.num_spans(part=len(parts))
                 may_go_on = not is_last and options.max_new_tokens is None
                 with self._watch.waiting_for_pool():
                     decoded = await voice_check.drop_inventions(
                         decoded, tail, self._voice_pool, num_sent, may_go_on
                     )
-                self._handle.stats.on_segments_dropped("no_voice", num_spans - len(decoded.spans))
+                self._handle.stats.on_segments_dropped("no_voice", num_decoded - len(decoded.spans))
             parts.append(decoded)
             previous_text.add(decoded)
             tail = None if is_last else await self._rest(tail, parts)
@@ -123,7 +266,7 @@ class ChunkReader:
 
     async def _rest(self, chunk: Chunk, parts: list[DecodedPart]) -> Chunk | None:
         """What is left to read of that which the last part was read from."""
-        tail = assembly.unread_tail(chunk, parts[-1])
+        tail = unread_tail(chunk, parts[-1])
         if tail is not None:
             self._handle.stats.on_read_again("unread_tail")
             return tail
@@ -133,7 +276,7 @@ class ChunkReader:
             tail = await voice_check.passed_over(chunk, parts[-1], self._voice_pool)
         if tail is not None:
             self._handle.stats.on_read_again("speech_passed_over")
-            parts[-1] = assembly.with_words_until(parts[-1], tail.start_s - chunk.start_s)
+            parts[-1] = with_words_until(parts[-1], tail.start_s - chunk.start_s)
         return tail
 
     def _reporter(
@@ -147,7 +290,7 @@ class ChunkReader:
         """Tells `progress` of the segments closed in the part under way, behind the parts before it."""
 
         def on_early_result(result: ChunkResult) -> None:
-            decoded = assembly.decode_part(chunk, result, options, self._tokenizer)
+            decoded = decode_part(chunk, result, options, self._tokenizer)
             if self._is_final(decoded) and early_results.add(result):
                 progress.report([*before, decoded])
 

@@ -1,4 +1,4 @@
-"""Maps the names of languages that clients write to Whisper's codes and OpenAI's names."""
+"""Maps the names of languages that clients write to Whisper's codes and OpenAI's names; joins their texts."""
 
 from __future__ import annotations
 
@@ -205,3 +205,15 @@ def likeliest(probabilities: Mapping[str, float], candidates: Collection[str]) -
     """The most probable language among the candidates; no candidates: among all."""
     eligible = [code for code in probabilities if code in candidates] or list(probabilities)
     return max(eligible, key=probabilities.__getitem__)
+
+
+def continuation(so_far: str, text: str, language: str | None) -> str:
+    """What `text` adds to the end of `so_far`: no space around the whole, one between two stretches.
+
+    Languages written without spaces get one only where the model wrote it.
+    """
+    words = text.strip()
+    if not so_far or not words:
+        return words
+    spaced = language not in UNSPACED or text[0].isspace()
+    return f" {words}" if spaced else words

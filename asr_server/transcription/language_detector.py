@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from asr_server.transcription.assembly import DecodedPart
 from asr_server.transcription.language import likeliest
+from asr_server.transcription.segments import DecodedPart
 
 CONFIDENT: Final = 0.8  # that the language is right: more chunks need not be heard
 MAX_VOTES: Final = 4  # chunks with speech, however doubtful

@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator
 from asr_server import metrics
 from asr_server.core import Chunk, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.transcription.assembly import DecodedPart
-from asr_server.transcription.chunk_reader import ChunkReader
+from asr_server.transcription.chunk_reader import NOTHING, ChunkProgress, ChunkReader, beyond
 from asr_server.transcription.language_detector import LanguageDetector
-from asr_server.transcription.progress import NOTHING, ChunkProgress, beyond
+from asr_server.transcription.segments import DecodedPart
 from asr_server.transcription.source import Source
 from asr_server.transcription.stall_watch import StallWatch
-from asr_server.transcription.transcript_builder import TranscriptBuilder
+from asr_server.transcription.transcript import TranscriptBuilder
 
 
 class TranscriptionSession:

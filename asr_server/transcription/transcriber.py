@@ -23,7 +23,7 @@ from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetect
 from asr_server.transcription.session import TranscriptionSession
 from asr_server.transcription.source import ChunkSource, RecordingSource, Source
 from asr_server.transcription.stall_watch import StallLimits, StallWatch
-from asr_server.transcription.transcript_builder import TranscriptBuilder
+from asr_server.transcription.transcript import TranscriptBuilder
 
 
 class Transcriber:

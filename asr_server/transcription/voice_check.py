@@ -1,30 +1,35 @@
-"""Drops segments that a model invents where nobody speaks, and finds speech that it passes over. Used by
-`chunk_reader.py`.
+"""Holds segments against a voice detector: drops inventions, finds speech passed over, mends times.
 
-Whisper's own judgement (`assembly.is_silence`) is a matter of its training, and of a whole chunk: a bark can
-be a "five", between two that somebody said. A segment in doubt is therefore kept only where a voice detector
+Whisper's own judgement (`segments.is_silence`) is a matter of its training, and of a whole chunk: a bark can
+be a "five", between two that somebody said. A segment in doubt is therefore kept only where the detector
 hears speech in its own stretch of audio. Behind one that is not, every segment of the part is in doubt: of a
 row of coughs the first "Bang" is unlikely, and the others follow from it. Parts beyond doubt, nearly all of
 real speech, cost nothing.
 
 A model may also write times that are seconds too early, so that the words of a sentence lie in the noise
 before it. So a segment without a voice is dropped for good only where nobody speaks behind it; else what
-follows is read again from where somebody speaks.
+follows is read again from where somebody speaks. Behind a long pause a model may take the rest of a window
+for silence, and say that it has read it: where the detector is certain of speech there, it is read again,
+without the pause.
 
-Behind a long pause a model may take the rest of a window for silence, and say that it has read it. Where the
-detector is certain of speech there, it is read again, without the pause.
+The model often writes 0.0 for the first segment of a window, whatever comes before the speech, and ends a
+segment where the next one begins, whatever pause lies between. Its times are moved inward to where somebody
+begins and ceases to speak; where words are aligned, segments take their times instead.
+
+Used by `chunk_reader.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from asr_server.audio import PreprocessPool, holds_speech, next_speech_s
+from asr_server.audio import PreprocessPool, holds_speech, next_speech_s, possible_speech_s
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
-from asr_server.transcription.assembly import FRAMES_PER_S, DecodedPart, Span, rest_of
+from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, rest_of
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
@@ -94,3 +99,45 @@ def _is_doubtful(span: Span, part: DecodedPart) -> bool:
 def _samples_of(span: Span, chunk: Chunk) -> Samples:
     first, end = ((span.start_s - MARGIN_S) * SAMPLE_RATE, (span.end_s + MARGIN_S) * SAMPLE_RATE)
     return chunk.samples[max(0, round(first)) : round(end)]
+
+
+MIN_SILENCE_S: Final = 0.4  # at a segment's edge: with less its time is left as the model wrote it
+MIN_SPEECH_S: Final = (
+    0.1  # within a segment; less is the end of the word before it, or the next one's beginning
+)
+# kept around speech: a faint beginning or a last consonant is no voice to the detector
+
+Stretch = tuple[float, float]  # start and end in seconds
+
+
+async def without_silent_edges(
+    parts: Sequence[DecodedPart], chunk: Chunk, pool: PreprocessPool
+) -> list[DecodedPart]:
+    """The chunk's parts, with segments that begin and end near a voice. Text and words stay as they are."""
+    if not any(part.spans for part in parts):
+        return list(parts)
+    speech_s = await pool.run(possible_speech_s, chunk.samples)
+    return [_without_silent_edges(part, part.start_s - chunk.start_s, speech_s) for part in parts]
+
+
+def _without_silent_edges(part: DecodedPart, offset_s: float, speech_s: Sequence[Stretch]) -> DecodedPart:
+    """`speech_s` count from the chunk's start, `offset_s` before the part's."""
+    stretches = [(start_s - offset_s, end_s - offset_s) for start_s, end_s in speech_s]
+    return msgspec.structs.replace(part, spans=tuple(_moved_inward(span, stretches) for span in part.spans))
+
+
+def _moved_inward(span: Span, speech_s: Sequence[Stretch]) -> Span:
+    """A segment in which the detector hears nobody has nowhere to move to."""
+    within = [
+        (start_s, end_s)
+        for start_s, end_s in speech_s
+        if min(end_s, span.end_s) - max(start_s, span.start_s) >= MIN_SPEECH_S
+    ]
+    if not within:
+        return span
+    start_s, end_s = within[0][0], within[-1][1]
+    return msgspec.structs.replace(
+        span,
+        start_s=start_s - MARGIN_S if start_s - span.start_s >= MIN_SILENCE_S else span.start_s,
+        end_s=end_s + MARGIN_S if span.end_s - end_s >= MIN_SILENCE_S else span.end_s,
+    )

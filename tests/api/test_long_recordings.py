@@ -20,7 +20,7 @@ from asr_server.checkpoint import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, Chunk, Samples
-from asr_server.transcription.assembly import FRAMES_PER_S, rest_of
+from asr_server.transcription.segments import FRAMES_PER_S, rest_of
 from benchmarks.engine_helpers import Reference
 from tests.api.official_client import plain, transcribe
 from tests.api.sample_files import sound_file

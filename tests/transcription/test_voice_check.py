@@ -8,7 +8,7 @@ import pytest
 from asr_server.audio import PreprocessPool
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples
-from asr_server.transcription.assembly import DecodedPart, Span
+from asr_server.transcription.segments import DecodedPart, Span
 from asr_server.transcription.voice_check import drop_inventions
 from tests.noises import make_noise
 from tests.speech import VOICES, digits_of, say, silence

@@ -9,8 +9,8 @@ import torch
 
 from asr_server.checkpoint.tokenizer import MIN_TAIL_S, Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
-from asr_server.transcription.assembly import FRAMES_PER_S
 from asr_server.transcription.chunk_reader import MAX_PARTS
+from asr_server.transcription.segments import FRAMES_PER_S
 from benchmarks.engine_helpers import Reference
 
 PROMPT_TOKENS: Final = 3

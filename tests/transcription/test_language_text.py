@@ -1,6 +1,6 @@
 import pytest
 
-from asr_server.transcription.text import continuation
+from asr_server.transcription.language import continuation
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, Segment
-from asr_server.transcription import assembly
-from asr_server.transcription.word_times import MIN_WORD_S, AlignedWord, leave_out_pauses
+from asr_server.transcription.segments import decode_part, segments_of
+from asr_server.transcription.words import MIN_WORD_S, AlignedWord, leave_out_pauses
 from tests.vocabulary import at, make_tokenizer, spell, words
 
 Times = tuple[float, float]
@@ -102,8 +102,8 @@ def sound(duration_s: float) -> Samples:
 
 
 def segments(result: ChunkResult, samples: Samples, start_s: float = 0.0) -> list[Segment]:
-    part = assembly.decode_part(Chunk(0, round(start_s * SAMPLE_RATE), samples), result, WORDS, TOKENIZER)
-    return assembly.segments(part, TOKENIZER)
+    part = decode_part(Chunk(0, round(start_s * SAMPLE_RATE), samples), result, WORDS, TOKENIZER)
+    return segments_of(part, TOKENIZER)
 
 
 def t(time_s: float) -> int:

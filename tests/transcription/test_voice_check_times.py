@@ -7,8 +7,8 @@ import pytest
 
 from asr_server.audio import PreprocessPool
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
-from asr_server.transcription.assembly import DecodedPart, Span
-from asr_server.transcription.segment_times import MARGIN_S, MIN_SILENCE_S, without_silent_edges
+from asr_server.transcription.segments import DecodedPart, Span
+from asr_server.transcription.voice_check import MARGIN_S, MIN_SILENCE_S, without_silent_edges
 from tests.noises import make_noise
 from tests.speech import say, silence
 

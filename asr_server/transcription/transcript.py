@@ -1,4 +1,7 @@
-"""Puts the text of a request together, chunk by chunk in the order of the file. Used by `session.py`."""
+"""Puts the text of a request together, chunk by chunk in the order of the file. Used by `session.py`.
+
+The segments of channels that are kept apart come in the order they begin in.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,28 @@ from asr_server.core import (
     Transcript,
     TranscriptDelta,
 )
-from asr_server.transcription import assembly
-from asr_server.transcription.assembly import DecodedPart
-from asr_server.transcription.interleaving import Interleaver
-from asr_server.transcription.language import ENGLISH, name_of
+from asr_server.transcription.language import ENGLISH, continuation, name_of
 from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.segments import DecodedPart, segments_of, token_logprobs
 from asr_server.transcription.source import Source
-from asr_server.transcription.text import continuation
+
+
+class Interleaver:
+    """Holds segments back until all that begin before them are there: a window or two of each channel."""
+
+    def __init__(self) -> None:
+        self._held: list[Segment] = []
+
+    def add(self, segments: list[Segment]) -> None:
+        self._held += segments
+
+    def take(self, settled_s: float) -> list[Segment]:
+        """Those that begin before `settled_s`, in order. No segment added later may begin before it."""
+        self._held.sort(key=lambda segment: segment.start_s)
+        num_settled = sum(segment.start_s < settled_s for segment in self._held)
+        taken, self._held = self._held[:num_settled], self._held[num_settled:]
+        return taken
+
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +106,7 @@ class TranscriptBuilder:
         """Of what is final of the chunk under way. Its segments come with the chunk's end."""
         text, language = self._text, self._language.of(parts)
         for part in parts:
-            for segment in assembly.segments(part, self._tokenizer):
+            for segment in segments_of(part, self._tokenizer):
                 text += continuation(text, segment.text, language)
         return TranscriptDelta(
             text=text[len(self._text) :],
@@ -104,13 +122,13 @@ class TranscriptBuilder:
         """Only where they are asked for: they take longer than all the rest."""
         if not self._with_logprobs:
             return ()
-        return tuple(entry for part in parts for entry in assembly.token_logprobs(part, self._tokenizer))
+        return tuple(entry for part in parts for entry in token_logprobs(part, self._tokenizer))
 
     def _next_segments(self, parts: list[DecodedPart]) -> list[Segment]:
         """Those that are final now, numbered through the whole file."""
         for part in parts:
             speaker = self._speakers[part.channel] if self._speakers else None
-            self._segments.add(assembly.segments(part, self._tokenizer, speaker))
+            self._segments.add(segments_of(part, self._tokenizer, speaker))
         return [
             msgspec.structs.replace(segment, id=segment_id)
             for segment_id, segment in enumerate(self._segments.take(self._settled_s), self._num_segments)

@@ -1,7 +1,7 @@
 """Cuts a replica's tokens into segments with times, and finds what they leave unread.
 
-Used by `chunk_reader.py` and `transcript_builder.py`. The rule is that of `checkpoint/tokenizer.py`, which
-the engine goes by too.
+Where the audio is read to, `checkpoint/tokenizer.py` says, whose rule the engine goes by too. Used by
+`chunk_reader.py`, `transcript.py` and the checks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ import msgspec
 from asr_server.checkpoint.tokenizer import Timestamps, Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob, Word
 from asr_server.transcription.language import ENGLISH, UNSPACED
-from asr_server.transcription.word_groups import group_words
-from asr_server.transcription.word_times import AlignedWord, aligned_word, leave_out_pauses, words_until
+from asr_server.transcription.words import (
+    AlignedWord,
+    aligned_word,
+    group_words,
+    leave_out_pauses,
+    words_until,
+)
 
 FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
 
@@ -139,7 +144,7 @@ def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterat
         yield Span(start_s, after_s, part, result.logprobs[first:last])
 
 
-def segments(part: DecodedPart, tokenizer: Tokenizer, speaker: str | None = None) -> list[Segment]:
+def segments_of(part: DecodedPart, tokenizer: Tokenizer, speaker: str | None = None) -> list[Segment]:
     """The part's spans on the file's clock. Spans whose text is empty are no segments.
 
     Their ids count from 0: the session numbers them through the file once they are in order.

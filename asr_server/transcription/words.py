@@ -1,17 +1,91 @@
-"""When each word was said: the token times of the engine, without the pauses around words.
+"""Words of a transcript: which tokens make one, and when each was said. Used by `segments.py`.
 
-A token's time from the alignment is where the attention moves on to it, which may be anywhere between two
-words, and mostly is too early. So within its time a word begins behind the pauses that come before it is
-attended to most, and it ends with the pause that comes next, which may be a little later than the alignment
-moves on: punctuation is often given the end of the word before it.
+Tokens are grouped as openai/whisper does: by characters, by spaces, punctuation with its word. A token's time
+from the alignment is where the attention moves on to it, which may be anywhere between two words, and mostly
+is too early. So within its time a word begins behind the pauses that come before it is attended to most, and
+it ends with the pause that comes next, which may be a little later than the alignment moves on: punctuation
+is often given the end of the word before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import codecs
+import string
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, Word
+
+# The sets of openai/whisper.
+WITH_THE_NEXT_WORD: Final = "\"'“¿([{-"
+WITH_THE_WORD_BEFORE: Final = "\"'.。,，!！?？:：”)]}、"
+
+
+class WordGroup(NamedTuple):
+    """A word's text, and its tokens; those of punctuation that was joined to it are not counted."""
+
+    text: str
+    first: int
+    end: int
+
+
+def group_words(tokens: Sequence[int], tokenizer: Tokenizer, spaced: bool) -> list[WordGroup]:
+    """Groups text tokens.
+
+    Args:
+        spaced: whether the language puts spaces between words; otherwise every character that tokens make
+            is a word.
+    """
+    groups = list(_characters(tokens, tokenizer))
+    return _join_punctuation(_join_up_to_spaces(groups) if spaced else groups)
+
+
+def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordGroup]:
+    """The fewest tokens that make whole characters; bytes that make none go with what stands before them."""
+    decoder, first = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0
+    for end, token in enumerate(tokens, start=1):
+        decoder.decode(tokenizer.decode_bytes(token))
+        pending, _ = decoder.getstate()
+        if not pending or end == len(tokens):
+            yield WordGroup(tokenizer.decode(tokens[first:end]), first, end)
+            first = end
+
+
+def _join_up_to_spaces(groups: Sequence[WordGroup]) -> list[WordGroup]:
+    """A word begins with a space or is punctuation alone."""
+    words: list[WordGroup] = []
+    for group in groups:
+        if not words or group.text.startswith(" ") or group.text.strip() in string.punctuation:
+            words.append(group)
+        else:
+            words[-1] = WordGroup(words[-1].text + group.text, words[-1].first, group.end)
+    return words
+
+
+def _join_punctuation(words: Sequence[WordGroup]) -> list[WordGroup]:
+    return _join_to_word_before(_join_to_next_word(words))
+
+
+def _join_to_next_word(words: Sequence[WordGroup]) -> list[WordGroup]:
+    joined: list[WordGroup] = []  # from the last on
+    for word in reversed(words):
+        if joined and word.text.startswith(" ") and word.text.strip() in WITH_THE_NEXT_WORD:
+            joined[-1] = joined[-1]._replace(text=word.text + joined[-1].text)
+        else:
+            joined.append(word)
+    return joined[::-1]
+
+
+def _join_to_word_before(words: Sequence[WordGroup]) -> list[WordGroup]:
+    joined: list[WordGroup] = []
+    for word in words:
+        if joined and not joined[-1].text.endswith(" ") and word.text in WITH_THE_WORD_BEFORE:
+            joined[-1] = joined[-1]._replace(text=joined[-1].text + word.text)
+        else:
+            joined.append(word)
+    return joined
+
 
 MIN_WORD_S: Final = 0.02  # one position of the audio
 # A pause of this length parts words; a shorter one may be the closure of a consonant within a word.

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Word
-from asr_server.transcription import assembly
-from asr_server.transcription.assembly import DecodedPart
+from asr_server.transcription import segments
+from asr_server.transcription.segments import DecodedPart
 from tests.vocabulary import at, make_tokenizer, spell, words
 
 TOKENIZER = make_tokenizer()
@@ -40,11 +40,11 @@ def heard(
 
 
 def read(result: ChunkResult, of: Chunk | None = None, options: DecodingOptions = TIMED) -> DecodedPart:
-    return assembly.decode_part(of or chunk(), result, options, TOKENIZER)
+    return segments.decode_part(of or chunk(), result, options, TOKENIZER)
 
 
 def times(part: DecodedPart) -> list[tuple[float, float, str]]:
-    found = assembly.segments(part, TOKENIZER)
+    found = segments.segments_of(part, TOKENIZER)
     return [(round(s.start_s, 3), round(s.end_s, 3), s.text) for s in found]
 
 
@@ -57,7 +57,7 @@ def test_timestamp_pairs_make_segments() -> None:
 def test_times_are_those_of_the_file() -> None:
     part = read(heard(t(0.5), *words("1"), t(2)), chunk(start_s=27.3))
     assert times(part) == [(27.8, 29.3, " one")]
-    assert assembly.segments(part, TOKENIZER)[0].seek == 2730
+    assert segments.segments_of(part, TOKENIZER)[0].seek == 2730
 
 
 def test_times_end_with_the_chunk() -> None:
@@ -73,7 +73,7 @@ def test_a_segment_left_open_is_unread_from_the_last_closed_time() -> None:
     of = chunk(start_s=10.0, index=3)
     part = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")), of)
     assert times(part) == [(10.0, 12.0, " one")]
-    tail = assembly.unread_tail(of, part)
+    tail = segments.unread_tail(of, part)
     assert tail is not None
     assert (tail.index, tail.start_s, tail.duration_s) == (3, 12.0, 18.0)
     np.testing.assert_array_equal(tail.samples, of.samples[2 * SAMPLE_RATE :])
@@ -112,7 +112,7 @@ def test_an_open_segment_alone_ends_with_the_chunk() -> None:
 def test_the_last_part_allowed_has_no_tail() -> None:
     result = heard(t(0), *words("1"), t(2), t(2.5), *words("23"))
     options = msgspec.structs.replace(TIMED, is_last_part=True)
-    part = assembly.decode_part(chunk(), result, options, TOKENIZER)
+    part = segments.decode_part(chunk(), result, options, TOKENIZER)
     assert part.tail_s is None
     assert [text for _, _, text in times(part)] == [" one", " two three"]
 
@@ -137,13 +137,13 @@ def test_improbable_text_where_nobody_seems_to_speak_is_silence(
     result = heard(*words("1"), no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
     part = read(result, options=PLAIN)
     assert (times(part) == []) == is_silent
-    assert (assembly.token_logprobs(part, TOKENIZER) == []) == is_silent
+    assert (segments.token_logprobs(part, TOKENIZER) == []) == is_silent
 
 
 def test_a_segment_without_text_is_none() -> None:
     part = read(heard(t(0), *spell(" "), t(2), t(3), *words("1"), t(4)))
-    segments = assembly.segments(part, TOKENIZER)
-    assert [(s.id, s.text) for s in segments] == [(0, " one")]
+    found = segments.segments_of(part, TOKENIZER)
+    assert [(s.id, s.text) for s in found] == [(0, " one")]
 
 
 def test_nothing_heard_is_no_segment() -> None:
@@ -152,7 +152,7 @@ def test_nothing_heard_is_no_segment() -> None:
 
 
 def test_a_segment_carries_the_figures_of_its_window() -> None:
-    (segment,) = assembly.segments(read(heard(t(0), *words("1"), t(2))), TOKENIZER)
+    (segment,) = segments.segments_of(read(heard(t(0), *words("1"), t(2))), TOKENIZER)
     assert segment.tokens == (t(0), *words("1"), t(2))
     assert (segment.temperature, segment.avg_logprob) == (0.2, -0.2)
     assert (segment.compression_ratio, segment.no_speech_prob) == (1.5, 0.0)
@@ -160,12 +160,12 @@ def test_a_segment_carries_the_figures_of_its_window() -> None:
 
 def test_logprobs_are_those_of_the_text_that_was_read() -> None:
     part = read(heard(t(0), *words("1"), t(2), t(2.5), *words("23")))
-    (entry,) = assembly.token_logprobs(part, TOKENIZER)
+    (entry,) = segments.token_logprobs(part, TOKENIZER)
     assert (entry.token, entry.logprob, bytes(entry.bytes)) == (" one", -0.01, b" one")
 
 
 def test_half_a_character_is_still_bytes() -> None:
-    first, second = assembly.token_logprobs(read(heard(*spell("é")), options=PLAIN), TOKENIZER)
+    first, second = segments.token_logprobs(read(heard(*spell("é")), options=PLAIN), TOKENIZER)
     assert bytes((*first.bytes, *second.bytes)) == "é".encode()
     assert first.token == "\ufffd"
 
@@ -174,15 +174,15 @@ def test_no_word_lies_where_the_audio_is_read_again() -> None:
     part = read(heard(t(0), *words("123"), t(2)))
     said = (Word(" one", 0.5, 1.0), Word(" two", 2.9, 5.0), Word(" three", 5.0, 5.4))
     part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
-    cut = assembly.with_words_until(part, 3.0).spans[0].words
+    cut = segments.with_words_until(part, 3.0).spans[0].words
     assert [(word.start_s, word.end_s) for word in cut] == [(0.5, 1.0), (2.9, 2.98), (2.98, 3.0)]
     silent = msgspec.structs.replace(part, spans=())
-    assert assembly.with_words_until(silent, 3.0) == silent
+    assert segments.with_words_until(silent, 3.0) == silent
 
 
 def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:
     part = read(heard(t(0), *words("12"), t(9)), chunk(start_s=30))
     said = (Word(" one", 7.1, 7.5), Word(" two", 7.5, 8.0))
     part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
-    (segment,) = assembly.segments(part, TOKENIZER)
+    (segment,) = segments.segments_of(part, TOKENIZER)
     assert (segment.start_s, segment.end_s) == (37.1, 38.0)
