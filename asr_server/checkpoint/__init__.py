@@ -4,8 +4,17 @@ No torch: the API process needs them too, for the tokenizer. Every error is one 
 """
 
 from asr_server.checkpoint.adopt import is_ctranslate2, read_foreign, source_of, texts_for, write_layout
-from asr_server.checkpoint.config_files import AudioWindow, read_json, read_optional_json
 from asr_server.checkpoint.download import hub_cache, own_cache
+from asr_server.checkpoint.files import (
+    SINGLE,
+    STORED,
+    AudioWindow,
+    StoredTensor,
+    WeightsFile,
+    find_weights,
+    read_json,
+    read_optional_json,
+)
 from asr_server.checkpoint.find import (
     cached,
     check_directory,
@@ -16,7 +25,6 @@ from asr_server.checkpoint.find import (
     tokenizer_of,
 )
 from asr_server.checkpoint.names import SHORT_NAMES, Published, published
-from asr_server.checkpoint.weights import SINGLE, STORED, StoredTensor, WeightsFile, find_weights
 from asr_server.errors import CheckpointError
 
 __all__ = [

@@ -18,8 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from asr_server.checkpoint.config_files import FEATURES, read_json, read_optional_json
 from asr_server.checkpoint.download import writable
+from asr_server.checkpoint.files import (
+    FEATURES,
+    STORED,
+    read_json,
+    read_optional_json,
+    read_stored,
+    write_stored,
+)
 from asr_server.checkpoint.foreign import ForeignModel
 from asr_server.checkpoint.names import (
     CANTONESE_VOCABULARY,
@@ -29,7 +36,6 @@ from asr_server.checkpoint.names import (
     published_name,
 )
 from asr_server.checkpoint.readers import MAGIC, WEIGHTS, read_ctranslate2, read_ggml, read_openai
-from asr_server.checkpoint.weights import STORED, read_stored, write_stored
 from asr_server.core import POSITIONS_PER_S
 from asr_server.errors import CheckpointError
 

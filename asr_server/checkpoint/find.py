@@ -13,12 +13,11 @@ from typing import Any
 
 from asr_server.checkpoint.adopt import adopt, is_ctranslate2, is_foreign_file, source_of
 from asr_server.checkpoint.adopt import revision_of as revision_noted
-from asr_server.checkpoint.config_files import AudioWindow, read_json, read_optional_json
 from asr_server.checkpoint.download import hub_cache
 from asr_server.checkpoint.fetch import fetch, fetched, repository_and_revision
+from asr_server.checkpoint.files import INDEX, AudioWindow, check_weights, read_json, read_optional_json
 from asr_server.checkpoint.foreign import explain_file, explain_listing
 from asr_server.checkpoint.names import SHORT_NAMES, Published, base_model, check_hub_name, published
-from asr_server.checkpoint.weights import INDEX, check_weights
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from asr_server.checkpoint.files import StoredTensor, StoredTensors
 from asr_server.checkpoint.names import published_name
-from asr_server.checkpoint.weights import StoredTensor, StoredTensors
 from asr_server.errors import CheckpointError
 
 _GGUF = b"GGUF"

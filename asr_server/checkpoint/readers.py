@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from asr_server.checkpoint.files import ITEM_BYTES, StoredTensor, StoredTensors
 from asr_server.checkpoint.foreign import ForeignModel, hugging_face_name
-from asr_server.checkpoint.weights import ITEM_BYTES, StoredTensor, StoredTensors
 from asr_server.errors import CheckpointError
 
 WEIGHTS: Final = "model.bin"

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from asr_server.checkpoint.download import DownloadProgress, has_sum
+from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE
 from asr_server.checkpoint.foreign import explain_listing
 from asr_server.checkpoint.names import Published, Wheels
-from asr_server.checkpoint.weights import INDEX, PICKLED, SINGLE
 from asr_server.errors import CheckpointError, NotFetched
 
 if TYPE_CHECKING:

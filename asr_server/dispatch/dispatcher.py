@@ -32,7 +32,6 @@ from asr_server.channel.messages import (
 from asr_server.checkpoint import AudioWindow, revision_of
 from asr_server.config import Settings, flag_name
 from asr_server.core import ChunkId, ChunkResult
-from asr_server.dispatch.executor import Executor, ReplicaGone
 from asr_server.dispatch.queue import (
     FairQueue,
     Isolation,
@@ -41,7 +40,7 @@ from asr_server.dispatch.queue import (
     PendingChunk,
     RequestHandle,
 )
-from asr_server.dispatch.supervisor import ReplicaState, Supervisor
+from asr_server.dispatch.supervisor import Executor, ReplicaGone, ReplicaState, Supervisor
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded
 from asr_server.machine import available_cores
 from asr_server.telemetry import working_for

@@ -16,7 +16,7 @@ from asr_server.channel.messages import (
     InlineEngineServer,
 )
 from asr_server.config import Settings
-from asr_server.dispatch.executor import ReplicaGone
+from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.replica.loop import load_engine, run
 
 CLOSE_LIMIT_S = 10.0

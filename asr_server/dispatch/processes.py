@@ -19,7 +19,7 @@ import zmq
 from asr_server.channel.messages import Command, Drain, Event
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient, remove_abandoned_folders
 from asr_server.config import Settings
-from asr_server.dispatch.executor import ReplicaGone
+from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.machine import child_environment, cores_of, visible_gpus
 
 

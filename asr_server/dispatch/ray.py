@@ -26,9 +26,9 @@ from asr_server.channel.tcp import TcpEngineClient
 from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.checkpoint import name_elsewhere
 from asr_server.config import Settings
-from asr_server.dispatch.executor import StartImpossible
 from asr_server.dispatch.processes import RemoteReplica
 from asr_server.dispatch.ray_cluster import cluster_address
+from asr_server.dispatch.supervisor import StartImpossible
 
 REPLICA: Final = "asr_server.replica.main:ReplicaActor"  # by its name, as processes are started
 JOIN_LIMIT_S: Final = 300.0

@@ -1,5 +1,8 @@
 """Keeps each replica running: launch, watch, close, pause, again. `ReplicaState` is what is known of one.
 
+`Executor` and `Replica` are what the supervisor knows of those who start replicas: `inline.py`,
+`processes.py` and `ray.py`.
+
 Two signs of life are watched. A replica is frozen when nothing comes from it any more, and hung when its
 heartbeats go on but its engine takes no step. A large batch on a small machine is neither: the limit for a
 step grows with the longest one seen.
@@ -16,18 +19,54 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from asr_server import metrics
 from asr_server.channel.messages import (
     FROZEN_AFTER_S,
     SILENT_STARTUP_LIMIT_S,
+    Command,
     Credit,
     Event,
     Heartbeat,
     StartFailed,
 )
 from asr_server.core import ChunkId
-from asr_server.dispatch.executor import Executor, Replica, ReplicaGone, StartImpossible
+
+
+class ReplicaGone(Exception):
+    """The replica has ended, wanted or not."""
+
+
+class StartImpossible(ReplicaGone):
+    """It will not start however often it is tried."""
+
+
+class Replica(Protocol):
+    """The API side's hold on one running replica."""
+
+    name: str
+
+    def send(self, command: Command) -> None:
+        """Never blocks. Raises ReplicaGone."""
+
+    async def receive(self) -> Event:
+        """The next event. Raises ReplicaGone once there is nobody left to send one."""
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Lets it finish for `drain_s`, then ends it. After this nothing of it remains."""
+
+
+class Executor(Protocol):
+    async def start(self) -> int:
+        """Called once, before any launch. How many replicas there are to be. Raises StartImpossible."""
+
+    async def launch(self, index: int) -> Replica:
+        """Starts replica `index`; it is ready when its first `Credit` comes."""
+
+    async def stop(self) -> None:
+        """Called once, when every replica has been closed, or when `start` has raised."""
+
 
 TICK_S = 0.5
 STARTUP_LIMIT_S = 900.0  # from the launch to the first credit

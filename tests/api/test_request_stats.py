@@ -14,7 +14,7 @@ import pytest
 
 from asr_server.channel.messages import Event, Submit
 from asr_server.core import ChunkResult
-from asr_server.dispatch.executor import ReplicaGone
+from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.telemetry import JsonFormatter
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import RunningApp, run_app, until

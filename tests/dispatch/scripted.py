@@ -12,8 +12,8 @@ from asr_server.checkpoint import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.executor import ReplicaGone
 from asr_server.dispatch.queue import RequestHandle
+from asr_server.dispatch.supervisor import ReplicaGone
 
 
 class ScriptedReplica:

@@ -7,12 +7,12 @@ import pytest
 
 from asr_server.channel.messages import FROZEN_AFTER_S, Credit, Event, Heartbeat
 from asr_server.dispatch import supervisor
-from asr_server.dispatch.executor import ReplicaGone
 from asr_server.dispatch.supervisor import (
     HUNG_AFTER_S,
     MAX_FAILED_STARTS,
     STARTUP_LIMIT_S,
     TICK_S,
+    ReplicaGone,
     ReplicaState,
     Supervisor,
 )
