@@ -28,12 +28,13 @@ import msgspec
 import numpy as np
 
 from asr_server.audio import PreprocessPool, holds_speech, next_speech_s, possible_speech_s
+from asr_server.audio.voice import FRAME_S, MIN_CERTAIN_FRAMES, PAUSE_S
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, rest_of
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
-MIN_REST_S: Final = 1.2  # a shorter one holds no pause and a word
+MIN_REST_S: Final = PAUSE_S + MIN_CERTAIN_FRAMES * FRAME_S  # a shorter one cannot hold a pause and a word
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `seek` is exact
