@@ -381,8 +381,10 @@ async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
 
     A sentence may be heard differently beside others, by a word here and there, which then has about as many
     letters ("unacceptable" may become "an except it able"). A cut at the wrong place, or a chunk that is left
-    out or read twice, costs words: so no place may have six letters more or fewer, and the errors may not be
-    more than those of the single sentences by one word in a hundred.
+    out or read twice, costs words: so no place may have twelve letters more or fewer, only one in ten minutes
+    may have six, and the errors may not be more than those of the single sentences by one word in a hundred.
+    Where a cut falls within a sentence, its beginning may be read as a tail of two seconds, and by itself
+    "The engine coughed, caught" is "The engine coughed".
     """
     needs_voice()
     speech = read_for(duration_s, PAUSES_S)
@@ -391,7 +393,9 @@ async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
     together = await plain_json(http, speech.samples)
     expected = [word for text in by_themselves for word in normalise(text)]
     found = normalise(together)
-    assert [each for each in differences(expected, found) if letters_too_many(each) >= 6] == []
+    lost = [each for each in differences(expected, found) if letters_too_many(each) >= 6]
+    assert len(lost) <= duration_s // 600, lost
+    assert all(letters_too_many(each) < 12 for each in lost), lost
     more = (
         word_errors(speech.text, together).errors - word_errors(speech.text, " ".join(by_themselves)).errors
     )
