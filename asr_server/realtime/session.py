@@ -35,7 +35,7 @@ from asr_server.realtime.config import (
 from asr_server.realtime.reader import Backlog, TurnReader
 from asr_server.realtime.turn import next_state
 from asr_server.realtime.turn_types import SAMPLES_PER_MS, State
-from asr_server.realtime.voice_activity import ONSET_MARGIN_MS, LevelScorer, VoiceActivity
+from asr_server.realtime.voice_activity import ONSET_MARGIN_MS, VoiceActivity
 from asr_server.transcription import first_error
 
 NORMAL: Final = 1000
@@ -213,7 +213,8 @@ class RealtimeSession:
         padding = vad.prefix_padding_ms * SAMPLES_PER_MS
         idle = None if vad.idle_timeout_ms is None else vad.idle_timeout_ms * SAMPLES_PER_MS
         self._buffer.num_kept = padding + ONSET_MARGIN_MS * SAMPLES_PER_MS
-        self._activity = VoiceActivity(vad, LevelScorer(), self._buffer.end)
+        # The detector is loaded with the first session.
+        self._activity = await asyncio.to_thread(VoiceActivity, vad, self._buffer.end)
         await self._step(turns.DetectionSet(True, padding, idle))
 
     async def _step(self, event: turns.Event) -> None:

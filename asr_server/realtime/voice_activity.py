@@ -1,18 +1,15 @@
 """Finds where speech begins, pauses and ends in a session's audio (`server_vad`). Called by `session.py`.
 
-A `VoiceScorer` says for each frame how likely it is speech; `VoiceActivity` makes events of that with the
-session's threshold and durations. The scorer here goes by loudness over the background alone.
+Silero's detector says for each frame of 32 ms how likely somebody speaks; this makes events of that with the
+session's threshold and durations.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Final, Protocol
+from typing import Final
 
-import numpy as np
-
+from asr_server.audio.voice import FRAME, HYSTERESIS, VoiceDetector
 from asr_server.core import Samples
-from asr_server.levels import decibels, powers
 from asr_server.realtime.server_events import SessionVad
 from asr_server.realtime.turn_types import (
     SAMPLES_PER_MS,
@@ -22,54 +19,22 @@ from asr_server.realtime.turn_types import (
     VoiceStopped,
 )
 
-ONSET_FRAMES: Final = 3  # of speech before it counts: a click is shorter
+ONSET_FRAMES: Final = 2  # of speech before it counts
 PAUSE_SHARE: Final = 0.5  # of the silence that ends a turn: then it is read ahead
-HYSTERESIS: Final = 0.15  # speech goes on at a score lower by this than the one that starts it
 ONSET_MARGIN_MS: Final = 200  # speech is noticed no later than this after it began
 
 VoiceEvent = VoiceStarted | VoicePaused | VoiceResumed | VoiceStopped
 
 
-class VoiceScorer(Protocol):
-    frame_samples: int
-
-    def score(self, frame: Samples) -> float:
-        """How likely the next frame is speech, from 0 to 1."""
-        ...
-
-
-class LevelScorer:
-    """Loudness over the background, which is the quietest level heard lately."""
-
-    frame_samples = 20 * SAMPLES_PER_MS
-
-    RISE_DB: Final = 0.05  # that the background may grow in a frame: 2.5 dB a second
-    QUIETEST_DB: Final = -65.0
-    LOUDEST_DB: Final = -35.0  # who begins to speak at once is not taken for the background
-    MIDDLE_DB: Final = 12.0  # over the background: as likely speech as not
-    SLOPE_DB: Final = 3.0
-
-    def __init__(self) -> None:
-        self._background_db = self.LOUDEST_DB
-
-    def score(self, frame: Samples) -> float:
-        level_db = float(decibels(powers(frame)[:1])[0])
-        rising = self._background_db + self.RISE_DB
-        self._background_db = min(max(min(level_db, rising), self.QUIETEST_DB), self.LOUDEST_DB)
-        above_db = level_db - self._background_db - self.MIDDLE_DB
-        return 1 / (1 + math.exp(-above_db / self.SLOPE_DB))
-
-
 class VoiceActivity:
     """Takes samples as they come; each position is a sample of the session."""
 
-    def __init__(self, vad: SessionVad, scorer: VoiceScorer, position: int = 0) -> None:
-        self._scorer = scorer
-        self._vad = vad
-        self._rest = np.empty(0, np.float32)
+    def __init__(self, vad: SessionVad, position: int = 0) -> None:
+        self._detector = VoiceDetector()
+        self._threshold = vad.threshold
         self._position = position  # behind the last whole frame
-        frame_ms = scorer.frame_samples / SAMPLES_PER_MS
-        self._stop_frames = max(1, math.ceil(vad.silence_duration_ms / frame_ms))
+        # Rounded down: the detector notices the end of speech a frame or two late.
+        self._stop_frames = max(1, vad.silence_duration_ms * SAMPLES_PER_MS // FRAME)
         self._pause_frames = max(1, round(self._stop_frames * PAUSE_SHARE))
         self.restart()
 
@@ -79,18 +44,13 @@ class VoiceActivity:
         self._num_loud = self._num_silent = 0  # frames in a row
 
     def push(self, samples: Samples) -> list[VoiceEvent]:
-        held = np.concatenate([self._rest, samples])
-        size = self._scorer.frame_samples
-        events: list[VoiceEvent] = []
-        for first in range(0, len(held) - size + 1, size):
-            self._position += size
-            events += self._on_frame(self._scorer.score(held[first : first + size]))
-        self._rest = held[len(held) // size * size :]
-        return events
+        probabilities = self._detector.push(samples).tolist()
+        return [event for probability in probabilities for event in self._on_frame(probability)]
 
-    def _on_frame(self, score: float) -> list[VoiceEvent]:
-        is_loud = score >= self._vad.threshold - (HYSTERESIS if self._is_speaking else 0.0)
-        self._num_loud = self._num_loud + 1 if is_loud else 0
+    def _on_frame(self, probability: float) -> list[VoiceEvent]:
+        self._position += FRAME
+        is_speech = probability >= self._threshold - (HYSTERESIS if self._is_speaking else 0.0)
+        self._num_loud = self._num_loud + 1 if is_speech else 0
         if not self._is_speaking:
             return self._start() if self._num_loud >= ONSET_FRAMES else []
         if self._num_loud >= ONSET_FRAMES:
@@ -101,7 +61,7 @@ class VoiceActivity:
 
     def _start(self) -> list[VoiceEvent]:
         self._is_speaking, self._num_silent = True, 0
-        return [VoiceStarted(self._position - self._num_loud * self._scorer.frame_samples)]
+        return [VoiceStarted(self._position - self._num_loud * FRAME)]
 
     def _resume(self) -> list[VoiceEvent]:
         self._is_paused = False
