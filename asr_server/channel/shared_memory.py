@@ -80,7 +80,9 @@ def from_bytes(content: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[A
 
     Raises ValueError when type, shape and content do not fit together.
     """
-    data = np.frombuffer(content, np.uint8)
+    # An array is taken as it is: a buffer made of it would refer to the memory alone, which may be used again
+    # as soon as the array itself is gone.
+    data = content if isinstance(content, np.ndarray) else np.frombuffer(content, np.uint8)
     if any(not isinstance(size, int) or size < 0 for size in shape):
         raise ValueError(f"no shape: {shape}")
     if name.startswith(TORCH):
