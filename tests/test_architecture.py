@@ -6,8 +6,10 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,36 @@ def test_what_tests_share_with_benchmarks_and_tools_lies_in_benchmarks(folder: s
         if re.search(rf"^\s*(from|import) ({never})\b", path.read_text(), re.MULTILINE)
     ]
     assert wrong == []
+
+
+def test_what_the_server_imports_is_declared() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    declared = {
+        distribution_name(entry)
+        for entry in (*project["dependencies"], *optional["ray"], *optional["wyoming"])
+    }
+    declared.add("triton")  # torch brings it where it can be used
+    distributions = packages_distributions()
+    undeclared = {
+        package
+        for path in MODULES.values()
+        for package in packages_imported(path)
+        if package not in sys.stdlib_module_names | {"asr_server"}
+        and declared.isdisjoint(map(distribution_name, distributions.get(package, [package])))
+    }
+    assert undeclared == set()
+
+
+def packages_imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
+def distribution_name(requirement: str) -> str:
+    """`Foo_bar[extra]>=1` as `foo-bar`."""
+    name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+    return re.sub(r"[-_.]+", "-", name).lower()
