@@ -219,7 +219,7 @@ class Settings:
 
     @property
     def threads_per_rank(self) -> int:
-        """Of a process that computes: its share of the cores, where no number is set."""
+        """How many threads a process that computes has: its share of the cores, where no number is set."""
         num_processes = self.num_replicas * self.tensor_parallel_size
         return self.cpu_threads or max(1, available_cores() // num_processes)
 

@@ -55,7 +55,7 @@ def _sliding_mean(hop_sums: Samples) -> Samples:
 
 
 def decibels(powers: Powers) -> Powers:
-    """Of full scale, not less than FLOOR_DB."""
+    """Converts to decibels of full scale, not less than FLOOR_DB."""
     return 10 * np.log10(np.maximum(powers, _FLOOR))
 
 

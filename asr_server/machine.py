@@ -55,7 +55,7 @@ def pin_to(cores: tuple[int, ...]) -> None:
                 os.sched_setaffinity(thread, cores)
 
 
-def give_way(niceness: int) -> None:
+def lower_priority(niceness: int) -> None:
     """Lets other processes go before this one where cores are short: its threads, as with `pin_to`.
 
     Anybody may lower a priority. Nothing is lost while there is a core for everyone.
@@ -65,7 +65,7 @@ def give_way(niceness: int) -> None:
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
 
 
-def keep_for_good() -> None:
+def freeze_gc() -> None:
     """Exempts all that exists by now from garbage collection: modules, routes and models live as long as the
     process. A full collection would look at all of it, while everything stands still: 60 ms with the 70 000
     objects of the API process, 120 ms with a replica's.
@@ -102,7 +102,7 @@ def cpu_flags() -> set[str]:
 
 
 def free_memory_bytes() -> int:
-    """Of the host, as far as the limit of this process's container allows."""
+    """How much memory the host has free, as far as the limit of this process's container allows."""
     fields = dict(line.split(":") for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
     if "MemAvailable" not in fields:
         return 4 << 30  # no Linux: a modest guess

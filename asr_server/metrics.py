@@ -220,5 +220,5 @@ def begin_request_stats(route: Callable[[], str]) -> RequestStats:
 
 
 def current_request_stats() -> RequestStats:
-    """Of the request that this task works for; new ones, where it works for none."""
+    """Returns those of the request that this task works for; new ones, where it works for none."""
     return _current_request_stats.get(None) or RequestStats()

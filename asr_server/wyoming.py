@@ -61,7 +61,7 @@ class AudioFormat(msgspec.Struct, frozen=True):
     channels: Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
     def wav_header(self) -> bytes:
-        """Of a file whose length is not known yet, which decoders take."""
+        """Makes the header of a file whose length is not known yet, which decoders take."""
         frame_bytes = self.width * self.channels
         rates = (self.rate, self.rate * frame_bytes & 0xFFFFFFFF, frame_bytes, 8 * self.width)
         content = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, self.channels, *rates)

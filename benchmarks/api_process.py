@@ -76,7 +76,7 @@ class Case:
         return [self.audio_s / each.wall_s for each in self.rounds]
 
     def event_loop_ms(self) -> list[float]:
-        """Of the event loop for one request."""
+        """How much processor time the event loop took for one request, in each round."""
         return [1000 * each.cpu.event_loop / len(self.uploads) for each in self.rounds]
 
     def others_ms(self) -> list[float]:

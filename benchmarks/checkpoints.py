@@ -253,7 +253,7 @@ def _write_model(
 
 
 def _give_back_memory(device: str) -> None:
-    """Of a GPU, which other processes may need; the model is gone, but for what holds itself."""
+    """Frees a GPU, which other processes may need, of a model that only its own circles still hold."""
     import torch
 
     if device == "cuda":

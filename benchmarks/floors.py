@@ -48,7 +48,7 @@ def measure_floors(dtype: torch.dtype, device: torch.device) -> Floors:
 
 
 def _gflops_cpu(dtype: torch.dtype, width: int = 512, rows: int = 1500) -> float:
-    """Of a feed-forward product that stays in cache."""
+    """Measures a feed-forward product that stays in cache."""
     linear = Linear(width, 4 * width)
     torch.nn.init.normal_(linear.weight, std=0.02)
     linear = linear.to(dtype)
@@ -58,19 +58,19 @@ def _gflops_cpu(dtype: torch.dtype, width: int = 512, rows: int = 1500) -> float
 
 
 def _gbytes_cpu(size: int = 1 << 28) -> float:
-    """Of a reduction over more than any cache holds."""
+    """Measures a reduction over more than any cache holds."""
     block = torch.zeros(size // 4, dtype=torch.int32)
     return size / _least_s(block.amax) / 1e9
 
 
 def _gflops_cuda(dtype: torch.dtype, device: torch.device, width: int = 8192) -> float:
-    """Of a large square product of random numbers: zeros would be faster."""
+    """Measures a large square product of random numbers: zeros would be faster."""
     left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
     return 2 * width**3 / _least_s(lambda: left @ right, torch.cuda.synchronize) / 1e9
 
 
 def _gbytes_cuda(device: torch.device, size: int = 1 << 32) -> float:
-    """Of a copy within the device's memory: read once, written once."""
+    """Measures a copy within the device's memory: read once, written once."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / _least_s(lambda: target.copy_(source), torch.cuda.synchronize) / 1e9

@@ -32,7 +32,7 @@ class HealthProbe:
                 self._answers.append((when, latency_s))
 
     def latencies_since(self, started: float) -> list[float]:
-        """Of every answer that came after that `time.perf_counter()`, which all processes share."""
+        """Those of every answer that came after that `time.perf_counter()`, which all processes share."""
         return [latency_s for when, latency_s in self._answers if when >= started]
 
     def stop(self) -> None:

@@ -54,7 +54,7 @@ def spoken_clips() -> list[Samples]:
 
 
 def odd_clips(count: int, first_seed: int = 0) -> list[Samples]:
-    """Of 1 to 30 s."""
+    """They last 1 to 30 s."""
     return [make_clip(first_seed + i, 1 + (7 * i) % 30) for i in range(count)]
 
 

@@ -146,7 +146,7 @@ def write_json(path: Path | None, figures: Any) -> None:
 
 
 def _gflop_s(dtype: torch.dtype) -> int:
-    """Of a product of two matrices of the size that an encoder's layers have; the best of a few."""
+    """Measures a product of two matrices of the size that an encoder's layers have; the best of a few."""
     import torch
 
     size = 768

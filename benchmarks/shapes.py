@@ -65,7 +65,7 @@ class Work:
 
     @property
     def slots(self) -> int:
-        """Of ours; 0 leaves it to the engine. On CUDA, where all systems share the memory, one a clip."""
+        """How many ours has; 0: the engine chooses. On CUDA, where all share the memory, one a clip."""
         return self.clips if self.device == "cuda" else 0
 
 

@@ -160,7 +160,7 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: 
 @pytest.mark.parametrize(
     "start",
     [
-        "from asr_server.machine import keep_for_good; keep_for_good()",
+        "from asr_server.machine import freeze_gc; freeze_gc()",
         "from asr_server.replica import main as replica; from tests.embedded import embedded\n"
         "from asr_server.channel.zeromq import Address\n"
         "engine = replica._create_engine(replica.ReplicaSpec(0, Address('', ''), embedded(dtype='float32')))",

@@ -119,7 +119,7 @@ class RequestLogMiddleware:
             report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Of a WebSocket. Whoever closes it first gives the code."""
+        """Counts and logs a WebSocket. Whoever closes it first gives the code."""
         started_at = time.monotonic()
         stats = metrics.begin_request_stats(lambda: _route_of(scope))
         closed_by, code = "nobody", BROKEN

@@ -72,16 +72,16 @@ def _reference(body: type) -> dict[str, str]:
 
 # -- Errors --------------------------------------------------------------------------------------------------
 
-OF_EVERY_REQUEST: Final = (
+REQUEST_ERRORS: Final = (
     InvalidValue("Invalid HTTP request received."),
     TooSlow("No whole request within 10 seconds: --header-timeout-s (ASR_SERVER_HEADER_TIMEOUT_S)."),
     HeadersTooLarge("The request has more than 128 headers."),
     RuntimeError("a fault of the server"),
 )
-OF_A_KEY: Final = (InvalidApiKey("Incorrect API key."),)
-OF_A_MODEL: Final = (ModelNotFound("The model 'whisper-9' does not exist. Served here: whisper-1."),)
-OF_AN_ENGINE: Final = (EngineUnavailable("The engine is starting."), ShuttingDown())
-OF_AN_UPLOAD: Final = (
+KEY_ERRORS: Final = (InvalidApiKey("Incorrect API key."),)
+MODEL_ERRORS: Final = (ModelNotFound("The model 'whisper-9' does not exist. Served here: whisper-1."),)
+ENGINE_ERRORS: Final = (EngineUnavailable("The engine is starting."), ShuttingDown())
+UPLOAD_ERRORS: Final = (
     InvalidValue("Unknown field 'temprature'.", "temprature"),
     InvalidAudio("The file is empty."),
     AudioTooShort("The recording is shorter than 0.1 s."),
@@ -100,7 +100,7 @@ OF_AN_UPLOAD: Final = (
 def error_responses(*errors: Exception) -> Responses:
     """The replies to these errors and to those that any request can meet, by status."""
     responses: Responses = {}
-    for error in (*OF_EVERY_REQUEST, *errors):
+    for error in (*REQUEST_ERRORS, *errors):
         reply = response_to(error)
         entry = responses.setdefault(reply.status_code, _error_response(reply.status_code))
         entry["headers"] |= described_headers(*(name for name in reply.headers if name in _HEADERS))
@@ -207,7 +207,7 @@ def transcript_responses() -> Responses:
         "headers": described_headers(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, "x-accel-buffering"),
         "content": {"application/json": as_json} | texts,
     }
-    return {200: transcript} | error_responses(*OF_A_KEY, *OF_A_MODEL, *OF_AN_ENGINE, *OF_AN_UPLOAD)
+    return {200: transcript} | error_responses(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS)
 
 
 def form_of(fields_type: type[AudioFields]) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def client_secret_responses() -> Responses:
         "description": "The secret, and the session that it opens.",
         "content": {"application/json": {"schema": _reference(ClientSecret)}},
     }
-    return {200: secret} | error_responses(*OF_A_KEY, *OF_A_MODEL)
+    return {200: secret} | error_responses(*KEY_ERRORS, *MODEL_ERRORS)
 
 
 def metrics_responses() -> Responses:

@@ -186,7 +186,7 @@ class TranscriptionRequest:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """Of the left and the right channel; empty: the channels are mixed."""
+        """Who speaks in the left and in the right channel; empty: the channels are mixed."""
         names = tuple(self.fields.known_speaker_names) or DEFAULT_SPEAKERS
         return names if self.fields.channels == "split" else ()
 

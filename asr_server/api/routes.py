@@ -29,9 +29,9 @@ from starlette.types import Scope
 from asr_server import __version__
 from asr_server import metrics as counted
 from asr_server.api.openapi import (
-    OF_A_KEY,
-    OF_A_MODEL,
-    OF_AN_ENGINE,
+    ENGINE_ERRORS,
+    KEY_ERRORS,
+    MODEL_ERRORS,
     error_responses,
     form_of,
     metrics_responses,
@@ -84,9 +84,9 @@ models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tag
 
 
 @probes.head("/health", include_in_schema=False)  # load balancers often probe with HEAD
-@probes.get("/health", response_model=Status, responses=error_responses(*OF_AN_ENGINE))
+@probes.get("/health", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
 @probes.head("/ping", include_in_schema=False)
-@probes.get("/ping", response_model=Status, responses=error_responses(*OF_AN_ENGINE))
+@probes.get("/ping", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
 async def health(request: Request) -> Response:
     """Live: the event loop turns. 503 only once every replica has been given up for good."""
     get_state(request).check_health()
@@ -94,7 +94,7 @@ async def health(request: Request) -> Response:
 
 
 @probes.head("/ready", include_in_schema=False)
-@probes.get("/ready", response_model=Status, responses=error_responses(*OF_AN_ENGINE))
+@probes.get("/ready", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
 async def ready(request: Request) -> Response:
     """An engine can take work. 503 while loading or once given up."""
     get_state(request).require_engine()
@@ -135,14 +135,14 @@ def _replica(replica_state: ReplicaState) -> ReplicaLoad:
     )
 
 
-@models.get("", responses=error_responses(*OF_A_KEY))
+@models.get("", responses=error_responses(*KEY_ERRORS))
 async def list_models(request: Request) -> ModelList:
     """The model under each of its names."""
     state = get_state(request)
     return ModelList(data=[_model(name, state) for name in state.settings.model_names])
 
 
-@models.get("/{name:path}", responses=error_responses(*OF_A_KEY, *OF_A_MODEL))
+@models.get("/{name:path}", responses=error_responses(*KEY_ERRORS, *MODEL_ERRORS))
 async def get_model(
     name: Annotated[str, PathParameter(description="One of its names.")], request: Request
 ) -> Model:

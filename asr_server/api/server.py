@@ -21,7 +21,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import NO_PORT, Settings
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ShuttingDown
-from asr_server.machine import keep_for_good, raise_open_files_limit
+from asr_server.machine import freeze_gc, raise_open_files_limit
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.telemetry import announce
 
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it listens once it does: with port 0 nobody knows before."""
         await super().startup(sockets)
-        keep_for_good()
+        freeze_gc()
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"

@@ -168,14 +168,14 @@ async def _whole(state: AppState, form: Form, request: TranscriptionRequest, rec
         async for _ in session:
             pass
         transcript = session.transcript()
-    response = await _made_of(
+    response = await _run_in_thread_if_long(
         transcript, lambda: _body_response(transcript, request.fields.response_format, request.render_options)
     )
     response.headers.update(answer_headers(state.settings, request.ignored_fields))
     return response
 
 
-async def _made_of(transcript: Transcript, make: Callable[[], Made]) -> Made:
+async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made]) -> Made:
     """What `make` makes of a transcript, without holding up other requests."""
     if len(transcript.segments) <= SEGMENTS_INLINE:
         return make()
@@ -217,7 +217,7 @@ async def _stream(
             async for delta in session:
                 stream.write(writer.delta(delta))
             transcript = session.transcript()
-            stream.write(await _made_of(transcript, lambda: writer.done(transcript)))
+            stream.write(await _run_in_thread_if_long(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:
         if stream.has_begun:

@@ -75,7 +75,7 @@ class VoiceDetector:
         return np.concatenate([self._run(held[call[0] - CONTEXT - FRAME : call[-1]]) for call in calls])
 
     def finish(self) -> Probabilities:
-        """Of the last, unfinished frame, if there is one."""
+        """Scores the last, unfinished frame, if there is one."""
         missing = CONTEXT + FRAME - len(self._rest)
         return self.push(np.zeros(missing, np.float32)) if missing < FRAME else np.empty(0, np.float32)
 
@@ -111,7 +111,7 @@ def _strided(samples: Samples, size: int, step: int) -> npt.NDArray[np.float32]:
 
 
 def speech_probabilities(samples: Samples) -> Probabilities:
-    """Of every frame of a recording that begins and ends here."""
+    """Scores every frame of a recording that begins and ends here."""
     detector = VoiceDetector()
     return np.concatenate([detector.push(samples), detector.finish()])
 
@@ -123,20 +123,20 @@ def holds_speech(samples: Samples) -> bool:
     at once, it hears the sound three times, each a third of a frame later, and the mean counts.
     """
     first, *others = PHASES
-    heard = _least_of_speech(samples, first)
+    heard = _sustained_probability(samples, first)
     if heard >= CERTAIN:
         return True
-    return fmean([heard, *(_least_of_speech(samples, phase) for phase in others)]) >= LIKELY
+    return fmean([heard, *(_sustained_probability(samples, phase) for phase in others)]) >= LIKELY
 
 
-def _least_of_speech(samples: Samples, phase: int) -> float:
-    """The probability that as many frames reach as speech has at least."""
-    return float(np.sort(_standing_alone(samples, phase))[-MIN_SPEECH_FRAMES])
+def _sustained_probability(samples: Samples, phase: int) -> float:
+    """The highest probability that MIN_SPEECH_FRAMES frames reach."""
+    return float(np.sort(_score_isolated(samples, phase))[-MIN_SPEECH_FRAMES])
 
 
 def certain_speech_s(samples: Samples) -> list[tuple[float, float]]:
     """Start and end in seconds of each stretch in which somebody certainly speaks, in order."""
-    probabilities = _standing_alone(samples)[SILENCE // FRAME :]
+    probabilities = _score_isolated(samples)[SILENCE // FRAME :]
     return [
         (first * FRAME_S, end * FRAME_S)
         for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
@@ -146,7 +146,7 @@ def certain_speech_s(samples: Samples) -> list[tuple[float, float]]:
 
 def possible_speech_s(samples: Samples) -> list[tuple[float, float]]:
     """Start and end in seconds of each stretch in which somebody may speak, in order: a word or more."""
-    probabilities = _standing_alone(samples)[SILENCE // FRAME :]
+    probabilities = _score_isolated(samples)[SILENCE // FRAME :]
     return [
         (first * FRAME_S, end * FRAME_S)
         for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
@@ -164,8 +164,8 @@ def next_speech_s(samples: Samples, min_pause_s: float = PAUSE_S) -> float | Non
     return None
 
 
-def _standing_alone(samples: Samples, phase: int = 0) -> Probabilities:
-    """With an even loudness, and a little silence to begin with (`phase` samples more) and to end with:
+def _score_isolated(samples: Samples, phase: int = 0) -> Probabilities:
+    """Scores samples evened in loudness, with a little silence before (`phase` samples more) and behind:
     without them the detector misses short words that stand alone.
     """
     gain = EVEN_PEAK / max(float(np.abs(samples).max(initial=0)), FAINTEST_PEAK)

@@ -71,7 +71,7 @@ _MB: Final = 1_000_000
 
 
 class DownloadProgress:
-    """Of one model; to be used in a `with` statement."""
+    """Tells how far the download of one model is; to be used in a `with` statement."""
 
     def __init__(self, what: str, num_bytes: int) -> None:
         """`what`: the model and where it comes from. `num_bytes` in all; 0: not known."""

@@ -73,7 +73,7 @@ class AudioWindow:
         return replace(self, short_lengths=tuple(each for each in lengths if each < self.num_positions))
 
     def positions_for(self, num_samples: int) -> int:
-        """Of the encoder, in which a chunk of so many samples is encoded."""
+        """In how many positions of the encoder a chunk of so many samples is encoded."""
         least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE)
         return next((length for length in self.short_lengths if length >= least), self.num_positions)
 
@@ -222,7 +222,7 @@ def _check_file(path: Path) -> StoredTensors:
 
 
 def _read_header(path: Path) -> StoredTensors:
-    """Of a safetensors file: eight bytes of length, a JSON object, the tensors."""
+    """Reads that of a safetensors file: eight bytes of length, a JSON object, the tensors."""
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

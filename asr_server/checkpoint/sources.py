@@ -306,7 +306,7 @@ def _download_wheel(requirement: str, wheels: Path, progress: DownloadProgress) 
 
 
 def _num_bytes(folder: Path) -> int:
-    """Of all files in it, some of which may go away meanwhile."""
+    """Adds up all files in it, some of which may go away meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

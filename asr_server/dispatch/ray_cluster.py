@@ -53,7 +53,10 @@ def connect_once(address: str) -> None:
 
 @contextmanager
 def cluster_address(address: str) -> Iterator[str]:
-    """Of the cluster that the setting names, or of one that ends with the block. Raises OSError."""
+    """Gives the address of the cluster that the setting names, or of one that ends with the block.
+
+    Raises OSError.
+    """
     if not is_local(address):
         connect_once(address)
         yield address

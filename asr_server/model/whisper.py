@@ -181,7 +181,7 @@ class Decoder(nn.Module):
         return scores.narrow(-1, 0, self.vocabulary)
 
     def cross_keys_values(self, audio: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each layer, from the encoder's [B, F, D]: keys [B, D, F] and values [B, F, D].
+        """Yields each layer's keys [B, D, F] and values [B, F, D], from the encoder's [B, F, D].
 
         A layer is computed when it is asked for: for 8 chunks all 32 of large-v3 would be 2 GB.
         """

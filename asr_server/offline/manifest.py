@@ -80,7 +80,7 @@ def count_lines(manifest: Path) -> int:
 
 
 def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
-    """Of a line that is too long only the beginning."""
+    """Yields each line with its place; of one that is too long only the beginning."""
     with manifest.open("rb") as file:
         if start > 0:  # the line that `start` lies within belongs to the bytes before, unless it begins there
             file.seek(start - 1)

@@ -24,9 +24,9 @@ from asr_server.checkpoint import CheckpointError, resolve_checkpoint
 from asr_server.machine import (
     be_killed_with_the_parent,
     end_with_the_parent,
-    give_way,
-    keep_for_good,
+    freeze_gc,
     leave_stopping_to_the_parent,
+    lower_priority,
     pin_to,
 )
 from asr_server.replica.loop import CannotStart, load_engine, run
@@ -66,7 +66,7 @@ def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
     settings = replace(spec.settings, model=str(model))
     start_ranks = partial(Ranks, spec.index, settings, spec.num_on_device)
     engine = load_engine(settings, spec.num_on_device, start_ranks)
-    keep_for_good()
+    freeze_gc()
     return engine
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     be_killed_with_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
     pin_to(spec.cores)
-    give_way(spec.niceness)
+    lower_priority(spec.niceness)
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     end_with_the_parent()
@@ -85,7 +85,7 @@ def main() -> None:
 def _create_engine(spec: ReplicaSpec) -> Engine:
     start_ranks = partial(Ranks, spec.index, spec.settings, spec.num_on_device)
     engine = load_engine(spec.settings, spec.num_on_device, start_ranks)
-    keep_for_good()
+    freeze_gc()
     return engine
 
 

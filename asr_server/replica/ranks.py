@@ -28,7 +28,7 @@ from asr_server.machine import (
     be_killed_with_the_parent,
     child_environment,
     end_with_the_parent,
-    keep_for_good,
+    freeze_gc,
     leave_stopping_to_the_parent,
 )
 from asr_server.telemetry import configure_logging
@@ -136,7 +136,7 @@ def store_path(store_fd: int) -> str:
 
 
 def _device_of(rank: int) -> dict[str, str]:
-    """Of the GPUs that this replica was given, one for each rank; this process takes the first."""
+    """Names one of the GPUs that this replica was given, one for each rank; this process takes the first."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return {"CUDA_VISIBLE_DEVICES": given.split(",")[rank]} if given else {}
 
@@ -161,7 +161,7 @@ def run(spec: RankSpec) -> None:
     config = EngineConfig.from_settings(spec.settings, spec.num_on_device)
     join(config, spec.rank, store_path(spec.store_fd))
     loaded = load(config, spec.rank)
-    keep_for_good()
+    freeze_gc()
     _tell(READY)
     with os.fdopen(spec.operations_fd, "rb") as pipe:
         follow(loaded, _receiver(pipe, msgspec.msgpack.Decoder(Operation)))

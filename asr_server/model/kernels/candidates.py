@@ -217,7 +217,7 @@ def _random(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Of numbers about 1: some roundings of the type."""
+    """How far numbers about 1 may lie apart: some roundings of the type."""
     return 1e-4 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps
 
 
