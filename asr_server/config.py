@@ -120,6 +120,12 @@ class Settings:
     encoder_dtype: Literal["auto", "fp8"] = _setting(
         "auto", "fp8: the encoder multiplies in 8 bits (CUDA; the CPU imitates it); texts may differ"
     )
+    beam_size: int = _setting(
+        5,
+        "hypotheses of the beam search by which a chunk whose greedy text is in doubt is read again; 1: none",
+        ge=1,
+        le=16,
+    )
     max_fallbacks: int = _setting(
         len(TEMPERATURE_LADDER) - 1,
         "times an implausible chunk is decoded again, each time at a higher temperature",

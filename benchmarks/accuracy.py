@@ -9,7 +9,8 @@
 Words are counted (characters in Chinese and Japanese) as `benchmarks.speech.error_rates` says: substituted,
 inserted, deleted. What a system answered is kept in `.cache/accuracy` by system, weights and recording, so
 that a run that was cut off goes on; `--again` asks anew, and ours is always asked anew. Of a corpus with more
-recordings than `--most`, a sample is taken, the same each time.
+recordings than `--most`, a sample is taken, the same each time. `--readings` are English sentences of
+licences read by a synthetic voice, if it is installed, with pauses of 0.3 to 2 s.
 
 A manifest has a JSON line for each recording: `audio` (a path from its folder), `text`, and if known
 `language` (else en) and `times` (`[[start, end], ...]` in seconds, for each word of the text).
@@ -33,7 +34,7 @@ from rich.table import Table
 
 from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import benchmark_parser, command, machine, pyplot, quantile, write_json
-from benchmarks.speech import Clip, word_errors
+from benchmarks.speech import Clip, synthesis, word_errors
 from benchmarks.speech.corpora import CORPORA, SPEECH, known_clips
 from benchmarks.speech.error_rates import Score, TimedWord, time_errors_s, total
 from benchmarks.transcribers import SYSTEMS, Heard, Task, package_of
@@ -210,6 +211,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(SPEECH))
     parser.add_argument("--most", type=int, default=60, help="recordings of each corpus")
+    parser.add_argument(
+        "--readings", type=int, default=4, help="recordings of 100 s of English read by a synthetic voice"
+    )
     parser.add_argument("--manifest", type=Path, help="these recordings instead")
     parser.add_argument("--url", default="", help="of a server that runs, which is `ours` then")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="[default: all that are installed]")
@@ -217,7 +221,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="four recordings of each corpus, two peers")
     options = parser.parse_args()
     if options.quick:
-        options.most, options.systems = 4, options.systems or list(QUICK)
+        options.most, options.readings, options.systems = 4, 0, options.systems or list(QUICK)
     return options
 
 
@@ -229,6 +233,8 @@ def main() -> None:
         clips, times = read_manifest(options.manifest)
     else:
         clips, times = known_clips(options.corpora, options.most), {}
+        if synthesis.is_installed():
+            clips += synthesis.readings(options.readings)
     if not clips:
         raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
     names = options.systems or (["ours"] if options.url else list(SYSTEMS))

@@ -31,6 +31,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     num_slots: int = 0  # chunks decoded at once
+    beam_size: int = 1  # hypotheses of the beam search that reads a doubtful chunk again; 1: there is none
     encode_batch: int = 0  # chunks encoded in one step at most
     cpu_threads: int = 0
     compute_workers: int = 0  # encode batches under way at once: threads on CPU, streams on CUDA
@@ -61,6 +62,11 @@ class EngineConfig:
         )
 
     @property
+    def num_cache_slots(self) -> int:
+        """Slots of the cache: a beam search can begin however many chunks are being decoded."""
+        return self.num_slots + self.beam_size - 1
+
+    @property
     def audio_dtype(self) -> torch.dtype | None:
         """Of the audio's keys and values in the cache; None: the model's."""
         return FP8 if self.cache_dtype == "fp8" else None
@@ -76,7 +82,15 @@ class EngineConfig:
             device=device.type,
             dtype=str(dtype).removeprefix("torch."),
             num_slots=self.num_slots
-            or choose_num_slots(sizes, device, dtype, self.num_on_device, self.num_ranks, self.audio_dtype),
+            or choose_num_slots(
+                sizes,
+                device,
+                dtype,
+                self.num_on_device,
+                self.num_ranks,
+                self.audio_dtype,
+                num_more=self.beam_size - 1,
+            ),
             # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache.
             encode_batch=self.encode_batch or (workers if on_cpu else _ENCODE_BATCH_ON_CUDA),
             compute_workers=workers,
@@ -138,13 +152,16 @@ def choose_num_slots(
     num_on_device: int = 1,
     num_ranks: int = 1,
     audio_dtype: torch.dtype | None = None,
+    num_more: int = 0,
 ) -> int:
-    """As many slots as a share of the free memory holds, up to the number that still speeds up a step."""
+    """As many slots as a share of the free memory holds beside `num_more` others, up to the number that still
+    speeds up a step.
+    """
     share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device, num_on_device)
     # On CPU all parts of a slot lie in one memory.
     ranks_elsewhere = num_ranks if device.type == "cuda" else 1
     slot_bytes = DecoderCache.bytes_per_slot(sizes, dtype, audio_dtype) // ranks_elsewhere
-    return max(1, min(MAX_SLOTS[device.type], int(share) // slot_bytes))
+    return max(1, min(MAX_SLOTS[device.type], int(share) // slot_bytes - num_more))
 
 
 def free_bytes(device: torch.device, num_on_device: int = 1) -> int:

@@ -2,7 +2,8 @@
 
 Chunks wait in one queue, first in, first out. A step takes some of them into free slots, encodes these, and
 then decodes one token of every sequence, so that new ones join while others run. Sequences lie in slots 0 to
-n - 1; where one leaves early, the next chunk or else the last sequence takes its place.
+n - 1; where one leaves early, the next chunk or else the last sequence takes its place. A beam search takes a
+slot for each of its hypotheses.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class Engine:
         self.draining = False
         self.step_timer = StepTimer()
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
-        self._loop = DecodeLoop(self._runner, tokenizer, bool(config.lookahead), self._report)
+        self._slots = SlotTable(config.num_cache_slots)
+        self._loop = DecodeLoop(self._runner, tokenizer, self._slots, bool(config.lookahead), self._report)
         self._waiting: deque[Sequence] = deque()
-        self._slots = SlotTable(config.num_slots)
         self._encoding: list[tuple[PendingEncode, list[Sequence]]] = []
         self._encoded: list[Sequence] = []  # their audio is in; the prompt is not
         self._detecting: list[tuple[HostCopy, list[Sequence]]] = []
@@ -126,7 +127,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: not while all that is left waits for SetLanguage."""
-        can_admit = bool(self._waiting) and self.slots_in_use < self.num_slots
+        can_admit = bool(self._waiting) and self._num_admissible > 0
         aligning = self._to_align or self._aligning
         on_device = self._encoding or self._detecting or aligning or self._loop.has_work
         return bool(can_admit or on_device or self._encoded or self._events)
@@ -135,7 +136,7 @@ class Engine:
         """Takes a command. What is wrong with a chunk does not raise: the next step emits Failed."""
         match command:
             case Submit():
-                self._submit(Sequence.from_submit(command))
+                self._submit(Sequence.from_submit(command, self.config.beam_size))
             case SetLanguage():
                 self._set_language(command)
             case Cancel():
@@ -196,7 +197,7 @@ class Engine:
 
     def _admit(self) -> list[Sequence]:
         """Gives waiting chunks the lowest free slots, as many as may be encoded now."""
-        count = min(self.num_slots - self.slots_in_use, len(self._waiting), self._encode_allowance())
+        count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted = [self._waiting.popleft() for _ in range(count)]
@@ -205,6 +206,11 @@ class Engine:
             sequence.admitted_at = time.monotonic()
             self._events.append(Credit(1))
         return admitted
+
+    @property
+    def _num_admissible(self) -> int:
+        """Free slots for chunks: those that beam searches have taken, or wait for, come first."""
+        return max(0, self.num_slots - self.slots_in_use - self._loop.num_slots_wanted)
 
     def _encode_allowance(self) -> int:
         """Chunks to encode in one step: fewer where that would stall sequences being decoded for long."""

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
+from asr_server.engine.beam import BeamSearch
 from asr_server.engine.ranks import LeadingRunner
-from asr_server.engine.runner import Runner, StepPlan
+from asr_server.engine.runner import Runner, StepPlan, StepResult
 from asr_server.engine.sampling import noise_seed_of
 from asr_server.engine.sequence import Sequence
+from asr_server.engine.slot_table import SlotTable
 from asr_server.engine.slots import SlotStart
-from asr_server.engine.transfers import HostCopy
 
 
 class Launched(NamedTuple):
     """A step on the device, and whom its rows belong to."""
 
-    rows: list[tuple[Sequence, int, int]]  # sequence, its slot, its step of the temperature ladder
-    tokens: HostCopy
+    rows: list[tuple[Sequence, int, int]]  # sequence, its slot, and the number of tries before this one
+    beams: list[tuple[Sequence, BeamSearch]]
+    result: StepResult
 
 
 Finished = list[tuple[Sequence, ChunkResult]]
@@ -35,6 +35,7 @@ class DecodeLoop:
         self,
         runner: Runner | LeadingRunner,
         tokenizer: Tokenizer,
+        slots: SlotTable,
         overlapped: bool,
         on_early_result: OnEarlyResult,
     ) -> None:
@@ -43,6 +44,7 @@ class DecodeLoop:
         self.num_tokens = 0
         self._runner = runner
         self._tokenizer = tokenizer
+        self._slots = slots
         self._overlapped = overlapped
         self._on_early_result = on_early_result
         self._in_flight: Launched | None = None
@@ -51,7 +53,13 @@ class DecodeLoop:
     def has_work(self) -> bool:
         return bool(self.sequences) or self._in_flight is not None
 
+    @property
+    def num_slots_wanted(self) -> int:
+        """That beam searches wait for."""
+        return sum(each.beam_size - 1 for each in self.sequences if _waits_for_slots(each))
+
     def step(self) -> Finished:
+        self._begin_beams()
         return self._step_overlapped() if self._overlapped else self._step_plain()
 
     def _step_plain(self) -> Finished:
@@ -71,61 +79,125 @@ class DecodeLoop:
     def start(self, sequences: list[Sequence]) -> None:
         """Sets slots to their prompts' ends: at first, and again at each step of the temperature ladder."""
         if sequences:
-            self._runner.start([self._slot_start(sequence) for sequence in sequences])
+            self._runner.start([self._slot_start(sequence, sequence.slot) for sequence in sequences])
 
-    def _slot_start(self, sequence: Sequence) -> SlotStart:
+    def _slot_start(self, sequence: Sequence, slot: int, tokens: tuple[int, ...] = ()) -> SlotStart:
         options, temperature = sequence.options, sequence.temperature
         noise_seed = noise_seed_of(options.seed, sequence.id, temperature) if temperature > 0 else 0
-        return SlotStart(sequence.slot, sequence.prompt, options, temperature, noise_seed)
+        return SlotStart(slot, sequence.prompt, options, temperature, noise_seed, tokens)
+
+    # -- Launch -------------------------------------------------------------------------------------------
 
     def _launch(self) -> Launched | None:
-        if not self.sequences:
+        """A beam search takes part when the host has said with which tokens it goes on: with lookahead in
+        every second step.
+        """
+        in_flight = [sequence for sequence, _ in self._in_flight.beams] if self._in_flight else []
+        single = [sequence for sequence in self.sequences if sequence.beam is None]
+        beams = [
+            (sequence, sequence.beam)
+            for sequence in self.sequences
+            if sequence.beam and not _waits_for_slots(sequence) and sequence not in in_flight
+        ]
+        if not single and not beams:
             return None
+        plan = self._plan(single, beams)
         self.num_steps += 1
-        self.num_tokens += len(self.sequences)
-        rows = [(sequence, sequence.slot, sequence.temperature_index) for sequence in self.sequences]
-        return Launched(rows, self._runner.decode(self._plan()))
+        self.num_tokens += len(single) + len(plan.beams)
+        rows = [(sequence, sequence.slot, len(sequence.tries)) for sequence in single]
+        return Launched(rows, beams, self._runner.decode(plan))
 
-    def _plan(self) -> StepPlan:
+    def _plan(self, single: list[Sequence], beams: list[tuple[Sequence, BeamSearch]]) -> StepPlan:
         unread = 0 if self._in_flight is None else 1
-        context = 1 + unread + max(sequence.position for sequence in self.sequences)
+        positions = [sequence.position + unread for sequence in single]
+        positions += [sequence.position_behind(len(beam.running[0].tokens)) for sequence, beam in beams]
+        hypotheses = [slot for sequence, beam in beams for slot in sequence.slots[: len(beam.running)]]
         return StepPlan(
-            num_rows=1 + max(sequence.slot for sequence in self.sequences),
-            context=min(context, self._runner.model.sizes.text_positions),
+            num_rows=1 + max([*(sequence.slot for sequence in single), *hypotheses]),
+            context=min(1 + max(positions), self._runner.model.sizes.text_positions),
             timestamps=any(sequence.options.timestamps for sequence in self.sequences),
-            sampled=tuple(sequence.slot for sequence in self.sequences if sequence.temperature > 0),
-            restricted=any(sequence.is_restricted for sequence in self.sequences if sequence.temperature > 0),
+            sampled=tuple(sequence.slot for sequence in single if sequence.temperature > 0),
+            restricted=any(sequence.is_restricted for sequence in single if sequence.temperature > 0),
             penalised=tuple(
-                sequence.slot
-                for sequence in self.sequences
-                if sequence.is_penalised and sequence.temperature == 0
+                sequence.slot for sequence in single if sequence.is_penalised and sequence.temperature == 0
             ),
+            beams=tuple(hypotheses),
+            num_candidates=max((beam.num_candidates for _, beam in beams), default=0),
         )
+
+    # -- Collect ------------------------------------------------------------------------------------------
 
     def _collect(self, launched: Launched | None) -> Finished:
         """Hands the tokens of a step to their sequences."""
         if launched is None:
             return []
+        ended = self._collect_tokens(launched) + self._collect_candidates(launched)
         finished: Finished = []
-        retried: list[Sequence] = []
-        tokens, logprobs, no_speech = launched.tokens.read()
-        for sequence, slot, temperature_index in launched.rows:
-            if sequence.finished or sequence.temperature_index != temperature_index:
-                continue
-            sequence.no_speech_prob = no_speech[slot]
-            reason = sequence.append(int(tokens[slot]), logprobs[slot], self._tokenizer.specials.end_of_text)
-            if reason is None:
-                if early_result := sequence.next_early_result(self._tokenizer):
-                    self._on_early_result(sequence, early_result)
-                continue
-            result = sequence.keep_early_result(sequence.result(reason, self._tokenizer))
-            if sequence.next_temperature(result):
-                retried.append(sequence)
+        again: list[Sequence] = []
+        for sequence, result in ended:
+            if sequence.next_try(result, self._tokenizer.specials.end_of_text):
+                again.append(sequence)
             else:
                 sequence.finished = True
                 kept = sequence.best_result(result)
-                kept = msgspec.structs.replace(kept, num_fallbacks=sequence.temperature_index)
-                finished.append((sequence, kept))
-        self.start(retried)
+                finished.append((sequence, sequence.with_counts(kept)))
+        self.start([sequence for sequence in again if sequence.beam is None])
         self.sequences = [sequence for sequence in self.sequences if not sequence.finished]
         return finished
+
+    def _collect_tokens(self, launched: Launched) -> Finished:
+        """Gives each sequence without a beam its token; the tries that have ended with it."""
+        ended: Finished = []
+        tokens, logprobs, no_speech = launched.result.tokens.read()
+        for sequence, slot, num_tries in launched.rows:
+            if sequence.finished or len(sequence.tries) != num_tries:
+                continue
+            sequence.no_speech_prob = no_speech[slot]
+            reason = sequence.append(int(tokens[slot]), logprobs[slot], self._tokenizer.specials.end_of_text)
+            if reason is not None:
+                result = sequence.result(reason, self._tokenizer)
+                ended.append((sequence, sequence.keep_early_result(result)))
+            elif early_result := sequence.next_early_result(self._tokenizer):
+                self._on_early_result(sequence, early_result)
+        return ended
+
+    # -- Beam search --------------------------------------------------------------------------------------
+
+    def _begin_beams(self) -> None:
+        """Those that wait, first come, first served: each when there are slots for all its hypotheses."""
+        for sequence in filter(_waits_for_slots, self.sequences):
+            if self._slots.num_free < sequence.beam_size - 1:
+                return
+            self._slots.place(sequence, sequence.beam_size - 1)
+            self._runner.fork(sequence.slot, sequence.slots[1:])
+            self.start([sequence])  # the first hypothesis, from which all others come
+
+    def _collect_candidates(self, launched: Launched) -> Finished:
+        """Has the beam searches go on with their likeliest hypotheses; those that are over with this step."""
+        if launched.result.candidates is None:
+            return []
+        ended: Finished = []
+        sources: list[int] = []
+        starts: list[SlotStart] = []
+        candidates = iter(launched.result.candidates.array().tolist())
+        for sequence, beam in launched.beams:
+            rows = [next(candidates) for _ in beam.running]
+            if sequence.finished:
+                continue
+            parents = beam.advance(
+                [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
+            )
+            if beam.is_over:
+                self._slots.free(sequence, kept=1)
+                ended.append((sequence, sequence.result_of_beam(beam, self._tokenizer)))
+                continue
+            for slot, parent, hypothesis in zip(sequence.slots, parents, beam.running, strict=False):
+                sources.append(sequence.slots[parent])
+                starts.append(self._slot_start(sequence, slot, hypothesis.tokens))
+        if starts:
+            self._runner.branch(sources, starts)
+        return ended
+
+
+def _waits_for_slots(sequence: Sequence) -> bool:
+    return sequence.beam is not None and len(sequence.slots) < sequence.beam_size

@@ -25,7 +25,7 @@ from asr_server.engine.alignment import PendingAlignment
 from asr_server.engine.config import EngineConfig, choose_device
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.loading import Loaded
-from asr_server.engine.runner import Runner, StepPlan
+from asr_server.engine.runner import Runner, StepPlan, StepResult
 from asr_server.engine.sequence import Sequence
 from asr_server.engine.slots import SlotStart
 from asr_server.engine.transfers import HostCopy
@@ -61,9 +61,20 @@ class StartedSlot(msgspec.Struct, frozen=True):
     options: DecodingOptions
     temperature: float
     noise_seed: int
+    tokens: tuple[int, ...]
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
+    slots: tuple[StartedSlot, ...]
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    source: int
+    targets: tuple[int, ...]
+
+
+class Branch(msgspec.Struct, frozen=True, tag=True):
+    sources: tuple[int, ...]
     slots: tuple[StartedSlot, ...]
 
 
@@ -93,7 +104,7 @@ class Clear(msgspec.Struct, frozen=True, tag=True):
     slot: int
 
 
-Operation = Begin | Encode | Prefill | DetectLanguages | Start | Decode | Align | Move | Clear
+Operation = Begin | Encode | Prefill | DetectLanguages | Start | Fork | Branch | Decode | Align | Move | Clear
 Broadcast = Callable[[Operation], None]
 
 
@@ -149,7 +160,14 @@ class LeadingRunner:
     def start(self, starts: Several[SlotStart]) -> None:
         self._together(Start(tuple(map(_started, starts))), lambda: self._runner.start(starts))
 
-    def decode(self, plan: StepPlan) -> HostCopy:
+    def fork(self, source: int, targets: Several[int]) -> None:
+        self._together(Fork(source, tuple(targets)), lambda: self._runner.fork(source, targets))
+
+    def branch(self, sources: Several[int], starts: Several[SlotStart]) -> None:
+        operation = Branch(tuple(sources), tuple(map(_started, starts)))
+        self._together(operation, lambda: self._runner.branch(sources, starts))
+
+    def decode(self, plan: StepPlan) -> StepResult:
         return self._together(Decode(plan), lambda: self._runner.decode(plan))
 
     def align(self, finished: Several[tuple[Sequence, ChunkResult]]) -> list[PendingAlignment]:
@@ -198,6 +216,10 @@ def _do(runner: Runner, operation: Operation) -> None:
             runner.language_probabilities(slots)
         case Start(started):
             runner.start([_slot_start(each) for each in started])
+        case Fork(source, targets):
+            runner.fork(source, targets)
+        case Branch(sources, started):
+            runner.branch(sources, [_slot_start(each) for each in started])
         case Decode(plan):
             runner.decode(plan)
         case Align(finished):
@@ -211,11 +233,18 @@ def _do(runner: Runner, operation: Operation) -> None:
 
 
 def _started(start: SlotStart) -> StartedSlot:
-    return StartedSlot(start.slot, tuple(start.prompt), start.options, start.temperature, start.noise_seed)
+    return StartedSlot(
+        start.slot,
+        tuple(start.prompt),
+        start.options,
+        start.temperature,
+        start.noise_seed,
+        tuple(start.tokens),
+    )
 
 
 def _slot_start(started: StartedSlot) -> SlotStart:
-    return SlotStart(started.slot, started.prompt, started.options, started.temperature, started.noise_seed)
+    return SlotStart(*msgspec.structs.astuple(started))
 
 
 def _finished(sequence: Sequence, result: ChunkResult) -> FinishedSlot:
@@ -232,7 +261,7 @@ def _finished(sequence: Sequence, result: ChunkResult) -> FinishedSlot:
 def _sequence(finished: FinishedSlot) -> Sequence:
     """As much of the sequence as alignment asks for."""
     samples = np.broadcast_to(np.float32(0), finished.num_samples)
-    return Sequence(ChunkId("", 0), samples, finished.options, finished.language, finished.slot)
+    return Sequence(ChunkId("", 0), samples, finished.options, finished.language, [finished.slot])
 
 
 def _result(finished: FinishedSlot) -> ChunkResult:

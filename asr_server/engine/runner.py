@@ -9,6 +9,7 @@ from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,13 +42,24 @@ class StepPlan:
     sampled: tuple[int, ...] = ()  # rows that draw at a temperature
     restricted: bool = False  # some of these within a top-k, top-p or min-p
     penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
+    beams: tuple[int, ...] = ()  # rows that are hypotheses of a beam search
+    num_candidates: int = 0  # next tokens that are told of each of these
+
+
+class StepResult(NamedTuple):
+    """What a step has chosen."""
+
+    tokens: HostCopy  # three lines of [rows]: tokens, log-probabilities, no-speech
+    # [hypotheses, 2, candidates], in the order of the plan's beams: the likeliest next tokens of each, and
+    # their log-probabilities. None where there is no beam search.
+    candidates: HostCopy | None = None
 
 
 class Runner:
     def __init__(
         self, model: Whisper, rules: GenerationRules, tokenizer: Tokenizer, config: EngineConfig
     ) -> None:
-        num_slots, device, specials = config.num_slots, model.device, tokenizer.specials
+        num_slots, device, specials = config.num_cache_slots, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
         self._kernels, self.kernels_report = choose_kernels(
@@ -147,20 +159,24 @@ class Runner:
     # -- Decode -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def decode(self, plan: StepPlan) -> HostCopy:
-        """One token for every row: three lines of [rows] to read, tokens, log-probabilities, no-speech.
+    def decode(self, plan: StepPlan) -> StepResult:
+        """One token for every row.
 
         In two halves, each of which replays a graph on CUDA: the likeliest token of every row, then the
-        change of state. Between them, rows that draw or have penalties choose for themselves.
+        change of state. Between them, rows that draw or have penalties choose for themselves, and those of a
+        beam search tell several tokens; which of these it goes on with the host says by `branch`.
         """
         if self._score_graphs is not None:
             scores = self._score_graphs.replay(plan.num_rows, plan.context)
         else:
             scores = self._score(plan.num_rows, plan.context, plan.timestamps)
         self._choose_by_options(scores, plan)
+        candidates = self._candidates(scores, plan) if plan.beams else None
         if self._advance_graphs is not None:
-            return self._transfers.to_host(self._advance_graphs.replay(plan.num_rows))
-        return self._transfers.to_host(self._advance(plan.num_rows))
+            chosen = self._advance_graphs.replay(plan.num_rows)
+        else:
+            chosen = self._advance(plan.num_rows)
+        return StepResult(self._transfers.to_host(chosen), candidates)
 
     def _score(self, num_rows: int, context: int, timestamps: bool = True) -> Tensor:
         """Scores [B, vocabulary] of the next token; the likeliest tokens become the chosen ones."""
@@ -178,21 +194,48 @@ class Runner:
         for rows, is_drawn in ((plan.sampled, True), (plan.penalised, False)):
             if not rows:
                 continue
-            index = self._transfers.to_device(torch.tensor(rows))
-            state = self.state[index]
-            allowed = scores[index]
-            if self._kernels.choose_token is not None:  # which leaves the scores as they are
-                self._rules.apply(allowed, state, plan.timestamps)
+            index, state, allowed = self._allowed(scores, rows, plan.timestamps)
             own = penalise(allowed, state, self._specials.end_of_text)
             tokens = draw(own, state, plan.restricted) if is_drawn else own.argmax(-1)
             self._tokens.index_copy_(0, index, tokens)
             self._logprobs.index_copy_(0, index, log_probabilities(allowed, tokens))
+
+    def _candidates(self, scores: Tensor, plan: StepPlan) -> HostCopy:
+        """The likeliest next tokens of the hypotheses of all beam searches, as in `StepResult`."""
+        _, _, allowed = self._allowed(scores, plan.beams, plan.timestamps)
+        logprobs, tokens = allowed.log_softmax(-1).topk(plan.num_candidates)
+        return self._transfers.to_host(torch.stack([tokens.double(), logprobs.double()], dim=1))
+
+    def _allowed(
+        self, scores: Tensor, rows: Several[int], timestamps: bool
+    ) -> tuple[Tensor, SlotState, Tensor]:
+        """Some rows' indices on the device, their states, and a copy of their scores by the rules."""
+        index = self._transfers.to_device(torch.tensor(rows))
+        state, allowed = self.state[index], scores[index]
+        if self._kernels.choose_token is not None:  # which leaves the scores as they are
+            self._rules.apply(allowed, state, timestamps)
+        return index, state, allowed
 
     def _advance(self, num_rows: int) -> Tensor:
         """Appends the chosen tokens to the slots; [3, B] for the host."""
         state, tokens = self.state[:num_rows], self._tokens[:num_rows]
         state.advance(tokens, self._specials.timestamp_begin, self._specials.end_of_text)
         return torch.stack([tokens.double(), self._logprobs[:num_rows].double(), state.no_speech.double()])
+
+    @torch.inference_mode()
+    def fork(self, source: int, targets: Several[int]) -> None:
+        """Copies a slot's audio and text into others."""
+        for target in targets:
+            self.cache.move(source, target)
+
+    @torch.inference_mode()
+    def branch(self, sources: Several[int], starts: Several[SlotStart]) -> None:
+        """Has the slots of `starts` go on with the tokens there, whose keys and values lie in `sources`."""
+        length = max(len(start.prompt) + len(start.tokens) for start in starts) - 1
+        slots = torch.tensor([sources, [start.slot for start in starts]])
+        from_slots, to_slots = self._transfers.to_device(slots).unbind()
+        self.cache.copy_text(from_slots, to_slots, length)
+        self.start(starts)
 
     # -- Align --------------------------------------------------------------------------------------------
 

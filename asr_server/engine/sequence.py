@@ -8,30 +8,37 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 
 from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
+from asr_server.engine.beam import BeamSearch
 from asr_server.levels import Pauses, find_pauses
 
+# Mean log-probability of a greedy text below which a beam search reads the chunk again.
+BEAM_BELOW: Final = -0.8
 # Above it only what repeats itself is read again: of an unlikely text a try there is hardly ever likelier.
 HIGHEST_FOR_UNLIKELY: Final = 0.4
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A chunk from submission to result. Its slot changes when another one frees up before it."""
+    """A chunk from submission to result. Its slots change when others free up before them."""
 
     id: ChunkId
     samples: Samples
     options: DecodingOptions
     language: str | None
-    slot: int = -1
+    slots: list[int] = field(default_factory=list)  # one, or of a beam search one for each hypothesis
+    beam_size: int = 1  # hypotheses of a beam search; 1: there is none
     prompt: list[int] = field(default_factory=list)
     sot_index: int = 0  # of <|startoftranscript|> in the prompt
     max_tokens: int = 0
     temperature_index: int = 0  # of the temperature ladder
+    beam: BeamSearch | None = None  # where the try under way is one
+    beam_searched: bool = False  # one of the tries was one
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sum_logprob: float = 0.0  # end-of-text included
@@ -39,13 +46,21 @@ class Sequence:
     admitted_at: float = 0.0  # to its slot
     encoded_at: float = 0.0
     pauses: Pauses = field(default_factory=lambda: np.empty((0, 2)))  # of the audio, for word times
+    # The text so far could be reported: no beam search replaces it, so that a stream says what others say.
+    is_settled: bool = False
     early_result: ChunkResult | None = None  # reported: what follows may not take it back
-    rejected: list[ChunkResult] = field(default_factory=list)  # the tries at lower temperatures
+    tries: list[ChunkResult] = field(default_factory=list)  # that have ended, each at the whole chunk
     finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
 
     @classmethod
-    def from_submit(cls, command: Submit) -> Sequence:
-        return cls(command.id, command.samples, command.options, command.options.language)
+    def from_submit(cls, command: Submit, beam_size: int = 1) -> Sequence:
+        options = command.options
+        return cls(command.id, command.samples, options, options.language, beam_size=beam_size)
+
+    @property
+    def slot(self) -> int:
+        """The one that it has from the beginning; -1 before."""
+        return self.slots[0] if self.slots else -1
 
     def drop_samples(self) -> None:
         """Lets go of the samples once they are encoded; only their number and pauses are still asked for."""
@@ -60,7 +75,11 @@ class Sequence:
     @property
     def position(self) -> int:
         """Of the token that the next step feeds."""
-        return len(self.prompt) - 1 + len(self.tokens)
+        return self.position_behind(len(self.tokens))
+
+    def position_behind(self, num_tokens: int) -> int:
+        """Of the last of so many tokens after the prompt."""
+        return len(self.prompt) - 1 + num_tokens
 
     @cached_property
     def is_restricted(self) -> bool:
@@ -110,18 +129,28 @@ class Sequence:
             finish_reason=reason,
         )
 
+    def result_of_beam(self, beam: BeamSearch, tokenizer: Tokenizer) -> ChunkResult:
+        """What a beam search that is over has found."""
+        best = beam.best()
+        self.tokens, self.logprobs = list(best.tokens), list(best.logprobs)
+        self.sum_logprob = best.sum_logprob
+        return self.result("stop" if best.is_ended else "length", tokenizer)
+
     def next_early_result(self, tokenizer: Tokenizer) -> ChunkResult | None:
         """The segments so far, where the last token closes one, and they are plausible by themselves.
 
         One that is closed where the audio begins is not reported: nothing could be read after it.
         """
         first_time = tokenizer.specials.timestamp_begin
-        if not self.options.early_results or len(self.tokens) < 2:
+        if len(self.tokens) < 2:
             return None
         if self.tokens[-1] <= first_time or self.tokens[-2] >= first_time:
             return None
         result = self.result("length", tokenizer)
-        if is_implausible(result, self.options):
+        if is_implausible(result, self.options) or self._wants_beam(result):
+            return None
+        self.is_settled = True
+        if not self.options.early_results:
             return None
         self.early_result = result
         return result
@@ -141,35 +170,57 @@ class Sequence:
         """Once it is finished: now."""
         return ChunkTimes(self.encoded_at - self.admitted_at, time.monotonic() - self.encoded_at)
 
-    def next_temperature(self, result: ChunkResult) -> bool:
-        """Steps up the ladder and starts over, where the result asks for it and there is a step."""
-        if self.early_result is not None or is_broken(result) or not needs_fallback(result, self.options):
+    def next_try(self, result: ChunkResult, end_of_text: int) -> bool:
+        """Starts over, with a beam search or a step up the ladder, where the result asks for it."""
+        if self.early_result is not None or is_broken(result):
             return False
-        tries = [*self.rejected, result]
-        above = self.options.temperatures[self.temperature_index + 1 :]
-        if not above or (above[0] > HIGHEST_FOR_UNLIKELY and self._fluent(tries)):
+        self.tries.append(result)
+        if self._wants_beam(result):
+            self.beam = BeamSearch(self.beam_size, self.max_tokens, end_of_text)
+            self.beam_searched = True
+        elif self._wants_temperature():
+            self.beam = None
+            self.temperature_index += 1
+        else:
             return False
-        self.rejected = tries
-        self.temperature_index += 1
         self.tokens.clear()
         self.logprobs.clear()
         self.sum_logprob = 0.0
         return True
 
-    def best_result(self, result: ChunkResult) -> ChunkResult:
-        """The last try's result, or where that is implausible too, the likeliest of all tries; of those that
-        do not repeat themselves, if there are any. This is faster-whisper's rule.
-        """
-        is_final = self.early_result is not None or is_broken(result)
-        if is_final or not self.rejected or not needs_fallback(result, self.options):
-            return result
-        tries = [*self.rejected, result]
-        best = max(self._fluent(tries) or tries, key=lambda each: each.avg_logprob)
-        self.tokens, self.logprobs = list(best.tokens), list(best.logprobs)
-        return best
+    def _wants_beam(self, result: ChunkResult) -> bool:
+        """Whether the greedy text is in doubt. A client's own temperature or penalties are kept to."""
+        is_greedy = self.beam is None and self.temperature == 0 and not self.is_penalised
+        is_final = self.is_settled or is_silence(result, self.options)
+        if self.beam_size == 1 or not is_greedy or is_final:
+            return False
+        return result.avg_logprob < BEAM_BELOW or is_repetitive(result, self.options)
 
-    def _fluent(self, tries: list[ChunkResult]) -> list[ChunkResult]:
-        return [each for each in tries if not is_repetitive(each, self.options)]
+    def _wants_temperature(self) -> bool:
+        above = self.options.temperatures[self.temperature_index + 1 :]
+        if not above or not needs_fallback(self._best_try(), self.options):
+            return False
+        return above[0] <= HIGHEST_FOR_UNLIKELY or not self._fluent_tries()
+
+    def best_result(self, result: ChunkResult) -> ChunkResult:
+        """The likeliest of all tries; of those that do not repeat themselves, if there are any. This is
+        faster-whisper's rule.
+        """
+        if self.early_result is not None or is_broken(result):
+            return result
+        return self._best_try()
+
+    def with_counts(self, result: ChunkResult) -> ChunkResult:
+        """The result that is kept, and how it came about."""
+        return msgspec.structs.replace(
+            result, num_fallbacks=self.temperature_index, beam_searched=self.beam_searched
+        )
+
+    def _best_try(self) -> ChunkResult:
+        return max(self._fluent_tries() or self.tries, key=lambda each: each.avg_logprob)
+
+    def _fluent_tries(self) -> list[ChunkResult]:
+        return [each for each in self.tries if not is_repetitive(each, self.options)]
 
 
 def compression_ratio(text: str) -> float:
@@ -180,10 +231,12 @@ def compression_ratio(text: str) -> float:
 
 def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
     """openai/whisper's rule: repetitive or unlikely, unless it is silence anyway."""
+    return is_implausible(result, options) and not is_silence(result, options)
+
+
+def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
     unlikely = result.avg_logprob < options.logprob_threshold
-    if unlikely and result.no_speech_prob > options.no_speech_threshold:
-        return False
-    return is_implausible(result, options)
+    return unlikely and result.no_speech_prob > options.no_speech_threshold
 
 
 def is_broken(result: ChunkResult) -> bool:

@@ -14,13 +14,14 @@ from asr_server.engine.transfers import Transfers
 
 @dataclass(frozen=True)
 class SlotStart:
-    """How decoding begins in one slot."""
+    """How decoding begins in one slot, or goes on."""
 
     slot: int
     prompt: Sequence[int]
     options: DecodingOptions
     temperature: float = 0.0
     noise_seed: int = 0  # of a try at a temperature above 0
+    tokens: Sequence[int] = ()  # generated already: what a beam search goes on from
 
 
 @dataclass
@@ -74,12 +75,14 @@ class SlotState:
         self.active[source].zero_()
 
     def begin(self, starts: Sequence[SlotStart], before_first_time: int, transfers: Transfers) -> None:
-        """Sets slots to the ends of their prompts, with nothing generated yet.
+        """Sets slots to the ends of their prompts and of the tokens behind these. Which tokens these are is
+        not noted in `generated`: a beam search has no penalties.
 
         All values cross to the device in one copy: on CUDA, storing a Python number in a tensor makes the
         host wait for the device, once for each number.
         """
-        table = torch.tensor([_start_row(start, before_first_time) for start in starts], dtype=torch.double)
+        rows = [_start_row(start, before_first_time) for start in starts]
+        table = torch.tensor(rows, dtype=torch.double)
         slots, *columns = transfers.to_device(table.t().contiguous()).unbind()
         slots = slots.long()
         for name, values in zip(_START_COLUMNS, columns, strict=True):
@@ -123,8 +126,11 @@ _START_COLUMNS = (
 
 def _start_row(start: SlotStart, before_first_time: int) -> list[float]:
     """The slot, then a value for each of `_START_COLUMNS`."""
-    last, position = start.prompt[-1], len(start.prompt) - 1
-    state = (last, last, position, 0, before_first_time, start.temperature, start.noise_seed)
+    fed = [*start.prompt, *start.tokens]
+    last, previous = fed[-1], fed[-2] if start.tokens else fed[-1]
+    times = [token for token in start.tokens if token > before_first_time]
+    history = (last, previous, len(fed) - 1, len(start.tokens), times[-1] if times else before_first_time)
+    state = (*history, start.temperature, start.noise_seed)
     return [float(each) for each in (start.slot, *state, *(getattr(start.options, n) for n in _FROM_OPTIONS))]
 
 

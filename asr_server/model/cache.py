@@ -258,6 +258,11 @@ class DecoderCache:
         if self.cross_mask is not None:
             self.cross_mask[target] = self.cross_mask[source]
 
+    def copy_text(self, sources: Tensor, targets: Tensor, length: int) -> None:
+        """Copies the first `length` text positions of some slots into others, which may be among them."""
+        for tensor in (self.keys, self.values):
+            tensor[:, targets, :, :length] = tensor[:, sources, :, :length]
+
     def clear(self, slot: int) -> None:
         """Back to zeros. NaN would outlive its sequence: what is masked is read all the same."""
         for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):

@@ -21,11 +21,12 @@ import soundfile
 import soxr
 
 from asr_server.core import SAMPLE_RATE, Samples
-from benchmarks.speech.corpora import CACHE, ROOT
+from benchmarks.speech.corpora import CACHE, ROOT, Clip
 
 PEAK = 0.5
 _FRAME = SAMPLE_RATE // 100
 _AUDIBLE = 0.003  # root mean square of a frame, with a peak of 0.5
+READING_PAUSES_S = (0.5, 0.3, 1.2, 2.0, 0.8)
 LICENCES = ("GPL-3", "GPL-2", "GFDL-1.3", "LGPL-2.1", "Artistic", "MPL-1.1", "CC0-1.0")
 _LICENCES = Path("/usr/share/common-licenses")
 _READABLE = re.compile(r"(?:^|(?<=[.:;] ))[A-Z][a-z]+(?:[ ,]+[A-Za-z][a-z]*(?:'[a-z]+)?)+\.")
@@ -115,6 +116,28 @@ def read_for(duration_s: float, pauses_s: float | Sequence[float] = 0.5, first_s
         total_s += len(say(sentences()[used])) / SAMPLE_RATE + next(pauses)
         used += 1
     return read_aloud(sentences()[first_sentence:used], pauses_s)
+
+
+def readings(count: int, duration_s: float = 100.0) -> list[Clip]:
+    """Recordings of different sentences, each of at least so many seconds, in files; made when they are asked
+    for first. Fewer where there are not enough sentences.
+    """
+    clips: list[Clip] = []
+    first_sentence = 0
+    for number in range(count):
+        try:
+            speech = read_for(duration_s, READING_PAUSES_S, first_sentence)
+        except ValueError:
+            break
+        first_sentence += len(speech.sentences)
+        path = CACHE / f"readings/{hashlib.sha256(speech.text.encode()).hexdigest()[:24]}.flac"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            soundfile.write(part, speech.samples, SAMPLE_RATE, format="FLAC")
+            part.replace(path)
+        clips.append(Clip(f"readings/{number}", "readings", path, speech.text, "en", "MIT", speaker="joe"))
+    return clips
 
 
 def _synthesise(text: str, speed: float) -> Samples:

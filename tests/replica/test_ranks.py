@@ -31,6 +31,7 @@ SAID = [say(digits) for digits in ("407", "12", "98653", "5550", "1234567", "8",
 PLAIN = DecodingOptions(language="en", timestamps=True)
 WORDS = DecodingOptions(language="en", timestamps=True, word_timestamps=True)
 LADDER = DecodingOptions(language="en", temperatures=(0.0, 0.4, 0.8), logprob_threshold=0.0)
+SEARCHED = DecodingOptions(language="en", timestamps=True, compression_ratio_threshold=0.0)  # by a beam
 # One language: the embedded model has no other. With several, the replica asks which one it is.
 PENALISED = DecodingOptions(language="en", repetition_penalty=1.3)
 
@@ -89,8 +90,8 @@ async def until_gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
-async def test_two_ranks_hear_what_one_hears_with_cancels_words_penalties_and_the_ladder() -> None:
-    options = [PLAIN, WORDS, LADDER, PENALISED]
+async def test_two_ranks_hear_what_one_hears_with_cancels_words_penalties_beams_and_the_ladder() -> None:
+    options = [PLAIN, WORDS, LADDER, PENALISED, SEARCHED]
     async with running(executor="inline") as one:
         expected = await decode(one, options)
     async with running(tensor_parallel_size=2) as two:
@@ -98,6 +99,7 @@ async def test_two_ranks_hear_what_one_hears_with_cancels_words_penalties_and_th
         assert [process.cmdline()[0] for process in ranks[1:]] == ["asr-server replica 0 rank 1"]
         assert_alike(await decode(two, options), expected)
     assert any(result.num_fallbacks for result in expected)
+    assert any(result.beam_searched for result in expected)
     await until_gone(ranks)
 
 
