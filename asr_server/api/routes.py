@@ -286,12 +286,12 @@ def _of_replicas(states: Mapping[str, ReplicaState]) -> Iterator[Metric]:
         for column, value in zip(columns, (*values, beat.num_decoded_tokens), strict=True):
             column.add_metric([name], float(value))
         if beat.step_times.counts:
-            step_seconds.add_metric([name], _buckets(beat.step_times), beat.step_times.sum_s)
+            step_seconds.add_metric([name], cumulative_buckets(beat.step_times), beat.step_times.sum_s)
     yield from columns
     yield step_seconds
 
 
-def _buckets(times: StepTimes) -> list[tuple[str, float]]:
+def cumulative_buckets(times: StepTimes) -> list[tuple[str, float]]:
     """Prometheus counts in each bucket what is in the smaller ones too."""
     bounds = [*map(str, STEP_TIME_BOUNDS_S), "+Inf"]
     return list(zip(bounds, map(float, accumulate(times.counts)), strict=True))

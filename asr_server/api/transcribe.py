@@ -169,7 +169,7 @@ async def _whole(state: AppState, form: Form, request: TranscriptionRequest, rec
             pass
         transcript = session.transcript()
     response = await _run_in_thread_if_long(
-        transcript, lambda: _body_response(transcript, request.fields.response_format, request.render_options)
+        transcript, lambda: body_response(transcript, request.fields.response_format, request.render_options)
     )
     response.headers.update(answer_headers(state.settings, request.ignored_fields))
     return response
@@ -197,7 +197,7 @@ async def _transcribing(
             yield session
 
 
-def _body_response(
+def body_response(
     transcript: Transcript, response_format: ResponseFormat, options: RenderOptions
 ) -> Response:
     """The whole reply to a request that does not stream."""

@@ -106,7 +106,7 @@ def health(pid: int) -> None:
 
     The server is the container's first process; where it listens is read off its flags and the environment.
     """
-    url = _url(_arguments_of(pid))
+    url = health_url(_arguments_of(pid))
     unverified = ssl._create_unverified_context()  # the certificate is for the name that clients use
     try:
         urllib.request.urlopen(url, timeout=ANSWER_LIMIT_S, context=unverified).close()
@@ -124,7 +124,7 @@ def _arguments_of(pid: int) -> list[str]:
     return words[words.index("serve") + 1 :] if "serve" in words else []
 
 
-def _url(arguments: list[str]) -> str:
+def health_url(arguments: list[str]) -> str:
     settings = serve.make_context("serve", arguments, resilient_parsing=True).params
     host = _LOOPBACK.get(settings["host"], settings["host"])
     scheme = "https" if settings["ssl_certfile"] else "http"

@@ -30,16 +30,13 @@ class Transfers:
         if self._device.type == "cuda" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
         if self._h2d is None:
-            return self._copy(tensor)
+            return copy_to(self._device, tensor)
         computing = torch.cuda.current_stream()
         with torch.cuda.stream(self._h2d):
-            copied = self._copy(tensor)
+            copied = copy_to(self._device, tensor)
         computing.wait_stream(self._h2d)
         copied.record_stream(computing)
         return copied
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
 
     def to_host(self, tensor: Tensor) -> HostCopy:
         """Of what the current stream has computed; `tensor` may be overwritten by what follows there."""
@@ -78,6 +75,10 @@ class HostCopy:
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.numpy()
+
+
+def copy_to(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor.to(device, non_blocking=True)
 
 
 def is_on_gpu(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from asr_server import __version__
-from asr_server.api.routes import _buckets
+from asr_server.api.routes import cumulative_buckets
 from asr_server.audio import Recording
 from asr_server.channel.messages import Event
 from asr_server.dispatch.supervisor import ReplicaGone
@@ -174,7 +174,7 @@ def test_the_buckets_of_step_times_add_up() -> None:
     timer = StepTimer()
     for step_s in (0.0005, 0.001, 0.3, 60.0):
         timer.add(step_s)
-    buckets = dict(_buckets(timer.times))
+    buckets = dict(cumulative_buckets(timer.times))
     assert (buckets["0.001"], buckets["0.2"], buckets["0.5"], buckets["5.0"], buckets["+Inf"]) == (
         2,
         2,

@@ -13,7 +13,7 @@ import pytest
 
 from asr_server.api import transcribe
 from asr_server.api.middleware import answer_headers
-from asr_server.api.transcribe import EventWriter, _body_response
+from asr_server.api.transcribe import EventWriter, body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
 from asr_server.core import ChunkResult
@@ -435,4 +435,4 @@ async def test_many_requests_at_once_each_get_their_own_answer() -> None:
     ],
 )
 def test_every_format_says_what_it_is(response_format: ResponseFormat, media_type: str) -> None:
-    assert _body_response(ONE, response_format, DEFAULTS).headers["content-type"] == media_type
+    assert body_response(ONE, response_format, DEFAULTS).headers["content-type"] == media_type

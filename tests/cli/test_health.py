@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from asr_server.cli.serve import _url
+from asr_server.cli.serve import health_url
 from tests.conftest import Server
 
 
@@ -26,7 +26,7 @@ def test_flags_and_environment_say_where_the_server_listens(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert _url(arguments) == url
+    assert health_url(arguments) == url
 
 
 def test_the_check_passes_for_a_server_that_answers_and_fails_for_none(server: Server) -> None:

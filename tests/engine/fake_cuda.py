@@ -94,7 +94,7 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(transfers.Transfers, "_copy", _copied)
+    monkeypatch.setattr(transfers, "copy_to", _copied)
     monkeypatch.setattr(transfers, "pinned_like", lambda each: torch.empty(each.shape, dtype=each.dtype))
     monkeypatch.setattr(transfers.HostCopy, "array", _made_up)
     monkeypatch.setattr(LogMel, "gather", lambda own, chunks: torch.zeros(len(chunks), own.num_frames * 160))
@@ -124,7 +124,7 @@ def _device_guard() -> Iterator[None]:
         guards[_CUDA] = before
 
 
-def _copied(_: transfers.Transfers, tensor: Tensor) -> Tensor:
+def _copied(_: torch.device, tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
 
 

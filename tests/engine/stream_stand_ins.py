@@ -195,7 +195,7 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     monkeypatch.setattr(transfers, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(transfers, "pinned_like", torch.empty_like)
-    monkeypatch.setattr(transfers.Transfers, "_copy", lambda self, tensor: tensor.clone())
+    monkeypatch.setattr(transfers, "copy_to", lambda device, tensor: tensor.clone())
     monkeypatch.setattr(runner, "Transfers", lambda *_: transfers.Transfers(cuda, copy_overlap))
     monkeypatch.setattr(runner, "DecodeStream", lambda _: DecodeStream(cuda))
     monkeypatch.setattr(runner, "make_encoder", encoding.CudaEncoder)
@@ -207,11 +207,11 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
 def watching(monkeypatch: Any, exempt: list[Tensor]) -> Iterator[WatchMemory]:
     watch = WatchMemory(exempt)
 
-    def copy(transfer: transfers.Transfers, tensor: Tensor) -> Tensor:
+    def copy(device: torch.device, tensor: Tensor) -> Tensor:
         watch.forget(tensor)
         return tensor.clone()
 
-    monkeypatch.setattr(transfers.Transfers, "_copy", copy)
+    monkeypatch.setattr(transfers, "copy_to", copy)
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda tensor, stream: watch.record_stream(tensor, stream)
     )
