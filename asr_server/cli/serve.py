@@ -35,7 +35,7 @@ SECTIONS: Final = {
         *("served_model_name", "model_alias", "api_key_file", "unknown_fields", "cors_origins"),
         *("root_path", "ssl_certfile", "ssl_keyfile"),
     ),
-    "Text": ("max_fallbacks", "check_voice", "max_chunk_s", "short_audio"),
+    "Text": ("beam_size", "max_fallbacks", "check_voice", "max_chunk_s", "short_audio"),
     "Live audio": (
         *("max_realtime_sessions", "max_realtime_session_s", "max_realtime_idle_s", "realtime_interim_s"),
         "wyoming_port",
