@@ -14,7 +14,7 @@ from asr_server.channel.messages import Event, Failed, LanguageDetected, Result,
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine import Engine, EngineConfig
-from asr_server.engine.rules import GenerationRules
+from asr_server.engine.tokens import GenerationRules
 from asr_server.model import Whisper, load_whisper
 
 DEFAULTS: dict[str, Any] = {"num_slots": 16, "encode_batch": 8, "compute_workers": 1, "lookahead": False}

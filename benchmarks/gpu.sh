@@ -136,7 +136,7 @@ check() {
     on_device profile 60 engine "${one[@]}" --profile --trace "$OUT/profile-trace.json.gz"
     tests cuda-tests 80 6 tests/engine/test_cuda.py
     on_device parity 75 parity --shape "$turbo"
-    tests kernel-tests 60 8 tests/model/kernels tests/model/test_float8.py tests/engine/test_token_choice.py
+    tests kernel-tests 60 8 tests/model/kernels tests/model/test_float8.py tests/engine/test_tokens_likeliest.py
     on_device graphs-off 40 engine "${one[@]}" --no-cuda-graphs
 }
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from asr_server.engine.graphs import context_buckets, row_buckets
+from asr_server.engine.cuda import context_buckets, row_buckets
 from asr_server.model.kernels.choose_token import choose_token
 from asr_server.model.kernels.elementwise import add_norm, bias_gelu, quantise_rows
 from asr_server.model.kernels.flash_decode import flash_decode

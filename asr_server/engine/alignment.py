@@ -1,16 +1,16 @@
 """When each token was said: read from the attention that the decoder's alignment heads pay to the audio.
 
-The method is openai/whisper's (timing.py): the text is fed once more, without timestamps and without the
-text before it; each head's attention is normalised over the tokens and smoothed over time; the mean of the
-heads is what dynamic time warping lays the tokens along. The audio's keys are those that are in the slot.
-Beyond that method, every token has a position of its own, and where a text leaves a tail of the audio unread,
-what is read is aligned with the audio before it alone: the tail's words are aligned when it is read again.
+The method is openai/whisper's (timing.py): the text is fed once more, without timestamps and without the text
+before it; each head's attention is normalised over the tokens and smoothed over time; the mean of the heads
+is what dynamic time warping lays the tokens along, frame by frame in order. The audio's keys are those that
+are in the slot. Beyond that method, every token has a position of its own, and where a text leaves a tail of
+the audio unread, what is read is aligned with the audio before it alone: the tail's words are aligned when it
+is read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Several
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,11 +23,53 @@ from torch import Tensor
 
 from asr_server.checkpoint.tokenizer import Timestamps, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
-from asr_server.engine.dtw import Matrix, first_frames
-from asr_server.engine.sequence import Sequence, sot_sequence
-from asr_server.engine.transfers import HostCopy, Transfers
+from asr_server.engine.active_chunk import ActiveChunk, sot_sequence
+from asr_server.engine.cuda import HostCopy, Transfers
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache import Slots
+
+Matrix = npt.NDArray[np.floating]
+
+
+def first_frames(gain: Matrix, share_frames: bool = False) -> npt.NDArray[np.intp]:
+    """The frame with which each row begins on the path of the greatest sum, from the first row and frame to
+    the last.
+
+    A step of the path goes to the next frame, and stays in its row or goes on to the next one, so that every
+    row has a frame of its own. Within a row the cheapest way to each frame is a running minimum: of what
+    reaching an earlier frame from the row above costs, less the costs up to there. So a row is a few
+    operations on arrays, and the way back needs one look a row.
+
+    Args:
+        gain: [rows, frames], what it is worth to have a row at a frame.
+        share_frames: a step may also go to the next row in the same frame, as openai/whisper's path does.
+            More rows than frames cannot do otherwise.
+    """
+    num_rows, num_frames = gain.shape
+    share_frames = share_frames or num_rows > num_frames
+    up_to = np.zeros((num_rows, num_frames + 1))  # costs of a row's frames before each one
+    np.cumsum(-gain.astype(np.float64), axis=1, out=up_to[:, 1:])
+    reached = np.full((num_rows + 1, num_frames + 1), np.inf)  # a row and a column before the first ones
+    reached[0, 0] = 0.0
+    entered = np.empty((num_rows, num_frames))
+    for row in range(num_rows):
+        above = reached[row]
+        np.minimum(above[:-1], above[1:] if share_frames else np.inf, out=entered[row])
+        entered[row] -= up_to[row, :-1]
+        np.minimum.accumulate(entered[row], out=reached[row + 1, 1:])
+        reached[row + 1, 1:] += up_to[row, 1:]
+    return _way_back(entered, reached, share_frames)
+
+
+def _way_back(entered: Matrix, reached: Matrix, share_frames: bool) -> npt.NDArray[np.intp]:
+    first = np.empty(len(entered), np.intp)
+    last = entered.shape[1] - 1  # frame of the row at hand
+    for row in range(len(entered) - 1, -1, -1):
+        first[row] = frame = int(np.argmin(entered[row, : last + 1]))
+        is_shared = share_frames and reached[row, frame] >= reached[row, frame + 1]
+        last = frame if is_shared else frame - 1
+    return first
+
 
 SAMPLES_PER_POSITION = SAMPLE_RATE // POSITIONS_PER_S  # of the encoder's output
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / SAMPLE_RATE
@@ -44,7 +86,7 @@ _TINY = torch.finfo(torch.float32).tiny
 class PendingAlignment:
     """A result whose token times are still on the device."""
 
-    sequence: Sequence
+    sequence: ActiveChunk
     result: ChunkResult
     num_tokens: int  # text tokens that are to have times
     # [2, rows, positions]: what it is worth to lay a row at a position, and its attention. Summed over heads,
@@ -97,7 +139,9 @@ class Aligner:
             index = torch.tensor(own, dtype=torch.long, device=model.device)
             self._heads[layer] = [index[i : i + heads_at_once] for i in range(0, len(own), heads_at_once)]
 
-    def start(self, finished: Several[tuple[Sequence, ChunkResult]], slots: Slots) -> list[PendingAlignment]:
+    def start(
+        self, finished: Sequence[tuple[ActiveChunk, ChunkResult]], slots: Slots
+    ) -> list[PendingAlignment]:
         """Aligns the sequences in these slots, or on CUDA begins to."""
         texts = [self._text(sequence, result) for sequence, result in finished]
         sums = [
@@ -115,7 +159,7 @@ class Aligner:
             for (sequence, result), text, each in zip(finished, texts, sums, strict=True)
         ]
 
-    def _text(self, sequence: Sequence, result: ChunkResult) -> _Text:
+    def _text(self, sequence: ActiveChunk, result: ChunkResult) -> _Text:
         specials, duration_s = self._tokenizer.specials, len(sequence.samples) / SAMPLE_RATE
         options = msgspec.structs.replace(sequence.options, timestamps=False)
         prompt = sot_sequence(options, sequence.language, specials)
@@ -129,7 +173,7 @@ class Aligner:
         """Positions of the encoder's output that so many samples reach."""
         return min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
 
-    def _queries(self, slots: Slots, texts: Several[_Text]) -> Iterator[tuple[int, Tensor]]:
+    def _queries(self, slots: Slots, texts: Sequence[_Text]) -> Iterator[tuple[int, Tensor]]:
         """Each alignment layer's queries over the audio, [B, T, H, d]; behind a text's end they are noise."""
         device, end_of_text = self._model.device, self._tokenizer.specials.end_of_text
         longest = max(len(text.tokens) for text in texts)

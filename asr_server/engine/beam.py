@@ -7,8 +7,7 @@ MaximumLikelihoodRanker).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as Several
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,7 +61,7 @@ class BeamSearch:
             return True
         return len(self.running[0].tokens) >= self._max_tokens
 
-    def advance(self, candidates: Several[Iterable[tuple[int, float]]]) -> list[int]:
+    def advance(self, candidates: Sequence[Iterable[tuple[int, float]]]) -> list[int]:
         """Goes on with the likeliest continuations.
 
         Args:

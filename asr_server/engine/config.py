@@ -1,14 +1,26 @@
-"""The configuration of an engine, and the choices for what it leaves open on this machine."""
+"""The configuration of an engine, what it leaves open chosen for this machine, and what is loaded by it.
+
+`engine_info` says what an engine runs with, and why, in words for whoever runs it. `load` takes from the
+checkpoint what an engine needs, whole or one rank's part. Used by `engine.py` and the ranks.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from asr_server.channel.messages import EngineInfo
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming, values_for
-from asr_server.machine import cpu_flags, free_memory_bytes
-from asr_server.model import DecoderCache, WhisperSizes
+from asr_server.engine.active_chunk import check_timestamps
+from asr_server.engine.tokens import GenerationRules
+from asr_server.machine import available_cores, cpu_flags, free_memory_bytes, mps_is_running
+from asr_server.model import DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
 from asr_server.model.float8 import FP8
 
 _ENCODE_BATCH_ON_CUDA = 8
@@ -172,3 +184,85 @@ def free_bytes(device: torch.device, num_on_device: int = 1) -> int:
         # Not the free memory divided: what is free depends on who of them started first, or starts again.
         return min(free, total // num_on_device - torch.cuda.memory_reserved(device))
     return free_memory_bytes() // num_on_device
+
+
+def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
+    """
+    Args:
+        config: with everything chosen.
+        kernels: which of them are used, and why; empty where there was nothing to choose.
+    """
+    on_gpu = config.device == "cuda"
+    reasons = {
+        "device": _gpu(config) if on_gpu else "no GPU was found",
+        "dtype": _why_dtype(config.dtype, "GPU" if on_gpu else "processor"),
+        "num_slots": _why_num_slots(config),
+        "kernels": kernels,
+    }
+    if on_gpu and config.num_on_device > 1:
+        reasons["num_replicas"] = _how_they_share(config.num_on_device)
+    return EngineInfo(config.device, config.dtype, config.num_slots, torch.get_num_threads(), reasons)
+
+
+def _gpu(config: EngineConfig) -> str:
+    return torch.cuda.get_device_name() + ("" if config.cuda_graphs else ", without CUDA graphs")
+
+
+def _how_they_share(num_on_device: int) -> str:
+    how = "at once, through MPS" if mps_is_running() else "in turns, as no MPS daemon runs"
+    return f"{num_on_device} share a GPU {how}"
+
+
+def _why_dtype(dtype: str, processor: str) -> str:
+    return f"the {processor} multiplies in it" if dtype == "bfloat16" else f"the {processor} has no bfloat16"
+
+
+def _why_num_slots(config: EngineConfig) -> str:
+    if config.num_slots == MAX_SLOTS[config.device]:
+        return "more would only lengthen a step"
+    return f"{SLOT_MEMORY_SHARE[config.device]:.0%} of the memory that was free"
+
+
+_M_TRIM_THRESHOLD = -1  # glibc's malloc.h
+_M_MMAP_MAX = -4
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc not to give freed blocks back to the kernel in this process.
+
+    Else every large intermediate result is mapped anew, and the page faults of a 5 MB result cost more than
+    the matrix product that fills it (2.5 times on the processor measured, docs/engine.md). Elsewhere than on
+    glibc nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+class Loaded(NamedTuple):
+    model: Whisper
+    tokenizer: Tokenizer
+    rules: GenerationRules
+
+
+def load(config: EngineConfig, rank: int = 0) -> Loaded:
+    """
+    Raises:
+        CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there, or not
+            able to do what is asked for.
+    """
+    device = choose_device(config.device)
+    check_fp8(config, device)
+    dtype = choose_dtype(config.dtype, device)
+    torch.set_num_threads(config.cpu_threads or available_cores())
+    directory = Path(config.model)
+    shard, fp8_encoder = Shard(rank, config.num_ranks), config.encoder_dtype == "fp8"
+    model = load_whisper(directory, device, dtype, shard, fp8_encoder)
+    if device.type == "cpu":
+        keep_freed_memory()  # from here on: what loading needed is given back
+    tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
+    check_timestamps(tokenizer.specials, model.sizes)
+    return Loaded(model, tokenizer, rules)

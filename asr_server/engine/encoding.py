@@ -6,7 +6,7 @@ Used by `runner.py`. One class for CPU, where the host waits, and one for CUDA, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -15,9 +15,7 @@ from torch import Tensor
 
 from asr_server.core import Samples
 from asr_server.engine.config import EngineConfig
-from asr_server.engine.graphs import record_graphs
-from asr_server.engine.streams import new_stream
-from asr_server.engine.transfers import Transfers
+from asr_server.engine.cuda import Transfers, new_stream, record_graphs
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.kernels import Kernels
 
@@ -40,7 +38,7 @@ class PendingEncode:
 
 
 class Encoder(Protocol):
-    def start(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
+    def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
         """Fills the audio part of these slots, or begins to."""
         ...
 
@@ -55,7 +53,7 @@ def make_encoder(
 
 
 class CpuEncoder:
-    """Several chunks at once, the cores shared out between them; `start` returns when they are encoded.
+    """Sequence chunks at once, the cores shared out between them; `start` returns when they are encoded.
 
     A thread that has a chunk to itself waits for no other. Two threads in every product wait for each other a
     hundred times a chunk, and when something else runs on one of the cores, each of these waits is long.
@@ -74,7 +72,7 @@ class CpuEncoder:
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
-    def start(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
+    def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
         num_at_once = min(len(chunks), self._num_workers)
         share = max(1, self._num_threads // num_at_once)
         by_slot = zip(slots, chunks, strict=True)
@@ -117,7 +115,7 @@ class CudaEncoder:
         self._workers = itertools.cycle(workers)
 
     @torch.inference_mode()
-    def start(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
+    def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
         worker = next(self._workers)
         decoding = torch.cuda.current_stream()
         worker.stream.wait_stream(decoding)  # a slot may just be moving out of there
@@ -136,7 +134,7 @@ class CudaEncoder:
         torch.cuda.synchronize()
 
     def _by_length(
-        self, slots: Several[int], chunks: Several[Samples]
+        self, slots: Sequence[int], chunks: Sequence[Samples]
     ) -> dict[int, list[tuple[int, Samples]]]:
         """Slots and chunks by the number of positions that they are encoded in; usually all have the same."""
         groups: dict[int, list[tuple[int, Samples]]] = {}
@@ -145,7 +143,7 @@ class CudaEncoder:
         return groups
 
     def _encode(
-        self, worker: _CudaWorker, num_positions: int, slots: Several[int], chunks: Several[Samples]
+        self, worker: _CudaWorker, num_positions: int, slots: Sequence[int], chunks: Sequence[Samples]
     ) -> None:
         log_mel = self._model.log_mel
         samples = self._transfers.to_device(log_mel.gather(chunks))

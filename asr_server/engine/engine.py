@@ -30,20 +30,16 @@ from asr_server.channel.messages import (
 )
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
+from asr_server.engine.active_chunk import ActiveChunk, candidates, check, is_broken
 from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment
-from asr_server.engine.config import EngineConfig
+from asr_server.engine.config import EngineConfig, engine_info, load
+from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
-from asr_server.engine.loading import load
-from asr_server.engine.loop import DecodeLoop
+from asr_server.engine.loop import DecodeLoop, StepTimer
 from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner
-from asr_server.engine.reasons import engine_info
-from asr_server.engine.rules import GenerationRules
 from asr_server.engine.runner import Runner
-from asr_server.engine.sequence import Sequence, is_broken
-from asr_server.engine.slot_table import SlotTable, grouped
-from asr_server.engine.step_times import StepTimer
-from asr_server.engine.transfers import HostCopy
-from asr_server.engine.validation import candidates, check
+from asr_server.engine.slots import SlotTable, grouped
+from asr_server.engine.tokens import GenerationRules
 from asr_server.model import Whisper
 
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
@@ -78,13 +74,13 @@ class Engine:
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
         self._slots = SlotTable(config.num_cache_slots)
         self._loop = DecodeLoop(self._runner, tokenizer, self._slots, bool(config.lookahead), self._report)
-        self._waiting: deque[Sequence] = deque()
-        self._encoding: list[tuple[PendingEncode, list[Sequence]]] = []
-        self._encoded: list[Sequence] = []  # their audio is in; the prompt is not
-        self._detecting: list[tuple[HostCopy, list[Sequence]]] = []
-        self._to_align: list[tuple[Sequence, ChunkResult]] = []  # in their slots, but no longer decoded
+        self._waiting: deque[ActiveChunk] = deque()
+        self._encoding: list[tuple[PendingEncode, list[ActiveChunk]]] = []
+        self._encoded: list[ActiveChunk] = []  # their audio is in; the prompt is not
+        self._detecting: list[tuple[HostCopy, list[ActiveChunk]]] = []
+        self._to_align: list[tuple[ActiveChunk, ChunkResult]] = []  # in their slots, but no longer decoded
         self._aligning: list[PendingAlignment] = []  # finished, but for the times of their tokens
-        self._held: list[Sequence] = []  # waiting for SetLanguage
+        self._held: list[ActiveChunk] = []  # waiting for SetLanguage
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
 
@@ -136,7 +132,7 @@ class Engine:
         """Takes a command. What is wrong with a chunk does not raise: the next step emits Failed."""
         match command:
             case Submit():
-                self._submit(Sequence.from_submit(command, self.config.beam_size))
+                self._submit(ActiveChunk.from_submit(command, self.config.beam_size))
             case SetLanguage():
                 self._set_language(command)
             case Cancel():
@@ -163,7 +159,7 @@ class Engine:
 
     # -- Commands -----------------------------------------------------------------------------------------
 
-    def _submit(self, sequence: Sequence) -> None:
+    def _submit(self, sequence: ActiveChunk) -> None:
         try:
             check(sequence, self.tokenizer.specials, self.model.sizes)
         except ValueError as error:
@@ -195,7 +191,7 @@ class Engine:
 
     # -- Admit --------------------------------------------------------------------------------------------
 
-    def _admit(self) -> list[Sequence]:
+    def _admit(self) -> list[ActiveChunk]:
         """Gives waiting chunks the lowest free slots, as many as may be encoded now."""
         count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
@@ -228,7 +224,7 @@ class Engine:
 
     # -- Encode -------------------------------------------------------------------------------------------
 
-    def _encode(self, admitted: list[Sequence]) -> None:
+    def _encode(self, admitted: list[ActiveChunk]) -> None:
         started = time.perf_counter()
         if admitted:
             with self._failing(admitted):
@@ -255,7 +251,7 @@ class Engine:
                         self._encoded.append(sequence)
 
     @contextmanager
-    def _failing(self, run: list[Sequence], doing: str = "encoding") -> Iterator[None]:
+    def _failing(self, run: list[ActiveChunk], doing: str = "encoding") -> Iterator[None]:
         """Running out of memory within ends these chunks alone.
 
         Any other error ends the replica, which is then replaced: after CUDA's errors every later call fails.
@@ -282,7 +278,7 @@ class Engine:
         for alike in grouped(known, key=lambda sequence: (len(sequence.prompt), sequence.sot_index)):
             self._feed_prompts(alike)
 
-    def _needs_detection(self, sequence: Sequence) -> bool:
+    def _needs_detection(self, sequence: ActiveChunk) -> bool:
         return sequence.language is None and bool(candidates(sequence.options, self.tokenizer.specials))
 
     def _report_languages(self) -> None:
@@ -294,14 +290,14 @@ class Engine:
                 if not sequence.finished:
                     self._events.append(LanguageDetected(sequence.id, self._candidates(sequence, row)))
 
-    def _candidates(self, sequence: Sequence, probabilities: list[float]) -> dict[str, float]:
+    def _candidates(self, sequence: ActiveChunk, probabilities: list[float]) -> dict[str, float]:
         """The languages that may be chosen; their probabilities add up to 1."""
         weights = dict(zip(self.tokenizer.specials.languages, probabilities, strict=True))
         asked = candidates(sequence.options, self.tokenizer.specials)
         total = sum(weights[code] for code in asked) or 1.0
         return {code: weights[code] / total for code in asked}
 
-    def _feed_prompts(self, run: list[Sequence]) -> None:
+    def _feed_prompts(self, run: list[ActiveChunk]) -> None:
         start = run[0].sot_index
         fed = max(len(run[0].prompt) - 1, start + 1)
         slots = [sequence.slot for sequence in run]
@@ -325,7 +321,7 @@ class Engine:
             else:
                 self._finish(sequence, Result(sequence.id, result, sequence.times()))
 
-    def _report(self, sequence: Sequence, result: ChunkResult) -> None:
+    def _report(self, sequence: ActiveChunk, result: ChunkResult) -> None:
         self._events.append(EarlyResult(sequence.id, result))
 
     # -- Align --------------------------------------------------------------------------------------------
@@ -351,7 +347,7 @@ class Engine:
 
     # -- Emit ---------------------------------------------------------------------------------------------
 
-    def _finish(self, sequence: Sequence, event: Event | None = None) -> None:
+    def _finish(self, sequence: ActiveChunk, event: Event | None = None) -> None:
         """Frees what the sequence holds: its slot or its place in the queue."""
         sequence.finished = True
         if sequence.slot >= 0:

@@ -1,31 +1,35 @@
-"""Decodes one token for every running sequence, with or without lookahead. Used by `engine.py`."""
+"""Decodes one token for every running sequence, with or without lookahead. Used by `engine.py`.
+
+How long steps take is kept as a histogram that heartbeats carry to `/metrics`.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
+from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
+from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.beam import BeamSearch
 from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan, StepResult
-from asr_server.engine.sampling import noise_seed_of
-from asr_server.engine.sequence import Sequence
-from asr_server.engine.slot_table import SlotTable
-from asr_server.engine.slots import SlotStart
+from asr_server.engine.slots import SlotStart, SlotTable
+from asr_server.engine.tokens import noise_seed_of
 
 
 class Launched(NamedTuple):
     """A step on the device, and whom its rows belong to."""
 
-    rows: list[tuple[Sequence, int, int]]  # sequence, its slot, and the number of tries before this one
-    beams: list[tuple[Sequence, BeamSearch]]
+    rows: list[tuple[ActiveChunk, int, int]]  # sequence, its slot, and the number of tries before this one
+    beams: list[tuple[ActiveChunk, BeamSearch]]
     result: StepResult
 
 
-Finished = list[tuple[Sequence, ChunkResult]]
-OnEarlyResult = Callable[[Sequence, ChunkResult], None]
+Finished = list[tuple[ActiveChunk, ChunkResult]]
+OnEarlyResult = Callable[[ActiveChunk, ChunkResult], None]
 
 
 class DecodeLoop:
@@ -39,7 +43,7 @@ class DecodeLoop:
         overlapped: bool,
         on_early_result: OnEarlyResult,
     ) -> None:
-        self.sequences: list[Sequence] = []
+        self.sequences: list[ActiveChunk] = []
         self.num_steps = 0
         self.num_tokens = 0
         self._runner = runner
@@ -76,12 +80,12 @@ class DecodeLoop:
         self._in_flight = launched
         return finished
 
-    def start(self, sequences: list[Sequence]) -> None:
+    def start(self, sequences: list[ActiveChunk]) -> None:
         """Sets slots to their prompts' ends: at first, and again at each step of the temperature ladder."""
         if sequences:
             self._runner.start([self._slot_start(sequence, sequence.slot) for sequence in sequences])
 
-    def _slot_start(self, sequence: Sequence, slot: int, tokens: tuple[int, ...] = ()) -> SlotStart:
+    def _slot_start(self, sequence: ActiveChunk, slot: int, tokens: tuple[int, ...] = ()) -> SlotStart:
         options, temperature = sequence.options, sequence.temperature
         noise_seed = noise_seed_of(options.seed, sequence.id, temperature) if temperature > 0 else 0
         return SlotStart(slot, sequence.prompt, options, temperature, noise_seed, tokens)
@@ -107,7 +111,7 @@ class DecodeLoop:
         rows = [(sequence, sequence.slot, len(sequence.tries)) for sequence in single]
         return Launched(rows, beams, self._runner.decode(plan))
 
-    def _plan(self, single: list[Sequence], beams: list[tuple[Sequence, BeamSearch]]) -> StepPlan:
+    def _plan(self, single: list[ActiveChunk], beams: list[tuple[ActiveChunk, BeamSearch]]) -> StepPlan:
         unread = 0 if self._in_flight is None else 1
         positions = [sequence.position + unread for sequence in single]
         positions += [sequence.position_behind(len(beam.running[0].tokens)) for sequence, beam in beams]
@@ -133,7 +137,7 @@ class DecodeLoop:
             return []
         ended = self._collect_tokens(launched) + self._collect_candidates(launched)
         finished: Finished = []
-        again: list[Sequence] = []
+        again: list[ActiveChunk] = []
         for sequence, result in ended:
             if sequence.next_try(result, self._tokenizer.specials.end_of_text):
                 again.append(sequence)
@@ -199,5 +203,21 @@ class DecodeLoop:
         return ended
 
 
-def _waits_for_slots(sequence: Sequence) -> bool:
+def _waits_for_slots(sequence: ActiveChunk) -> bool:
     return sequence.beam is not None and len(sequence.slots) < sequence.beam_size
+
+
+class StepTimer:
+    """Counts each step under the smallest bound that it keeps within. One thread writes, others may read."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)  # the last one: longer than every bound
+        self._sum_s = 0.0
+
+    def add(self, step_s: float) -> None:
+        self._counts[bisect_left(STEP_TIME_BOUNDS_S, step_s)] += 1
+        self._sum_s += step_s
+
+    @property
+    def times(self) -> StepTimes:
+        return StepTimes(tuple(self._counts), self._sum_s)

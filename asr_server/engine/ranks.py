@@ -1,4 +1,4 @@
-"""Several ranks as one engine (tensor parallelism): rank 0 says what is done next, and every rank does it.
+"""Sequence ranks as one engine (tensor parallelism): rank 0 says what is done next, and every rank does it.
 
 Rank 0 has the engine: it admits, chooses and finishes, which depend on wall time. Whatever it has its runner
 do it tells the others first, as one of the messages below, in the same order. They have a runner each and no
@@ -9,8 +9,7 @@ them the same bits (`model.Shard`), and what follows is the same computation on 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,14 +20,13 @@ import torch
 import torch.distributed
 
 from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
+from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.alignment import PendingAlignment
-from asr_server.engine.config import EngineConfig, choose_device
+from asr_server.engine.config import EngineConfig, Loaded, choose_device
+from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
-from asr_server.engine.loading import Loaded
 from asr_server.engine.runner import Runner, StepPlan, StepResult
-from asr_server.engine.sequence import Sequence
 from asr_server.engine.slots import SlotStart
-from asr_server.engine.transfers import HostCopy
 from asr_server.model import Shard, WhisperSizes
 
 T = TypeVar("T")
@@ -145,32 +143,32 @@ class LeadingRunner:
     def launching(self) -> AbstractContextManager[object]:
         return self._runner.launching()
 
-    def encode(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
+    def encode(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
         operation = Encode(tuple(slots), tuple(chunk.tobytes() for chunk in chunks))
         return self._together(operation, lambda: self._runner.encode(slots, chunks))
 
-    def prefill(self, slots: Several[int], prompts: list[list[int]], sot_index: int) -> None:
+    def prefill(self, slots: Sequence[int], prompts: list[list[int]], sot_index: int) -> None:
         operation = Prefill(tuple(slots), tuple(map(tuple, prompts)), sot_index)
         self._together(operation, lambda: self._runner.prefill(slots, prompts, sot_index))
 
-    def language_probabilities(self, slots: Several[int]) -> HostCopy:
+    def language_probabilities(self, slots: Sequence[int]) -> HostCopy:
         operation = DetectLanguages(tuple(slots))
         return self._together(operation, lambda: self._runner.language_probabilities(slots))
 
-    def start(self, starts: Several[SlotStart]) -> None:
+    def start(self, starts: Sequence[SlotStart]) -> None:
         self._together(Start(tuple(map(_started, starts))), lambda: self._runner.start(starts))
 
-    def fork(self, source: int, targets: Several[int]) -> None:
+    def fork(self, source: int, targets: Sequence[int]) -> None:
         self._together(Fork(source, tuple(targets)), lambda: self._runner.fork(source, targets))
 
-    def branch(self, sources: Several[int], starts: Several[SlotStart]) -> None:
+    def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
         operation = Branch(tuple(sources), tuple(map(_started, starts)))
         self._together(operation, lambda: self._runner.branch(sources, starts))
 
     def decode(self, plan: StepPlan) -> StepResult:
         return self._together(Decode(plan), lambda: self._runner.decode(plan))
 
-    def align(self, finished: Several[tuple[Sequence, ChunkResult]]) -> list[PendingAlignment]:
+    def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:
         operation = Align(tuple(_finished(*each) for each in finished))
         return self._together(operation, lambda: self._runner.align(finished))
 
@@ -247,7 +245,7 @@ def _slot_start(started: StartedSlot) -> SlotStart:
     return SlotStart(*msgspec.structs.astuple(started))
 
 
-def _finished(sequence: Sequence, result: ChunkResult) -> FinishedSlot:
+def _finished(sequence: ActiveChunk, result: ChunkResult) -> FinishedSlot:
     return FinishedSlot(
         sequence.slot,
         len(sequence.samples),
@@ -258,10 +256,10 @@ def _finished(sequence: Sequence, result: ChunkResult) -> FinishedSlot:
     )
 
 
-def _sequence(finished: FinishedSlot) -> Sequence:
+def _sequence(finished: FinishedSlot) -> ActiveChunk:
     """As much of the sequence as alignment asks for."""
     samples = np.broadcast_to(np.float32(0), finished.num_samples)
-    return Sequence(ChunkId("", 0), samples, finished.options, finished.language, [finished.slot])
+    return ActiveChunk(ChunkId("", 0), samples, finished.options, finished.language, [finished.slot])
 
 
 def _result(finished: FinishedSlot) -> ChunkResult:

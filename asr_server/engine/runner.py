@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
@@ -16,17 +16,29 @@ from torch import Tensor
 
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, Samples
+from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.alignment import Aligner, PendingAlignment
 from asr_server.engine.config import EngineConfig
+from asr_server.engine.cuda import (
+    DECODE_PRIORITY,
+    DecodeStream,
+    HostCopy,
+    Transfers,
+    context_buckets,
+    record_graphs,
+    row_buckets,
+)
 from asr_server.engine.encoding import PendingEncode, make_encoder
-from asr_server.engine.graphs import context_buckets, record_graphs, row_buckets
-from asr_server.engine.rules import GenerationRules, TokenRules
-from asr_server.engine.sampling import draw, log_probabilities, penalise
-from asr_server.engine.sequence import Sequence
 from asr_server.engine.slots import SlotStart, SlotState
-from asr_server.engine.streams import DECODE_PRIORITY, DecodeStream
-from asr_server.engine.token_choice import candidates, choose_likeliest
-from asr_server.engine.transfers import HostCopy, Transfers
+from asr_server.engine.tokens import (
+    GenerationRules,
+    TokenRules,
+    candidates,
+    choose_likeliest,
+    draw,
+    log_probabilities,
+    penalise,
+)
 from asr_server.model import Whisper
 from asr_server.model.cache import Slots
 from asr_server.model.kernels.candidates import choose_kernels
@@ -105,14 +117,14 @@ class Runner:
 
     # -- Encode -------------------------------------------------------------------------------------------
 
-    def encode(self, slots: Several[int], chunks: Several[Samples]) -> PendingEncode:
+    def encode(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
         """Fills the audio part of these slots, or on CUDA begins to."""
         return self._encoder.start(slots, chunks)
 
     # -- Prefill ------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def prefill(self, slots: Several[int], prompts: list[list[int]], sot_index: int) -> None:
+    def prefill(self, slots: Sequence[int], prompts: list[list[int]], sot_index: int) -> None:
         """Feeds prompts of equal length to these slots.
 
         Args:
@@ -125,7 +137,7 @@ class Runner:
             self.state.no_speech[block] = probabilities[:, self._specials.no_speech]
 
     @torch.inference_mode()
-    def language_probabilities(self, slots: Several[int]) -> HostCopy:
+    def language_probabilities(self, slots: Sequence[int]) -> HostCopy:
         """Of every language, in the order of the special tokens: a line for each of these slots.
 
         From one decoder step on the same encoder output.
@@ -135,7 +147,7 @@ class Runner:
         return self._transfers.to_host(self._probabilities(hidden)[:, self._language_tokens])
 
     @torch.inference_mode()
-    def start(self, starts: Several[SlotStart]) -> None:
+    def start(self, starts: Sequence[SlotStart]) -> None:
         """Sets slots to the ends of their prompts, from where `decode` goes on."""
         self.state.begin(starts, self._specials.timestamp_begin - 1, self._transfers)
 
@@ -150,7 +162,7 @@ class Runner:
     def _probabilities(self, hidden: Tensor) -> Tensor:
         return self.model.decoder.logits(hidden).softmax(-1)
 
-    def _block(self, slots: Several[int]) -> Slots:
+    def _block(self, slots: Sequence[int]) -> Slots:
         """A slice where the slots lie side by side, which needs no copy of the cache; else their indices."""
         if list(slots) == list(range(slots[0], slots[0] + len(slots))):
             return slice(slots[0], slots[0] + len(slots))
@@ -207,7 +219,7 @@ class Runner:
         return self._transfers.to_host(torch.stack([tokens.double(), logprobs.double()], dim=1))
 
     def _allowed(
-        self, scores: Tensor, rows: Several[int], timestamps: bool
+        self, scores: Tensor, rows: Sequence[int], timestamps: bool
     ) -> tuple[Tensor, SlotState, Tensor]:
         """Some rows' indices on the device, their states, and a copy of their scores by the rules."""
         index = self._transfers.to_device(torch.tensor(rows))
@@ -223,13 +235,13 @@ class Runner:
         return torch.stack([tokens.double(), self._logprobs[:num_rows].double(), state.no_speech.double()])
 
     @torch.inference_mode()
-    def fork(self, source: int, targets: Several[int]) -> None:
+    def fork(self, source: int, targets: Sequence[int]) -> None:
         """Copies a slot's audio and text into others."""
         for target in targets:
             self.cache.move(source, target)
 
     @torch.inference_mode()
-    def branch(self, sources: Several[int], starts: Several[SlotStart]) -> None:
+    def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
         """Has the slots of `starts` go on with the tokens there, whose keys and values lie in `sources`."""
         length = max(len(start.prompt) + len(start.tokens) for start in starts) - 1
         slots = torch.tensor([sources, [start.slot for start in starts]])
@@ -240,7 +252,7 @@ class Runner:
     # -- Align --------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def align(self, finished: Several[tuple[Sequence, ChunkResult]]) -> list[PendingAlignment]:
+    def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:
         """When the tokens of these sequences were said, or on CUDA begins to find out."""
         return self._aligner.start(finished, self._block([sequence.slot for sequence, _ in finished]))
 

@@ -1,15 +1,20 @@
-"""The device's record of each slot, as columns over slots, so that a step is a few operations on columns."""
+"""The device's record of each slot, and the host's of which sequence holds which.
+
+On the device slots are columns, so that a step is a few operations on columns. Used by the engine and its
+loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from asr_server.core import DecodingOptions
-from asr_server.engine.transfers import Transfers
+from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.engine.cuda import Transfers
 
 
 @dataclass(frozen=True)
@@ -135,3 +140,59 @@ def _start_row(start: SlotStart, before_first_time: int) -> list[float]:
 
 
 _SETTINGS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+
+
+class SlotTable:
+    """Slots and their sequences; a sequence knows its slots too."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._holders: list[ActiveChunk | None] = [None] * num_slots
+
+    def __len__(self) -> int:
+        """Slots in use."""
+        return len(self._holders) - self.num_free
+
+    @property
+    def num_free(self) -> int:
+        return self._holders.count(None)
+
+    def place(self, sequence: ActiveChunk, count: int = 1) -> None:
+        """Gives the sequence so many more slots, the first that are free."""
+        for _ in range(count):
+            slot = self._holders.index(None)
+            self._holders[slot] = sequence
+            sequence.slots.append(slot)
+
+    def free(self, sequence: ActiveChunk, kept: int = 0) -> None:
+        """Takes the sequence's slots back, but for the first `kept`. It still knows where it lay."""
+        for slot in sequence.slots[kept:]:
+            self._holders[slot] = None
+        if kept:
+            del sequence.slots[kept:]
+
+    def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:
+        """Moves what these sequences have in the last slots into free slots before; from where to where."""
+        gaps = [slot for slot, holder in enumerate(self._holders) if holder is None]
+        held = [(slot, sequence) for sequence in movable for slot in sequence.slots]
+        moves: list[tuple[int, int]] = []
+        for (slot, sequence), gap in zip(sorted(held, key=_slot, reverse=True), gaps, strict=False):
+            if gap > slot:
+                break
+            moves.append((slot, gap))
+            self._holders[slot], self._holders[gap] = None, sequence
+            sequence.slots[sequence.slots.index(slot)] = gap
+        return moves
+
+
+def _slot(held: tuple[int, ActiveChunk]) -> int:
+    return held[0]
+
+
+def grouped(
+    sequences: Iterable[ActiveChunk], key: Callable[[ActiveChunk], object]
+) -> list[list[ActiveChunk]]:
+    """Sequences with the same key together, in the order of their slots."""
+    groups: dict[object, list[ActiveChunk]] = {}
+    for sequence in sorted(sequences, key=lambda sequence: sequence.slot):
+        groups.setdefault(key(sequence), []).append(sequence)
+    return list(groups.values())

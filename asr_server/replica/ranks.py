@@ -154,8 +154,10 @@ def main() -> None:
 
 
 def run(spec: RankSpec) -> None:
-    from asr_server.engine.config import EngineConfig  # torch: seconds, while the heartbeat already beats
-    from asr_server.engine.loading import load
+    from asr_server.engine.config import (
+        EngineConfig,  # torch: seconds, while the heartbeat already beats
+        load,
+    )
     from asr_server.engine.ranks import Operation, follow, join
 
     config = EngineConfig.from_settings(spec.settings, spec.num_on_device)

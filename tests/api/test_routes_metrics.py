@@ -14,7 +14,7 @@ from asr_server.api.routes import cumulative_buckets
 from asr_server.audio import Recording
 from asr_server.channel.messages import Event
 from asr_server.dispatch.supervisor import ReplicaGone
-from asr_server.engine.step_times import StepTimer
+from asr_server.engine.loop import StepTimer
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server

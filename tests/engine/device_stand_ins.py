@@ -7,8 +7,7 @@ in its slots until it is done; a late copy holds garbage until it is read.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from asr_server.core import Samples
 from asr_server.engine import encoding, runner
-from asr_server.engine.graphs import Shape, sizes_of, smallest
+from asr_server.engine.cuda import Shape, sizes_of, smallest
 from asr_server.model.kernels import choose_token, elementwise, flash_decode
 from benchmarks import engine_helpers
 
@@ -72,14 +71,14 @@ class LateEncoder:
         self._choose = choose
         self.batches: list[int] = []
 
-    def start(self, slots: Several[int], chunks: Several[Samples]) -> LateEncode:
+    def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> LateEncode:
         self.batches.append(len(chunks))
         for slot in slots:
             for audio in (self._cache.cross_keys, self._cache.cross_values):
                 audio[:, slot] = self._choose.uniform(-9, 9)
         return LateEncode(lambda: self._write(slots, chunks), self._choose.randrange(6))
 
-    def _write(self, slots: Several[int], chunks: Several[Samples]) -> None:
+    def _write(self, slots: Sequence[int], chunks: Sequence[Samples]) -> None:
         self._encoder.start(slots, chunks)
 
     def close(self) -> None:
@@ -114,7 +113,7 @@ def imitate_graphs(monkeypatch: Any) -> None:
     """Engines made from here on replay stand-ins of graphs and read copies of what these give."""
 
     monkeypatch.setattr(runner, "record_graphs", record)
-    monkeypatch.setattr("asr_server.engine.transfers.HostCopy", LateCopy)
+    monkeypatch.setattr("asr_server.engine.cuda.HostCopy", LateCopy)
 
 
 def imitate_late_device(monkeypatch: Any, seed: int = 0) -> list[LateEncoder]:

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.engine import Engine, EngineConfig, runner, transfers
-from asr_server.engine.rules import GenerationRules
+from asr_server.engine import Engine, EngineConfig, cuda, runner
+from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode
@@ -94,9 +94,9 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(transfers, "copy_to", _copied)
-    monkeypatch.setattr(transfers, "pinned_like", lambda each: torch.empty(each.shape, dtype=each.dtype))
-    monkeypatch.setattr(transfers.HostCopy, "array", _made_up)
+    monkeypatch.setattr(cuda, "copy_to", _copied)
+    monkeypatch.setattr(cuda, "pinned_like", lambda each: torch.empty(each.shape, dtype=each.dtype))
+    monkeypatch.setattr(cuda.HostCopy, "array", _made_up)
     monkeypatch.setattr(LogMel, "gather", lambda own, chunks: torch.zeros(len(chunks), own.num_frames * 160))
     for module, name in (
         (flash_decode, "_attend"),
@@ -128,7 +128,7 @@ def _copied(_: torch.device, tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
 
 
-def _made_up(copy: transfers.HostCopy) -> Any:
+def _made_up(copy: cuda.HostCopy) -> Any:
     """Of a step: tokens that are text, none likely. For the rest anything will do."""
     copy.is_ready()
     values = np.ones(copy._host.shape)

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asr_server.engine import encoding, runner, transfers
-from asr_server.engine.streams import DecodeStream
+from asr_server.engine import cuda as engine_cuda
+from asr_server.engine import encoding, runner
+from asr_server.engine.cuda import DecodeStream
 from tests.engine.device_stand_ins import record
 
 Clock = dict[int, int]  # by stream: how many of its operations are certain to be done
@@ -193,10 +194,10 @@ def imitate_streams(monkeypatch: Any, copy_overlap: bool) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(transfers, "is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(transfers, "pinned_like", torch.empty_like)
-    monkeypatch.setattr(transfers, "copy_to", lambda device, tensor: tensor.clone())
-    monkeypatch.setattr(runner, "Transfers", lambda *_: transfers.Transfers(cuda, copy_overlap))
+    monkeypatch.setattr(engine_cuda, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(engine_cuda, "pinned_like", torch.empty_like)
+    monkeypatch.setattr(engine_cuda, "copy_to", lambda device, tensor: tensor.clone())
+    monkeypatch.setattr(runner, "Transfers", lambda *_: engine_cuda.Transfers(cuda, copy_overlap))
     monkeypatch.setattr(runner, "DecodeStream", lambda _: DecodeStream(cuda))
     monkeypatch.setattr(runner, "make_encoder", encoding.CudaEncoder)
     monkeypatch.setattr(runner, "record_graphs", record)
@@ -211,7 +212,7 @@ def watching(monkeypatch: Any, exempt: list[Tensor]) -> Iterator[WatchMemory]:
         watch.forget(tensor)
         return tensor.clone()
 
-    monkeypatch.setattr(transfers, "copy_to", copy)
+    monkeypatch.setattr(engine_cuda, "copy_to", copy)
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda tensor, stream: watch.record_stream(tensor, stream)
     )

@@ -18,8 +18,7 @@ from asr_server.channel.messages import Cancel, Result
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, DecodingOptions, Samples
 from asr_server.engine import alignment
-from asr_server.engine.alignment import smooth
-from asr_server.engine.dtw import first_frames
+from asr_server.engine.alignment import first_frames, smooth
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, Reference, results, run, submit, transcribe
 from benchmarks.openai_whisper import load_openai_whisper, token_times_s

@@ -12,7 +12,7 @@ import torch
 
 from asr_server.channel.messages import Cancel, Event
 from asr_server.core import ChunkResult, DecodingOptions
-from asr_server.engine import Engine, sequence
+from asr_server.engine import Engine, active_chunk
 from asr_server.engine.beam import BeamSearch
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
@@ -95,7 +95,7 @@ def test_numbers_that_are_none_end_the_search() -> None:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every greedy text is in doubt."""
-    monkeypatch.setattr(sequence, "BEAM_BELOW", math.inf)
+    monkeypatch.setattr(active_chunk, "BEAM_BELOW", math.inf)
 
 
 def likelier_of_theirs(theirs: Any, features: torch.Tensor, **asked: Any) -> list[tuple[Any, bool]]:
@@ -240,7 +240,7 @@ def test_a_stream_says_what_all_others_say(embedded: Checkpoint, monkeypatch: py
     streamed = msgspec.structs.replace(options, early_results=True)
     searched: list[bool] = []
     for below in (0.0, -0.3, -0.4, -0.5):
-        monkeypatch.setattr(sequence, "BEAM_BELOW", below)
+        monkeypatch.setattr(active_chunk, "BEAM_BELOW", below)
         found, of_stream = (
             transcribe(embedded.engine(beam_size=WIDTH), spoken, each) for each in (options, streamed)
         )
@@ -268,6 +268,6 @@ def test_a_clients_own_temperature_or_penalty_and_silence_know_no_beam(
 
 
 def test_a_text_that_is_likely_is_left_as_it_is(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence, "BEAM_BELOW", -math.inf)
+    monkeypatch.setattr(active_chunk, "BEAM_BELOW", -math.inf)
     found = transcribe(pocket.engine(beam_size=WIDTH), HEARD[:2], ASKED)
     assert not any(each.beam_searched for each in found)

@@ -11,8 +11,7 @@ import torch
 from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import Engine, EngineConfig, config
-from asr_server.engine.config import choose_device, choose_dtype, choose_num_slots
-from asr_server.engine.reasons import engine_info
+from asr_server.engine.config import choose_device, choose_dtype, choose_num_slots, engine_info
 from asr_server.machine import available_cores
 from asr_server.model import WhisperSizes
 from tests.checkpoints import pocket_directory

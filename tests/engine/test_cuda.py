@@ -9,7 +9,7 @@ import torch
 
 from asr_server.core import DecodingOptions
 from asr_server.engine import encoding, runner
-from asr_server.engine.graphs import record_graphs
+from asr_server.engine.cuda import record_graphs
 from asr_server.model import load_whisper
 from asr_server.model.kernels.candidates import choose_kernels
 from benchmarks.checkpoints import fix_length

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr_server.channel.messages import Cancel, Event, Failed, Result
 from asr_server.core import DecodingOptions
-from asr_server.engine import Engine, EngineConfig, encoding, ranks, transfers
-from asr_server.engine.loading import Loaded
+from asr_server.engine import Engine, EngineConfig, encoding, ranks
+from asr_server.engine import cuda as engine_cuda
+from asr_server.engine.config import Loaded
 from asr_server.engine.runner import Runner
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
@@ -129,7 +130,7 @@ class ForbidReadingBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
         self._on_device = {address(each) for each in tensors}
-        monkeypatch.setattr(transfers, "copy_to", lambda device, tensor: self._to_device(tensor))
+        monkeypatch.setattr(engine_cuda, "copy_to", lambda device, tensor: self._to_device(tensor))
 
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         copied = tensor.clone()

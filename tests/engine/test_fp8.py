@@ -12,8 +12,7 @@ from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import Engine, EngineConfig, config
-from asr_server.engine.config import check_fp8
-from asr_server.engine.reasons import engine_info
+from asr_server.engine.config import check_fp8, engine_info
 from asr_server.engine.runner import Runner
 from asr_server.model import load_whisper
 from asr_server.model.float8 import Float8Linear

@@ -9,7 +9,7 @@ import pytest
 
 from asr_server.core import DecodingOptions
 from asr_server.engine import alignment
-from asr_server.engine.dtw import first_frames
+from asr_server.engine.alignment import first_frames
 from benchmarks.engine_helpers import Checkpoint, results, run, submit
 from benchmarks.openai_whisper import load_openai_whisper, token_times_s
 from benchmarks.speech import Clip, corpus

@@ -17,7 +17,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.engine.sequence import Sequence
+from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.transcription import Transcriber, TranscriptionSession
 from benchmarks.clips import make_clip
 from tests.checkpoints import fragmentary_directory
@@ -47,15 +47,15 @@ async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
 ) -> None:
     """A random checkpoint under random thresholds: parts fail the ladder with segments already sent."""
     num_kept = 0
-    keep = Sequence.keep_early_result
+    keep = ActiveChunk.keep_early_result
 
-    def counted(self: Sequence, result: ChunkResult) -> ChunkResult:
+    def counted(self: ActiveChunk, result: ChunkResult) -> ChunkResult:
         nonlocal num_kept
         kept = keep(self, result)
         num_kept += kept is not result
         return kept
 
-    monkeypatch.setattr(Sequence, "keep_early_result", counted)
+    monkeypatch.setattr(ActiveChunk, "keep_early_result", counted)
     rng, num_early, temperatures = random.Random(1), 0, set[float]()
     async with RealTranscriber() as transcriber:
         for number in range(5):

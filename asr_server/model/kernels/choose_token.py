@@ -1,6 +1,6 @@
 """The end of a decode step in one pass over the scores: rules, the likeliest token, its log-probability.
 
-`engine/rules.py` has the rules, with which this must agree token for token. The scores stay as they are.
+`engine/tokens.py` has the rules, with which this must agree token for token. The scores stay as they are.
 """
 
 from __future__ import annotations

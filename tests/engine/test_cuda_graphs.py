@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from asr_server.engine import graphs
-from asr_server.engine.graphs import context_buckets, row_buckets, sizes_of, smallest
+from asr_server.engine import cuda
+from asr_server.engine.cuda import context_buckets, row_buckets, sizes_of, smallest
 from tests.engine.stream_stand_ins import StandInStream, imitate_streams
 
 
@@ -43,7 +43,7 @@ class StandInCapture:
     calls: list[dict[str, Any]]
 
     def __init__(self, graph: object, **how: Any) -> None:
-        state = {"locked": graphs._CAPTURE_LOCK.locked(), "collects": gc.isenabled()}
+        state = {"locked": cuda._CAPTURE_LOCK.locked(), "collects": gc.isenabled()}
         StandInCapture.calls.append(how | state)
 
     def __enter__(self) -> None: ...
@@ -64,7 +64,7 @@ def test_recordings_disturb_no_other_thread_and_share_a_pool(monkeypatch: pytest
         shapes.append(shape)
         return torch.zeros(shape)
 
-    graphs.record_graphs(compute, [(1, 2), (4, 2), (4, 8)], torch.device("cuda"), priority=-1)
+    cuda.record_graphs(compute, [(1, 2), (4, 2), (4, 8)], torch.device("cuda"), priority=-1)
     assert list(dict.fromkeys(shapes)) == [(4, 8), (4, 2), (1, 2)], "the largest first"
     for call in StandInCapture.calls:
         assert call["locked"]
@@ -110,7 +110,7 @@ def test_a_recording_that_fails_leaves_neither_its_stream_nor_the_allocator_behi
         torch._C, "_cuda_releasePool", lambda *where: calls.append(("released", *where)), raising=False
     )
     before = StandInStream.current
-    assert graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda")) is None
+    assert cuda.record_graphs(torch.zeros, [(1,)], torch.device("cuda")) is None
     assert StandInStream.current is before
     assert calls == ([] if has_ended else [("ended", 3, (0, 7)), ("released", 3, (0, 7))])
 
@@ -122,14 +122,14 @@ def test_an_engine_goes_on_without_graphs_that_cannot_be_recorded(
     def fail(*_: object) -> None:
         raise error or torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(graphs, "Graphs", fail)
+    monkeypatch.setattr(cuda, "Graphs", fail)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     if error is None:  # without graphs it would not have the memory either
         with pytest.raises(torch.OutOfMemoryError):
-            graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda"))
+            cuda.record_graphs(torch.zeros, [(1,)], torch.device("cuda"))
     else:
-        with caplog.at_level(logging.WARNING, logger=graphs.__name__):
-            assert graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda")) is None
+        with caplog.at_level(logging.WARNING, logger=cuda.__name__):
+            assert cuda.record_graphs(torch.zeros, [(1,)], torch.device("cuda")) is None
         assert "going on without them" in caplog.text
 
 
@@ -139,8 +139,8 @@ def test_a_device_that_failed_while_graphs_were_recorded_ends_the_engine(
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(graphs, "Graphs", fail)
+    monkeypatch.setattr(cuda, "Graphs", fail)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        graphs.record_graphs(torch.zeros, [(1,)], torch.device("cuda"))
+        cuda.record_graphs(torch.zeros, [(1,)], torch.device("cuda"))
     assert "going on without them" not in caplog.text

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import DecodingOptions
-from asr_server.engine.rules import GenerationRules, TokenRules
+from asr_server.engine.cuda import Transfers
 from asr_server.engine.slots import SlotStart, SlotState
-from asr_server.engine.transfers import Transfers
+from asr_server.engine.tokens import GenerationRules, TokenRules
 
 END, NO_TIMESTAMPS, FIRST_TIME, VOCABULARY = 60, 69, 70, 110
 SPECIALS = SpecialTokens(

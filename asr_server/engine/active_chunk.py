@@ -1,4 +1,7 @@
-"""The host's record of one chunk in the engine: prompt, tokens so far, temperature, result."""
+"""The host's record of one chunk in the engine: prompt, tokens so far, tries, result.
+
+A submitted chunk and its options are checked before anything is computed. Knows no device.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ import numpy as np
 
 from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
-from asr_server.core import ChunkId, ChunkResult, DecodingOptions, Samples
+from asr_server.core import POSITIONS_PER_S, ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.beam import BeamSearch
 from asr_server.levels import Pauses, find_pauses
+from asr_server.model import WhisperSizes
 
 # Mean log-probability of a greedy text below which a beam search reads the chunk again.
 BEAM_BELOW: Final = -0.8
@@ -24,7 +28,7 @@ HIGHEST_FOR_UNLIKELY: Final = 0.4
 
 
 @dataclass(eq=False)
-class Sequence:
+class ActiveChunk:
     """A chunk from submission to result. Its slots change when others free up before them."""
 
     id: ChunkId
@@ -53,7 +57,7 @@ class Sequence:
     finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
 
     @classmethod
-    def from_submit(cls, command: Submit, beam_size: int = 1) -> Sequence:
+    def from_submit(cls, command: Submit, beam_size: int = 1) -> ActiveChunk:
         options = command.options
         return cls(command.id, command.samples, options, options.language, beam_size=beam_size)
 
@@ -271,3 +275,47 @@ def sot_sequence(options: DecodingOptions, language: str | None, specials: Speci
     if specials.is_multilingual and task is not None:
         tokens.append(task)
     return tokens if options.timestamps else [*tokens, specials.no_timestamps]
+
+
+def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
+    """Raises ValueError where the vocabulary has no timestamp for the end of the window."""
+    last_s = (sizes.vocabulary - 1 - specials.timestamp_begin) / POSITIONS_PER_S
+    if last_s < sizes.window.duration_s:
+        raise ValueError(
+            f"the vocabulary's timestamps end at {last_s:g} s, the window at {sizes.window.duration_s:g} s"
+        )
+
+
+def check(sequence: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -> None:
+    """Settles the language where it is plain.
+
+    Raises:
+        ValueError: the chunk cannot be decoded as asked; the message says why.
+    """
+    options = sequence.options
+    possible = candidates(options, specials)
+    if sequence.language is None and len(possible) == 1:
+        sequence.language = possible[0]
+    if not specials.is_multilingual:
+        sequence.language = None
+    elif sequence.language is not None and sequence.language not in specials.languages:
+        raise ValueError(f"this checkpoint does not know the language {sequence.language!r}")
+    if not options.temperatures or min(options.temperatures) < 0:
+        raise ValueError("temperatures must be one or more numbers not below 0")
+    if options.max_new_tokens is not None and options.max_new_tokens < 1:
+        raise ValueError("max_new_tokens must be at least 1")
+    if any(not 0 <= token < sizes.vocabulary for token in options.prompt_tokens):
+        raise ValueError("a prompt token is not in this checkpoint's vocabulary")
+    if len(sequence.samples) == 0 or not np.isfinite(sequence.samples).all():
+        raise ValueError("no samples, or samples that are no numbers")
+    if len(sequence.samples) > sizes.window.num_samples:
+        raise ValueError(f"the chunk is longer than the model's window of {sizes.window.duration_s:g} s")
+    sequence.set_prompt(specials, sizes.text_positions)
+
+
+def candidates(options: DecodingOptions, specials: SpecialTokens) -> list[str]:
+    """Languages to choose from: the request's as far as known, else all; English-only has none."""
+    if not specials.is_multilingual:
+        return []
+    wanted = [code for code in options.candidate_languages if code in specials.languages]
+    return wanted or list(specials.languages)

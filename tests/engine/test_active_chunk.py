@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
-from asr_server.engine.sequence import Sequence
+from asr_server.engine.active_chunk import ActiveChunk
 
 FLUENT, REPETITIVE = 1.0, 5.0
 END_OF_TEXT = 7
@@ -15,7 +15,7 @@ END_OF_TEXT = 7
 def climb(tries: list[tuple[float, float]]) -> tuple[int, float]:
     """The number of tries made, and the temperature of the one kept. A try: log-probability, compression."""
     options = DecodingOptions(temperatures=TEMPERATURE_LADDER)
-    sequence = Sequence(ChunkId("a", 0), np.zeros(160, np.float32), options, "en")
+    sequence = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), options, "en")
     for number, (logprob, ratio) in enumerate(tries, 1):
         sequence.tokens = [number]
         result = ChunkResult((number,), (logprob,), logprob, 0.0, ratio, sequence.temperature, "en", "stop")

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from asr_server.engine.dtw import first_frames
+from asr_server.engine.alignment import first_frames
 
 Matrix = npt.NDArray[np.float64]
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from asr_server.engine.rules import GenerationRules, TokenRules
 from asr_server.engine.slots import SlotState
-from asr_server.engine.token_choice import candidates, choose_likeliest
+from asr_server.engine.tokens import GenerationRules, TokenRules, candidates, choose_likeliest
 from asr_server.model.kernels import TORCH, choose_token
 from asr_server.model.kernels.candidates import choose_kernels
 from asr_server.model.kernels.table import choose

@@ -1,0 +1,249 @@
+"""Which token comes next, for a whole batch at once: Whisper's rules, then the likeliest or a drawn one.
+
+The rules are those of openai/whisper (decoding.py: SuppressTokens, SuppressBlank, ApplyTimestampRules); which
+tokens they concern is read from the checkpoint's generation_config.json. Tokens are drawn by each row's
+options: temperature, top-k, top-p, min-p, penalties. The likeliest is chosen by torch or by one kernel. Used
+by `runner.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from asr_server.checkpoint import read_json
+from asr_server.checkpoint.tokenizer import SpecialTokens
+from asr_server.core import ChunkId
+from asr_server.engine.slots import SlotState
+from asr_server.model.kernels import TORCH, Kernels
+from asr_server.model.kernels.table import Candidate
+from asr_server.model.whisper import padded_vocabulary
+
+_NEVER = float("-inf")
+ALWAYS, AT_BEGIN, WITH_TIMES = 1, 2, 4  # when a token is suppressed, as bits; the kernel knows them too
+
+
+@dataclass(frozen=True)
+class GenerationRules:
+    """What generation_config.json (or, in older checkpoints, config.json) forbids."""
+
+    suppress: tuple[int, ...] = ()  # always
+    suppress_at_begin: tuple[int, ...] = ()  # as the first token
+    max_initial_timestamp: int | None = None  # in steps of a timestamp token; None: no limit
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> GenerationRules:
+        path = directory / "generation_config.json"
+        path = path if path.exists() else directory / "config.json"
+        config = read_json(path)
+        return cls(
+            suppress=tuple(config.get("suppress_tokens") or ()),
+            suppress_at_begin=tuple(config.get("begin_suppress_tokens") or ()),
+            max_initial_timestamp=config.get("max_initial_timestamp_index"),
+        )
+
+
+class TokenRules:
+    """Sets the scores of forbidden tokens to minus infinity, without a loop over sequences."""
+
+    def __init__(
+        self, rules: GenerationRules, specials: SpecialTokens, vocabulary: int, device: torch.device
+    ) -> None:
+        self.vocabulary = vocabulary
+        self._suppress = _ids(rules.suppress, vocabulary, device)
+        self._suppress_at_begin = _ids(rules.suppress_at_begin, vocabulary, device)
+        self._end_of_text = specials.end_of_text
+        self._no_timestamps = specials.no_timestamps
+        self._first_time = specials.timestamp_begin
+        self._times = torch.arange(specials.timestamp_begin, vocabulary, device=device)
+        limit = rules.max_initial_timestamp
+        self._last_initial_time = vocabulary if limit is None else specials.timestamp_begin + limit
+        # The same for the kernel: in which cases each token is suppressed, and the tokens that are borders.
+        cases = torch.zeros(padded_vocabulary(vocabulary, device), dtype=torch.int8)
+        cases[self._suppress.cpu()] |= ALWAYS
+        cases[self._suppress_at_begin.cpu()] |= AT_BEGIN
+        cases[specials.no_timestamps] |= WITH_TIMES
+        self.suppressed = cases.to(device)
+        self.limits = (self._end_of_text, self._first_time, self._last_initial_time)
+
+    def apply(self, scores: Tensor, state: SlotState, timestamps: bool) -> None:
+        """Changes `scores` [B, vocabulary] in place.
+
+        Args:
+            timestamps: whether any of the sequences is decoded with timestamps.
+        """
+        scores.index_fill_(1, self._suppress, _NEVER)
+        begin = state.num_generated == 0  # [B]
+        at_begin = scores[:, self._suppress_at_begin]
+        scores[:, self._suppress_at_begin] = at_begin.masked_fill_(begin[:, None], _NEVER)
+        if timestamps:
+            self._apply_to_timestamps(scores, state, begin)
+
+    def _apply_to_timestamps(self, scores: Tensor, state: SlotState, begin: Tensor) -> None:
+        wanted = state.timestamps
+        begin = begin & wanted
+        after_time = wanted & ~begin & (state.token >= self._first_time)
+        after_two = after_time & ((state.num_generated < 2) | (state.previous >= self._first_time))
+        after_one = after_time & ~after_two  # of a pair: text must not follow
+
+        # Times never go back; after a closed pair they must move on.
+        earliest = torch.where(after_one, state.last_time, state.last_time + 1)
+        times_off = (self._times < earliest[:, None]) | after_two[:, None]
+        times_off |= begin[:, None] & (self._times > self._last_initial_time)
+        times = scores[:, self._first_time :]
+        times.masked_fill_(times_off & wanted[:, None], _NEVER)
+
+        scores[:, self._no_timestamps].masked_fill_(wanted, _NEVER)
+        scores[:, : self._end_of_text].masked_fill_(after_one[:, None], _NEVER)
+
+        # Where all times together are likelier than any one other token, a time it is.
+        others = scores[:, : self._first_time]
+        time_wins = begin | (wanted & (times.logsumexp(-1) > others.amax(-1)))
+        others.masked_fill_(time_wins[:, None], _NEVER)
+
+
+def _ids(tokens: tuple[int, ...], vocabulary: int, device: torch.device) -> Tensor:
+    return torch.tensor(
+        [token for token in tokens if 0 <= token < vocabulary], dtype=torch.long, device=device
+    )
+
+
+NOISE_SEED_BITS: Final = 53  # a slot's beginnings cross to the device as doubles
+# SplitMix64 (Steele, Lea and Flood 2014), its factors as torch's signed integers; products wrap around.
+_INCREMENT: Final = 0x9E3779B97F4A7C15 - (1 << 64)
+_FACTORS: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+
+
+def noise_seed_of(seed: int, id: ChunkId, temperature: float) -> int:
+    """Settles the random numbers of one try: the same in every process and whoever else is decoded."""
+    key = hashlib.blake2b(struct.pack("<qqqd", seed, id.chunk, id.part, temperature), digest_size=8).digest()
+    return int.from_bytes(key, "little") >> (64 - NOISE_SEED_BITS)
+
+
+def log_probabilities(scores: Tensor, tokens: Tensor) -> Tensor:
+    """Of the chosen tokens [B] under scores [B, vocabulary]."""
+    return scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0]  # half the time of logsumexp
+
+
+def penalise(scores: Tensor, state: SlotState, end_of_text: int) -> Tensor:
+    """Scores of text tokens lowered by how often they were generated; times and end-of-text stay free.
+
+    Repetition as in CTRL (Keskar et al. 2019), frequency and presence as in OpenAI's API.
+    """
+    counts = torch.zeros_like(scores)
+    seen = torch.arange(state.generated.shape[1], device=scores.device) < state.num_generated[:, None]
+    counts.scatter_add_(1, state.generated, seen.to(scores.dtype))
+    counts[:, end_of_text:] = 0
+    present = counts > 0
+    factor = state.repetition_penalty[:, None]
+    repeated = torch.where(scores > 0, scores / factor, scores * factor)
+    scores = torch.where(present, repeated, scores)
+    scores = scores - state.frequency_penalty[:, None] * counts
+    return scores - state.presence_penalty[:, None] * present
+
+
+def draw(scores: Tensor, state: SlotState, restricted: bool = True) -> Tensor:
+    """One token a row at its temperature, within its top-k, top-p and min-p.
+
+    The token whose score and noise are the largest together, which is drawn as often as its probability says
+    (Gumbel 1954). Each token has noise of its own, so that scores which differ in the last digit, as another
+    batch or several ranks make them, change the draw only where two sums are that close.
+
+    Args:
+        restricted: some row has a top-k, top-p or min-p. Without any, nothing needs to be sorted.
+    """
+    scores = scores / state.temperature[:, None]
+    if restricted:
+        scores = _restrict(scores, state)
+    return (scores + _gumbel_noise(state, scores.shape[1])).argmax(-1)
+
+
+def _gumbel_noise(state: SlotState, vocabulary: int) -> Tensor:
+    """[B, vocabulary], in double: for each row's next token, from its seed and how many it has already."""
+    tokens = torch.arange(1, vocabulary + 1, device=state.noise_seed.device)
+    counter = state.num_generated[:, None] * vocabulary + tokens
+    bits = state.noise_seed[:, None] + counter * _INCREMENT
+    bits = (bits ^ _shifted(bits, 30)) * _FACTORS[0]
+    bits = (bits ^ _shifted(bits, 27)) * _FACTORS[1]
+    bits = bits ^ _shifted(bits, 31)
+    uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53
+    return -(-uniform.log()).log()
+
+
+def _shifted(bits: Tensor, count: int) -> Tensor:
+    """To the right, with zeros coming in: torch's own shift repeats the sign."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _restrict(scores: Tensor, state: SlotState) -> Tensor:
+    """Scores [B, vocabulary] with those outside top-k, top-p and min-p at minus infinity."""
+    vocabulary = scores.shape[1]
+    probabilities, order = scores.softmax(-1).sort(dim=-1, descending=True)
+    rank = torch.arange(vocabulary, device=scores.device)
+    top_k = torch.where(state.top_k > 0, state.top_k, vocabulary)[:, None]
+    top_p = state.top_p[:, None]
+    before = probabilities.cumsum(-1) - probabilities
+    kept = (rank < top_k) & ((before < top_p) | (top_p >= 1))
+    kept &= probabilities >= state.min_p[:, None] * probabilities[:, :1]
+    kept[:, 0] = True
+    return scores.masked_fill(~kept.scatter(1, order, kept), float("-inf"))
+
+
+_TOLERANCE = 1e-3  # of log-probabilities; a token must be the very same
+_TRIED_ROWS = 32
+
+
+def choose_likeliest(
+    kernels: Kernels,
+    rules: TokenRules,
+    scores: Tensor,
+    state: SlotState,
+    timestamps: bool,
+    tokens: Tensor,
+    logprobs: Tensor,
+) -> None:
+    """Writes the rows' tokens and their log-probabilities to `tokens` and `logprobs` [B].
+
+    Torch applies the rules to `scores` [B, vocabulary] in place. The kernel leaves them as they are, and rows
+    that are not active without a choice.
+    """
+    if kernels.choose_token is None:
+        rules.apply(scores, state, timestamps)
+        tokens.copy_(scores.argmax(-1))
+        logprobs.copy_(log_probabilities(scores, tokens))
+        return
+    columns = (state.active, state.timestamps, state.num_generated)
+    history = (state.token, state.previous, state.last_time)
+    kernels.choose_token(scores, rules.suppressed, *columns, *history, *rules.limits, tokens, logprobs)
+
+
+def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Iterator[Candidate]:
+    """The kernel and torch on random scores and states of rows, for `choose_kernels`."""
+    _, first_time, _ = rules.limits
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (_TRIED_ROWS, padded_vocabulary(rules.vocabulary, device))
+    scores = torch.randn(shape, generator=generator, device=device) * 4
+    state = SlotState.empty(_TRIED_ROWS, 8, device)
+    rows = torch.arange(_TRIED_ROWS, device=device)
+    state.active.fill_(True)
+    state.timestamps.copy_(rows % 4 > 0)
+    state.num_generated.copy_(rows % 3)
+    state.token.copy_(torch.where(rows % 5 > 2, first_time + rows % 7, rows))
+    state.previous.copy_(torch.where(rows % 2 > 0, first_time, rows))
+    last_time = torch.where(state.token >= first_time, state.token, first_time)
+    state.last_time.copy_(torch.where(state.num_generated > 0, last_time, first_time - 1))
+
+    def compute(chosen: Kernels) -> Tensor:
+        tokens, logprobs = torch.zeros_like(rows), torch.zeros(_TRIED_ROWS, device=device)
+        own = scores.clone()[:, : rules.vocabulary]
+        choose_likeliest(chosen, rules, own, state, True, tokens, logprobs)
+        return torch.stack([tokens.double(), logprobs.double()])
+
+    yield Candidate("choose_token", lambda: compute(kernels), lambda: compute(TORCH), _TOLERANCE)
