@@ -75,6 +75,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     segment_times: bool = True  # are shown: worth finding where speech begins and ends
     token_logprobs: bool = False  # tell of each token how likely it was
     early_results: bool = False  # report each segment as it is closed, where nothing can take it back
+    streams: bool = False  # text is waited for: the first chunk is read alone until it has given some
     is_last_part: bool = False  # of its chunk: what it leaves unread is not read again
     temperatures: tuple[float, ...] = (0.0,)  # the fallback ladder; the first that passes is kept
     compression_ratio_threshold: float = 2.4

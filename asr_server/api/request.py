@@ -209,7 +209,8 @@ def parse_transcription_request(
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
         timestamps=True,
         token_logprobs=render_options.with_logprobs,
-        early_results=fields.stream,
+        early_results=True,  # in a stream or not, so that both say the same
+        streams=fields.stream,
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_shared_options(fields, settings),  # type: ignore[arg-type]
     )
@@ -231,7 +232,8 @@ def parse_translation_request(
         )
     options = DecodingOptions(
         task="translate",
-        early_results=fields.stream,
+        early_results=True,  # in a stream or not, so that both say the same
+        streams=fields.stream,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
         timestamps=True,
         **_shared_options(fields, settings),  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ A file is known by its first bytes: names and content types are not trusted. lib
 descriptor: a callback into Python would need the interpreter lock. WAV is read here: RIFF and RF64,
 extensible headers, streams whose size was never filled in (Multimedia Programming Interface and Data
 Specifications 1.0; EBU Tech 3306), and G.711, which realtime sessions use too (ITU-T G.711: a code of either
-law is a sign, three bits of exponent and four of mantissa). All else goes to `remote_stream.py`, which asks a
+law is a sign, three bits of exponent and four of mantissa). All else goes to `ffmpeg_client.py`, which asks a
 process that has FFmpeg.
 """
 

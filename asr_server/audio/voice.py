@@ -1,4 +1,4 @@
-"""Tells speech from other sound, by Silero's detector. Used by `voice_split.py` and `pool.py`'s callers.
+"""Tells speech from other sound, by Silero's detector. Used by `split.py` and `pool.py`'s callers.
 
 The weights are those of the package silero-vad (MIT), in a graph of our own that takes a third of the time
 (`tools/make_voice_detector.py`). It runs in onnxruntime, many frames in a call, with the interpreter lock

@@ -1,6 +1,6 @@
 """What the readers of other programs' formats give, and what is refused because no reader takes it.
 
-Looks at names and the first bytes only. Used by `find.py`, `hub.py`, `adopt.py` and the readers.
+Looks at names and the first bytes only. Used by `find.py`, `sources.py`, `adopt.py` and the readers.
 """
 
 from __future__ import annotations

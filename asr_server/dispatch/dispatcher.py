@@ -2,7 +2,7 @@
 
 Replicas grant credits; a chunk without a credit waits here, where it can still be cancelled or sent to
 another. The order is that of `queue.py`, and no request holds more than half of all slots. What a replica
-had in flight when it ended is sent again, alone: see `isolation.py`. When the first replica is ready,
+had in flight when it ended is sent again, alone: see `Isolation`. When the first replica is ready,
 `describe` says in one line of the log what is being served.
 """
 

@@ -25,6 +25,8 @@ from asr_server.model import WhisperSizes
 BEAM_BELOW: Final = -0.8
 # Above it only what repeats itself is read again: of an unlikely text a try there is hardly ever likelier.
 HIGHEST_FOR_UNLIKELY: Final = 0.4
+# A sentence that somebody says twice compresses to less than this; a loop of the model's to a fifth and less.
+LOOP_COMPRESSION_RATIO: Final = 3.5
 
 
 @dataclass(eq=False)
@@ -207,8 +209,8 @@ class ActiveChunk:
         return above[0] <= HIGHEST_FOR_UNLIKELY or not self._fluent_tries()
 
     def best_result(self, result: ChunkResult) -> ChunkResult:
-        """The likeliest of all tries; of those that do not repeat themselves, if there are any. This is
-        faster-whisper's rule.
+        """Of the tries that do not repeat themselves the likeliest, as faster-whisper keeps it; where none of
+        them is plausible, a likelier one may repeat itself as somebody does who says a sentence twice.
         """
         if self.early_result is not None or is_broken(result):
             return result
@@ -221,7 +223,11 @@ class ActiveChunk:
         )
 
     def _best_try(self) -> ChunkResult:
-        return max(self._fluent_tries() or self.tries, key=lambda each: each.avg_logprob)
+        fluent = self._fluent_tries()
+        if not any(each.avg_logprob >= self.options.logprob_threshold for each in fluent):
+            no_loops = [each for each in self.tries if each.compression_ratio <= LOOP_COMPRESSION_RATIO]
+            fluent = no_loops or fluent
+        return max(fluent or self.tries, key=lambda each: each.avg_logprob)
 
     def _fluent_tries(self) -> list[ChunkResult]:
         return [each for each in self.tries if not is_repetitive(each, self.options)]

@@ -1,4 +1,4 @@
-"""The process of a replica: `main.py` or `ray_actor.py` begins it, `loop.py` runs the engine in it.
+"""The process of a replica: `main.py` begins it, `loop.py` runs the engine in it.
 
 `dispatch` starts it by the name of its module, and speaks to it through `channel` alone.
 """

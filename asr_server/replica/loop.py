@@ -1,6 +1,6 @@
 """Runs an engine in a replica: commands in, steps, events out, and heartbeats beside it.
 
-The same in every executor; `main.py`, `ray_actor.py` and `dispatch/inline.py` call it.
+The same in every executor; `main.py` and `dispatch/inline.py` call it.
 """
 
 from __future__ import annotations

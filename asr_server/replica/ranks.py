@@ -115,7 +115,7 @@ class _Rank:
     def wait_for_the_end(self) -> str:
         """Why there is nothing more to wait for.
 
-        Silence is counted in ticks, as in `replica_state.py`: none while this process stands still.
+        Silence is counted in ticks, as `ReplicaState` does: none while this process stands still.
         """
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()

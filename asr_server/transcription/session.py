@@ -114,7 +114,7 @@ class TranscriptionSession:
                     progress = self._send(group, piece, language)
                     if self._options.condition_on_previous_text:
                         await progress.result()  # its text is part of the next one's prompt
-                    elif self._options.early_results and piece.index == 0:
+                    elif self._options.streams and piece.index == 0:
                         await progress.first_text()  # which encoding more would hold up
             finished = decoded.finished
             if self._channels_apart:

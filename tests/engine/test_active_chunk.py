@@ -8,7 +8,7 @@ import pytest
 from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
 
-FLUENT, REPETITIVE = 1.0, 5.0
+FLUENT, SAID_TWICE, REPETITIVE = 1.0, 2.6, 5.0
 END_OF_TEXT = 7
 
 
@@ -35,6 +35,9 @@ def climb(tries: list[tuple[float, float]]) -> tuple[int, float]:
         ([(-0.1, REPETITIVE), (-1.8, FLUENT), (-1.9, FLUENT)], (3, 0.2)),  # of those that do not repeat
         ([(-0.1, REPETITIVE)] * 4 + [(-3.0, FLUENT)], (5, 0.8)),
         ([(-0.2, REPETITIVE), (-0.1, REPETITIVE)] + [(-0.3, REPETITIVE)] * 4, (6, 0.2)),
+        ([(-0.2, SAID_TWICE), (-0.9, FLUENT)], (2, 0.2)),
+        ([(-0.2, SAID_TWICE)] * 5 + [(-4.2, FLUENT)], (6, 0.0)),  # nothing else is plausible
+        ([(-0.1, REPETITIVE), (-0.2, SAID_TWICE)] + [(-4.2, FLUENT)] * 4, (3, 0.2)),
     ],
 )
 def test_where_no_try_is_plausible_the_likeliest_that_does_not_repeat_itself_is_kept(

@@ -93,6 +93,7 @@ EACH_OPTION: dict[str, Any] = {
     "timestamps": True,
     "word_timestamps": True,
     "early_results": True,
+    "streams": True,
     "temperatures": (0.0, 0.6, 1.0),
     "compression_ratio_threshold": 0.0,
     "logprob_threshold": 0.0,

@@ -27,7 +27,7 @@ from tests.memory_file import MemoryFile
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
-STREAMED = DecodingOptions(language="en", timestamps=True, early_results=True)
+STREAMED = DecodingOptions(language="en", timestamps=True, early_results=True, streams=True)
 
 
 LENIENT = DecodingOptions(
@@ -63,6 +63,7 @@ async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
                 language="de",
                 timestamps=True,
                 early_results=True,
+                streams=True,
                 temperatures=(0.0, 0.3, 0.6)[: rng.randint(1, 3)],
                 logprob_threshold=rng.uniform(-4.9, -4.3),
                 compression_ratio_threshold=rng.choice([0.5, 0.8, 2.4]),
@@ -82,7 +83,7 @@ async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
     assert len(temperatures) > 1, "some parts must have climbed the ladder"
 
 
-async def test_where_nothing_is_rejected_the_text_is_that_of_a_request_that_does_not_stream() -> None:
+async def test_where_nothing_is_rejected_early_results_change_nothing() -> None:
     texts = []
     async with RealTranscriber() as transcriber:
         for early_results in (False, True):
@@ -90,9 +91,23 @@ async def test_where_nothing_is_rejected_the_text_is_that_of_a_request_that_does
             async with transcriber.run(3, options) as session:
                 num_deltas = len([delta async for delta in session])
                 texts.append((session.transcript().segments, num_deltas))
-    (whole, num_chunks), (streamed, num_deltas) = texts
-    assert streamed == whole
+    (whole, num_chunks), (early, num_deltas) = texts
+    assert early == whole
     assert num_deltas > num_chunks
+
+
+async def test_a_request_that_streams_says_what_one_that_does_not_says_whatever_the_ladder_rejects() -> None:
+    async with RealTranscriber() as transcriber:
+        for threshold in (-4.9, -4.6, -4.3):
+            segments = []
+            for streams in (False, True):
+                options = msgspec.structs.replace(
+                    LENIENT, early_results=True, streams=streams, logprob_threshold=threshold
+                )
+                async with transcriber.run(3, options) as session:
+                    [delta async for delta in session]
+                    segments.append(session.transcript().segments)
+            assert segments[0] == segments[1]
 
 
 class RealTranscriber:
@@ -100,7 +115,8 @@ class RealTranscriber:
 
     def __init__(self) -> None:
         checkpoint = fragmentary_directory()
-        settings = Settings(model=str(checkpoint), executor="inline", dtype="float32")
+        # Its text is so unlikely that a beam search would read all of it again.
+        settings = Settings(model=str(checkpoint), executor="inline", dtype="float32", beam_size=1)
         window = AudioWindow.from_directory(checkpoint)
         self._limits = AudioLimits.from_settings(settings, window)
         self._dispatcher, self._pool = Dispatcher(settings, window=window), PreprocessPool(1)

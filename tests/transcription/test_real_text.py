@@ -198,6 +198,15 @@ async def test_forty_minutes_of_nothing_in_pieces_of_any_length_give_not_one_wor
     assert {sound: text for sound, text in heard.items() if text} == {}
 
 
+async def test_a_sentence_said_twice_is_no_loop() -> None:
+    """Both together compress like a loop of the model's: what was closed before is not read again for it."""
+    jfk = recording("jfk.wav")
+    async with whisper_base() as base:
+        for prompt in ("", ", ".join(TERMS[:8])):
+            heard = await base.hear(np.concatenate([jfk, pause(0.7), jfk]), prompt)
+            assert words(heard.text) == f"{JFK} {JFK}", prompt
+
+
 @pytest.mark.trial
 @pytest.mark.timeout(600)
 async def test_a_prompt_of_any_number_of_terms_loses_no_segment() -> None:

@@ -76,7 +76,7 @@ async def test_tasks_that_wait_for_each_other_end_the_request(
     before = num_stalled()
     async with transcriber(replica, StallLimits(request_s=0.4)) as app, asyncio.timeout(30):
         with pytest.raises(RequestStalled, match="nothing of it has moved"):
-            await read(app, DecodingOptions(timestamps=True, early_results=True))
+            await read(app, DecodingOptions(timestamps=True, early_results=True, streams=True))
     assert num_stalled() == before + 1
     assert "the request is ended: nothing of it has moved" in caplog.text
 

@@ -166,7 +166,7 @@ async def test_while_the_language_is_open_no_second_chunk_goes_out(app: RunningA
 async def test_a_stream_whose_language_is_in_doubt_ends(app: RunningApp, num_chunks: int) -> None:
     """Its first chunk waits for the votes of others, which wait for its text no longer."""
     app.replica.probabilities = {"de": 0.4, "en": 0.3, "zh": 0.3}
-    options = DecodingOptions(timestamps=True, early_results=True)
+    options = DecodingOptions(timestamps=True, early_results=True, streams=True)
     async with asyncio.timeout(20):
         _, transcript = await app.transcribe(wav(noise(25 * num_chunks)), options)
     assert transcript.text == " ".join(("zero", "one", "two")[:num_chunks])
@@ -255,7 +255,7 @@ async def test_only_the_segment_in_which_nobody_speaks_is_dropped(app: RunningAp
     spoken = speak("12", gap_s=0.2).samples
     sound = np.concatenate([spoken, np.zeros(4 * 16_000 - len(spoken), np.float32), noise(2.0)])
     app.answer = lambda submit: say(t(0), *words("12"), t(2), t(4), *words("9"), t(6), avg_logprob=-0.9)
-    for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True)):
+    for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True, streams=True)):
         deltas, transcript = await app.transcribe(wav(sound), options)
         assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
         assert [segment.start_s for segment in transcript.segments] == [0.0]
@@ -433,7 +433,7 @@ def one_or_two(submit: Submit) -> ChunkResult:
 async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: RunningApp) -> None:
     first, pause, second = speak("1").samples, np.zeros(3 * SAMPLE_RATE, np.float32), speak("2").samples
     app.answer = one_or_two
-    for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True)):
+    for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True, streams=True)):
         deltas, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
         assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
         begins_s = (len(first) + len(pause)) / SAMPLE_RATE  # with silence of 0.3 s

@@ -1,6 +1,6 @@
 """Computations that have a kernel of their own on GPUs, in Triton, each beside torch's.
 
-`choice.py` decides which are used. Triton is imported only where it may be wanted: torch for CUDA brings it.
+`table.py` decides which are used. Triton is imported only where it may be wanted: torch for CUDA brings it.
 Of the kernels of this folder none was ever run on a GPU; docs/engine.md says what was tested instead.
 """
 

@@ -2,7 +2,7 @@
 
 The way of computing is flash decoding's (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/): the keys
 of a row are split where there are few rows, each part is reduced by itself with its own maximum, and a second
-kernel puts the parts together. `attention.py` has what it must agree with.
+kernel puts the parts together. `layers.py` has what it must agree with.
 """
 
 from __future__ import annotations
