@@ -80,11 +80,11 @@ class ActiveChunk:
 
     @property
     def position(self) -> int:
-        """Of the token that the next step feeds."""
+        """The text position of the token that the next step feeds."""
         return self.position_behind(len(self.tokens))
 
     def position_behind(self, num_tokens: int) -> int:
-        """Of the last of so many tokens after the prompt."""
+        """The text position of the last of so many tokens after the prompt."""
         return len(self.prompt) - 1 + num_tokens
 
     @cached_property
@@ -195,7 +195,11 @@ class ActiveChunk:
         return True
 
     def _wants_beam(self, result: ChunkResult) -> bool:
-        """Whether the greedy text is in doubt. A client's own temperature or penalties are kept to."""
+        """Whether the greedy text is in doubt. A client's own temperature or penalties are kept to, and a
+        translation, of which what is likeliest is often no translation (docs/exactness.md).
+        """
+        if self.options.task == "translate":
+            return False
         is_greedy = self.beam is None and self.temperature == 0 and not self.is_penalised
         is_final = self.is_settled or is_silence(result, self.options)
         if self.beam_size == 1 or not is_greedy or is_final:

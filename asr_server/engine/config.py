@@ -80,7 +80,7 @@ class EngineConfig:
 
     @property
     def audio_dtype(self) -> torch.dtype | None:
-        """Of the audio's keys and values in the cache; None: the model's."""
+        """The type of the audio's keys and values in the cache; None: the model's."""
         return FP8 if self.cache_dtype == "fp8" else None
 
     def resolved(self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> EngineConfig:

@@ -214,7 +214,7 @@ class Transfers:
         return copied
 
     def to_host(self, tensor: Tensor) -> HostCopy:
-        """Of what the current stream has computed; `tensor` may be overwritten by what follows there."""
+        """Copies what the current stream has computed; `tensor` may be overwritten by what follows there."""
         if self._d2h is None:
             return HostCopy(tensor)
         result = tensor.clone()

@@ -138,7 +138,7 @@ class Runner:
 
     @torch.inference_mode()
     def language_probabilities(self, slots: Sequence[int]) -> HostCopy:
-        """Of every language, in the order of the special tokens: a line for each of these slots.
+        """How likely each language is, in the order of the special tokens: a line for each of these slots.
 
         From one decoder step on the same encoder output.
         """
@@ -259,7 +259,7 @@ class Runner:
     # -- Slots --------------------------------------------------------------------------------------------
 
     def clear(self, slot: int) -> None:
-        """Of what a sequence whose numbers were none has left there."""
+        """Clears what a chunk whose numbers were none has left there."""
         self.cache.clear(slot)
 
     def move(self, source: int, target: int) -> None:

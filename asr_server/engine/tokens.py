@@ -128,7 +128,7 @@ def noise_seed_of(seed: int, id: ChunkId, temperature: float) -> int:
 
 
 def log_probabilities(scores: Tensor, tokens: Tensor) -> Tensor:
-    """Of the chosen tokens [B] under scores [B, vocabulary]."""
+    """[B]: how likely the chosen tokens [B] are under scores [B, vocabulary]."""
     return scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0]  # half the time of logsumexp
 
 

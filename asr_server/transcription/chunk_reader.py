@@ -51,9 +51,9 @@ def prompt_tokens(encoder: Encoder, prompt: str, keywords: Sequence[str] = ()) -
     The text of special tokens in either is ordinary text to the encoder, never a command to the model.
     """
     listed = ", ".join(word.strip() for word in keywords if word.strip())
-    heard_for = _tokens(encoder, listed[:MAX_CHARS])[:MAX_KEYWORD_TOKENS]
+    keyword_tokens = _tokens(encoder, listed[:MAX_CHARS])[:MAX_KEYWORD_TOKENS]
     context = _tokens(encoder, prompt[-MAX_CHARS:])
-    return (*heard_for, *context[-(MAX_PROMPT_TOKENS - len(heard_for)) :])
+    return (*keyword_tokens, *context[-(MAX_PROMPT_TOKENS - len(keyword_tokens)) :])
 
 
 def _tokens(encoder: Encoder, text: str) -> list[int]:
@@ -77,7 +77,7 @@ class PreviousText:
         self.tokens = (*self.tokens, *heard)[-MAX_PROMPT_TOKENS:]
 
 
-NOTHING: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
+NOTHING_SENT: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
 
 
 class ChunkProgress:
@@ -99,7 +99,7 @@ class ChunkProgress:
         self._on_change()
 
     def num_spans(self, part: int) -> int:
-        """Of the part with this number, reported so far: they stand."""
+        """How many segments of the part with this number have been reported: they stand."""
         return len(self.parts[part].spans) if part < len(self.parts) else 0
 
     def _on_change(self) -> None:
@@ -150,7 +150,7 @@ class EarlyResults:
         return last is None or result.tokens[: len(last.tokens)] == last.tokens
 
 
-def beyond(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDelta:
+def not_yet_sent(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDelta:
     """What `whole` has that has not been sent of it yet."""
     assert whole.text.startswith(sent.text), "a delta is final when it is sent"
     return msgspec.structs.replace(
@@ -273,7 +273,7 @@ class ChunkReader:
         if self._voice_pool is None or self._options.max_new_tokens is not None:
             return None
         with self._watch.waiting_for_pool():
-            tail = await voice_check.passed_over(chunk, parts[-1], self._voice_pool)
+            tail = await voice_check.find_missed_speech(chunk, parts[-1], self._voice_pool)
         if tail is not None:
             self._handle.stats.on_read_again("speech_passed_over")
             parts[-1] = with_words_until(parts[-1], tail.start_s - chunk.start_s)

@@ -79,7 +79,7 @@ def num_spans(chunk: Chunk, result: ChunkResult, tokenizer: Tokenizer) -> int:
 
 
 def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
-    """Of a chunk in which nobody speaks, whatever was read in it."""
+    """The part of a chunk in which nobody speaks, whatever was read in it."""
     return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from asr_server import metrics
 from asr_server.core import Chunk, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.transcription.chunk_reader import NOTHING, ChunkProgress, ChunkReader, beyond
+from asr_server.transcription.chunk_reader import NOTHING_SENT, ChunkProgress, ChunkReader, not_yet_sent
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.segments import DecodedPart
 from asr_server.transcription.source import Source
@@ -70,8 +70,8 @@ class TranscriptionSession:
         self._count_audio(self._source.duration_s, self._language.code)
 
     async def only_delta(self) -> TranscriptDelta:
-        """Of a source of one chunk. It is left out of what requests are measured by: the caller knows
-        whether it counts.
+        """The delta of a source of one chunk. It is left out of what requests are measured by: the caller
+        knows whether it counts.
         """
         (delta,) = [delta async for delta in self._all_deltas()]
         return delta
@@ -86,12 +86,12 @@ class TranscriptionSession:
             if isinstance(pending, float):
                 yield self._builder.settle(pending)
                 continue
-            sent = NOTHING
+            sent = NOTHING_SENT
             while not await pending.is_finished():
                 whole = self._builder.early_delta(pending.parts)
-                yield beyond(sent, whole)
+                yield not_yet_sent(sent, whole)
                 sent = whole
-            yield beyond(sent, self._builder.delta(await pending.result()))
+            yield not_yet_sent(sent, self._builder.delta(await pending.result()))
 
     def transcript(self) -> Transcript:
         """The whole. Only after the last delta."""

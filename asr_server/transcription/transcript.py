@@ -84,7 +84,7 @@ class TranscriptBuilder:
         self._deltas.append(delta)
 
     def delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
-        """Of one chunk's parts, and of what was held back for them; no parts: only of the latter."""
+        """The delta of one chunk's parts and of what was held back for them; no parts: only of the latter."""
         so_far, language = self._text, self._language.of(parts)
         segments = self._next_segments(parts)
         for segment in segments:
@@ -103,7 +103,7 @@ class TranscriptBuilder:
         )
 
     def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
-        """Of what is final of the chunk under way. Its segments come with the chunk's end."""
+        """The delta of what is final of the chunk under way. Its segments come with the chunk's end."""
         text, language = self._text, self._language.of(parts)
         for part in parts:
             for segment in segments_of(part, self._tokenizer):
@@ -157,7 +157,7 @@ class TranscriptBuilder:
         )
 
     def _main_language(self) -> str | None:
-        """Of a recording of several languages, the one with most text."""
+        """The language with most text, of a recording that has several."""
         lengths = Counter[str]()
         for delta in self._deltas if self._language.is_per_chunk else ():
             if delta.language and delta.text:

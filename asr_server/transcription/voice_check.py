@@ -80,7 +80,7 @@ async def _next_speech_s(span: Span, chunk: Chunk, pool: PreprocessPool) -> floa
     return tail_s if tail_s >= MIN_ADVANCE_S else None
 
 
-async def passed_over(chunk: Chunk, part: DecodedPart, pool: PreprocessPool) -> Chunk | None:
+async def find_missed_speech(chunk: Chunk, part: DecodedPart, pool: PreprocessPool) -> Chunk | None:
     """The rest of `chunk` from where somebody speaks behind the part's last segment; None: nobody does."""
     end_s = part.spans[-1].end_s if part.spans else 0.0
     if chunk.duration_s - end_s < MIN_REST_S:

@@ -112,7 +112,7 @@ class AlignedWord(NamedTuple):
 
 
 def aligned_word(text: str, result: ChunkResult, first: int, end: int) -> AlignedWord:
-    """Of the text tokens from `first` to before `end`."""
+    """The word of the text tokens from `first` to before `end`."""
     times_s, peaks_s = result.token_times_s, result.token_peaks_s
     return AlignedWord(text, times_s[first], times_s[end], peaks_s[first], peaks_s[end - 1])
 

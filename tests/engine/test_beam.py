@@ -256,9 +256,10 @@ def test_a_stream_says_what_all_others_say(embedded: Checkpoint, monkeypatch: py
         {"temperatures": (0.3,)},
         {"presence_penalty": 0.5},
         {"logprob_threshold": 0.0, "no_speech_threshold": -1.0},
+        {"task": "translate"},
     ],
 )
-def test_a_clients_own_temperature_or_penalty_and_silence_know_no_beam(
+def test_a_clients_own_temperature_or_penalty_silence_and_translations_know_no_beam(
     pocket: Checkpoint, own: dict[str, Any]
 ) -> None:
     options = msgspec.structs.replace(ASKED, **own)

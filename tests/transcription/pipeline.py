@@ -26,7 +26,7 @@ async def transcribe(
     Args:
         check_voice: not for random weights: what they say is always in doubt.
     """
-    settings = Settings(model=str(checkpoint), executor="inline", dtype="float32")
+    settings = Settings(model=str(checkpoint), executor="inline", dtype="float32", beam_size=1)
     window = AudioWindow.from_directory(checkpoint)
     dispatcher, pool = Dispatcher(settings, window=window), PreprocessPool(1)
     transcriber = Transcriber(dispatcher, pool, Tokenizer.from_directory(checkpoint), check_voice)

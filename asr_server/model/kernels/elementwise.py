@@ -92,7 +92,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
     tl.store(normed + place, y.to(normed.dtype.element_ty), inside)
 
 
-_ROWS, _COLUMNS = 4, 1024  # of a program
+_GELU_ROWS, _GELU_COLUMNS = 4, 1024  # of a program
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -105,8 +105,8 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     assert x.is_contiguous()
     width = x.shape[-1]
     num_rows = x.numel() // width
-    _bias_gelu[triton.cdiv(width, _COLUMNS), triton.cdiv(num_rows, _ROWS)](
-        x, bias, num_rows, width, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4
+    _bias_gelu[triton.cdiv(width, _GELU_COLUMNS), triton.cdiv(num_rows, _GELU_ROWS)](
+        x, bias, num_rows, width, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS, num_warps=4
     )
     return x
 
