@@ -62,7 +62,10 @@ class VoiceChunking(msgspec.Struct, frozen=True):
 
 
 class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one request's chunks are to be decoded. `language` None: detect it first."""
+    """How one request's chunks are to be decoded. `language` None: detect it first.
+
+    Timestamps are decoded whatever the format, as by openai-whisper: they tell when a tail was left unread.
+    """
 
     task: Task = "transcribe"
     language: str | None = None  # ISO code as in the checkpoint's <|xx|> tokens
@@ -70,7 +73,6 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     multilingual: bool = False  # each chunk is read in the language that it alone seems to be in
     prompt_tokens: tuple[int, ...] = ()  # text tokens after <|startofprev|>
     condition_on_previous_text: bool = False  # one chunk after another, the text so far as its prompt
-    timestamps: bool = False
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
     segment_times: bool = True  # are shown: worth finding where speech begins and ends
     token_logprobs: bool = False  # tell of each token how likely it was

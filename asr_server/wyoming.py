@@ -229,7 +229,6 @@ class WyomingConnection:
         return DecodingOptions(
             language=transcriber.languages.given_code(wanted.language),
             prompt_tokens=prompt_tokens(transcriber.tokenizer, "", wanted.keywords),
-            timestamps=True,
             segment_times=False,
             temperatures=self._state.settings.temperatures,
         )

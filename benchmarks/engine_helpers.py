@@ -107,19 +107,19 @@ class Reference:
         return features
 
     def transcribe(
-        self, clips: Sequence[Samples], language: str | None, timestamps: bool, max_new_tokens: int
+        self, clips: Sequence[Samples], language: str | None, max_new_tokens: int
     ) -> list[tuple[int, ...]]:
         multilingual = self.model.generation_config.is_multilingual
         rows = self.model.generate(
             self.features(clips),
             **({"language": language, "task": "transcribe"} if multilingual else {}),
-            return_timestamps=timestamps,
+            return_timestamps=True,
             max_new_tokens=max_new_tokens,
             num_beams=1,
             do_sample=False,
             force_unique_generate_call=True,
         ).tolist()
-        prompt = (3 if multilingual else 1) + (0 if timestamps else 1)
+        prompt = 3 if multilingual else 1
         return [self._cut(row[prompt:]) for row in rows]
 
     def _encode_once(self, input_features: torch.Tensor, *rest: Any, **named: Any) -> Any:

@@ -138,7 +138,7 @@ def token_choice() -> None:
     integers = torch.zeros(128, dtype=torch.long)
     flags, suppressed = torch.ones(128, dtype=torch.bool), torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
     scores, logprobs = torch.zeros(128, PADDED_VOCABULARY)[:, :VOCABULARY], torch.zeros(128)
-    columns = (flags, flags, integers, integers, integers, integers)
+    columns = (flags, integers, integers, integers, integers)
     choose_token(scores, suppressed, *columns, 50257, 50365, 50415, integers, logprobs)
 
 

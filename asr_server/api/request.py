@@ -200,14 +200,12 @@ def parse_transcription_request(
     language, candidates = transcriber.languages.choice(
         fields.language, fields.languages, ("language", "languages[]")
     )
-    # With timestamps whatever the format, as openai-whisper decodes: they tell when a tail was left unread.
     keywords = [*fields.keywords, *fields.hotwords.split(",")]
     render_options = _render_options(fields)
     options = DecodingOptions(
         language=language,
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
-        timestamps=True,
         token_logprobs=render_options.with_logprobs,
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.stream,
@@ -235,7 +233,6 @@ def parse_translation_request(
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.stream,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
-        timestamps=True,
         **_shared_options(fields, settings),  # type: ignore[arg-type]
     )
     return TranscriptionRequest(fields, options, ignored)

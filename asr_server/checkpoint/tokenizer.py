@@ -235,7 +235,7 @@ class Timestamps:
 
         There is no tail in the last part allowed, nor behind a limit that the client set itself.
         """
-        if options.is_last_part or not options.timestamps or options.max_new_tokens is not None:
+        if options.is_last_part or options.max_new_tokens is not None:
             return len(result.tokens), None
         closed = self._last_closed(result)
         tail_s = self.time_s(result.tokens[closed]) if closed is not None else 0.0

@@ -275,7 +275,7 @@ def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positio
 
 
 def sot_sequence(options: DecodingOptions, language: str | None, specials: SpecialTokens) -> list[int]:
-    """<|startoftranscript|>, language, task, and <|notimestamps|> unless times are wanted."""
+    """<|startoftranscript|>, language, task."""
     task = specials.translate if options.task == "translate" else specials.transcribe
     if options.task == "translate" and (task is None or not specials.is_multilingual):
         raise ValueError("this checkpoint cannot translate")
@@ -284,7 +284,7 @@ def sot_sequence(options: DecodingOptions, language: str | None, specials: Speci
         tokens.append(specials.languages[language])
     if specials.is_multilingual and task is not None:
         tokens.append(task)
-    return tokens if options.timestamps else [*tokens, specials.no_timestamps]
+    return tokens
 
 
 def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:

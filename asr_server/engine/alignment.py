@@ -161,8 +161,7 @@ class Aligner:
 
     def _text(self, sequence: ActiveChunk, result: ChunkResult) -> _Text:
         specials, duration_s = self._tokenizer.specials, len(sequence.samples) / SAMPLE_RATE
-        options = msgspec.structs.replace(sequence.options, timestamps=False)
-        prompt = sot_sequence(options, sequence.language, specials)
+        prompt = [*sot_sequence(sequence.options, sequence.language, specials), specials.no_timestamps]
         num_read, tail_s = Timestamps(self._tokenizer, duration_s).tail(result, sequence.options)
         text = [token for token in result.tokens[:num_read] if self._tokenizer.is_text(token)]
         tokens = [*prompt, *text, specials.end_of_text][: self._model.sizes.text_positions]

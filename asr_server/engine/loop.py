@@ -119,7 +119,6 @@ class DecodeLoop:
         return StepPlan(
             num_rows=1 + max([*(sequence.slot for sequence in single), *hypotheses]),
             context=min(1 + max(positions), self._runner.model.sizes.text_positions),
-            timestamps=any(sequence.options.timestamps for sequence in self.sequences),
             sampled=tuple(sequence.slot for sequence in single if sequence.temperature > 0),
             restricted=any(sequence.is_restricted for sequence in single if sequence.temperature > 0),
             penalised=tuple(

@@ -50,7 +50,6 @@ class StepPlan:
 
     num_rows: int  # slots 0 to num_rows - 1 are decoded
     context: int  # text positions that are looked at
-    timestamps: bool  # some row is decoded with timestamps
     sampled: tuple[int, ...] = ()  # rows that draw at a temperature
     restricted: bool = False  # some of these within a top-k, top-p or min-p
     penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
@@ -181,7 +180,7 @@ class Runner:
         if self._score_graphs is not None:
             scores = self._score_graphs.replay(plan.num_rows, plan.context)
         else:
-            scores = self._score(plan.num_rows, plan.context, plan.timestamps)
+            scores = self._score(plan.num_rows, plan.context)
         self._choose_by_options(scores, plan)
         candidates = self._candidates(scores, plan) if plan.beams else None
         if self._advance_graphs is not None:
@@ -190,7 +189,7 @@ class Runner:
             chosen = self._advance(plan.num_rows)
         return StepResult(self._transfers.to_host(chosen), candidates)
 
-    def _score(self, num_rows: int, context: int, timestamps: bool = True) -> Tensor:
+    def _score(self, num_rows: int, context: int) -> Tensor:
         """Scores [B, vocabulary] of the next token; the likeliest tokens become the chosen ones."""
         state = self.state[:num_rows]
         positions = state.position[:, None]
@@ -198,7 +197,7 @@ class Runner:
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         scores: Tensor = self.model.decoder.logits(hidden)
         tokens, logprobs = self._tokens[:num_rows], self._logprobs[:num_rows]
-        choose_likeliest(self._kernels, self._rules, scores, state, timestamps, tokens, logprobs)
+        choose_likeliest(self._kernels, self._rules, scores, state, tokens, logprobs)
         return scores
 
     def _choose_by_options(self, scores: Tensor, plan: StepPlan) -> None:
@@ -206,7 +205,7 @@ class Runner:
         for rows, is_drawn in ((plan.sampled, True), (plan.penalised, False)):
             if not rows:
                 continue
-            index, state, allowed = self._allowed(scores, rows, plan.timestamps)
+            index, state, allowed = self._allowed(scores, rows)
             own = penalise(allowed, state, self._specials.end_of_text)
             tokens = draw(own, state, plan.restricted) if is_drawn else own.argmax(-1)
             self._tokens.index_copy_(0, index, tokens)
@@ -214,18 +213,16 @@ class Runner:
 
     def _candidates(self, scores: Tensor, plan: StepPlan) -> HostCopy:
         """The likeliest next tokens of the hypotheses of all beam searches, as in `StepResult`."""
-        _, _, allowed = self._allowed(scores, plan.beams, plan.timestamps)
+        _, _, allowed = self._allowed(scores, plan.beams)
         logprobs, tokens = allowed.log_softmax(-1).topk(plan.num_candidates)
         return self._transfers.to_host(torch.stack([tokens.double(), logprobs.double()], dim=1))
 
-    def _allowed(
-        self, scores: Tensor, rows: Sequence[int], timestamps: bool
-    ) -> tuple[Tensor, SlotState, Tensor]:
+    def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
         """Some rows' indices on the device, their states, and a copy of their scores by the rules."""
         index = self._transfers.to_device(torch.tensor(rows))
         state, allowed = self.state[index], scores[index]
         if self._kernels.choose_token is not None:  # which leaves the scores as they are
-            self._rules.apply(allowed, state, timestamps)
+            self._rules.apply(allowed, state)
         return index, state, allowed
 
     def _advance(self, num_rows: int) -> Tensor:

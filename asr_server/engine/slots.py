@@ -40,7 +40,6 @@ class SlotState:
     last_time: Tensor  # the last timestamp token; one before the first, where there is none yet
     no_speech: Tensor  # how likely the chunk is silence
     active: Tensor  # bool: begun, and not yet at the end of the text; kernels pass over the others
-    timestamps: Tensor  # bool: decode with timestamps
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
@@ -64,7 +63,6 @@ class SlotState:
             last_time=column(torch.long),
             no_speech=column(torch.float),
             active=column(torch.bool),
-            timestamps=column(torch.bool),
             top_k=column(torch.long),
             noise_seed=column(torch.long),
             generated=column(torch.long, num_positions),
@@ -108,15 +106,7 @@ class SlotState:
         self.position.add_(1).clamp_(max=last_position)
 
 
-_FROM_OPTIONS = (
-    "timestamps",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-)
+_FROM_OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _START_COLUMNS = (
     "token",
     "previous",

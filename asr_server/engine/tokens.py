@@ -27,7 +27,7 @@ from asr_server.model.kernels.table import Candidate
 from asr_server.model.whisper import padded_vocabulary
 
 _NEVER = float("-inf")
-ALWAYS, AT_BEGIN, WITH_TIMES = 1, 2, 4  # when a token is suppressed, as bits; the kernel knows them too
+ALWAYS, AT_BEGIN = 1, 2  # when a token is suppressed, as bits; the kernel knows them too
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,9 @@ class TokenRules:
         self, rules: GenerationRules, specials: SpecialTokens, vocabulary: int, device: torch.device
     ) -> None:
         self.vocabulary = vocabulary
-        self._suppress = _ids(rules.suppress, vocabulary, device)
+        self._suppress = _ids((*rules.suppress, specials.no_timestamps), vocabulary, device)
         self._suppress_at_begin = _ids(rules.suppress_at_begin, vocabulary, device)
         self._end_of_text = specials.end_of_text
-        self._no_timestamps = specials.no_timestamps
         self._first_time = specials.timestamp_begin
         self._times = torch.arange(specials.timestamp_begin, vocabulary, device=device)
         limit = rules.max_initial_timestamp
@@ -69,27 +68,19 @@ class TokenRules:
         cases = torch.zeros(padded_vocabulary(vocabulary, device), dtype=torch.int8)
         cases[self._suppress.cpu()] |= ALWAYS
         cases[self._suppress_at_begin.cpu()] |= AT_BEGIN
-        cases[specials.no_timestamps] |= WITH_TIMES
         self.suppressed = cases.to(device)
         self.limits = (self._end_of_text, self._first_time, self._last_initial_time)
 
-    def apply(self, scores: Tensor, state: SlotState, timestamps: bool) -> None:
-        """Changes `scores` [B, vocabulary] in place.
-
-        Args:
-            timestamps: whether any of the sequences is decoded with timestamps.
-        """
+    def apply(self, scores: Tensor, state: SlotState) -> None:
+        """Changes `scores` [B, vocabulary] in place."""
         scores.index_fill_(1, self._suppress, _NEVER)
         begin = state.num_generated == 0  # [B]
         at_begin = scores[:, self._suppress_at_begin]
         scores[:, self._suppress_at_begin] = at_begin.masked_fill_(begin[:, None], _NEVER)
-        if timestamps:
-            self._apply_to_timestamps(scores, state, begin)
+        self._apply_to_timestamps(scores, state, begin)
 
     def _apply_to_timestamps(self, scores: Tensor, state: SlotState, begin: Tensor) -> None:
-        wanted = state.timestamps
-        begin = begin & wanted
-        after_time = wanted & ~begin & (state.token >= self._first_time)
+        after_time = ~begin & (state.token >= self._first_time)
         after_two = after_time & ((state.num_generated < 2) | (state.previous >= self._first_time))
         after_one = after_time & ~after_two  # of a pair: text must not follow
 
@@ -98,14 +89,12 @@ class TokenRules:
         times_off = (self._times < earliest[:, None]) | after_two[:, None]
         times_off |= begin[:, None] & (self._times > self._last_initial_time)
         times = scores[:, self._first_time :]
-        times.masked_fill_(times_off & wanted[:, None], _NEVER)
-
-        scores[:, self._no_timestamps].masked_fill_(wanted, _NEVER)
+        times.masked_fill_(times_off, _NEVER)
         scores[:, : self._end_of_text].masked_fill_(after_one[:, None], _NEVER)
 
         # Where all times together are likelier than any one other token, a time it is.
         others = scores[:, : self._first_time]
-        time_wins = begin | (wanted & (times.logsumexp(-1) > others.amax(-1)))
+        time_wins = begin | (times.logsumexp(-1) > others.amax(-1))
         others.masked_fill_(time_wins[:, None], _NEVER)
 
 
@@ -205,7 +194,6 @@ def choose_likeliest(
     rules: TokenRules,
     scores: Tensor,
     state: SlotState,
-    timestamps: bool,
     tokens: Tensor,
     logprobs: Tensor,
 ) -> None:
@@ -215,13 +203,12 @@ def choose_likeliest(
     that are not active without a choice.
     """
     if kernels.choose_token is None:
-        rules.apply(scores, state, timestamps)
+        rules.apply(scores, state)
         tokens.copy_(scores.argmax(-1))
         logprobs.copy_(log_probabilities(scores, tokens))
         return
-    columns = (state.active, state.timestamps, state.num_generated)
-    history = (state.token, state.previous, state.last_time)
-    kernels.choose_token(scores, rules.suppressed, *columns, *history, *rules.limits, tokens, logprobs)
+    history = (state.num_generated, state.token, state.previous, state.last_time)
+    kernels.choose_token(scores, rules.suppressed, state.active, *history, *rules.limits, tokens, logprobs)
 
 
 def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Iterator[Candidate]:
@@ -233,7 +220,6 @@ def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Ite
     state = SlotState.empty(_TRIED_ROWS, 8, device)
     rows = torch.arange(_TRIED_ROWS, device=device)
     state.active.fill_(True)
-    state.timestamps.copy_(rows % 4 > 0)
     state.num_generated.copy_(rows % 3)
     state.token.copy_(torch.where(rows % 5 > 2, first_time + rows % 7, rows))
     state.previous.copy_(torch.where(rows % 2 > 0, first_time, rows))
@@ -243,7 +229,7 @@ def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Ite
     def compute(chosen: Kernels) -> Tensor:
         tokens, logprobs = torch.zeros_like(rows), torch.zeros(_TRIED_ROWS, device=device)
         own = scores.clone()[:, : rules.vocabulary]
-        choose_likeliest(chosen, rules, own, state, True, tokens, logprobs)
+        choose_likeliest(chosen, rules, own, state, tokens, logprobs)
         return torch.stack([tokens.double(), logprobs.double()])
 
     yield Candidate("choose_token", lambda: compute(kernels), lambda: compute(TORCH), _TOLERANCE)

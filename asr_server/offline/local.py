@@ -143,6 +143,5 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
         condition_on_previous_text=job.condition_on_previous_text,
         multilingual=job.multilingual,
         early_results=True,  # as in the API, so that both say the same
-        timestamps=True,  # whatever the format: they tell when a tail was left unread
         temperatures=(job.temperature,) if job.temperature else settings.temperatures,
     )

@@ -112,7 +112,6 @@ def decoding_options(
         language=language,
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
-        timestamps=True,
         segment_times=False,
         temperatures=temperatures,
         token_logprobs="item.input_audio_transcription.logprobs" in session.include,

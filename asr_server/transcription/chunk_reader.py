@@ -243,9 +243,6 @@ class ChunkReader:
             )
             result = early_results.keep(result, options)
             options = self._next_options(options, result)
-            if _stopped_nowhere(result, options) and part == first_part:
-                options = msgspec.structs.replace(options, timestamps=True)
-                continue
             decoded = decode_part(tail, result, options, self._tokenizer)
             if is_silence(result, options):
                 num_dropped = num_spans(tail, result, self._tokenizer)
@@ -305,8 +302,3 @@ class ChunkReader:
         """Later parts are read in the language of the first."""
         language = options.language or result.language or self._language.guess
         return msgspec.structs.replace(options, language=language)
-
-
-def _stopped_nowhere(result: ChunkResult, options: DecodingOptions) -> bool:
-    """Out of positions, and without timestamps nothing says how far it came: read it again with them."""
-    return result.finish_reason == "length" and not options.timestamps and options.max_new_tokens is None

@@ -8,7 +8,7 @@ from asr_server.core import ChunkResult, DecodingOptions
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
-TIMED = DecodingOptions(timestamps=True)
+TIMED = DecodingOptions()
 TAIL = (at(TOKENIZER, 0), *words("1"), at(TOKENIZER, 2), at(TOKENIZER, 2.5), *words("23"))
 
 
@@ -20,7 +20,7 @@ def test_the_text_behind_the_last_closed_time_is_unread() -> None:
     assert Timestamps(TOKENIZER, 6.0).tail(result(*TAIL), TIMED) == (3, 2.0)
 
 
-@pytest.mark.parametrize("change", [{"timestamps": False}, {"max_new_tokens": 9}, {"is_last_part": True}])
+@pytest.mark.parametrize("change", [{"max_new_tokens": 9}, {"is_last_part": True}])
 def test_where_nothing_can_be_read_again_all_is_read(change: dict[str, bool | int]) -> None:
     options = msgspec.structs.replace(TIMED, **change)
     assert Timestamps(TOKENIZER, 6.0).tail(result(*TAIL), options) == (len(TAIL), None)

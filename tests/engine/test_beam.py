@@ -30,7 +30,7 @@ THEIR_WARNING = pytest.mark.filterwarnings(
 END = 9
 VOCABULARY = 10
 WIDTH = 5
-ASKED = DecodingOptions(language="de", timestamps=True, max_new_tokens=16, compression_ratio_threshold=99.0)
+ASKED = DecodingOptions(language="de", max_new_tokens=16, compression_ratio_threshold=99.0)
 HEARD = [make_clip(40 + i, duration_s) for i, duration_s in enumerate((30, 3, 12, 7))]
 
 
@@ -151,7 +151,7 @@ def test_real_speech_is_read_as_openai_whispers_beam_search_reads_it() -> None:
     for clip in clips:
         mel = whisper.log_mel_spectrogram(whisper.pad_or_trim(clip.samples()))
         ((expected, _),) = likelier_of_theirs(theirs, mel[None], language=clip.language)
-        options = DecodingOptions(language=clip.language, timestamps=True)
+        options = DecodingOptions(language=clip.language)
         (found,) = transcribe(engine, [clip.samples()], options)
         assert list(found.tokens) == expected.tokens, clip.name
         assert found.avg_logprob == pytest.approx(expected.avg_logprob, abs=2e-3), clip.name
@@ -236,7 +236,7 @@ def test_chunks_are_not_admitted_into_slots_that_a_beam_waits_for(pocket: Checkp
 def test_a_stream_says_what_all_others_say(embedded: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """What of a chunk could be sent is not read again, whether somebody waits for it or not."""
     spoken = [say(digits).samples for digits in ("407", "98653", "12", "1234567")]
-    options = DecodingOptions(language="en", timestamps=True)
+    options = DecodingOptions(language="en")
     streamed = msgspec.structs.replace(options, early_results=True)
     searched: list[bool] = []
     for below in (0.0, -0.3, -0.4, -0.5):

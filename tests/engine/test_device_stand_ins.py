@@ -27,7 +27,7 @@ from tests.engine.test_engine import CLIPS, MIXED, PLAIN
 
 pytestmark = pytest.mark.slow
 
-WORDS = DecodingOptions(language="de", max_new_tokens=9, timestamps=True, word_timestamps=True)
+WORDS = DecodingOptions(language="de", max_new_tokens=9, word_timestamps=True)
 
 
 def seeds(count: int, trial: int) -> list[Any]:

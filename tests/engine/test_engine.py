@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -40,11 +41,11 @@ PLAIN = DecodingOptions(language="de", max_new_tokens=12)
 # What may be asked for, one after another; each runs beside all other kinds.
 MIXED = [
     DecodingOptions(language="de", max_new_tokens=5),
-    DecodingOptions(language="en", max_new_tokens=17, timestamps=True),
+    DecodingOptions(language="en", max_new_tokens=17),
     DecodingOptions(language="fr", max_new_tokens=9, temperatures=(0.7,), seed=3),
     DecodingOptions(language="de", max_new_tokens=12, prompt_tokens=tuple(range(300, 340))),
     DecodingOptions(language="de", max_new_tokens=14, repetition_penalty=1.5, presence_penalty=0.2),
-    DecodingOptions(max_new_tokens=6, timestamps=True),
+    DecodingOptions(max_new_tokens=6),
     DecodingOptions(language="es", max_new_tokens=8, temperatures=(0.0, 0.4, 1.0), logprob_threshold=0.0),
     DecodingOptions(language="de", max_new_tokens=20, temperatures=(1.0,), top_p=0.9, top_k=40, min_p=1e-5),
 ]
@@ -90,7 +91,6 @@ EACH_OPTION: dict[str, Any] = {
     "multilingual": True,
     "prompt_tokens": tuple(range(500, 700)),
     "condition_on_previous_text": True,
-    "timestamps": True,
     "word_timestamps": True,
     "early_results": True,
     "streams": True,
@@ -332,7 +332,7 @@ def test_the_number_of_tokens_is_bounded_by_the_options_and_the_model(pocket: Ch
     assert (len(short.tokens), short.finish_reason) == (3, "length")
     asked = DecodingOptions(language="de", prompt_tokens=tuple(range(1000, 1300)))
     (long,) = transcribe(pocket.engine(), CLIPS[1:2], asked)
-    room = 448 - 224 - 4  # <|startofprev|> and 223 tokens; then the four that start the transcript
+    room = 448 - 224 - 3  # <|startofprev|> and 223 tokens; then the three that start the transcript
     assert len(long.tokens) == room if long.finish_reason == "length" else len(long.tokens) < room
 
 
@@ -350,14 +350,11 @@ def test_only_the_last_223_tokens_of_a_prompt_count(pocket: Checkpoint) -> None:
 
 @torch.inference_mode()
 def test_log_probabilities_and_no_speech_are_those_of_the_model(pocket: Checkpoint) -> None:
+    from whisper.decoding import ApplyTimestampRules
+
     (found,) = transcribe(pocket.engine(), CLIPS[:1], PLAIN)
     specials, rules = pocket.tokenizer.specials, pocket.rules
-    prompt = [
-        specials.start_of_transcript,
-        specials.languages["de"],
-        specials.transcribe,
-        specials.no_timestamps,
-    ]
+    prompt = [specials.start_of_transcript, specials.languages["de"], specials.transcribe]
     reference = Reference(pocket_directory())
     logits = reference.model(
         input_features=reference.features(CLIPS[:1]),
@@ -368,6 +365,14 @@ def test_log_probabilities_and_no_speech_are_those_of_the_model(pocket: Checkpoi
     scores = logits[len(prompt) - 1 : -1]
     scores[:, list(rules.suppress)] = float("-inf")
     scores[0, list(rules.suppress_at_begin)] = float("-inf")
+    tokenizer: Any = SimpleNamespace(
+        eot=specials.end_of_text,
+        no_timestamps=specials.no_timestamps,
+        timestamp_begin=specials.timestamp_begin,
+    )
+    timestamp_rules = ApplyTimestampRules(tokenizer, 0, rules.max_initial_timestamp)
+    for length, row in enumerate(scores):
+        timestamp_rules.apply(row[None], torch.tensor([found.tokens[:length]], dtype=torch.long))
     expected = scores.log_softmax(-1).gather(1, torch.tensor(found.tokens)[:, None])[:, 0]
     assert found.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
     assert found.avg_logprob == pytest.approx(expected.sum().item() / (len(found.tokens) + 1), abs=1e-3)

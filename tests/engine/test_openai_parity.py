@@ -45,9 +45,7 @@ def test_one_window_is_read_as_openai_whisper_reads_it(
         expected = whisper.decode(
             theirs, torch.stack([whisper.pad_or_trim(mel, whisper.audio.N_FRAMES) for mel in mels]), asked
         )
-    options = DecodingOptions(
-        task=task, language="de", prompt_tokens=prompt, timestamps=True, max_new_tokens=MAX_TOKENS
-    )
+    options = DecodingOptions(task=task, language="de", prompt_tokens=prompt, max_new_tokens=MAX_TOKENS)
     found = transcribe(pocket.engine(), CLIPS, options)
 
     def is_text_or_time(token: int) -> bool:
@@ -74,9 +72,7 @@ def test_a_loop_is_cut_and_read_again_as_openai_whisper_does(pocket: Checkpoint,
     their_loop = whisper.decode(theirs, mel, whisper.DecodingOptions(temperature=0.0, **asked))
     (theirs_again, *_) = transcribe_file(theirs, CLIPS[1], logprob_threshold=None, **asked)["segments"]
 
-    options = DecodingOptions(
-        language="de", timestamps=True, max_new_tokens=LOOP_TOKENS, logprob_threshold=-math.inf
-    )
+    options = DecodingOptions(language="de", max_new_tokens=LOOP_TOKENS, logprob_threshold=-math.inf)
     ladder = msgspec.structs.replace(options, temperatures=TEMPERATURE_LADDER)
     loop, again = (transcribe(pocket.engine(), CLIPS[1:2], each)[0] for each in (options, ladder))
     assert list(loop.tokens) == their_loop.tokens

@@ -28,8 +28,8 @@ def clips(count: int) -> list[Samples]:
     return [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S[:count])]
 
 
-def options(language: str | None, timestamps: bool, max_tokens: int = MAX_TOKENS) -> DecodingOptions:
-    return DecodingOptions(language=language, timestamps=timestamps, max_new_tokens=max_tokens)
+def options(language: str | None, max_tokens: int = MAX_TOKENS) -> DecodingOptions:
+    return DecodingOptions(language=language, max_new_tokens=max_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +37,13 @@ def tiny_reference() -> Reference:
     return Reference(tiny_directory())
 
 
-@pytest.mark.parametrize(
-    ("language", "timestamps"),
-    [
-        ("de", True),
-        pytest.param(None, False, marks=pytest.mark.trial),
-        pytest.param("de", False, marks=pytest.mark.trial),
-        pytest.param(None, True, marks=pytest.mark.trial),
-    ],
-)
+@pytest.mark.parametrize("language", ["de", pytest.param(None, marks=pytest.mark.trial)])
 def test_whisper_tinys_layout_gives_transformers_tokens_batched_and_alone(
-    tiny: Checkpoint, tiny_reference: Reference, language: str | None, timestamps: bool
+    tiny: Checkpoint, tiny_reference: Reference, language: str | None
 ) -> None:
-    asked = options(language, timestamps)
-    some = clips(8 if timestamps and language else 16)  # sixteen in the trials
-    expected = tiny_reference.transcribe(some, language, timestamps, MAX_TOKENS)
+    asked = options(language)
+    some = clips(8 if language else 16)  # sixteen in the trials
+    expected = tiny_reference.transcribe(some, language, MAX_TOKENS)
     assert len(set(expected)) >= 6, "the audio must matter"
     together = transcribe(tiny.engine(), some, asked)
     assert [result.tokens for result in together] == expected
@@ -60,8 +52,8 @@ def test_whisper_tinys_layout_gives_transformers_tokens_batched_and_alone(
 
 
 def test_large_v3s_layout_gives_transformers_tokens() -> None:
-    some, asked = clips(2), options("yue", timestamps=True)
-    expected = Reference(large_directory()).transcribe(some, "yue", True, MAX_TOKENS)
+    some, asked = clips(2), options("yue")
+    expected = Reference(large_directory()).transcribe(some, "yue", MAX_TOKENS)
     assert len(set(expected)) == 2, "the audio must matter"
     checkpoint = Checkpoint.load(large_directory())
     assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
@@ -69,13 +61,10 @@ def test_large_v3s_layout_gives_transformers_tokens() -> None:
 
 @pytest.mark.trial
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("timestamps", [False, True])
 @pytest.mark.parametrize("language", ["yue", None])
-def test_large_v3s_layout_gives_transformers_tokens_for_sixteen_clips(
-    language: str | None, timestamps: bool
-) -> None:
-    some, asked = clips(16), options(language, timestamps)
-    expected = Reference(large_directory()).transcribe(some, language, timestamps, MAX_TOKENS)
+def test_large_v3s_layout_gives_transformers_tokens_for_sixteen_clips(language: str | None) -> None:
+    some, asked = clips(16), options(language)
+    expected = Reference(large_directory()).transcribe(some, language, MAX_TOKENS)
     checkpoint = Checkpoint.load(large_directory())
     assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
     alone = [transcribe(checkpoint.engine(num_slots=1), [clip], asked)[0] for clip in some]
@@ -88,16 +77,16 @@ def test_a_window_of_eight_seconds_gives_transformers_tokens(last_timestamp_s: i
     some = [make_clip(i, duration_s) for i, duration_s in enumerate((8, 1, 7.99, 0.3, 4))]
     reference, checkpoint = Reference(directory), Checkpoint.load(directory)
     assert reference.features(some).shape == (5, 80, 800)
-    expected = reference.transcribe(some, "de", True, MAX_TOKENS)
+    expected = reference.transcribe(some, "de", MAX_TOKENS)
     assert len(set(expected)) >= 4, "the audio must matter"
-    found = transcribe(checkpoint.engine(), some, options("de", timestamps=True))
+    found = transcribe(checkpoint.engine(), some, options("de"))
     assert [result.tokens for result in found] == expected
 
 
 def test_an_english_only_checkpoint_gives_transformers_tokens() -> None:
-    expected = Reference(english_only_directory()).transcribe(clips(6), None, True, MAX_TOKENS)
+    expected = Reference(english_only_directory()).transcribe(clips(6), None, MAX_TOKENS)
     checkpoint = Checkpoint.load(english_only_directory())
-    found = transcribe(checkpoint.engine(), clips(6), options(None, timestamps=True))
+    found = transcribe(checkpoint.engine(), clips(6), options(None))
     assert [result.tokens for result in found] == expected
     assert {result.language for result in found} == {None}
 
@@ -106,8 +95,8 @@ def test_the_embedded_model_gives_transformers_tokens(embedded: Checkpoint) -> N
     spoken = [say(digits, voice) for digits in ("1", "427", "90817263", "55") for voice in ("f3", "rms")]
     window = AudioWindow.from_directory(EMBEDDED_MODEL).num_samples
     some = [each.samples for each in spoken] + [clip[:window] for clip in clips(8)]
-    expected = Reference(EMBEDDED_MODEL).transcribe(some, "en", True, 100)
-    asked = options("en", timestamps=True, max_tokens=100)
+    expected = Reference(EMBEDDED_MODEL).transcribe(some, "en", 100)
+    asked = options("en", max_tokens=100)
     found = transcribe(embedded.engine(), some, asked)
     assert [result.tokens for result in found] == expected
     alone = [transcribe(embedded.engine(num_slots=1), [clip], asked) for clip in some[:8]]
@@ -120,10 +109,7 @@ def test_bfloat16_changes_no_transcript_of_the_embedded_model(embedded: Checkpoi
     digits = ["".join(random.choices("0123456789", k=count)) for count in range(1, 9)]
     some = [say(each, voice).samples for each, voice in zip(digits, ("f3", "rms") * 4, strict=True)]
     texts = [
-        [
-            each.tokenizer.decode(result.tokens)
-            for result in transcribe(each.engine(), some, options("en", timestamps=True))
-        ]
+        [each.tokenizer.decode(result.tokens) for result in transcribe(each.engine(), some, options("en"))]
         for each in (embedded, half)
     ]
     assert any(texts[0]), "the model must hear something"

@@ -37,7 +37,7 @@ def test_token_times_of_real_speech_are_those_of_openai_whisper(
     checkpoint, reference = Checkpoint.load(directory), load_openai_whisper(directory).float()
     engine = checkpoint.engine()
     for language, samples in clips.items():
-        options = DecodingOptions(language=language, timestamps=True, word_timestamps=True)
+        options = DecodingOptions(language=language, word_timestamps=True)
         submit(engine, language, samples, options)
     found = results(run(engine))
     offs_s: list[float] = []

@@ -15,7 +15,7 @@ CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S)]
 MAX_TOKENS = 15
 
 
-OPTIONS = DecodingOptions(language="de", timestamps=True, max_new_tokens=MAX_TOKENS)
+OPTIONS = DecodingOptions(language="de", max_new_tokens=MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Reference]
 def expected(references: dict[int, Reference]) -> list[tuple[int, ...]]:
     """What transformers hears in each clip."""
     return [
-        references[length_s].transcribe([clip], "de", True, MAX_TOKENS)[0]
+        references[length_s].transcribe([clip], "de", MAX_TOKENS)[0]
         for clip, length_s in zip(CLIPS, LENGTHS_S, strict=True)
     ]
 
@@ -48,8 +48,8 @@ def test_chunks_of_all_lengths_together_are_read_as_in_windows_of_their_own(
 
 def test_exact_pads_to_the_window(pocket: Checkpoint, references: dict[int, Reference]) -> None:
     exact = [result.tokens for result in transcribe(pocket.engine(), CLIPS[:4], OPTIONS)]
-    padded = [references[30].transcribe([clip], "de", True, MAX_TOKENS)[0] for clip in CLIPS[:4]]
-    fast = [references[5].transcribe([clip], "de", True, MAX_TOKENS)[0] for clip in CLIPS[:1]]
+    padded = [references[30].transcribe([clip], "de", MAX_TOKENS)[0] for clip in CLIPS[:4]]
+    fast = [references[5].transcribe([clip], "de", MAX_TOKENS)[0] for clip in CLIPS[:1]]
     assert exact == padded
     assert exact[:1] != fast, "the padding must matter here"
 

@@ -27,10 +27,9 @@ ROWS = 24
 
 
 def random_state() -> SlotState:
-    """Rows at their beginning, after text, after one time and after two, some without times."""
+    """Rows at their beginning, after text, after one time and after two."""
     state = SlotState.empty(ROWS, 8, DEVICE)
     state.active.fill_(True)
-    state.timestamps.copy_(torch.arange(ROWS) % 4 > 0)
     state.num_generated.copy_(torch.arange(ROWS) % 3)
     for column in (state.token, state.previous):
         texts, times = torch.randint(0, 180, (ROWS,)), torch.randint(FIRST_TIME, 280, (ROWS,))
@@ -60,9 +59,9 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
     found, expected = torch.zeros(2, ROWS, dtype=torch.long, device=DEVICE).unbind()
     logprobs, expected_logprobs = torch.zeros(2, ROWS, device=DEVICE).unbind()
     before = scores.clone()
-    choose_likeliest(TRITON, rules, scores, state, True, found, logprobs)
+    choose_likeliest(TRITON, rules, scores, state, found, logprobs)
     assert torch.equal(scores, before)
-    choose_likeliest(TORCH, rules, scores, state, True, expected, expected_logprobs)
+    choose_likeliest(TORCH, rules, scores, state, expected, expected_logprobs)
     assert found.tolist() == expected.tolist()
     torch.testing.assert_close(logprobs, expected_logprobs, atol=1e-5, rtol=0)
     assert 0 < (found >= FIRST_TIME).sum() < ROWS
@@ -73,9 +72,9 @@ def test_rows_that_are_not_active_are_left_as_they_are() -> None:
     state.active[1] = True
     tokens, logprobs = torch.tensor([7, 7], device=DEVICE), torch.tensor([0.5, 0.5], device=DEVICE)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
-    scores[:, 9] = 1.0
-    choose_likeliest(TRITON, rules, scores, state, True, tokens, logprobs)
-    assert tokens.tolist() == [7, 9]
+    scores[:, FIRST_TIME + 9] = 1.0
+    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs)
+    assert tokens.tolist() == [7, FIRST_TIME + 9]
     assert logprobs[0] == 0.5
 
 
@@ -94,6 +93,6 @@ def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int)
     tokens, logprobs = torch.zeros(2, dtype=torch.long, device=DEVICE), torch.zeros(2, device=DEVICE)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[0, VOCABULARY - num_broken :] = float("nan")
-    choose_likeliest(TRITON, rules, scores, state, True, tokens, logprobs)
+    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs)
     assert not logprobs[0] <= 1
     assert logprobs[1] <= 0

@@ -32,19 +32,18 @@ SPECIALS = SpecialTokens(
 SUPPRESSED, AT_BEGIN = (3, 5, 61), (7, END)
 
 
-def state_after(sequences: list[list[int]], timestamps: list[bool]) -> SlotState:
+def state_after(sequences: list[list[int]]) -> SlotState:
     """Slots in which these tokens were generated, all in one go or none."""
     state = SlotState.empty(len(sequences), 32, torch.device("cpu"))
     transfers = Transfers(torch.device("cpu"), overlap=False)
-    for slot, wanted in enumerate(timestamps):
-        options = DecodingOptions(timestamps=wanted)
-        state.begin([SlotStart(slot, [61, 67, 65], options)], FIRST_TIME - 1, transfers)
-        for token in sequences[slot]:
+    for slot, tokens in enumerate(sequences):
+        state.begin([SlotStart(slot, [61, 67, 65], DecodingOptions())], FIRST_TIME - 1, transfers)
+        for token in tokens:
             state[slice(slot, slot + 1)].advance(torch.tensor([token]), FIRST_TIME, end_of_text=-1)
     return state
 
 
-def openais(scores: Tensor, tokens: list[int], timestamps: bool, max_initial: int | None) -> Tensor:
+def openais(scores: Tensor, tokens: list[int], max_initial: int | None) -> Tensor:
     """One row of scores after openai-whisper's filters, in its order."""
     from whisper.decoding import ApplyTimestampRules
 
@@ -52,10 +51,9 @@ def openais(scores: Tensor, tokens: list[int], timestamps: bool, max_initial: in
     row[:, list(SUPPRESSED)] = float("-inf")
     if not tokens:
         row[:, list(AT_BEGIN)] = float("-inf")
-    if timestamps:
-        tokenizer = SimpleNamespace(eot=END, no_timestamps=NO_TIMESTAMPS, timestamp_begin=FIRST_TIME)
-        rules = ApplyTimestampRules(cast(Any, tokenizer), 0, max_initial)
-        rules.apply(row, torch.tensor([tokens], dtype=torch.long))
+    tokenizer = SimpleNamespace(eot=END, no_timestamps=NO_TIMESTAMPS, timestamp_begin=FIRST_TIME)
+    rules = ApplyTimestampRules(cast(Any, tokenizer), 0, max_initial)
+    rules.apply(row, torch.tensor([tokens], dtype=torch.long))
     return row[0]
 
 
@@ -77,31 +75,20 @@ def plausible_tokens(choose: random.Random) -> list[int]:
 def test_the_batch_obeys_openai_whispers_rules(seed: int, max_initial: int | None) -> None:
     choose = random.Random(seed)
     sequences = [[], *(plausible_tokens(choose) for _ in range(15))]
-    timestamps = [choose.random() < 0.7 for _ in sequences]
     torch.manual_seed(seed)
     scores = 3 * torch.randn(len(sequences), VOCABULARY)
     scores[:, FIRST_TIME:] += torch.randn(len(sequences), 1) * 2 - 1  # in some rows, all times together win
-    expected = [
-        openais(row, tokens, wanted, max_initial)
-        for row, tokens, wanted in zip(scores, sequences, timestamps, strict=True)
-    ]
+    expected = [openais(row, tokens, max_initial) for row, tokens in zip(scores, sequences, strict=True)]
     rules = TokenRules(
         GenerationRules(SUPPRESSED, AT_BEGIN, max_initial), SPECIALS, VOCABULARY, torch.device("cpu")
     )
-    rules.apply(scores, state_after(sequences, timestamps), timestamps=any(timestamps))
+    rules.apply(scores, state_after(sequences))
     assert torch.equal(scores, torch.stack(expected))
-
-
-def test_without_timestamps_nothing_but_suppressed_tokens_changes() -> None:
-    scores = torch.randn(1, VOCABULARY)
-    before = scores.clone()
-    rules = TokenRules(GenerationRules(), SPECIALS, VOCABULARY, torch.device("cpu"))
-    rules.apply(scores, state_after([[1, 2]], [False]), timestamps=False)
-    assert torch.equal(scores, before)
 
 
 def test_suppressed_ids_outside_the_vocabulary_are_ignored() -> None:
     rules = TokenRules(GenerationRules((-1, VOCABULARY + 5, 4)), SPECIALS, VOCABULARY, torch.device("cpu"))
     scores = torch.zeros(1, VOCABULARY)
-    rules.apply(scores, state_after([[]], [False]), timestamps=False)
-    assert scores.isinf().nonzero().tolist() == [[0, 4]]
+    scores[:, 0] = 9.0  # likelier than all times together, so that text is not forbidden
+    rules.apply(scores, state_after([[1, 2]]))
+    assert scores.isinf().nonzero().tolist() == [[0, 4], [0, NO_TIMESTAMPS]]

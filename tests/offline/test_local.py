@@ -20,7 +20,7 @@ def options(**job: Any) -> DecodingOptions:
 
 
 def test_without_a_word_the_language_is_detected_and_the_ladder_is_as_long_as_set() -> None:
-    assert options() == DecodingOptions(early_results=True, timestamps=True, temperatures=(0.0, 0.2, 0.4))
+    assert options() == DecodingOptions(early_results=True, temperatures=(0.0, 0.2, 0.4))
 
 
 def test_a_temperature_is_the_only_one_tried() -> None:

@@ -28,10 +28,10 @@ from tests.embedded import embedded
 from tests.speech import digits_of, say
 
 SAID = [say(digits) for digits in ("407", "12", "98653", "5550", "1234567", "8", "31415", "926")]
-PLAIN = DecodingOptions(language="en", timestamps=True)
-WORDS = DecodingOptions(language="en", timestamps=True, word_timestamps=True)
+PLAIN = DecodingOptions(language="en")
+WORDS = DecodingOptions(language="en", word_timestamps=True)
 LADDER = DecodingOptions(language="en", temperatures=(0.0, 0.4, 0.8), logprob_threshold=0.0)
-SEARCHED = DecodingOptions(language="en", timestamps=True, compression_ratio_threshold=0.0)  # by a beam
+SEARCHED = DecodingOptions(language="en", compression_ratio_threshold=0.0)  # by a beam
 # One language: the embedded model has no other. With several, the replica asks which one it is.
 PENALISED = DecodingOptions(language="en", repetition_penalty=1.3)
 
@@ -110,7 +110,7 @@ async def test_two_ranks_of_large_v3s_layout_hear_what_one_hears(directory: Call
     """And find its languages, and draw its tokens, among thousands that random weights make alike."""
     model = str(directory())
     options = [
-        DecodingOptions(timestamps=True, max_new_tokens=10),
+        DecodingOptions(max_new_tokens=10),
         DecodingOptions(language="de", word_timestamps=True, max_new_tokens=10),
         DecodingOptions(
             language="en", prompt_tokens=(400, 500, 600), temperatures=(3.0,), top_p=0.9, max_new_tokens=10

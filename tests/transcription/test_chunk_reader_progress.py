@@ -27,12 +27,10 @@ from tests.memory_file import MemoryFile
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
-STREAMED = DecodingOptions(language="en", timestamps=True, early_results=True, streams=True)
+STREAMED = DecodingOptions(language="en", early_results=True, streams=True)
 
 
-LENIENT = DecodingOptions(
-    language="de", timestamps=True, logprob_threshold=-9.0, compression_ratio_threshold=9.0
-)
+LENIENT = DecodingOptions(language="de", logprob_threshold=-9.0, compression_ratio_threshold=9.0)
 
 
 def t(time_s: float) -> int:
@@ -61,7 +59,6 @@ async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
         for number in range(5):
             options = DecodingOptions(
                 language="de",
-                timestamps=True,
                 early_results=True,
                 streams=True,
                 temperatures=(0.0, 0.3, 0.6)[: rng.randint(1, 3)],

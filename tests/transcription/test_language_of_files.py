@@ -53,7 +53,7 @@ def voted(candidates: tuple[str, ...]) -> tuple[str, float]:
 
 @pytest.mark.parametrize("candidates", [(), ("de", "fr", "ja", "ru")])
 def test_the_chunks_of_a_file_vote(candidates: tuple[str, ...]) -> None:
-    options = DecodingOptions(candidate_languages=candidates, timestamps=True, max_new_tokens=6)
+    options = DecodingOptions(candidate_languages=candidates, max_new_tokens=6)
     transcript = asyncio.run(transcribe(short_window_directory(), SOUND, options))
     code, share = voted(candidates)
     assert transcript.languages == (code,)
@@ -62,7 +62,7 @@ def test_the_chunks_of_a_file_vote(candidates: tuple[str, ...]) -> None:
 
 
 def test_each_chunk_of_a_mixed_recording_has_its_own() -> None:
-    options = DecodingOptions(multilingual=True, timestamps=True, max_new_tokens=6)
+    options = DecodingOptions(multilingual=True, max_new_tokens=6)
     transcript = asyncio.run(transcribe(short_window_directory(), SOUND, options))
     own = [max(row, key=row.__getitem__) for row in probabilities_by_transformers()]
     assert len(set(own)) > 1, "the audio must matter"

@@ -22,7 +22,7 @@ def test_a_long_recording_gives_transformers_segments_chunk_by_chunk(window_s: i
     checkpoint = terse_directory(window_s)
     window = AudioWindow.from_directory(checkpoint)
     sound = make_clip(3, 2.6 * window.duration_s)
-    options = DecodingOptions(language="de", timestamps=True)
+    options = DecodingOptions(language="de")
     segments = asyncio.run(transcribe(checkpoint, sound, options)).segments
     found: Parts = {}
     for segment in segments:

@@ -33,9 +33,7 @@ def test_a_long_recording_is_read_as_openai_whisper_reads_it(
     cut = split.quietest_cut
     monkeypatch.setattr(split, "quietest_cut", lambda levels: cut(levels) // FRAME * FRAME)
     checkpoint = brief_directory()
-    options = DecodingOptions(
-        language="de", timestamps=True, condition_on_previous_text=condition_on_previous_text
-    )
+    options = DecodingOptions(language="de", condition_on_previous_text=condition_on_previous_text)
     found = asyncio.run(transcribe(checkpoint, sound, options)).segments
     chunks = chunks_of(checkpoint, sound)
     expected = read_by_openai_whisper(

@@ -163,7 +163,7 @@ def test_text_and_no_speech_probability_are_openai_whispers_where_padding_is_too
     base, theirs = Checkpoint.load(tmp_path), load_openai_whisper(tmp_path)
     jfk = recording("jfk.wav")
     prompt = prompt_tokens(base.tokenizer, ", ".join(TERMS[:5])) if prompted else ()
-    options = DecodingOptions(language="en", timestamps=True, prompt_tokens=prompt)
+    options = DecodingOptions(language="en", prompt_tokens=prompt)
     (ours,) = transcribe_chunks(base.engine(), [jfk], options)
     asked = whisper.DecodingOptions(language="en", prompt=list(prompt) or None, fp16=False)
     with torch.inference_mode():
@@ -178,7 +178,7 @@ def test_doubtful_dutch_does_not_become_gibberish_at_a_high_temperature() -> Non
     if not clips:
         pytest.skip("the Dutch dialogues are not installed")
     base = Checkpoint.load(real_checkpoint("base"))
-    options = DecodingOptions(language="nl", timestamps=True, temperatures=Settings().temperatures)
+    options = DecodingOptions(language="nl", temperatures=Settings().temperatures)
     (found,) = transcribe_chunks(base.engine(), [clips[0].samples()], options)
     text = base.tokenizer.decode([token for token in found.tokens if base.tokenizer.is_text(token)])
     assert found.temperature <= 0.4

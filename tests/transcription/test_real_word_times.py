@@ -20,9 +20,7 @@ from tests.real_weights import real_checkpoint
 from tests.speech import audible
 from tests.transcription.pipeline import transcribe
 
-WORDS = DecodingOptions(
-    language="en", timestamps=True, word_timestamps=True, temperatures=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-)
+WORDS = DecodingOptions(language="en", word_timestamps=True, temperatures=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 NEAR_S = 0.1
 NEAR_IN_NOISE_S = 0.2  # of a word's end, which noise that varies covers
 
@@ -124,9 +122,7 @@ async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise
     transcript = await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True)
     check_places(said, transcript)
     assert transcript.segments[0].start_s >= 7.0
-    plain = await transcribe(
-        real_checkpoint("base"), said.samples, DecodingOptions(language="en", timestamps=True), True
-    )
+    plain = await transcribe(real_checkpoint("base"), said.samples, DecodingOptions(language="en"), True)
     assert plain.text == transcript.text
     assert 7.0 <= plain.segments[0].start_s <= begins_s + NEAR_S
 

@@ -8,7 +8,6 @@ from asr_server.transcription.segments import DecodedPart
 from tests.vocabulary import at, make_tokenizer, spell, words
 
 TOKENIZER = make_tokenizer()
-TIMED = DecodingOptions(timestamps=True)
 PLAIN = DecodingOptions()
 
 
@@ -39,7 +38,7 @@ def heard(
     )
 
 
-def read(result: ChunkResult, of: Chunk | None = None, options: DecodingOptions = TIMED) -> DecodedPart:
+def read(result: ChunkResult, of: Chunk | None = None, options: DecodingOptions = PLAIN) -> DecodedPart:
     return segments.decode_part(of or chunk(), result, options, TOKENIZER)
 
 
@@ -111,19 +110,19 @@ def test_an_open_segment_alone_ends_with_the_chunk() -> None:
 
 def test_the_last_part_allowed_has_no_tail() -> None:
     result = heard(t(0), *words("1"), t(2), t(2.5), *words("23"))
-    options = msgspec.structs.replace(TIMED, is_last_part=True)
+    options = msgspec.structs.replace(PLAIN, is_last_part=True)
     part = segments.decode_part(chunk(), result, options, TOKENIZER)
     assert part.tail_s is None
     assert [text for _, _, text in times(part)] == [" one", " two three"]
 
 
 def test_a_limit_that_the_client_set_leaves_no_tail() -> None:
-    options = DecodingOptions(timestamps=True, max_new_tokens=4)
+    options = DecodingOptions(max_new_tokens=4)
     result = heard(t(0), *words("1"), t(2), t(2.5), finish_reason="length")
     assert read(result, options=options).tail_s is None
 
 
-def test_without_timestamps_the_text_is_one_segment() -> None:
+def test_text_of_which_no_time_was_told_is_one_segment() -> None:
     assert times(read(heard(*words("123")), chunk(6.0), PLAIN)) == [(0.0, 6.0, " one two three")]
 
 

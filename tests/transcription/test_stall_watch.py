@@ -24,7 +24,7 @@ from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.memory_file import MemoryFile
 from tests.vocabulary import make_tokenizer, words
 
-ENGLISH = DecodingOptions(language="en", timestamps=True)
+ENGLISH = DecodingOptions(language="en")
 IN_DOUBT = {"de": 0.4, "en": 0.3, "zh": 0.3}
 
 
@@ -76,7 +76,7 @@ async def test_tasks_that_wait_for_each_other_end_the_request(
     before = num_stalled()
     async with transcriber(replica, StallLimits(request_s=0.4)) as app, asyncio.timeout(30):
         with pytest.raises(RequestStalled, match="nothing of it has moved"):
-            await read(app, DecodingOptions(timestamps=True, early_results=True, streams=True))
+            await read(app, DecodingOptions(early_results=True, streams=True))
     assert num_stalled() == before + 1
     assert "the request is ended: nothing of it has moved" in caplog.text
 

@@ -21,7 +21,6 @@ from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
 ENGLISH = DecodingOptions(language="en", token_logprobs=True)
-TIMED = DecodingOptions(language="en", timestamps=True, token_logprobs=True)
 THREE_CHUNKS = wav(noise(75))
 
 
@@ -108,7 +107,7 @@ async def test_an_unread_tail_is_sent_again_as_the_next_part(app: RunningApp) ->
         return say(t(0.5), *words("2"), t(3))
 
     app.answer = answer
-    _, transcript = await app.transcribe(wav(noise(12)), TIMED)
+    _, transcript = await app.transcribe(wav(noise(12)), ENGLISH)
     assert transcript.text == "one two"
     assert [(s.start_s, s.end_s) for s in transcript.segments] == [(0.0, 4.0), (4.5, 7.0)]
     assert [len(submit.samples) for submit in app.replica.submits] == [12 * 16_000, 8 * 16_000]
@@ -117,20 +116,9 @@ async def test_an_unread_tail_is_sent_again_as_the_next_part(app: RunningApp) ->
 
 async def test_the_parts_of_a_chunk_are_bounded(app: RunningApp) -> None:
     app.answer = lambda submit: say(t(0), *words("1"), t(0.5), t(0.5), *words("2"))
-    _, transcript = await app.transcribe(wav(noise(20)), TIMED)
+    _, transcript = await app.transcribe(wav(noise(20)), ENGLISH)
     assert len(app.replica.submits) == MAX_PARTS
     assert transcript.text == " ".join(["one"] * MAX_PARTS) + " two"
-
-
-async def test_what_ran_out_of_positions_without_times_is_read_again_with_them(app: RunningApp) -> None:
-    def answer(submit: Submit) -> ChunkResult:
-        if not submit.options.timestamps:
-            return say(*words("1111"), finish_reason="length")
-        return say(t(0), *words("12"), t(20))
-
-    app.answer = answer
-    _, transcript = await app.transcribe(wav(noise(20)))
-    assert transcript.text == "one two"
 
 
 async def test_a_limit_set_by_the_client_is_an_end(app: RunningApp) -> None:
@@ -166,7 +154,7 @@ async def test_while_the_language_is_open_no_second_chunk_goes_out(app: RunningA
 async def test_a_stream_whose_language_is_in_doubt_ends(app: RunningApp, num_chunks: int) -> None:
     """Its first chunk waits for the votes of others, which wait for its text no longer."""
     app.replica.probabilities = {"de": 0.4, "en": 0.3, "zh": 0.3}
-    options = DecodingOptions(timestamps=True, early_results=True, streams=True)
+    options = DecodingOptions(early_results=True, streams=True)
     async with asyncio.timeout(20):
         _, transcript = await app.transcribe(wav(noise(25 * num_chunks)), options)
     assert transcript.text == " ".join(("zero", "one", "two")[:num_chunks])
@@ -238,7 +226,7 @@ async def test_a_doubtful_text_is_dropped_where_nobody_speaks(
 
 async def test_how_likely_each_token_was_is_told_only_where_it_is_asked_for(app: RunningApp) -> None:
     for asked in (True, False):
-        options = msgspec.structs.replace(TIMED, token_logprobs=asked)
+        options = msgspec.structs.replace(ENGLISH, token_logprobs=asked)
         deltas, transcript = await app.transcribe(wav(noise(20)), options)
         assert transcript.text
         assert bool(transcript.logprobs) == any(delta.logprobs for delta in deltas) == asked
@@ -255,7 +243,7 @@ async def test_only_the_segment_in_which_nobody_speaks_is_dropped(app: RunningAp
     spoken = speak("12", gap_s=0.2).samples
     sound = np.concatenate([spoken, np.zeros(4 * 16_000 - len(spoken), np.float32), noise(2.0)])
     app.answer = lambda submit: say(t(0), *words("12"), t(2), t(4), *words("9"), t(6), avg_logprob=-0.9)
-    for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True, streams=True)):
+    for options in (ENGLISH, msgspec.structs.replace(ENGLISH, early_results=True, streams=True)):
         deltas, transcript = await app.transcribe(wav(sound), options)
         assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
         assert [segment.start_s for segment in transcript.segments] == [0.0]
@@ -268,7 +256,7 @@ async def test_a_segment_beyond_doubt_is_kept_whatever_the_detector_hears(app: R
         return msgspec.structs.replace(result, logprobs=(-0.1,) * 3 + result.logprobs[3:])
 
     app.answer = answer
-    _, transcript = await app.transcribe(wav(noise(4)), TIMED)
+    _, transcript = await app.transcribe(wav(noise(4)), ENGLISH)
     assert transcript.text == "nine"
 
 
@@ -387,7 +375,7 @@ async def test_channels_are_transcribed_apart_and_interleaved(app: RunningApp) -
         return say(t(0), *number, t(2), *again)
 
     app.answer = twice_where_there_is_time
-    deltas, transcript = await app.transcribe(source, TIMED, ("ann", "bob"))
+    deltas, transcript = await app.transcribe(source, ENGLISH, ("ann", "bob"))
     speakers = [segment.speaker for segment in transcript.segments]
     assert speakers == ["ann", "bob", "ann", "ann", "ann", "ann", "bob"]
     starts_s = [segment.start_s for segment in transcript.segments]
@@ -403,7 +391,7 @@ async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningA
     app.replica.holding = True
     app.answer = lambda submit: say(t(0), *words(str(submit.id.chunk)), t(2))
     recording = Recording(MemoryFile(two_channels((0, 0, 75))), split_channels=True)
-    async with app.transcriber.transcribe(recording, TIMED, ("ann", "bob")) as session:
+    async with app.transcriber.transcribe(recording, ENGLISH, ("ann", "bob")) as session:
         await until(lambda: len(app.replica.held) >= 2)
         app.replica.release(app.replica.held[0])
         texts = [delta.text async for delta in _until_text(session)]
@@ -433,7 +421,7 @@ def one_or_two(submit: Submit) -> ChunkResult:
 async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: RunningApp) -> None:
     first, pause, second = speak("1").samples, np.zeros(3 * SAMPLE_RATE, np.float32), speak("2").samples
     app.answer = one_or_two
-    for options in (TIMED, msgspec.structs.replace(TIMED, early_results=True, streams=True)):
+    for options in (ENGLISH, msgspec.structs.replace(ENGLISH, early_results=True, streams=True)):
         deltas, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
         assert transcript.text == "".join(delta.text for delta in deltas) == "one two"
         begins_s = (len(first) + len(pause)) / SAMPLE_RATE  # with silence of 0.3 s
@@ -446,13 +434,13 @@ async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: Runn
 )
 async def test_neither_noise_nor_what_comes_at_once_is_read_again(app: RunningApp, rest: Samples) -> None:
     app.answer = one_or_two
-    _, transcript = await app.transcribe(wav(np.concatenate([speak("1").samples, rest])), TIMED)
+    _, transcript = await app.transcribe(wav(np.concatenate([speak("1").samples, rest])), ENGLISH)
     assert transcript.text == "one"
 
 
 async def test_where_a_client_limits_the_tokens_nothing_is_read_again(app: RunningApp) -> None:
     first, pause, second = speak("1").samples, np.zeros(3 * SAMPLE_RATE, np.float32), speak("2").samples
     app.answer = one_or_two
-    options = msgspec.structs.replace(TIMED, max_new_tokens=10)
+    options = msgspec.structs.replace(ENGLISH, max_new_tokens=10)
     _, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
     assert transcript.text == "one"

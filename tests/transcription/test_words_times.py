@@ -13,7 +13,7 @@ from tests.vocabulary import at, make_tokenizer, spell, words
 Times = tuple[float, float]
 
 TOKENIZER = make_tokenizer()
-WORDS = DecodingOptions(timestamps=True, word_timestamps=True, language="en")
+WORDS = DecodingOptions(word_timestamps=True, language="en")
 
 
 def word(start_s: float, end_s: float, *peaks_s: float) -> AlignedWord:

@@ -61,9 +61,7 @@ def _read(
         for first in range(0, len(alike), AT_ONCE):
             some = alike[first : first + AT_ONCE]
             clips = [each.samples for each in some]
-            for each, tokens in zip(
-                some, reference.transcribe(clips, language, True, max_new_tokens), strict=True
-            ):
+            for each, tokens in zip(some, reference.transcribe(clips, language, max_new_tokens), strict=True):
                 yield each, reference, tokens
 
 

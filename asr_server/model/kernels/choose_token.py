@@ -16,7 +16,6 @@ def choose_token(
     scores: Tensor,
     suppressed: Tensor,
     active: Tensor,
-    timestamps: Tensor,
     num_generated: Tensor,
     token: Tensor,
     previous: Tensor,
@@ -34,9 +33,9 @@ def choose_token(
     Args:
         scores: float32 [B, vocabulary]; rows may lie further apart than that; what is between them is
             read but never chosen, and loads are wide where they begin at multiples of 16.
-        suppressed: int8 [vocabulary, or more], when a token is: 1 always, 2 as the first, 4 with times.
+        suppressed: int8 [vocabulary, or more], when a token is: 1 always, 2 as the first.
         active: bool [B]; of other rows nothing is read, and nothing is written.
-        timestamps, num_generated, token, previous, last_time: [B], columns of the slots.
+        num_generated, token, previous, last_time: [B], columns of the slots.
         end_of_text, first_time, last_initial_time: tokens.
     """
     assert scores.stride(1) == 1
@@ -44,7 +43,6 @@ def choose_token(
         scores,
         suppressed,
         active,
-        timestamps,
         num_generated,
         token,
         previous,
@@ -67,7 +65,6 @@ def _choose(  # type: ignore[no-untyped-def]
     scores,
     suppressed,
     active,
-    timestamps,
     num_generated,
     token,
     previous,
@@ -84,16 +81,13 @@ def _choose(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0)
     is_active = tl.load(active + row).to(tl.int1)
-    wanted = tl.load(timestamps + row).to(tl.int1)
     generated = tl.load(num_generated + row)
     begin = generated == 0
-    at_first = wanted & begin
-    after_time = wanted & (generated > 0) & (tl.load(token + row) >= first_time)
+    after_time = (generated > 0) & (tl.load(token + row) >= first_time)
     after_two = after_time & ((generated < 2) | (tl.load(previous + row) >= first_time))
     after_one = after_time & (after_two == 0)
     earliest = tl.load(last_time + row).to(tl.int32) + tl.where(after_one, 0, 1)
-    # Bits of `suppressed` that count here: always, at the beginning, where times are wanted.
-    cases = 1 + tl.where(begin, 2, 0) + tl.where(wanted, 4, 0)
+    cases = 1 + tl.where(begin, 2, 0)  # bits of `suppressed` that count here
 
     # Times and other tokens apart, because it is decided at the end whether it has to be a time.
     scores += row.to(tl.int64) * row_stride
@@ -102,8 +96,8 @@ def _choose(  # type: ignore[no-untyped-def]
     best_other, other, sum_others = _scan(
         scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK
     )
-    first = tl.where(wanted, tl.maximum(earliest, first_time), first_time)
-    end = tl.where(at_first, tl.minimum(last_initial_time + 1, vocabulary), vocabulary)
+    first = tl.maximum(earliest, first_time)
+    end = tl.where(begin, tl.minimum(last_initial_time + 1, vocabulary), vocabulary)
     end = tl.where(is_active & (after_two == 0), end, 0)
     best_time, time, sum_times = _scan(
         scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK
@@ -111,7 +105,7 @@ def _choose(  # type: ignore[no-untyped-def]
 
     # Where all times together are likelier than any one other token, a time it is.
     log_times = tl.where(sum_times > 0, best_time + tl.log(tl.maximum(sum_times, 1e-30)), float("-inf"))
-    must_be_time = at_first | (wanted & (log_times > best_other))
+    must_be_time = begin | (log_times > best_other)
     take_time = must_be_time | (best_time > best_other)
     chosen = tl.where(take_time, time, other)
     best = tl.maximum(tl.where(take_time, best_time, best_other), -1e30)

@@ -42,7 +42,6 @@ class ChooseToken(Protocol):
         scores: Tensor,
         suppressed: Tensor,
         active: Tensor,
-        timestamps: Tensor,
         num_generated: Tensor,
         token: Tensor,
         previous: Tensor,
