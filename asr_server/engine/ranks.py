@@ -53,17 +53,8 @@ class DetectLanguages(msgspec.Struct, frozen=True, tag=True):
     slots: tuple[int, ...]
 
 
-class StartedSlot(msgspec.Struct, frozen=True):
-    slot: int
-    prompt: tuple[int, ...]
-    options: DecodingOptions
-    temperature: float
-    noise_seed: int
-    tokens: tuple[int, ...]
-
-
 class Start(msgspec.Struct, frozen=True, tag=True):
-    slots: tuple[StartedSlot, ...]
+    starts: tuple[SlotStart, ...]
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +64,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 class Branch(msgspec.Struct, frozen=True, tag=True):
     sources: tuple[int, ...]
-    slots: tuple[StartedSlot, ...]
+    starts: tuple[SlotStart, ...]
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True):
@@ -156,13 +147,13 @@ class LeadingRunner:
         return self._together(operation, lambda: self._runner.language_probabilities(slots))
 
     def start(self, starts: Sequence[SlotStart]) -> None:
-        self._together(Start(tuple(map(_started, starts))), lambda: self._runner.start(starts))
+        self._together(Start(tuple(starts)), lambda: self._runner.start(starts))
 
     def fork(self, source: int, targets: Sequence[int]) -> None:
         self._together(Fork(source, tuple(targets)), lambda: self._runner.fork(source, targets))
 
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
-        operation = Branch(tuple(sources), tuple(map(_started, starts)))
+        operation = Branch(tuple(sources), tuple(starts))
         self._together(operation, lambda: self._runner.branch(sources, starts))
 
     def decode(self, plan: StepPlan) -> StepResult:
@@ -212,12 +203,12 @@ def _do(runner: Runner, operation: Operation) -> None:
             runner.prefill(slots, [list(prompt) for prompt in prompts], sot_index)
         case DetectLanguages(slots):
             runner.language_probabilities(slots)
-        case Start(started):
-            runner.start([_slot_start(each) for each in started])
+        case Start(starts):
+            runner.start(starts)
         case Fork(source, targets):
             runner.fork(source, targets)
-        case Branch(sources, started):
-            runner.branch(sources, [_slot_start(each) for each in started])
+        case Branch(sources, starts):
+            runner.branch(sources, starts)
         case Decode(plan):
             runner.decode(plan)
         case Align(finished):
@@ -228,21 +219,6 @@ def _do(runner: Runner, operation: Operation) -> None:
             runner.clear(slot)
         case Begin():
             raise RanksFailed("a second beginning")
-
-
-def _started(start: SlotStart) -> StartedSlot:
-    return StartedSlot(
-        start.slot,
-        tuple(start.prompt),
-        start.options,
-        start.temperature,
-        start.noise_seed,
-        tuple(start.tokens),
-    )
-
-
-def _slot_start(started: StartedSlot) -> SlotStart:
-    return SlotStart(*msgspec.structs.astuple(started))
 
 
 def _finished(sequence: ActiveChunk, result: ChunkResult) -> FinishedSlot:

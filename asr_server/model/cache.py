@@ -10,14 +10,14 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from asr_server.model.float8 import FP8, as_bytes, dequantise, quantise
-from asr_server.model.kernels import TORCH, FlashDecode, Kernels
+from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import attend_cached, attend_cached_audio, split_heads
 from asr_server.model.sizes import WhisperSizes
 
@@ -25,10 +25,10 @@ from asr_server.model.sizes import WhisperSizes
 Slots = slice | Tensor
 
 
-class LayerView(Protocol):
-    """One layer's keys and values of some slots."""
+class CacheRows(Protocol):
+    """The slots of one call, to whose keys and values each layer attends."""
 
-    def attend_text(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Appends this call's keys and values; attends to all text up to each query.
 
         Args:
@@ -38,15 +38,9 @@ class LayerView(Protocol):
         """
         ...
 
-    def attend_audio(self, query: Tensor) -> Tensor:
+    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
         """[B, T, H, d], scaled, to [B, T, D]."""
         ...
-
-
-class CacheRows(Protocol):
-    """The slots of one call."""
-
-    def layer(self, index: int) -> LayerView: ...
 
 
 class TorchRows:
@@ -56,51 +50,23 @@ class TorchRows:
         self._cache = cache
         self._slots = slots
         self._positions = positions
-        self._index = slot_ids(slots, positions.device)[:, None]
+        self._index = slot_ids(slots, positions.device)[:, None]  # [B, 1], the same slots
         unseen = torch.arange(context, device=positions.device) > positions[:, :, None]  # [B, T, context]
         mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
-        self._mask = mask[:, None]
+        self._mask = mask[:, None]  # [B, 1, T, context], zero or minus infinity
         self._context = context
 
-    def layer(self, index: int) -> TorchLayer:
+    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[self._index, :, self._positions] = key
+        values[self._index, :, self._positions] = value
+        seen = (self._slots, slice(None), slice(self._context))
+        return attend_cached(query, keys[seen], values[seen], self._mask)
+
+    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
         cache = self._cache
-        return TorchLayer(
-            cache.keys[index],
-            cache.values[index],
-            *cache.audio(index, self._slots),
-            cache.cross_rows,
-            None if cache.cross_mask is None else cache.cross_mask[self._slots],
-            self._slots,
-            self._index,
-            self._positions,
-            self._context,
-            self._mask,
-        )
-
-
-class TorchLayer(NamedTuple):
-    keys: Tensor  # [slots, H, positions, d], all slots
-    values: Tensor
-    cross_keys: Tensor  # [B, H, d, F]
-    cross_values: Tensor  # [B, H, F, d]
-    cross_rows: Tensor
-    cross_mask: Tensor | None  # [B, 1, 1, F]
-    slots: Slots
-    slot_ids: Tensor  # [B, 1], the same slots
-    positions: Tensor  # [B, T]
-    context: int
-    mask: Tensor  # [B, 1, T, context], zero or minus infinity
-
-    def attend_text(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.keys[self.slot_ids, :, self.positions] = key
-        self.values[self.slot_ids, :, self.positions] = value
-        keys, values = (each[self.slots, :, : self.context] for each in (self.keys, self.values))
-        return attend_cached(query, keys, values, self.mask)
-
-    def attend_audio(self, query: Tensor) -> Tensor:
-        return attend_cached_audio(
-            query, self.cross_keys, self.cross_values, self.cross_rows, self.cross_mask
-        )
+        mask = None if cache.cross_mask is None else cache.cross_mask[self._slots]  # [B, 1, 1, F]
+        return attend_cached_audio(query, *cache.audio(layer, self._slots), cache.cross_rows, mask)
 
 
 class FlashRows:
@@ -113,7 +79,7 @@ class FlashRows:
         positions: Tensor,
         context: int,
         active: Tensor | None,
-        flash_decode: FlashDecode,
+        flash_decode: Callable[..., Tensor],
     ) -> None:
         self._cache, self._positions, self._context = cache, positions, context
         self._flash_decode = flash_decode
@@ -123,9 +89,6 @@ class FlashRows:
             text, audio = text * active[:, None], audio * active[:, None]
         self._text_lengths, self._audio_lengths = text.flatten(), audio.flatten()
         self._row_slots = self._slots.flatten().contiguous()  # of an expanded one, flatten gives a view
-
-    def layer(self, index: int) -> FlashLayer:
-        return FlashLayer(self, index)
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -142,17 +105,6 @@ class FlashRows:
         queries, most = query.flatten(0, 1), keys.shape[2]
         attended = self._flash_decode(queries, keys, values, rows, lengths, most, *scales)
         return attended.view(*query.shape[:2], -1)
-
-
-class FlashLayer(NamedTuple):
-    rows: FlashRows
-    number: int
-
-    def attend_text(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self.rows.attend_text(self.number, query, key, value)
-
-    def attend_audio(self, query: Tensor) -> Tensor:
-        return self.rows.attend_audio(self.number, query)
 
 
 def slot_ids(slots: Slots, device: torch.device) -> Tensor:

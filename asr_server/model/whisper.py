@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr_server.model.cache import CacheRows, DecoderCache, LayerView
+from asr_server.model.cache import CacheRows, DecoderCache
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import (
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
         num_rows = padded_vocabulary(sizes.vocabulary, torch.get_default_device())
         self.embedding = nn.Parameter(torch.zeros(num_rows, sizes.width))
         self.positions = nn.Parameter(torch.empty(sizes.text_positions, sizes.width))
-        self.layers = nn.ModuleList(DecoderLayer(sizes, shard) for _ in range(sizes.decoder_layers))
+        self.layers = nn.ModuleList(DecoderLayer(i, sizes, shard) for i in range(sizes.decoder_layers))
         self.norm = nn.LayerNorm(sizes.width)
         self._packed_embedding: Tensor | None = None
 
@@ -150,20 +150,19 @@ class Decoder(nn.Module):
             [B, T, D]; `logits` turns them into scores.
         """
         x = self._embed(tokens, positions)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rows.layer(i))
+        for layer in self.layers:
+            x = layer(x, rows)
         normed: Tensor = self.norm(x)
         return normed
 
     def audio_queries(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Iterator[Tensor]:
         """Each layer's queries over the audio, [B, T, H, d]; a layer is computed when it is asked for."""
         x = self._embed(tokens, positions)
-        for i, layer in enumerate(self.layers):
-            view = rows.layer(i)
-            x = layer.attend_text(x, view)  # type: ignore[operator]
+        for layer in self.layers:
+            x = layer.attend_text(x, rows)  # type: ignore[operator]
             query = layer.audio_query(x)  # type: ignore[operator]
             yield query
-            x = layer.attend_audio(x, query, view)  # type: ignore[operator]
+            x = layer.attend_audio(x, query, rows)  # type: ignore[operator]
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return F.embedding(tokens, self.embedding) * self.scale + F.embedding(positions, self.positions)
@@ -204,9 +203,10 @@ def padded_vocabulary(vocabulary: int, device: torch.device) -> int:
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
+    def __init__(self, index: int, sizes: WhisperSizes, shard: Shard) -> None:
         super().__init__()
         share = sizes.width // shard.count
+        self.index = index
         self.shard = shard
         self.num_heads = sizes.decoder_heads // shard.count
         self.norm = nn.LayerNorm(sizes.width)
@@ -219,22 +219,24 @@ class DecoderLayer(nn.Module):
         self.cross_out = Linear(share, sizes.width)
         self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard)
 
-    def forward(self, x: Tensor, cache: LayerView) -> Tensor:
+    def forward(self, x: Tensor, rows: CacheRows) -> Tensor:
         """[B, T, D] to the same; writes this call's keys and values into the cache."""
-        x = self.attend_text(x, cache)
-        return self.attend_audio(x, self.audio_query(x), cache)
+        x = self.attend_text(x, rows)
+        return self.attend_audio(x, self.audio_query(x), rows)
 
-    def attend_text(self, x: Tensor, cache: LayerView) -> Tensor:
+    def attend_text(self, x: Tensor, rows: CacheRows) -> Tensor:
         query, key, value = split_heads(self.qkv(self.norm(x)), 3 * self.num_heads).chunk(3, dim=2)
-        attended: Tensor = x + self.shard.sum(self.out(cache.attend_text(query, key, value)))
+        attended: Tensor = x + self.shard.sum(self.out(rows.attend_text(self.index, query, key, value)))
         return attended
 
     def audio_query(self, x: Tensor) -> Tensor:
         """[B, T, D] to [B, T, H, d]."""
         return split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
 
-    def attend_audio(self, x: Tensor, query: Tensor, cache: LayerView) -> Tensor:
-        y: Tensor = self.feed_forward(x + self.shard.sum(self.cross_out(cache.attend_audio(query))))
+    def attend_audio(self, x: Tensor, query: Tensor, rows: CacheRows) -> Tensor:
+        y: Tensor = self.feed_forward(
+            x + self.shard.sum(self.cross_out(rows.attend_audio(self.index, query)))
+        )
         return y
 
     def keys_of(self, audio: Tensor) -> Tensor:

@@ -4,6 +4,6 @@
 Of the kernels of this folder none was ever run on a GPU; docs/engine.md says what was tested instead.
 """
 
-from asr_server.model.kernels.table import TORCH, FlashDecode, Kernels
+from asr_server.model.kernels.table import TORCH, Kernels
 
-__all__ = ["TORCH", "FlashDecode", "Kernels"]
+__all__ = ["TORCH", "Kernels"]

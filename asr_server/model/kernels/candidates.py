@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_server.model.float8 import FP8, dequantise, quantise, quantise_rows
-from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, FlashDecode, Kernels, choose
+from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, Kernels, choose
 from asr_server.model.layers import Linear, attend_audio, attend_cached_audio
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import add_norm
@@ -140,7 +140,7 @@ def audio_attention(
             exact = dequantise(keys, scales[0], dtype), dequantise(values, scales[1], dtype)
         return attend_cached_audio(query, *exact, cross_rows, None)[:, 0]
 
-    def attended(flash_decode: FlashDecode) -> Tensor:
+    def attended(flash_decode: Callable[..., Tensor]) -> Tensor:
         transposed = keys.transpose(2, 3)
         return flash_decode(query[:, 0], transposed, values, slots, lengths, positions, *scales).flatten(1)
 

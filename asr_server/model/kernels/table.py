@@ -9,87 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 NUM_WARPS = (2, 1, 4)  # of a program of flash_decode, that are worth trying; the first where none is tried
 
 
-class FlashDecode(Protocol):
-    """`flash_decode.flash_decode` has the meaning of the arguments."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots: Tensor,
-        lengths: Tensor,
-        most: int,
-        key_scales: Tensor | None = None,
-        value_scales: Tensor | None = None,
-        *,
-        num_warps: int = NUM_WARPS[0],
-    ) -> Tensor: ...
-
-
-class ChooseToken(Protocol):
-    """`choose_token.choose_token` has the meaning of the arguments."""
-
-    def __call__(
-        self,
-        scores: Tensor,
-        suppressed: Tensor,
-        active: Tensor,
-        num_generated: Tensor,
-        token: Tensor,
-        previous: Tensor,
-        last_time: Tensor,
-        end_of_text: int,
-        first_time: int,
-        last_initial_time: int,
-        tokens: Tensor,
-        logprobs: Tensor,
-    ) -> None: ...
-
-
-class AddNorm(Protocol):
-    """`add_norm.add_norm` has the meaning of the arguments."""
-
-    def __call__(
-        self, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, limit: float | None
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-class BiasGelu(Protocol):
-    """`bias_gelu.bias_gelu` has the meaning of the arguments."""
-
-    def __call__(self, x: Tensor, bias: Tensor) -> Tensor: ...
-
-
-class QuantiseRows(Protocol):
-    """`quantise_rows.quantise_rows` has the meaning of the arguments."""
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-class EncoderAttention(Protocol):
-    """`cudnn_attention.cudnn_attention` has the meaning of the arguments."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class Kernels:
-    """None: torch does it."""
+    """The functions of those names in this folder, with their arguments. None: torch does it."""
 
-    flash_decode: FlashDecode | None = None
-    choose_token: ChooseToken | None = None
-    add_norm: AddNorm | None = None
-    bias_gelu: BiasGelu | None = None
-    quantise_rows: QuantiseRows | None = None
-    encoder_attention: EncoderAttention | None = None  # not in Triton: cuDNN's, taken only where it was tried
+    flash_decode: Callable[..., Tensor] | None = None
+    choose_token: Callable[..., None] | None = None
+    add_norm: Callable[..., tuple[Tensor, Tensor]] | None = None
+    bias_gelu: Callable[..., Tensor] | None = None
+    quantise_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
+    encoder_attention: Callable[..., Tensor] | None = None  # cuDNN's, taken only where it was tried
 
 
 TORCH = Kernels()
