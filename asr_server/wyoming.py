@@ -32,7 +32,7 @@ from asr_server.api.form import Upload
 from asr_server.api.middleware import new_request_id, report_request
 from asr_server.api.request import check_model
 from asr_server.api.state import AppState
-from asr_server.audio import Recording
+from asr_server.audio.recording import Recording
 from asr_server.config import naming
 from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow

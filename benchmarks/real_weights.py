@@ -6,7 +6,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from asr_server.checkpoint import is_ctranslate2, own_cache, resolve_checkpoint, source_of
+from asr_server.checkpoint.adopt import is_ctranslate2, source_of
+from asr_server.checkpoint.download import own_cache
+from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.model.weights import convert
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import benchmarks.real_weights
-from asr_server.checkpoint import CheckpointError, resolve_checkpoint
+from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.errors import CheckpointError
 
 
 @cache

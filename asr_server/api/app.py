@@ -34,8 +34,9 @@ from asr_server.api.middleware import (
     UnreadBodyMiddleware,
 )
 from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
-from asr_server.audio import AudioLimits, PreprocessPool
-from asr_server.checkpoint import AudioWindow
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import MIB, Settings
 from asr_server.dispatch.dispatcher import Dispatcher

@@ -26,7 +26,7 @@ from asr_server.api.schemas import (
 from asr_server.config import Settings, naming
 from asr_server.core import DecodingOptions, VoiceChunking
 from asr_server.errors import InvalidValue, ModelNotFound
-from asr_server.formats import DEFAULTS, RenderOptions, SubtitleLayout
+from asr_server.formats.render import DEFAULTS, RenderOptions, SubtitleLayout
 from asr_server.transcription import Transcriber, prompt_tokens
 from asr_server.transcription.language import ENGLISH, is_given
 

@@ -51,7 +51,7 @@ from asr_server.api.schemas import (
 from asr_server.api.state import AppState, get_state, require_key
 from asr_server.api.transcribe import TranscriptionResponse
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
-from asr_server.checkpoint import revision_of
+from asr_server.checkpoint.find import revision_of
 from asr_server.dispatch.supervisor import ReplicaState
 
 audio = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=["audio"])

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from asr_server.core import VoiceChunking
-from asr_server.formats import ResponseFormat
 from asr_server.formats.bodies import Body, Language, Logprob, TokensUsage, VerboseSegment, VerboseWord
+from asr_server.formats.render import ResponseFormat
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 

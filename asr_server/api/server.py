@@ -15,8 +15,8 @@ import uvicorn
 from asr_server.api.app import create_app
 from asr_server.api.connections import bounded_http_protocol
 from asr_server.api.state import AppState
-from asr_server.audio import PreprocessPool
-from asr_server.checkpoint import AudioWindow
+from asr_server.audio.pool import PreprocessPool
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import NO_PORT, Settings
 from asr_server.dispatch.dispatcher import Dispatcher

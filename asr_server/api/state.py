@@ -20,7 +20,8 @@ from starlette.requests import HTTPConnection, Request
 from asr_server.api.auth import ApiKeys
 from asr_server.api.errors import MAX_RETRY_AFTER_S
 from asr_server.api.form import UploadMemory
-from asr_server.audio import AudioLimits, PreprocessPool
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import EngineUnavailable, Overloaded, ShuttingDown

@@ -23,11 +23,12 @@ from asr_server.api.middleware import answer_headers
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.schemas import AudioFields, TextDelta, TextDone
 from asr_server.api.state import AppState
-from asr_server.audio import Recording
+from asr_server.audio.recording import Recording
 from asr_server.config import Settings, naming
 from asr_server.core import Segment, Transcript, TranscriptDelta
 from asr_server.errors import ChunkFailed, Overloaded, RequestError, ServiceUnavailable, ShuttingDown
-from asr_server.formats import (
+from asr_server.formats.bodies import TokensUsage
+from asr_server.formats.render import (
     DEFAULTS,
     RenderOptions,
     ResponseFormat,
@@ -37,7 +38,6 @@ from asr_server.formats import (
     render,
     verbose_body,
 )
-from asr_server.formats.bodies import TokensUsage
 from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.transcription.language import continuation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings, naming, values_for
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import AudioTooLong, InvalidAudio

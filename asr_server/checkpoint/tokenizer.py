@@ -24,8 +24,9 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from asr_server.checkpoint import CheckpointError, read_json, read_optional_json
+from asr_server.checkpoint.files import read_json, read_optional_json
 from asr_server.core import POSITIONS_PER_S, ChunkResult, DecodingOptions
+from asr_server.errors import CheckpointError
 
 
 def _character_of_byte() -> dict[int, str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from asr_server.checkpoint import CheckpointError
 from asr_server.cli.options import WRONG_USAGE
+from asr_server.errors import CheckpointError
 from asr_server.telemetry import configure_logging
 
 _MB, _GB = 1e6, 1e9
@@ -34,7 +34,9 @@ def fetch(names: tuple[str, ...]) -> None:
 
     What has arrived is kept when it breaks off: call it again. Each file is checked by its sha256.
     """
-    from asr_server.checkpoint import CheckpointError, resolve_checkpoint, source_of
+    from asr_server.checkpoint.adopt import source_of
+    from asr_server.checkpoint.find import resolve_checkpoint
+    from asr_server.errors import CheckpointError
 
     configure_logging("info")
     failed = False
@@ -49,7 +51,10 @@ def fetch(names: tuple[str, ...]) -> None:
 
 
 def _list() -> None:
-    from asr_server.checkpoint import SHORT_NAMES, Published, cached, own_cache, source_of
+    from asr_server.checkpoint.adopt import source_of
+    from asr_server.checkpoint.download import own_cache
+    from asr_server.checkpoint.find import cached
+    from asr_server.checkpoint.names import SHORT_NAMES, Published
     from asr_server.config import EMBEDDED_MODEL
 
     names: dict[Published, list[str]] = {}

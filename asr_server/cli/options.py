@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from asr_server.api.auth import read_keys
-from asr_server.checkpoint import CheckpointError, checkpoint_on_disk, resolve_checkpoint
+from asr_server.checkpoint.find import checkpoint_on_disk, resolve_checkpoint
 from asr_server.config import (
     EMBEDDED_MODEL,
     FIELDS,
@@ -33,6 +33,7 @@ from asr_server.config import (
     flag_name,
     naming,
 )
+from asr_server.errors import CheckpointError
 from asr_server.machine import num_gpus
 
 Check = Callable[[Settings], Iterator[str]]

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import click
 
-from asr_server.checkpoint import CheckpointError
 from asr_server.cli.options import (
     FOR_A_SERVER,
     WRONG_USAGE,
@@ -20,6 +19,7 @@ from asr_server.cli.options import (
     settings_options,
 )
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings
+from asr_server.errors import CheckpointError
 from asr_server.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)

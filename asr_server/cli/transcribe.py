@@ -18,7 +18,7 @@ from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Setti
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from asr_server.formats import SubtitleLayout
+    from asr_server.formats.render import SubtitleLayout
 
 INTERRUPTED: Final = 130
 FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt")
@@ -182,7 +182,7 @@ _JOB_OPTIONS: Final = (
 
 def _layout(options: dict[str, Any]) -> SubtitleLayout:
     """Takes the layout's options out of all."""
-    from asr_server.formats import SubtitleLayout
+    from asr_server.formats.render import SubtitleLayout
 
     layout = SubtitleLayout(**{field.name: options.pop(field.name) for field in fields(SubtitleLayout)})
     if layout.max_line_count and not layout.max_line_width:
@@ -207,8 +207,7 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     if job["quiet"]:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    from asr_server.checkpoint import CheckpointError
-    from asr_server.errors import InvalidValue
+    from asr_server.errors import CheckpointError, InvalidValue
     from asr_server.offline.outputs import OutputError
 
     url, api_key = options.pop("url"), options.pop("api_key")

@@ -29,7 +29,8 @@ from asr_server.channel.messages import (
     SetLanguage,
     Submit,
 )
-from asr_server.checkpoint import AudioWindow, revision_of
+from asr_server.checkpoint.files import AudioWindow
+from asr_server.checkpoint.find import revision_of
 from asr_server.config import Settings, flag_name
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.dispatch.queue import (

@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 
 from asr_server import metrics
 from asr_server.channel.messages import ChunkTimes, Submit
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.supervisor import ReplicaState
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded, ShuttingDown

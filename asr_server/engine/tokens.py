@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from asr_server.checkpoint import read_json
+from asr_server.checkpoint.files import read_json
 from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import ChunkId
 from asr_server.engine.slots import SlotState

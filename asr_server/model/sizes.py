@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.distributed
 from torch import Tensor
 
-from asr_server.checkpoint import AudioWindow, read_json, read_optional_json
+from asr_server.checkpoint.files import AudioWindow, read_json, read_optional_json
 
 
 @dataclass(frozen=True)

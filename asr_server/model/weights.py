@@ -19,18 +19,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from asr_server.checkpoint import (
-    SINGLE,
-    CheckpointError,
-    StoredTensor,
-    WeightsFile,
-    check_directory,
-    find_weights,
-    read_foreign,
-    texts_for,
-    tokenizer_of,
-    write_layout,
-)
+from asr_server.checkpoint.adopt import read_foreign, texts_for, write_layout
+from asr_server.checkpoint.files import SINGLE, StoredTensor, WeightsFile, find_weights
+from asr_server.checkpoint.find import check_directory, tokenizer_of
+from asr_server.errors import CheckpointError
 from asr_server.model.float8 import Float8Linear
 from asr_server.model.layers import Linear
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, read_alignment_heads

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
-from asr_server.audio import FORMATS
+from asr_server.audio.limits import FORMATS
 
 STANDARD_INPUT: Final = "-"
 # Within a folder, what to transcribe goes by the name; a file that is named itself goes by its content.

@@ -14,15 +14,16 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from asr_server.audio import AudioLimits, PreprocessPool, Recording
-from asr_server.audio.recording import Source
-from asr_server.checkpoint import AudioWindow
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording, Source
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions, Task, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import InvalidValue
-from asr_server.formats import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
+from asr_server.formats.render import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
 from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
 
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already

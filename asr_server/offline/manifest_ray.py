@@ -21,7 +21,7 @@ import msgspec
 import ray
 import ray.data
 
-from asr_server.checkpoint import name_elsewhere, resolve_checkpoint
+from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint
 from asr_server.config import Settings
 from asr_server.errors import EngineUnavailable
 from asr_server.offline.local import LocalTranscriber, TranscribeJob

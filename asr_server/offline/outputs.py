@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from asr_server.core import Transcript
-from asr_server.formats import DEFAULTS, RenderOptions, ResponseFormat, render
+from asr_server.formats.render import DEFAULTS, RenderOptions, ResponseFormat, render
 from asr_server.offline.inputs import Failure, Input, reason_of, result_paths
 from asr_server.offline.local import TranscribeJob
 

@@ -20,8 +20,8 @@ from asr_server.channel.messages import (
     Result,
     StartFailed,
 )
-from asr_server.checkpoint import CheckpointError
 from asr_server.config import Settings
+from asr_server.errors import CheckpointError
 from asr_server.telemetry import working_for
 
 if TYPE_CHECKING:

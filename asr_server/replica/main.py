@@ -20,7 +20,8 @@ from setproctitle import setproctitle
 from asr_server import __version__
 from asr_server.channel.tcp import TcpEngineServer
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
-from asr_server.checkpoint import CheckpointError, resolve_checkpoint
+from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.errors import CheckpointError
 from asr_server.machine import (
     be_killed_with_the_parent,
     end_with_the_parent,

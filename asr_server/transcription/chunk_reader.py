@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from asr_server.audio import PreprocessPool
+from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from asr_server.audio import DecodeSlice, PreprocessPool, Recording
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import DecodeSlice, Recording
 from asr_server.core import Chunk
 
 

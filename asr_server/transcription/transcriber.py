@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from asr_server.audio import PreprocessPool, Recording
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Chunk, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher

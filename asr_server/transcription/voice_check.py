@@ -27,8 +27,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from asr_server.audio import PreprocessPool, holds_speech, next_speech_s, possible_speech_s
-from asr_server.audio.voice import FRAME_S, MIN_CERTAIN_FRAMES, PAUSE_S
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.voice import (
+    FRAME_S,
+    MIN_CERTAIN_FRAMES,
+    PAUSE_S,
+    holds_speech,
+    next_speech_s,
+    possible_speech_s,
+)
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, rest_of
 

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 import uvloop
 
-from asr_server.audio import AudioLimits, PreprocessPool, Recording
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording
 from asr_server.config import Settings
 
 from .ways import by_whole_file, ours

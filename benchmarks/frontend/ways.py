@@ -12,7 +12,8 @@ import librosa
 import numpy as np
 import soundfile
 
-from asr_server.audio import AudioLimits, Recording
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
 from asr_server.core import Chunk, Samples
 
 Way = Callable[[Path], int | None]

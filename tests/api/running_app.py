@@ -13,9 +13,9 @@ from fastapi import FastAPI
 
 from asr_server.api.app import create_app
 from asr_server.api.connections import bounded_http_protocol
-from asr_server.audio import PreprocessPool
+from asr_server.audio.pool import PreprocessPool
 from asr_server.channel.messages import Submit
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher

@@ -15,7 +15,7 @@ import soundfile
 from openai import AsyncOpenAI
 from rapidfuzz.distance import Levenshtein
 
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, Chunk, Samples

@@ -11,7 +11,7 @@ import pytest
 
 from asr_server import __version__
 from asr_server.api.routes import cumulative_buckets
-from asr_server.audio import Recording
+from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Event
 from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.engine.loop import StepTimer

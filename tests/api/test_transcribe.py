@@ -17,7 +17,7 @@ from asr_server.api.transcribe import EventWriter, body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
 from asr_server.core import ChunkResult
-from asr_server.formats import DEFAULTS, ResponseFormat, render
+from asr_server.formats.render import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of
 from tests.embedded import embedded

@@ -3,7 +3,7 @@ import json
 from asr_server.api.schemas import AudioFields
 from asr_server.api.transcribe import EventWriter
 from asr_server.core import TranscriptDelta
-from asr_server.formats import RenderOptions
+from asr_server.formats.render import RenderOptions
 from tests.formats.samples import ONE
 
 FIELDS = AudioFields.model_validate({"model": "whisper-1", "stream": True})

@@ -15,8 +15,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.audio import TranscriptionVerbose
 
-from asr_server.audio import AudioLimits, Recording
-from asr_server.checkpoint import AudioWindow
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE
 from benchmarks.client import connected

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from asr_server.audio import AudioLimits, Recording
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
 from asr_server.audio.split import Splitter
 from asr_server.core import Chunk, Piece, Samples
 from tests.memory_file import MemoryFile

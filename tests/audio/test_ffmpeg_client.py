@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from asr_server import metrics
-from asr_server.audio import AudioLimits, Recording
 from asr_server.audio.ffmpeg_client import MAX_IDLE, RemoteStream, decode_processes
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
 from asr_server.core import Chunk
 from asr_server.errors import DecodingUnavailable, InvalidAudio
 from tests.audio.audio_files import audio_of, make, pieces_of, slices, voice

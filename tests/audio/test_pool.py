@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asr_server.audio import AudioLimits, Cancelled, PreprocessPool, Recording
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Cancelled, Recording
 from asr_server.core import Piece
 from asr_server.errors import InvalidAudio
 from tests.audio.audio_files import make, spoken, tiled

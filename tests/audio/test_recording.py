@@ -15,11 +15,11 @@ import av
 import numpy as np
 import pytest
 
-from asr_server.audio import FORMATS as SUPPORTED
-from asr_server.audio import AudioLimits, Cancelled, Recording
-from asr_server.audio.recording import memory_file
+from asr_server.audio.limits import FORMATS as SUPPORTED
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Cancelled, Recording, memory_file
 from asr_server.audio.split import Splitter
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import Chunk, Piece, Samples, Silence
 from asr_server.errors import AudioTooLong, AudioTooShort, InvalidAudio, NotStereo

@@ -11,15 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asr_server.checkpoint import (
-    CheckpointError,
-    find_weights,
-    name_elsewhere,
-    own_cache,
-    resolve_checkpoint,
-    source_of,
-)
+from asr_server.checkpoint.adopt import source_of
+from asr_server.checkpoint.download import own_cache
+from asr_server.checkpoint.files import find_weights
+from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint
 from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.errors import CheckpointError
 from asr_server.model import StoredWeights, WhisperSizes, load_whisper
 from asr_server.model.sizes import read_alignment_heads
 from tests.checkpoint.foreign_models import (

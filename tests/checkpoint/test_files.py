@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from asr_server.checkpoint import AudioWindow, CheckpointError
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.cli import main
 from asr_server.config import EMBEDDED_MODEL
+from asr_server.errors import CheckpointError
 from tests.api.sample_files import sound_file
 from tests.checkpoints import pocket_directory, short_window_directory
 from tests.speech import say

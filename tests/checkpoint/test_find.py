@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint import CheckpointError, resolve_checkpoint
+from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.config import EMBEDDED_MODEL
+from asr_server.errors import CheckpointError
 
 
 @pytest.fixture

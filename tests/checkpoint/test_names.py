@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from asr_server.checkpoint import CheckpointError, published, resolve_checkpoint
-from asr_server.checkpoint.names import SHORT_NAMES, published_name
+from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.checkpoint.names import SHORT_NAMES, published, published_name
 from asr_server.config import EMBEDDED_MODEL
+from asr_server.errors import CheckpointError
 
 
 @pytest.mark.parametrize(

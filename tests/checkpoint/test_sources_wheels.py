@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from asr_server.checkpoint import CheckpointError, names, own_cache, resolve_checkpoint, source_of, sources
+from asr_server.checkpoint import names, sources
+from asr_server.checkpoint.adopt import source_of
+from asr_server.checkpoint.download import own_cache
+from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.checkpoint.names import Published, Wheels
+from asr_server.errors import CheckpointError
 from tests.checkpoint.fake_hub import running_hub
 from tests.checkpoint.foreign_models import write_ctranslate2
 from tests.checkpoints import pocket_directory

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.checkpoint import CheckpointError
 from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.errors import CheckpointError
 from tests.checkpoints import pocket_directory
 
 SENTENCES = (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint import CheckpointError
 from asr_server.cli import options
 from asr_server.cli.options import FOR_A_MODEL, FOR_A_SERVER, SettingsError, checked_settings
 from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, allowed_values, environment_name, flag_name
+from asr_server.errors import CheckpointError
 from tests.embedded import embedded
 
 

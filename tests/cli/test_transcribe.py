@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from asr_server.cli import main
 from asr_server.cli.transcribe import EMBEDDED_HINT, FORMATS
 from asr_server.core import SAMPLE_RATE
-from asr_server.formats import ResponseFormat
+from asr_server.formats.render import ResponseFormat
 from tests.speech import digits_of, errors_in, say
 
 COMMAND = [sys.executable, "-m", "asr_server", "transcribe"]

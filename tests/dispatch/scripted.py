@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from asr_server.channel.messages import Cancel, Command, Credit, Event, Result, Submit
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher

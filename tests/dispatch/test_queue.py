@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.dispatch.queue import DECODE_COST, ENCODE_COST
 from tests.dispatch.scripted import RunningDispatcher, until
 

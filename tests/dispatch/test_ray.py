@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asr_server.checkpoint import name_elsewhere
+from asr_server.checkpoint.find import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.ray_cluster import LocalCluster

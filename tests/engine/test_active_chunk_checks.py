@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.engine.active_chunk import check_timestamps
 from asr_server.model import WhisperSizes

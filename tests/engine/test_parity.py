@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from benchmarks.clips import make_clip

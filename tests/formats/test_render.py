@@ -2,10 +2,8 @@ import json
 
 import msgspec
 
-from asr_server import formats
 from asr_server.core import Transcript, Word
-from asr_server.formats import RenderOptions
-from asr_server.formats.render import srt
+from asr_server.formats.render import RenderOptions, render, srt
 from tests.formats.samples import ONE, SILENT, segment, transcript
 
 TEN_FIELDS = {
@@ -23,7 +21,7 @@ TEN_FIELDS = {
 
 
 def test_json_has_text_languages_and_usage_and_nothing_else() -> None:
-    body = json.loads(formats.render(ONE, "json"))
+    body = json.loads(render(ONE, "json"))
     assert body == {
         "text": "one two",
         "languages": [{"code": "en"}],
@@ -32,12 +30,12 @@ def test_json_has_text_languages_and_usage_and_nothing_else() -> None:
 
 
 def test_json_has_logprobs_when_asked_for() -> None:
-    body = json.loads(formats.render(ONE, "json", RenderOptions(with_logprobs=True)))
+    body = json.loads(render(ONE, "json", RenderOptions(with_logprobs=True)))
     assert body["logprobs"] == [{"token": " one", "logprob": -0.5, "bytes": [32, 111, 110, 101]}]
 
 
 def test_verbose_json_has_every_field_and_no_null() -> None:
-    rendered = formats.render(ONE, "verbose_json")
+    rendered = render(ONE, "verbose_json")
     body = json.loads(rendered)
     assert "null" not in rendered
     assert set(body) == {"task", "language", "duration", "text", "segments", "usage"}
@@ -47,33 +45,33 @@ def test_verbose_json_has_every_field_and_no_null() -> None:
 
 
 def test_text_is_the_text() -> None:
-    assert formats.render(ONE, "text") == "one two"
+    assert render(ONE, "text") == "one two"
 
 
 def test_srt_is_numbered_from_one() -> None:
-    assert formats.render(ONE, "srt") == (
+    assert render(ONE, "srt") == (
         "1\n00:00:00,500 --> 00:00:02,000\none\n\n2\n01:01:01,234 --> 01:01:02,000\ntwo\n\n"
     )
 
 
 def test_vtt_has_its_header_and_points() -> None:
-    assert formats.render(ONE, "vtt") == (
+    assert render(ONE, "vtt") == (
         "WEBVTT\n\n00:00:00.500 --> 00:00:02.000\none\n\n01:01:01.234 --> 01:01:02.000\ntwo\n\n"
     )
 
 
 def test_silence_is_valid_in_every_format() -> None:
-    assert json.loads(formats.render(SILENT, "json"))["text"] == ""
-    assert json.loads(formats.render(SILENT, "verbose_json"))["segments"] == []
-    assert formats.render(SILENT, "text") == ""
-    assert formats.render(SILENT, "srt") == ""
-    assert formats.render(SILENT, "vtt") == "WEBVTT\n\n"
+    assert json.loads(render(SILENT, "json"))["text"] == ""
+    assert json.loads(render(SILENT, "verbose_json"))["segments"] == []
+    assert render(SILENT, "text") == ""
+    assert render(SILENT, "srt") == ""
+    assert render(SILENT, "vtt") == "WEBVTT\n\n"
 
 
 def test_no_text_can_break_out_of_its_cue() -> None:
     nasty = transcript(segment(0, 0, 1, " a\n\nb --> <c> & d"))
-    assert formats.render(nasty, "srt").splitlines()[2] == "a b -> <c> & d"
-    assert formats.render(nasty, "vtt").splitlines()[3] == "a b -&gt; &lt;c&gt; &amp; d"
+    assert render(nasty, "srt").splitlines()[2] == "a b -> <c> & d"
+    assert render(nasty, "vtt").splitlines()[3] == "a b -&gt; &lt;c&gt; &amp; d"
 
 
 def test_a_clock_carries_into_the_next_second() -> None:
@@ -92,5 +90,5 @@ def test_words_come_in_the_order_of_the_text() -> None:
 
 
 def verbose_words(of: Transcript) -> list[str]:
-    body = json.loads(formats.render(of, "verbose_json", RenderOptions(with_words=True)))
+    body = json.loads(render(of, "verbose_json", RenderOptions(with_words=True)))
     return [word["word"] for word in body["words"]]

@@ -11,10 +11,8 @@ import msgspec
 import pytest
 from whisper.utils import WriteSRT
 
-from asr_server import formats
 from asr_server.core import Segment, Word
-from asr_server.formats import RenderOptions, SubtitleLayout
-from asr_server.formats.render import srt, vtt
+from asr_server.formats.render import RenderOptions, SubtitleLayout, render, srt, verbose_body, vtt
 from tests.formats.samples import segment, transcript
 
 LAYOUTS = [
@@ -96,21 +94,21 @@ def test_segments_without_words_are_subtitles_as_they_are() -> None:
 
 def test_verbose_json_has_the_granularities_asked_for() -> None:
     said = transcript(SAID, text="a <b> -->")
-    only_words = formats.verbose_body(said, RenderOptions(with_segments=False, with_words=True))
+    only_words = verbose_body(said, RenderOptions(with_segments=False, with_words=True))
     assert only_words.segments is None
     assert only_words.words is not None
     assert only_words.words[0].model_dump(exclude_none=True) == {"word": "a", "start": 0.5, "end": 1.0}
-    rendered = formats.render(said, "verbose_json", RenderOptions(with_segments=False, with_words=True))
+    rendered = render(said, "verbose_json", RenderOptions(with_segments=False, with_words=True))
     assert '"segments"' not in rendered
     assert "null" not in rendered
-    both = formats.verbose_body(said, RenderOptions(with_words=True))
+    both = verbose_body(said, RenderOptions(with_words=True))
     assert both.segments
     assert both.words
-    assert formats.verbose_body(said).words is None
+    assert verbose_body(said).words is None
 
 
 def test_words_are_there_even_where_nothing_was_said() -> None:
-    silent = formats.render(transcript(), "verbose_json", RenderOptions(with_words=True))
+    silent = render(transcript(), "verbose_json", RenderOptions(with_words=True))
     assert '"words":[]' in silent
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asr_server.checkpoint import CheckpointError
+from asr_server.errors import CheckpointError
 from asr_server.model import Whisper, WhisperSizes, load_whisper
 from asr_server.model.whisper import Decoder, DecoderLayer, padded_vocabulary
 from benchmarks.clips import make_clip

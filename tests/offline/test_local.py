@@ -9,7 +9,7 @@ import pytest
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidValue
-from asr_server.formats import SubtitleLayout
+from asr_server.formats.render import SubtitleLayout
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from tests.checkpoints import english_only_directory, pocket_directory
 

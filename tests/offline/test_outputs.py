@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from asr_server.formats import ResponseFormat
+from asr_server.formats.render import ResponseFormat
 from asr_server.offline.inputs import Input
 from asr_server.offline.local import Existing, TranscribeJob
 from asr_server.offline.outputs import FolderOutputs, OutputError, check_writable

@@ -15,7 +15,7 @@ import pytest
 from asr_server.audio.recording import Source
 from asr_server.core import Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio
-from asr_server.formats import ResponseFormat
+from asr_server.formats.render import ResponseFormat
 from asr_server.offline.inputs import Failure, Input
 from asr_server.offline.local import OnProgress, TranscribeJob
 from asr_server.offline.outputs import FolderOutputs, Outputs, StandardOutput

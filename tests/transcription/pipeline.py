@@ -8,8 +8,10 @@ from pathlib import Path
 
 import soundfile
 
-from asr_server.audio import AudioLimits, PreprocessPool, Recording
-from asr_server.checkpoint import AudioWindow
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples, Transcript

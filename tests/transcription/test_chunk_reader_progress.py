@@ -10,9 +10,11 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 import pytest
 
-from asr_server.audio import AudioLimits, PreprocessPool, Recording
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording
 from asr_server.channel.messages import EarlyResult, Submit
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import ChunkResult, DecodingOptions

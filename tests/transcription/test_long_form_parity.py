@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.checkpoint import AudioWindow
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import DecodingOptions, Samples
 from benchmarks.clips import make_clip

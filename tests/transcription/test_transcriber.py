@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from asr_server.audio import PreprocessPool, Recording
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Submit
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, Transcript, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher

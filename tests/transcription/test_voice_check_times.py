@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asr_server.audio import PreprocessPool
+from asr_server.audio.pool import PreprocessPool
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
 from asr_server.transcription.segments import DecodedPart, Span
 from asr_server.transcription.voice_check import MARGIN_S, MIN_SILENCE_S, without_silent_edges
