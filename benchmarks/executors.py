@@ -82,9 +82,9 @@ async def run_case(case: Case, work: Work, ray_address: str) -> dict[str, Any]:
 
 
 async def _until_ready(dispatcher: Dispatcher, num_replicas: int) -> None:
-    while sum(state.ready for state in dispatcher.replica_states) < num_replicas:
-        if dispatcher.given_up:
-            raise RuntimeError(dispatcher.last_failure)
+    while sum(state.ready for state in dispatcher.supervisor.replica_states) < num_replicas:
+        if dispatcher.supervisor.given_up:
+            raise RuntimeError(dispatcher.supervisor.last_failure)
         await asyncio.sleep(0.01)
 
 

@@ -36,6 +36,7 @@ from asr_server.errors import (
 )
 
 INVALID_REQUEST: Final = "invalid_request_error"
+SERVER_ERROR: Final = "server_error"
 MAX_RETRY_AFTER_S: Final = 120  # official clients honour no more
 MIN_RETRY_AFTER_MS: Final = 50
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; for the log, nobody reads the reply
@@ -81,50 +82,30 @@ def response_to(error: Exception) -> JSONResponse:
 def body_of(error: Exception) -> ErrorBody:
     match error:
         case Overloaded():
-            detail = ErrorDetail(message=error.message, type="rate_limit_error", param=None, code=error.code)
+            return _body(error.message, "rate_limit_error", code=error.code)
         case RequestError():
-            detail = ErrorDetail(
-                message=error.message, type=INVALID_REQUEST, param=error.param, code=error.code
-            )
+            return _body(error.message, INVALID_REQUEST, error.param, error.code)
         case ServiceUnavailable():
-            detail = ErrorDetail(
-                message=error.message,
-                type="service_unavailable_error",
-                param=None,
-                code=error.code,
-            )
+            return _body(error.message, "service_unavailable_error", code=error.code)
         case ReplicasEnded():
-            detail = ErrorDetail(message=str(error), type="server_error", param=None, code="engine_crashed")
+            return _body(str(error), SERVER_ERROR, code="engine_crashed")
         case RequestStalled():
-            detail = ErrorDetail(message=str(error), type="server_error", param=None, code=error.code)
+            return _body(str(error), SERVER_ERROR, code=error.code)
         case RequestValidationError():
-            detail = _validation_detail(error)
+            first = error.errors()[0]
+            message = f"Invalid request: {first['msg']}."
+            return _body(message, INVALID_REQUEST, str(first["loc"][-1]), InvalidValue.code)
         case HTTPException():
-            detail = ErrorDetail(
-                message=str(error.detail), type=_http_type(error.status_code), param=None, code=None
-            )
-        case _:
-            detail = ErrorDetail(
-                message="The server had an error while processing the request.",
-                type="server_error",
-                param=None,
-                code=None,
-            )
-    return ErrorBody(error=detail)
+            return _body(str(error.detail), _http_type(error.status_code))
+    return _body("The server had an error while processing the request.", SERVER_ERROR)
 
 
-def _validation_detail(error: RequestValidationError) -> ErrorDetail:
-    first = error.errors()[0]
-    return ErrorDetail(
-        message=f"Invalid request: {first['msg']}.",
-        type=INVALID_REQUEST,
-        param=str(first["loc"][-1]),
-        code=InvalidValue.code,
-    )
+def _body(message: str, type: str, param: str | None = None, code: str | None = None) -> ErrorBody:
+    return ErrorBody(error=ErrorDetail(message=message, type=type, param=param, code=code))
 
 
 def _http_type(status: int) -> str:
-    return INVALID_REQUEST if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return INVALID_REQUEST if status < HTTPStatus.INTERNAL_SERVER_ERROR else SERVER_ERROR
 
 
 def _status(error: Exception) -> int:

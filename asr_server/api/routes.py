@@ -117,7 +117,7 @@ async def load(request: Request) -> Load:
         server_load=state.admission.num_in_flight,
         chunks=state.dispatcher.num_chunks,
         rejected=state.admission.num_rejected,
-        replicas=[_replica(replica_state) for replica_state in state.dispatcher.replica_states],
+        replicas=[_replica(replica_state) for replica_state in state.dispatcher.supervisor.replica_states],
     )
 
 
@@ -258,10 +258,10 @@ class _StateCollector(Collector):
 
     def _replicas(self) -> Iterator[Metric]:
         """As of each replica's last heartbeat; the counters begin anew with a replaced replica."""
-        states = {state.replica.name: state for state in self._state.dispatcher.replica_states}
+        states = {state.replica.name: state for state in self._state.dispatcher.supervisor.replica_states}
         yield _gauge("asr_ready", "1 while a replica takes work.", float(self._state.dispatcher.ready))
         ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=["replica"])
-        for name in (f"replica {index}" for index in range(self._state.dispatcher.num_replicas)):
+        for name in (f"replica {index}" for index in range(self._state.dispatcher.supervisor.num_replicas)):
             ready.add_metric([name], float(name in states and states[name].ready))
         yield ready
         yield from _of_replicas(states)

@@ -70,8 +70,8 @@ def run(settings: Settings) -> int:
         ws_per_message_deflate=False,  # it shrinks base64 of audio by a third: docs/realtime.md
     )
     Server(config, app.state.server).run()
-    if dispatcher.failed_to_start:
-        logger.critical("the engine could not be started: %s", dispatcher.last_failure)
+    if dispatcher.supervisor.failed_to_start:
+        logger.critical("the engine could not be started: %s", dispatcher.supervisor.last_failure)
         return ENGINE_FAILED
     return STOPPED
 
@@ -116,10 +116,10 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; whether to stop."""
-        return await super().on_tick(counter) or self._state.dispatcher.failed_to_start
+        return await super().on_tick(counter) or self._state.dispatcher.supervisor.failed_to_start
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if not self._state.dispatcher.failed_to_start:
+        if not self._state.dispatcher.supervisor.failed_to_start:
             await self._drain()
         if self._wyoming is not None:
             await self._wyoming.close()

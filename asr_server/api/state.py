@@ -183,7 +183,7 @@ class AppState:
 
     def check_health(self) -> None:
         """Raises EngineUnavailable once every replica has been given up for good."""
-        if self.dispatcher.given_up:
+        if self.dispatcher.supervisor.given_up:
             raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
 
     def require_engine(self) -> None:

@@ -36,7 +36,6 @@ def fetch(names: tuple[str, ...]) -> None:
     """
     from asr_server.checkpoint.adopt import source_of
     from asr_server.checkpoint.find import resolve_checkpoint
-    from asr_server.errors import CheckpointError
 
     configure_logging("info")
     failed = False

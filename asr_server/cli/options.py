@@ -35,6 +35,7 @@ from asr_server.config import (
 )
 from asr_server.errors import CheckpointError
 from asr_server.machine import num_gpus
+from asr_server.telemetry import configure_logging
 
 Check = Callable[[Settings], Iterator[str]]
 
@@ -238,14 +239,11 @@ def settings_from(
     options: dict[str, Any],
     checks: tuple[Check, ...],
     model_name: str | None = None,
-    before_fetch: Callable[[Settings], None] = lambda _: None,
 ) -> Settings:
     """The settings that a command was given; `model_name` is its argument, which wins over `--model`.
 
-    Where some are wrong, it prints a line for each and ends the command.
-
-    Args:
-        before_fetch: called with the settings, once they are known to be right and before a model is fetched.
+    Where some are wrong, it prints a line for each and ends the command. The log is set up before a model is
+    fetched, which it tells of.
     """
     given = dict(options)
     if model_name:
@@ -253,11 +251,15 @@ def settings_from(
     elif click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT:
         del given["model"]  # only a model that nobody asked for may be replaced
     try:
-        return checked_settings(given, checks, before_fetch)
+        return checked_settings(given, checks, _configure_logging)
     except SettingsError as error:
         for problem in error.problems:
             click.echo(f"Error: {problem}", err=True)
         raise click.exceptions.Exit(WRONG_USAGE) from None
+
+
+def _configure_logging(settings: Settings) -> None:
+    configure_logging(settings.log_level, settings.log_format)
 
 
 def _option(setting: str) -> Callable[[Any], Any]:

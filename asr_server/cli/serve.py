@@ -18,9 +18,8 @@ from asr_server.cli.options import (
     settings_from,
     settings_options,
 )
-from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS
 from asr_server.errors import CheckpointError
-from asr_server.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def serve(model_name: str | None, **options: Any) -> None:
 
     Exit status: 0, stopped by a signal; 1, the engine never started; 2, wrong settings; 3, the port is taken.
     """
-    settings = settings_from(options, FOR_A_SERVER, model_name, _configure_logging)
+    settings = settings_from(options, FOR_A_SERVER, model_name)
     if settings.why_embedded:
         logger.warning(
             "serving the embedded model whisper-digits, which %s, because %s could not be had: %s",
@@ -86,11 +85,6 @@ def serve(model_name: str | None, **options: Any) -> None:
         click.echo(f"Error: {error}", err=True)
         status = WRONG_USAGE
     sys.exit(status)
-
-
-def _configure_logging(settings: Settings) -> None:
-    """Before a model is fetched, which the log tells of."""
-    configure_logging(settings.log_level, settings.log_format)
 
 
 ANSWER_LIMIT_S: Final = 3.0

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from asr_server.cli.options import FOR_A_MODEL, WRONG_USAGE, SectionedCommand, settings_from, settings_options
-from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings, flag_name
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, flag_name
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
 def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
     if options["log_level"] == "info":
         options["log_level"] = "error"  # what a server's log tells is no news here
-    settings = settings_from(options, FOR_A_MODEL, before_fetch=_configure_logging)
+    settings = settings_from(options, FOR_A_MODEL)
     if settings.why_embedded:
         click.echo(
             f"Warning: {EMBEDDED_HINT}, because {DEFAULT_MODEL} could not be had: {settings.why_embedded}",
@@ -236,10 +236,6 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))
     return transcribe_files(partial(LocalTranscriber, settings), TranscribeJob(**job))
-
-
-def _configure_logging(settings: Settings) -> None:
-    configure_logging(settings.log_level, settings.log_format)
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:

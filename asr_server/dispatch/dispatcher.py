@@ -117,7 +117,7 @@ class Dispatcher:
         self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
         self._settings = settings
         self.draining = False
-        self._supervisor = Supervisor(
+        self.supervisor = Supervisor(
             executor or create_executor(settings),
             self._on_event,
             self._on_gone,
@@ -131,18 +131,18 @@ class Dispatcher:
         self._refusal: Callable[[], EngineUnavailable] | None = None  # for chunks that come now
 
     async def start(self) -> None:
-        self._supervisor.start()
+        self.supervisor.start()
 
     def drain(self) -> None:
         """Before a stop: requests are finished in the order in which they came; no replica is replaced."""
         self.draining = True
         self._queue.serve_in_order()
-        self._supervisor.drain()
+        self.supervisor.drain()
 
     async def stop(self) -> None:
         """What is still waiting fails; let requests finish before."""
         self.fail_all(self._refusal or _no_engine)
-        await self._supervisor.stop()
+        await self.supervisor.stop()
 
     def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
         """Every chunk fails: those here, and those that come from now on."""
@@ -155,30 +155,7 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        return any(state.ready for state in self._supervisor.replica_states)
-
-    @property
-    def given_up(self) -> bool:
-        return self._supervisor.given_up
-
-    @property
-    def failed_to_start(self) -> bool:
-        """Given up without any replica ever having been ready: a matter of the setup, not of the load."""
-        return self.given_up and not self._supervisor.was_ready
-
-    @property
-    def last_failure(self) -> str:
-        """Why the replica that ended last did so."""
-        return self._supervisor.last_failure
-
-    @property
-    def replica_states(self) -> list[ReplicaState]:
-        return self._supervisor.replica_states
-
-    @property
-    def num_replicas(self) -> int:
-        """As many as there are to be."""
-        return self._supervisor.num_replicas
+        return any(state.ready for state in self.supervisor.replica_states)
 
     @property
     def num_chunks(self) -> int:
@@ -188,7 +165,7 @@ class Dispatcher:
     @property
     def num_slots(self) -> int:
         """Chunks decoded at once by all replicas."""
-        return sum(state.num_slots for state in self._supervisor.replica_states)
+        return sum(state.num_slots for state in self.supervisor.replica_states)
 
     # -- Chunks in --
 
@@ -219,7 +196,7 @@ class Dispatcher:
         (self._isolation.add if chunk.submit.id.attempt else self._queue.push)(chunk)
 
     def _dispatch(self) -> None:
-        states = self._supervisor.replica_states
+        states = self.supervisor.replica_states
         while trial := self._isolation.next_trial(states):
             self._send(*trial)
         reserved = self._isolation.reserved(states)
@@ -258,7 +235,7 @@ class Dispatcher:
         self._queue.remove(request)
         self._isolation.remove(request)
         request.num_in_flight = 0
-        for state in self._supervisor.replica_states:
+        for state in self.supervisor.replica_states:
             if _drop_in_flight(state, request.request_id):
                 self._try_send(state, Cancel(request.request_id))
         self._dispatch()
@@ -289,7 +266,7 @@ class Dispatcher:
 
     def _on_engine(self, engine: EngineInfo) -> None:
         if self.engine is None:
-            logger.info("%s", describe(self._settings, engine, self.num_replicas))
+            logger.info("%s", describe(self._settings, engine, self.supervisor.num_replicas))
         elif engine.device != self.engine.device:  # --device auto, and a GPU was lost meanwhile, or is back
             logger.warning("a replica runs on %s; the last one ran on %s", engine.device, self.engine.device)
         self.engine = engine
@@ -309,7 +286,7 @@ class Dispatcher:
         return max(
             (
                 state.heartbeat.num_steps - chunk.sent_at_step
-                for state in self._supervisor.replica_states
+                for state in self.supervisor.replica_states
                 for id in state.in_flight
                 if id.request_id == request.request_id and (chunk := self._chunks.get(id))
             ),

@@ -137,7 +137,7 @@ class Supervisor:
         self.was_ready = False  # at least one replica, at least once
         self.last_failure = ""  # in words, for whoever asks why there is no engine
         self._executor = executor
-        self.num_replicas = 1  # until the executor has said how many
+        self.num_replicas = 1  # as many as there are to be, once the executor has said how many
         self._on_event = on_event
         self._on_gone = on_gone
         self._on_given_up = on_given_up
@@ -149,6 +149,11 @@ class Supervisor:
     def given_up(self) -> bool:
         """No replica is left, and none will be launched again."""
         return self._num_given_up == self.num_replicas
+
+    @property
+    def failed_to_start(self) -> bool:
+        """Given up without any replica ever having been ready: a matter of the setup, not of the load."""
+        return self.given_up and not self.was_ready
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._supervise_all(), name="supervise replicas")

@@ -1,6 +1,6 @@
 """Writes results: as files in a folder, each whole or not at all, or to standard output in order.
 
-`run.py` knows the protocol `Outputs` alone.
+`run.py` knows `Outputs` alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import itertools
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from asr_server.core import Transcript
 from asr_server.formats.render import DEFAULTS, RenderOptions, ResponseFormat, render
@@ -25,32 +26,29 @@ class OutputError(Exception):
     """Nothing more can be written there, whatever the input; the message is a line."""
 
 
-class Outputs(Protocol):
+class Outputs(ABC):
     """Takes the result of each input, by the input's index, in any order."""
 
     def is_done(self, index: int) -> bool:
         """Whether this input can be skipped, because its results are there."""
-        ...
+        return False
 
     def prepare(self, index: int) -> Failure | None:
         """Before the input is transcribed: why its result could not be written; None: it can."""
-        ...
+        return None
 
-    def begin(self, indices: Sequence[int]) -> None:
+    def begin(self, indices: Sequence[int]) -> None:  # noqa: B027  (nothing to do is the usual case)
         """These inputs, in this order, will each be written or left out."""
-        ...
 
+    @abstractmethod
     async def write(self, index: int, transcript: Transcript) -> str:
         """Writes the result; says in which files. Raises OSError for this one, OutputError for all."""
-        ...
 
-    async def leave_out(self, index: int) -> None:
+    async def leave_out(self, index: int) -> None:  # noqa: B027
         """There will be no result for this input."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Nothing more comes, perhaps because of an interruption."""
-        ...
 
 
 def rendered(
@@ -77,7 +75,7 @@ MAX_NAME_BYTES = 255  # of a file's name, on the usual file systems
 _numbers = itertools.count()
 
 
-class FolderOutputs:
+class FolderOutputs(Outputs):
     """Writes a file for each input and format."""
 
     def __init__(self, folder: Path, inputs: Sequence[Input], job: TranscribeJob) -> None:
@@ -92,17 +90,8 @@ class FolderOutputs:
         reason = next(filter(None, map(self._obstacle, self._paths[index])), None)
         return Failure(self._inputs[index].name, reason) if reason else None
 
-    def begin(self, indices: Sequence[int]) -> None:
-        pass
-
     async def write(self, index: int, transcript: Transcript) -> str:
         return await _finished(asyncio.to_thread(self._write, self._paths[index], transcript))
-
-    async def leave_out(self, index: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def _write(self, paths: Sequence[Path], transcript: Transcript) -> str:
         written = []
@@ -172,7 +161,7 @@ def write_whole(path: Path, content: bytes) -> None:
 MAX_HELD = 256  # results that wait for one before them
 
 
-class StandardOutput:
+class StandardOutput(Outputs):
     """Prints each result as soon as those before it are printed.
 
     Several results stay apart: text formats by a header line, JSON as one object a line with its file's name.
@@ -187,12 +176,6 @@ class StandardOutput:
         self._held: dict[int, bytes] = {}  # by position
         self._next = 0
         self._printed = asyncio.Condition()
-
-    def is_done(self, index: int) -> bool:
-        return False
-
-    def prepare(self, index: int) -> Failure | None:
-        return None
 
     def begin(self, indices: Sequence[int]) -> None:
         self._positions = {index: position for position, index in enumerate(indices)}

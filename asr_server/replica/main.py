@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from setproctitle import setproctitle
 
 from asr_server import __version__
@@ -34,8 +35,6 @@ from asr_server.replica.loop import CannotStart, load_engine, run
 from asr_server.replica.ranks import Ranks
 from asr_server.telemetry import configure_logging
 
-if TYPE_CHECKING:
-    from asr_server.engine import Engine
 if TYPE_CHECKING:
     from asr_server.engine import Engine
 
@@ -64,11 +63,7 @@ def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
         model = resolve_checkpoint(spec.settings.model)
     except CheckpointError as error:
         raise CannotStart(f"on {_HOST}: {error}") from error
-    settings = replace(spec.settings, model=str(model))
-    start_ranks = partial(Ranks, spec.index, settings, spec.num_on_device)
-    engine = load_engine(settings, spec.num_on_device, start_ranks)
-    freeze_gc()
-    return engine
+    return _create_engine(msgspec.structs.replace(spec, settings=replace(spec.settings, model=str(model))))
 
 
 def main() -> None:

@@ -35,8 +35,6 @@ from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from asr_server.engine.ranks import Operation
-if TYPE_CHECKING:
-    from asr_server.engine.ranks import Operation
 
 
 MODULE: Final = "asr_server.replica.ranks"

@@ -87,7 +87,7 @@ async def run_app(
         )
     )
     serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started and (dispatcher.ready or dispatcher.given_up))
+    await until(lambda: server.started and (dispatcher.ready or dispatcher.supervisor.given_up))
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     try:
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30) as client:

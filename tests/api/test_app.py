@@ -99,7 +99,7 @@ async def test_the_right_key_opens() -> None:
 
 async def test_no_engine_is_503_and_not_ready_but_alive() -> None:
     async with run_app() as app:
-        app.dispatcher.replica_states[0].ready = False
+        app.dispatcher.supervisor.replica_states[0].ready = False
         for reply in (await app.post(), await app.client.get("/ready")):
             assert reply.status_code == 503
             assert reply.headers["retry-after"].isdecimal()

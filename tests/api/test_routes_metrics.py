@@ -111,7 +111,7 @@ async def test_readiness_is_0_and_not_absent_while_no_replica_lives(monkeypatch:
         assert (before["asr_ready"], before['asr_replica_ready{replica="replica 0"}']) == (1, 1)
         monkeypatch.setattr(app.replica, "launch", starts_for_ever)
         monkeypatch.setattr(app.replica, "receive", gone)
-        await until(lambda: not app.dispatcher.replica_states)
+        await until(lambda: not app.dispatcher.supervisor.replica_states)
         while not growth(before, after := await read(app), "asr_replica_restarts_total"):
             await asyncio.sleep(0.01)
         assert (after["asr_ready"], after['asr_replica_ready{replica="replica 0"}']) == (0, 0)

@@ -105,8 +105,8 @@ class RunningDispatcher:
         await self.dispatcher.start()
         await until(
             lambda: (
-                len(self.dispatcher.replica_states)
-                and all(state.ready for state in self.dispatcher.replica_states)
+                len(self.dispatcher.supervisor.replica_states)
+                and all(state.ready for state in self.dispatcher.supervisor.replica_states)
             )
         )
         return self

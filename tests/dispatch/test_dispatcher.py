@@ -245,7 +245,7 @@ async def test_replicas_that_never_start_are_given_up_for_good() -> None:
         app.replica.die()
     with pytest.raises(EngineUnavailable):
         await task
-    assert app.dispatcher.given_up
+    assert app.dispatcher.supervisor.given_up
     assert not app.dispatcher.ready
     with pytest.raises(EngineUnavailable):
         await app.send(app.dispatcher.open("b"), 0)

@@ -61,8 +61,11 @@ class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
 
 async def until_ready(dispatcher: Dispatcher) -> None:
     async with asyncio.timeout(120):
-        while sum(state.ready for state in dispatcher.replica_states) < dispatcher.num_replicas:
-            assert not dispatcher.given_up, dispatcher.last_failure
+        while (
+            sum(state.ready for state in dispatcher.supervisor.replica_states)
+            < dispatcher.supervisor.num_replicas
+        ):
+            assert not dispatcher.supervisor.given_up, dispatcher.supervisor.last_failure
             await asyncio.sleep(0.02)
 
 
@@ -93,7 +96,7 @@ async def test_a_cancelled_request_leaves_nothing_and_the_next_is_served(dispatc
     with pytest.raises(asyncio.CancelledError):
         await task
     assert heard(await dispatcher.open("stays").submit(chunk(say("55")), OPTIONS)) == "55"
-    assert not any(state.in_flight for state in dispatcher.replica_states)
+    assert not any(state.in_flight for state in dispatcher.supervisor.replica_states)
 
 
 @IN_MODULE
@@ -117,7 +120,7 @@ async def test_replicas_that_are_killed_lose_nothing_and_are_replaced(dispatcher
         asyncio.create_task(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS)) for spoken in said
     ]
     await asyncio.sleep(0)
-    assert all(state.in_flight for state in dispatcher.replica_states)
+    assert all(state.in_flight for state in dispatcher.supervisor.replica_states)
     for process in killed:
         process.kill()
     results = await asyncio.wait_for(asyncio.gather(*tasks), 120)
@@ -136,7 +139,7 @@ async def test_a_frozen_replica_is_noticed_and_replaced(dispatcher: Dispatcher) 
     frozen_at = time.monotonic()
     said = [say(digits) for digits in ("17", "28", "39", "40")]
     tasks = [asyncio.create_task(dispatcher.open(each.digits).submit(chunk(each), OPTIONS)) for each in said]
-    while "frozen" not in dispatcher.last_failure:
+    while "frozen" not in dispatcher.supervisor.last_failure:
         await asyncio.sleep(0.01)
     detected_s = time.monotonic() - frozen_at
     print(f"noticed after {detected_s:.1f} s")
@@ -157,11 +160,11 @@ async def test_a_host_that_is_lost_takes_no_request_with_it(
         asyncio.create_task(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS)) for spoken in said
     ]
     await asyncio.sleep(0)
-    assert all(state.in_flight for state in dispatcher.replica_states)
+    assert all(state.in_flight for state in dispatcher.supervisor.replica_states)
     await asyncio.to_thread(cluster.kill_other_host)
     results = await asyncio.wait_for(asyncio.gather(*tasks), 120)
     assert [heard(result) for result in results] == [spoken.digits for spoken in said]
-    assert "replica " in dispatcher.last_failure
+    assert "replica " in dispatcher.supervisor.last_failure
     assert dispatcher.ready
 
 

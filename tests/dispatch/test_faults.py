@@ -27,7 +27,7 @@ SETTINGS = embedded(dtype="float32")
 
 async def until_given_up(dispatcher: Dispatcher) -> None:
     async with asyncio.timeout(60):
-        while not dispatcher.given_up:
+        while not dispatcher.supervisor.given_up:
             await asyncio.sleep(0.02)
 
 
@@ -62,9 +62,9 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(
     dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
     await dispatcher.start()
     async with asyncio.timeout(60):
-        while not dispatcher.last_failure:
+        while not dispatcher.supervisor.last_failure:
             await asyncio.sleep(0.02)
-    assert "was not ready" in dispatcher.last_failure
+    assert "was not ready" in dispatcher.supervisor.last_failure
     monkeypatch.undo()  # the next start has all the time it needs
     monkeypatch.setenv("FAULT", f"stall {marker}")
     await until_ready(dispatcher)
@@ -73,14 +73,14 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(
 
 async def test_a_pause_of_the_api_process_ends_no_healthy_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running("multiprocess") as dispatcher:
-        (before,) = dispatcher.replica_states
+        (before,) = dispatcher.supervisor.replica_states
         monkeypatch.setattr(supervisor, "FROZEN_AFTER_S", 3.0)
         for _ in range(2):
             time.sleep(4.0)  # noqa: ASYNC251  as a busy connection, or a paused container
             await asyncio.sleep(0.1)
         monkeypatch.undo()
         assert heard(await dispatcher.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
-        assert dispatcher.replica_states == [before]
+        assert dispatcher.supervisor.replica_states == [before]
 
 
 async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
@@ -91,8 +91,8 @@ async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
     dispatcher = Dispatcher(SETTINGS)
     await dispatcher.start()
     await until_given_up(dispatcher)
-    assert dispatcher.failed_to_start
-    assert "No such file or directory" in dispatcher.last_failure
+    assert dispatcher.supervisor.failed_to_start
+    assert "No such file or directory" in dispatcher.supervisor.last_failure
     await dispatcher.stop()
 
 
@@ -108,9 +108,9 @@ def test_without_file_handles_the_launch_fails_and_the_process_lives() -> None:
             dispatcher = Dispatcher(embedded())
             resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 6,) * 2)
             await dispatcher.start()
-            while not dispatcher.given_up:
+            while not dispatcher.supervisor.given_up:
                 await asyncio.sleep(0.01)
-            print(dispatcher.last_failure)
+            print(dispatcher.supervisor.last_failure)
 
         asyncio.run(main())"""
     ended = subprocess.run(
@@ -131,6 +131,6 @@ async def test_a_replica_that_ends_before_it_is_ready_leaves_nothing(
     dispatcher = Dispatcher(SETTINGS, MuteExecutor(SETTINGS))
     await dispatcher.start()
     await until_given_up(dispatcher)
-    assert "exited with status 0" in dispatcher.last_failure
+    assert "exited with status 0" in dispatcher.supervisor.last_failure
     assert not list(tmp_path.iterdir())
     await dispatcher.stop()

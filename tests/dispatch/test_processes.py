@@ -31,7 +31,7 @@ async def pair() -> AsyncIterator[Dispatcher]:
 
 
 def replica_process(dispatcher: Dispatcher, index: int = 0) -> psutil.Process:
-    replica = dispatcher.replica_states[index].replica
+    replica = dispatcher.supervisor.replica_states[index].replica
     assert isinstance(replica, ProcessReplica)
     return psutil.Process(replica.pid)
 
@@ -134,7 +134,7 @@ async def test_a_checkpoint_that_is_none_is_given_up(tmp_path: Path) -> None:
     dispatcher = Dispatcher(Settings(model=str(tmp_path)))
     await dispatcher.start()
     async with asyncio.timeout(100):
-        while not dispatcher.given_up:
+        while not dispatcher.supervisor.given_up:
             await asyncio.sleep(0.05)
     assert not dispatcher.ready
     await dispatcher.stop()

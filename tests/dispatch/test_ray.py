@@ -46,11 +46,11 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
         dispatcher = Dispatcher(embedded(executor="ray", ray_address=address))
         await dispatcher.start()
         async with asyncio.timeout(30):
-            while not dispatcher.given_up:
+            while not dispatcher.supervisor.given_up:
                 await asyncio.sleep(0.02)
-    assert dispatcher.failed_to_start
-    assert dispatcher.last_failure.startswith(f"no Ray cluster at {address}: ")
-    assert dispatcher.last_failure.endswith(f"cannot connect to {address}: Connection refused")
+    assert dispatcher.supervisor.failed_to_start
+    assert dispatcher.supervisor.last_failure.startswith(f"no Ray cluster at {address}: ")
+    assert dispatcher.supervisor.last_failure.endswith(f"cannot connect to {address}: Connection refused")
     await dispatcher.stop()
 
 

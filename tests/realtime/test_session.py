@@ -422,7 +422,7 @@ async def test_more_sessions_than_allowed_are_1013_and_a_place_is_free_again_aft
 
 
 async def test_while_no_engine_is_ready_it_is_1013(app: RunningApp) -> None:
-    app.dispatcher.replica_states[0].ready = False
+    app.dispatcher.supervisor.replica_states[0].ready = False
     async with open_session(url(app), expect="error") as client:
         assert await client.closed() == 1013
 

@@ -77,7 +77,7 @@ def assert_alike(several: list[ChunkResult], one: list[ChunkResult]) -> None:
 
 def ranks_of(dispatcher: Dispatcher) -> list[psutil.Process]:
     """Rank 0, which is the replica's process, and its children."""
-    replica = dispatcher.replica_states[0].replica
+    replica = dispatcher.supervisor.replica_states[0].replica
     assert isinstance(replica, ProcessReplica)
     process = psutil.Process(replica.pid)
     return [process, *process.children()]
@@ -224,8 +224,8 @@ async def test_a_model_that_cannot_be_split_is_told_in_a_line() -> None:
     heads = WhisperSizes.from_directory(Path(EMBEDDED_MODEL)).encoder_heads
     dispatcher = Dispatcher(embedded(tensor_parallel_size=heads + 1, device="cpu"))
     await dispatcher.start()
-    await until(lambda: dispatcher.given_up)
-    assert dispatcher.last_failure == (
+    await until(lambda: dispatcher.supervisor.given_up)
+    assert dispatcher.supervisor.last_failure == (
         f"--tensor-parallel-size {heads + 1} does not divide the model's encoder_attention_heads, {heads}"
     )
     await dispatcher.stop()
