@@ -31,7 +31,7 @@ test: .venv/test.stamp  ## the test suite; fetches weights, speech, Chromium and
 	@tests/node/install.sh
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
-quick: .venv/test.stamp  ## the tests that need no server, browser, Ray, Triton nor reference implementation
+quick: .venv/test.stamp  ## the tests that need no server, browser, Ray, Triton, reference implementation nor seconds
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not trial and not slow" $(ARGS)
 
 check: .venv/test.stamp  ## formatting, lint, types

@@ -187,7 +187,7 @@ class WyomingConnection:
         ):
             await self._receive_audio(first, upload)
             transcript = await self._transcribe(upload, options)
-            answer = TranscriptEvent(transcript.text, language=_language_of(transcript))
+            answer = TranscriptEvent(transcript.text, language=next(iter(transcript.languages), None))
             await self._write(answer, state.settings.client_grace_s)
         self._report(200)
 
@@ -274,10 +274,6 @@ class WyomingConnection:
         model = AsrModel(name=name, description=settings.model_description, languages=languages, **about)  # type: ignore[arg-type]
         program = AsrProgram(name="asr-server", description="asr-server", models=[model], **about)  # type: ignore[arg-type]
         return Info(asr=[program])
-
-
-def _language_of(transcript: Transcript) -> str | None:
-    return transcript.languages[0] if transcript.languages else None
 
 
 class WyomingServer:

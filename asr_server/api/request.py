@@ -105,7 +105,7 @@ def _items(value: str) -> list[Any]:
 def _invalid(error: ValidationError) -> InvalidValue:
     first = error.errors(include_url=False, include_context=False)[0]
     field = str(first["loc"][0])
-    param = _on_the_wire(field)
+    param = f"{field}[]" if field in ARRAY_FIELDS else field
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return InvalidValue(f"'{param}' is required.", param)
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
@@ -113,10 +113,6 @@ def _invalid(error: ValidationError) -> InvalidValue:
         return InvalidValue(message, param)
     value = str(first["input"])[:_MAX_QUOTED]
     return InvalidValue(f"Invalid value for '{param}': '{value}'. {first['msg']}.", param)
-
-
-def _on_the_wire(field: str) -> str:
-    return f"{field}[]" if field in ARRAY_FIELDS else field
 
 
 def _check_stream(fields: AudioFields) -> None:

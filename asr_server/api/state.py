@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, NoReturn, Protocol, cast
+from typing import Final, Protocol, cast
 
 from starlette.requests import HTTPConnection, Request
 
@@ -136,20 +136,18 @@ class AdmissionLimiter:
             self._count(self._clock() - started_at)
 
     def _check(self) -> None:
-        if self.num_in_flight >= self._max_requests:
-            self._reject()
-
-    def _count(self, request_s: float) -> None:
-        self._num_finished += 1
-        weight = max(_WEIGHT, 1 / self._num_finished)
-        self._mean_request_s += weight * (request_s - self._mean_request_s)
-
-    def _reject(self) -> NoReturn:
+        if self.num_in_flight < self._max_requests:
+            return
         self.num_rejected += 1
         raise Overloaded(
             f"{self._max_requests} requests are in flight already: {naming('max_concurrent_requests')}.",
             self._next_turn_s(),
         )
+
+    def _count(self, request_s: float) -> None:
+        self._num_finished += 1
+        weight = max(_WEIGHT, 1 / self._num_finished)
+        self._mean_request_s += weight * (request_s - self._mean_request_s)
 
     def _next_turn_s(self) -> float:
         """Each who is turned away gets a turn of its own, at the rate at which places become free.

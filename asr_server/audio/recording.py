@@ -231,3 +231,19 @@ class Recording:
         for splitter in self._splitters:
             splitter.drop()
         self._source = self._stream = self._file = None
+
+
+class ChunkSource:
+    """One chunk whose samples are at hand, in the place of a recording that is decoded."""
+
+    truncated = False
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+        self.duration_s = self.settled_s = chunk.duration_s
+
+    async def next_slice(self, max_chunks: int) -> DecodeSlice:
+        return DecodeSlice([self._chunk], finished=True)
+
+    def close(self) -> None:
+        pass

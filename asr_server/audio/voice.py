@@ -136,21 +136,21 @@ def _sustained_probability(samples: Samples, phase: int) -> float:
 
 def certain_speech_s(samples: Samples) -> list[tuple[float, float]]:
     """Start and end in seconds of each stretch in which somebody certainly speaks, in order."""
-    probabilities = _score_isolated(samples)[SILENCE // FRAME :]
-    return [
-        (first * FRAME_S, end * FRAME_S)
-        for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
-        if (probabilities[first:end] >= CERTAIN).sum() >= MIN_CERTAIN_FRAMES
-    ]
+    return _stretches_s(samples, CERTAIN, MIN_CERTAIN_FRAMES)
 
 
 def possible_speech_s(samples: Samples) -> list[tuple[float, float]]:
     """Start and end in seconds of each stretch in which somebody may speak, in order: a word or more."""
+    return _stretches_s(samples, 0.0, MIN_SPEECH_FRAMES)
+
+
+def _stretches_s(samples: Samples, threshold: float, min_frames: int) -> list[tuple[float, float]]:
+    """Those in which somebody may speak, with so many frames in which it is as likely as `threshold`."""
     probabilities = _score_isolated(samples)[SILENCE // FRAME :]
     return [
         (first * FRAME_S, end * FRAME_S)
         for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
-        if end - first >= MIN_SPEECH_FRAMES
+        if (probabilities[first:end] >= threshold).sum() >= min_frames
     ]
 
 

@@ -154,10 +154,11 @@ class TurnReader:
             elif error is None:
                 deltas.append(outcome)
                 self._report(ChunkRead(self.item_id, outcome.text, outcome.language))
-        self._report(self._failed(error) if error else self._read_whole(deltas))
-
-    def _failed(self, error: Exception) -> TurnFailed:
-        return TurnFailed(self.item_id, out.ItemError.from_detail(body_of(error).error))
+        if error:
+            detail = out.ItemError.from_detail(body_of(error).error)
+            self._report(TurnFailed(self.item_id, detail))
+        else:
+            self._report(self._read_whole(deltas))
 
     def _read_whole(self, deltas: list[TranscriptDelta]) -> TurnRead:
         logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)

@@ -131,17 +131,14 @@ class RealtimeSession:
     async def _write(self) -> None:
         await self._send(out.SessionCreated(session=self._described()))
         await self._set_detection()
-        while not self._is_over():
+        while self._ending is None or self._state.committed:
             event = await self._inbox.get()
             try:
                 await self._on_event(event)
             finally:
                 self._inbox.task_done()
-        assert self._ending
-        await self._close(self._ending)
-
-    def _is_over(self) -> bool:
-        return self._ending is not None and not self._state.committed
+        if self._socket.application_state is WebSocketState.CONNECTED:
+            await self._socket.close(self._ending.code, self._ending.reason)
 
     async def _on_event(self, event: _Inbox) -> None:
         match event:
@@ -278,10 +275,6 @@ class RealtimeSession:
 
     async def _send_error(self, error: RequestError, event_id: str | None) -> None:
         await self._send(out.error_event(body_of(error).error, event_id))
-
-    async def _close(self, end: _End) -> None:
-        if self._socket.application_state is WebSocketState.CONNECTED:
-            await self._socket.close(end.code, end.reason)
 
     def _described(self) -> out.Session:
         return describe(self._config, self.id, self._expires_at)

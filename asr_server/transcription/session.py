@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from asr_server import metrics
+from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
 from asr_server.core import Chunk, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription.chunk_reader import NOTHING_SENT, ChunkProgress, ChunkReader, not_yet_sent
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.segments import DecodedPart
-from asr_server.transcription.source import Source
 from asr_server.transcription.stall_watch import StallWatch
 from asr_server.transcription.transcript import TranscriptBuilder
+
+NextSlice = Callable[[int], Awaitable[DecodeSlice]]  # given how many chunks there is room for
 
 
 class TranscriptionSession:
@@ -24,7 +26,8 @@ class TranscriptionSession:
     def __init__(
         self,
         handle: RequestHandle,
-        source: Source,
+        source: Recording | ChunkSource,
+        next_slice: NextSlice,
         options: DecodingOptions,
         language: LanguageDetector,
         reader: ChunkReader,
@@ -34,6 +37,7 @@ class TranscriptionSession:
     ) -> None:
         self._handle = handle
         self._source = source
+        self._next_slice = next_slice
         self._options = options
         self._language = language
         self._reader = reader
@@ -106,7 +110,7 @@ class TranscriptionSession:
             await asyncio.sleep(0)  # what was sent last is in the queue by then, and counts
             room = await self._handle.wait_for_capacity()
             with self._watch.waiting_for_pool():
-                decoded = await self._source.next_slice(room)
+                decoded = await self._next_slice(room)
             for piece in decoded.pieces:
                 if isinstance(piece, Chunk):
                     # Waiting here while another chunk detects also keeps this side from decoding on.

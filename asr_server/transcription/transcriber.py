@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 
 from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import Recording
+from asr_server.audio.recording import ChunkSource, Recording
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Chunk, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher
@@ -21,8 +22,7 @@ from asr_server.telemetry import unique_request_id
 from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language import Languages
 from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
-from asr_server.transcription.session import TranscriptionSession
-from asr_server.transcription.source import ChunkSource, RecordingSource, Source
+from asr_server.transcription.session import NextSlice, TranscriptionSession
 from asr_server.transcription.stall_watch import StallLimits, StallWatch
 from asr_server.transcription.transcript import TranscriptBuilder
 
@@ -58,7 +58,8 @@ class Transcriber:
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
-        async with self._run(RecordingSource(self.pool, recording), options, speakers) as session:
+        next_slice = partial(self.pool.decode_slice, recording)
+        async with self._run(recording, next_slice, options, speakers) as session:
             yield session
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
@@ -66,15 +67,20 @@ class Transcriber:
 
         Raises: EngineUnavailable, ChunkFailed.
         """
-        async with self._run(ChunkSource(chunk), options) as session:
+        source = ChunkSource(chunk)
+        async with self._run(source, source.next_slice, options) as session:
             return await session.only_delta()
 
     @asynccontextmanager
     async def _run(
-        self, source: Source, options: DecodingOptions, speakers: Sequence[str] = ()
+        self,
+        source: Recording | ChunkSource,
+        next_slice: NextSlice,
+        options: DecodingOptions,
+        speakers: Sequence[str] = (),
     ) -> AsyncIterator[TranscriptionSession]:
         handle = self._dispatcher.open(unique_request_id())
-        session = self._session(handle, source, options, speakers)
+        session = self._session(handle, source, next_slice, options, speakers)
         try:
             async with asyncio.TaskGroup() as group:
                 session.start(group)
@@ -87,7 +93,12 @@ class Transcriber:
             source.close()
 
     def _session(
-        self, handle: RequestHandle, source: Source, options: DecodingOptions, speakers: Sequence[str]
+        self,
+        handle: RequestHandle,
+        source: Recording | ChunkSource,
+        next_slice: NextSlice,
+        options: DecodingOptions,
+        speakers: Sequence[str],
     ) -> TranscriptionSession:
         if speakers or options.max_new_tokens is not None:  # text waits, or has no unread tail
             options = msgspec.structs.replace(options, early_results=False)
@@ -104,7 +115,7 @@ class Transcriber:
         reader = ChunkReader(handle, self.tokenizer, options, language, voice_pool, watch, num_channels)
         builder = TranscriptBuilder(self.tokenizer, source, options, language, speakers)
         return TranscriptionSession(
-            handle, source, options, language, reader, builder, watch, channels_apart=bool(speakers)
+            handle, source, next_slice, options, language, reader, builder, watch, bool(speakers)
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from asr_server.audio.recording import ChunkSource, Recording
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import (
     POSITIONS_PER_S,
@@ -24,7 +25,6 @@ from asr_server.core import (
 from asr_server.transcription.language import ENGLISH, continuation, name_of
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.segments import DecodedPart, segments_of, token_logprobs
-from asr_server.transcription.source import Source
 
 
 class Interleaver:
@@ -57,7 +57,7 @@ class TranscriptBuilder:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        source: Source,
+        source: Recording | ChunkSource,
         options: DecodingOptions,
         language: LanguageDetector,
         speakers: Sequence[str],

@@ -38,7 +38,8 @@ def group_words(tokens: Sequence[int], tokenizer: Tokenizer, spaced: bool) -> li
             is a word.
     """
     groups = list(_characters(tokens, tokenizer))
-    return _join_punctuation(_join_up_to_spaces(groups) if spaced else groups)
+    words = _join_up_to_spaces(groups) if spaced else groups
+    return _join_to_word_before(_join_to_next_word(words))
 
 
 def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordGroup]:
@@ -61,10 +62,6 @@ def _join_up_to_spaces(groups: Sequence[WordGroup]) -> list[WordGroup]:
         else:
             words[-1] = WordGroup(words[-1].text + group.text, words[-1].first, group.end)
     return words
-
-
-def _join_punctuation(words: Sequence[WordGroup]) -> list[WordGroup]:
-    return _join_to_word_before(_join_to_next_word(words))
 
 
 def _join_to_next_word(words: Sequence[WordGroup]) -> list[WordGroup]:

@@ -117,7 +117,7 @@ async def test_the_probes_answer_head_as_they_answer_get(app: RunningApp, path: 
 
 async def test_an_engine_given_up_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_app() as app:
-        monkeypatch.setattr(type(app.dispatcher), "given_up", True)
+        monkeypatch.setattr(type(app.dispatcher.supervisor), "given_up", True)
         for path in ("/health", "/ping", "/ready"):
             assert (await app.client.get(path)).status_code == 503
         assert (await app.post()).status_code == 503

@@ -18,6 +18,8 @@ from tests.api.raw_client import FILE_PART, RawClient
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 
+pytestmark = pytest.mark.slow
+
 TICK_S = 0.02
 STRICT = embedded(
     max_header_bytes=4096,

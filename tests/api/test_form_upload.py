@@ -57,6 +57,7 @@ async def test_one_large_upload_goes_to_disk_though_there_is_memory_left() -> No
     upload.close()
 
 
+@pytest.mark.slow
 async def test_an_upload_in_pieces_of_a_byte_costs_no_more_than_its_bytes() -> None:
     before = psutil.Process().memory_full_info().uss
     upload = await filled(UploadMemory(1 << 40), MIB, piece=1)

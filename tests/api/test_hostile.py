@@ -40,6 +40,7 @@ async def test_a_wav_that_claims_4_gb_is_heard_as_far_as_it_goes(app: RunningApp
     assert await app.still_works()
 
 
+@pytest.mark.slow
 async def test_mutated_uploads_are_heard_or_refused(app: RunningApp, tmp_path: Path) -> None:
     statuses = {
         (await app.post(upload)).status_code for _, upload in mutated(originals(tmp_path), 60, seed=4)

@@ -27,6 +27,8 @@ from tests.api.sample_files import sound_file
 from tests.conftest import Server
 from tests.embedded import embedded
 
+pytestmark = pytest.mark.slow
+
 MODEL = "whisper-1"
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import openai
+import pytest
 from openai import AsyncOpenAI
 
 from asr_server.core import ChunkId
@@ -16,6 +17,8 @@ from tests.api.official_client import transcribe
 from tests.api.raw_client import RawClient
 from tests.api.running_app import SECOND, RunningApp, run_app, until
 from tests.embedded import embedded
+
+pytestmark = pytest.mark.slow
 
 FOUR_PLACES = replace(embedded(), max_concurrent_requests=4)
 

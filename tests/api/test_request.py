@@ -179,6 +179,7 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_field(pairs: list[tuple[st
     assert param.split("[")[0] in error.message
 
 
+@pytest.mark.slow
 @given(pairs=st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=20), st.text(max_size=20))))
 @settings(max_examples=300, deadline=None)
 def test_nothing_that_is_sent_brings_anything_but_fields_or_a_refusal(pairs: list[tuple[str, str]]) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from asr_server.api.server import ENGINE_FAILED
 from tests.conftest import Server
@@ -20,6 +21,7 @@ def test_the_decode_libraries_load_before_the_engine_so_that_no_upload_waits_for
     assert "asr_server.audio.ffmpeg_process" in children[0].cmdline()
 
 
+@pytest.mark.slow
 def test_an_engine_that_never_starts_ends_the_server_with_a_line_and_a_status(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30)  # too long for the path of a socket
     folder.mkdir()

@@ -43,6 +43,7 @@ def survive(files: dict[str, bytes], count: int, seed: int) -> None:
     assert 0.2 * count < num_read < 0.9 * count  # the mutations are neither harmless nor all fatal
 
 
+@pytest.mark.slow
 def test_200_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     survive(originals(tmp_path), 200, seed=1)
 

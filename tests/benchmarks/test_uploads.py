@@ -5,6 +5,8 @@ import pytest
 
 from benchmarks.uploads import FORMATS, check_distinct, encode, long_uploads, short_uploads
 
+pytestmark = pytest.mark.slow
+
 
 def test_files_differ_and_last_as_long_as_they_say() -> None:
     uploads = [*short_uploads(12), *short_uploads(3, ("wav", "flac", "mp3"), 5.0)]

