@@ -70,7 +70,15 @@ def padded_with(padding: str, checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("padding", "num_clips"), [("silence", 9), ("zeros", 4)])
+@pytest.mark.parametrize(
+    ("padding", "num_clips"),
+    [
+        ("silence", 6),
+        ("zeros", 3),
+        pytest.param("silence", 10, marks=pytest.mark.trial),
+        pytest.param("zeros", 10, marks=pytest.mark.trial),
+    ],
+)
 def test_one_window_is_read_as_openai_whisper_reads_it_in_ten_languages(
     padding: str, num_clips: int, tmp_path: Path
 ) -> None:
@@ -187,11 +195,9 @@ async def test_every_recording_says_the_same_as_stream_json_and_verbose_json(htt
     Left to `make trial`: the format matrix, and the telephone talk, which climbs the whole ladder.
     """
     needs("recordings")
-    one_of_each = [sample(corpus(name), 1) for name in ("librivox", "fillets")]
-    languages = one_window_a_language()
     left_out = ("one-two-three-", "telephone")
     recordings = [clip for clip in corpus("recordings") if not any(name in clip.name for name in left_out)]
-    clips = [*recordings, *(clip for drawn in one_of_each for clip in drawn), *languages[-2:]]
+    clips = [*recordings, *sample(corpus("fillets"), 1), *one_window_a_language()[-1:]]
     assert await differing(http, clips, no_language) == []
 
 

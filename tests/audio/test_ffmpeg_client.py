@@ -239,7 +239,9 @@ def test_shutdown_leaves_nothing_behind(path: Path) -> None:
 
 def test_nothing_outlives_a_server_that_is_killed(path: Path) -> None:
     script = (
-        "import sys, pathlib; from asr_server.audio import *\n"
+        "import sys, pathlib\n"
+        "from asr_server.audio.limits import AudioLimits\n"
+        "from asr_server.audio.recording import Recording\n"
         "recording = Recording(pathlib.Path(sys.argv[1]), AudioLimits())\n"
         "recording.next_slice(); print('ready', flush=True); sys.stdin.read()"
     )
@@ -255,5 +257,5 @@ def test_nothing_outlives_a_server_that_is_killed(path: Path) -> None:
 
 
 def test_the_libraries_that_decode_are_not_in_the_server_s_own_process() -> None:
-    script = "import sys, asr_server.audio; print('av' in sys.modules, 'torch' in sys.modules)"
+    script = "import sys, asr_server.audio.recording; print('av' in sys.modules, 'torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).split() == ["False", "False"]

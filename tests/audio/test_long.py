@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 READ = """
 import pathlib, sys, time, psutil
-from asr_server.audio import AudioLimits, Recording
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
 
 def peak_mb():
     me = psutil.Process()

@@ -203,7 +203,7 @@ def test_a_repository_of_another_kind_is_refused_before_anything_is_fetched(
 
 def test_two_processes_fetch_a_model_once(fake: FakeHub, home: Path) -> None:
     fake.pause_s = 0.005
-    code = "import sys; from asr_server.checkpoint import resolve_checkpoint as r; print(r(sys.argv[1]))"
+    code = "import sys; from asr_server.checkpoint.find import resolve_checkpoint as r; print(r(sys.argv[1]))"
     environment = os.environ | {"HF_ENDPOINT": fake.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
     both = [
         subprocess.Popen(

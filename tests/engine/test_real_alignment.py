@@ -33,7 +33,8 @@ def test_token_times_of_real_speech_are_those_of_openai_whisper(
 ) -> None:
     """A position of its own for each token moves it by one position, seldom by more."""
     monkeypatch.setattr(alignment, "first_frames", partial(first_frames, share_frames=share_frames))
-    clips, directory = {clip.language: clip.samples() for clip in spoken()}, hugging_face_checkpoint("base")
+    some = spoken() if share_frames else spoken()[:7]
+    clips, directory = {clip.language: clip.samples() for clip in some}, hugging_face_checkpoint("base")
     checkpoint, reference = Checkpoint.load(directory), load_openai_whisper(directory).float()
     engine = checkpoint.engine()
     for language, samples in clips.items():
