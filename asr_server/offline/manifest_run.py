@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
 from asr_server.config import Settings
 from asr_server.dispatch.ray_cluster import cluster_address
-from asr_server.errors import EngineUnavailable
 from asr_server.offline.inputs import reason_of
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.offline.manifest import (
@@ -26,11 +24,10 @@ from asr_server.offline.manifest import (
 from asr_server.offline.outputs import OutputError, check_writable
 from asr_server.offline.run import (
     FILES_AT_ONCE,
-    INTERRUPTED,
     SOME_FAILED,
     SUCCESS,
-    TERMINATED,
     cancel_on_sigterm,
+    run_to_the_end,
 )
 from asr_server.transcription import first_error
 
@@ -49,10 +46,10 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
     with Reports(job.output_dir, _num_lines(job), job.quiet) as reports:
         if settings.executor == "ray":
-            stop_reason, status = _run_to_the_end(lambda: _run_on_ray(settings, job, reports))
+            stop_reason, status = run_to_the_end(lambda: _run_on_ray(settings, job, reports))
         else:
             run = ManifestRun(transcriber, job, reports)
-            stop_reason, status = _run_to_the_end(lambda: asyncio.run(run.run()))
+            stop_reason, status = run_to_the_end(lambda: asyncio.run(run.run()))
     if stop_reason:
         print(f"stopped: {stop_reason}", file=sys.stderr)
     if not job.quiet:
@@ -78,19 +75,6 @@ def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports) -> Non
 
 def _cancel(*_: object) -> None:
     raise asyncio.CancelledError
-
-
-def _run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
-    """Why it ended before the end, and the exit status for that. Results that are written stay."""
-    try:
-        run()
-    except KeyboardInterrupt:
-        return "interrupted", INTERRUPTED
-    except asyncio.CancelledError:
-        return "terminated", TERMINATED
-    except (EngineUnavailable, OutputError, OSError) as error:
-        return reason_of(error) if isinstance(error, OSError) else str(error), SOME_FAILED
-    return "", SUCCESS
 
 
 class ManifestRun:

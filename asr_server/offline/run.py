@@ -12,11 +12,11 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -99,9 +99,6 @@ class Summary:
     cut_short: list[str] = field(default_factory=list)  # names of damaged recordings
     stop_reason: str = ""  # why the run ended before its end
     stop_status: int = SUCCESS
-
-    def stop(self, reason: str, status: int) -> None:
-        self.stop_reason, self.stop_status = reason, status
 
     @property
     def exit_status(self) -> int:
@@ -240,7 +237,8 @@ def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber
         transcriber = make_transcriber(job)  # before a stream is read, which cannot be read twice
         todo = list(_buffer_streams(inputs, todo, summary))
         batch = Batch(inputs, transcriber, outputs, summary, ProgressBars(len(todo), job.quiet))
-        _run_to_the_end(_run(transcriber, batch, todo), summary)
+        run = _run(transcriber, batch, todo)
+        summary.stop_reason, summary.stop_status = run_to_the_end(lambda: asyncio.run(run))
         with contextlib.suppress(OutputError):
             outputs.close()
     summary.show(job.quiet)
@@ -274,16 +272,20 @@ def _buffer_streams(inputs: list[Input], indices: Sequence[int], summary: Summar
             yield index
 
 
-def _run_to_the_end(run: Coroutine[Any, Any, None], summary: Summary) -> None:
-    """Ctrl-C and TERM end it in order: what is under way is dropped, and the engine leaves."""
+def run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
+    """Why it ended before the end, if it did, and the exit status for that. Results that are written stay.
+
+    Ctrl-C and TERM end it in order: what is under way is dropped, and the engine leaves.
+    """
     try:
-        asyncio.run(run)
+        run()
     except KeyboardInterrupt:
-        summary.stop("interrupted", INTERRUPTED)
+        return "interrupted", INTERRUPTED
     except asyncio.CancelledError:
-        summary.stop("terminated", TERMINATED)
-    except (EngineUnavailable, OutputError) as error:
-        summary.stop(str(error), SOME_FAILED)
+        return "terminated", TERMINATED
+    except (EngineUnavailable, OutputError, OSError) as error:
+        return reason_of(error) if isinstance(error, OSError) else str(error), SOME_FAILED
+    return "", SUCCESS
 
 
 async def _run(transcriber: FileTranscriber, batch: Batch, indices: Sequence[int]) -> None:

@@ -63,7 +63,7 @@ def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
         model = resolve_checkpoint(spec.settings.model)
     except CheckpointError as error:
         raise CannotStart(f"on {_HOST}: {error}") from error
-    return _create_engine(msgspec.structs.replace(spec, settings=replace(spec.settings, model=str(model))))
+    return create_engine(msgspec.structs.replace(spec, settings=replace(spec.settings, model=str(model))))
 
 
 def main() -> None:
@@ -75,10 +75,10 @@ def main() -> None:
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     end_with_the_parent()
-    run(ZmqEngineServer(spec.address), lambda: _create_engine(spec))
+    run(ZmqEngineServer(spec.address), lambda: create_engine(spec))
 
 
-def _create_engine(spec: ReplicaSpec) -> Engine:
+def create_engine(spec: ReplicaSpec) -> Engine:
     start_ranks = partial(Ranks, spec.index, spec.settings, spec.num_on_device)
     engine = load_engine(spec.settings, spec.num_on_device, start_ranks)
     freeze_gc()

@@ -214,7 +214,7 @@ def test_a_forkserver_that_died_is_replaced(path: Path) -> None:
 
 def test_a_process_that_hangs_is_ended_by_the_system(path: Path) -> None:
     script = (
-        "from asr_server.audio import ffmpeg_process; ffmpeg_process._set_alarms(0.2, 30)\nwhile True: pass"
+        "from asr_server.audio import ffmpeg_process; ffmpeg_process.set_alarms(0.2, 30)\nwhile True: pass"
     )
     ended = subprocess.run([sys.executable, "-c", script], timeout=ENOUGH_S, check=False)
     assert ended.returncode == -signal.SIGPROF

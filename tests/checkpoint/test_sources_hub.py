@@ -36,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(sources, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(sources, "PAUSE_S", 0.01)
     return tmp_path / "home"
 
 

@@ -35,7 +35,7 @@ def poisoned(samples: Samples) -> Samples:
 
 
 def main() -> None:
-    create_engine = replica._create_engine
+    create_engine = replica.create_engine
     fault, _, argument = os.environ["FAULT"].partition(" ")
 
     def create_faulty_engine(spec: ReplicaSpec) -> Engine:
@@ -47,7 +47,7 @@ def main() -> None:
             die_of_poison(engine)
         return engine
 
-    replica._create_engine = create_faulty_engine
+    replica.create_engine = create_faulty_engine
     replica.main()
 
 
