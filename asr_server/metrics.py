@@ -29,8 +29,6 @@ from asr_server.core import TEMPERATURE_LADDER, ChunkResult
 
 ReadAgainReason = Literal["unread_tail", "speech_passed_over", "language_outvoted", "replica_lost"]
 DroppedReason = Literal["judged_silence", "no_voice"]
-READ_AGAIN_REASONS: Final[tuple[ReadAgainReason, ...]] = get_args(ReadAgainReason)
-DROPPED_REASONS: Final[tuple[DroppedReason, ...]] = get_args(DroppedReason)
 UNKNOWN_LANGUAGE: Final = "unknown"
 
 REGISTRY: Final = CollectorRegistry()
@@ -117,9 +115,9 @@ segments_dropped: Final = _counter(
 chunks_failed: Final = _counter("asr_chunks_failed", "Chunks without a result.", ("reason",))
 for _reason in ("engine_error", "replicas_ended", "no_engine", "shutting_down"):
     chunks_failed.labels(_reason)  # 0, not absent, before the first
-for _reason in READ_AGAIN_REASONS:
+for _reason in get_args(ReadAgainReason):
     chunks_read_again.labels(_reason)
-for _reason in DROPPED_REASONS:
+for _reason in get_args(DroppedReason):
     segments_dropped.labels(_reason)
 fallbacks.labels(BEAM_LABEL)
 for _number, _temperature in enumerate(TEMPERATURE_LADDER):

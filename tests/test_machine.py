@@ -115,11 +115,11 @@ def test_replicas_that_share_a_gpu_are_pinned(
     monkeypatch.setattr("asr_server.dispatch.processes.visible_gpus", lambda: ["0"])
     executor = MultiprocessExecutor(embedded(replicas=2, pin_cores=mode))
     expected = [tuple(range(32)), tuple(range(32, 64))] if pinned else [(), ()]
-    assert [executor._cores_of(index) for index in range(2)] == expected
+    assert [executor.cores_of(index) for index in range(2)] == expected
     alone = MultiprocessExecutor(embedded(replicas=1, pin_cores="auto"))
-    assert alone._cores_of(0) == ()
+    assert alone.cores_of(0) == ()
     on_cpu = MultiprocessExecutor(embedded(replicas=2, device="cpu", pin_cores="auto"))
-    assert on_cpu._cores_of(0) == ()
+    assert on_cpu.cores_of(0) == ()
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_there_is_a_replica_for_each_gpu_unless_a_number_is_given(monkeypatch: p
 def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asr_server.dispatch.processes.visible_gpus", lambda: ["2", "7"])
     executor = MultiprocessExecutor(embedded(replicas=5))
-    devices = [executor._device_of(index)["CUDA_VISIBLE_DEVICES"] for index in range(5)]
+    devices = [executor.device_of(index)["CUDA_VISIBLE_DEVICES"] for index in range(5)]
     assert devices == ["2", "7", "2", "7", "2"]
-    assert [executor._num_on_device(index) for index in range(5)] == [3, 2, 3, 2, 3]
+    assert [executor.num_on_device(index) for index in range(5)] == [3, 2, 3, 2, 3]
     on_cpu = MultiprocessExecutor(embedded(replicas=2, device="cpu"))
-    assert on_cpu._device_of(1) == {}
-    assert on_cpu._num_on_device(1) == 2
+    assert on_cpu.device_of(1) == {}
+    assert on_cpu.num_on_device(1) == 2
 
 
 @pytest.mark.parametrize(

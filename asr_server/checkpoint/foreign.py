@@ -34,9 +34,8 @@ def explain_file(path: Path) -> str:
 def explain_listing(name: str, files: Collection[str]) -> str | None:
     """The same for a directory or a hub repository, by its files' names; None where it can be served."""
     endings = {Path(file).suffix for file in files}
-    if "model.bin" in files and any(file.startswith("vocabulary.") for file in files):
-        return None if "config.json" in files else f"{name} has no config.json"
-    if any(file.endswith(".safetensors") or file == "pytorch_model.bin" for file in files):
+    is_ctranslate2 = "model.bin" in files and any(file.startswith("vocabulary.") for file in files)
+    if is_ctranslate2 or any(file.endswith(".safetensors") or file == "pytorch_model.bin" for file in files):
         return None if "config.json" in files else f"{name} has no config.json"
     if single := [file for file in files if file.startswith("ggml-") or file.endswith((".pt", ".pth"))]:
         return f"{name} holds single files, such as {min(single)}: fetch one and name it, --model FILE"

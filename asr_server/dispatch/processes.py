@@ -107,7 +107,7 @@ class MultiprocessExecutor:
                 "-m",
                 self.module,
                 stdin=PIPE,
-                env=child_environment() | self._device_of(index),
+                env=child_environment() | self.device_of(index),
                 pass_fds=() if shared_fd is None else (shared_fd,),
             )
         except BaseException:
@@ -118,29 +118,29 @@ class MultiprocessExecutor:
             index,
             client.address,
             self._settings,
-            self._num_on_device(index),
-            self._cores_of(index),
+            self.num_on_device(index),
+            self.cores_of(index),
             niceness=0 if self._devices else CPU_NICENESS,
         )
         process.stdin.write(spec.to_line())
         return ProcessReplica(f"replica {index}", process, client)
 
-    def _device_of(self, index: int) -> dict[str, str]:
+    def device_of(self, index: int) -> dict[str, str]:
         """The environment in which a replica sees its own GPUs alone, one a rank: dealt out in turn."""
         if not self._devices:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._devices[index % len(self._devices)])}
 
-    def _cores_of(self, index: int) -> tuple[int, ...]:
+    def cores_of(self, index: int) -> tuple[int, ...]:
         """Those that the replica is kept to; none: all.
 
         On one GPU each replica waits for its host thread most of the time: not for another's as well.
         """
-        share_gpu = bool(self._devices) and self._num_on_device(index) > 1
+        share_gpu = bool(self._devices) and self.num_on_device(index) > 1
         pinned = share_gpu if self._settings.pin_cores == "auto" else self._settings.pin_cores == "on"
         return cores_of(index, self._settings.replicas) if pinned else ()
 
-    def _num_on_device(self, index: int) -> int:
+    def num_on_device(self, index: int) -> int:
         """Replicas that share the device of this one."""
         num_devices = max(1, len(self._devices))
         return len(range(index % num_devices, self._settings.replicas, num_devices))
