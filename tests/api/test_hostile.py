@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,19 @@ from tests.embedded import embedded
 
 
 @pytest.mark.parametrize(
-    ("upload", "limits"),
+    ("make_upload", "limits"),
     [
-        (silent_opus(600), {"max_audio_s": 300.0}),
-        (silent_opus(600), {"max_decoded_bytes": 300 * 48_000 * 4}),
-        (flac_header(655_350, 8), {"max_sample_rate": 384_000}),
+        (partial(silent_opus, 400), {"max_audio_s": 300.0}),
+        (partial(silent_opus, 400), {"max_decoded_bytes": 300 * 48_000 * 4}),
+        (partial(flac_header, 655_350, 8), {"max_sample_rate": 384_000}),
     ],
     ids=["hours", "gigabytes", "rate"],
 )
-async def test_a_bomb_is_refused_with_the_limit_s_name(upload: bytes, limits: dict[str, Any]) -> None:
+async def test_a_bomb_is_refused_with_the_limit_s_name(
+    make_upload: Callable[[], bytes], limits: dict[str, Any]
+) -> None:
     async with run_app(replace(embedded(), **limits)) as app:
-        reply = await app.post(upload)
+        reply = await app.post(make_upload())
         assert 400 <= reply.status_code < 500
         assert reply.json()["error"]["param"] == "file"
         (setting,) = limits
