@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -61,6 +63,28 @@ class RunningApp:
             connection.transport.abort()
 
 
+class QuickServer(uvicorn.Server):
+    """uvicorn's, which waits a tenth of a second here and there, where there is nothing to wait for."""
+
+    async def main_loop(self) -> None:
+        running = asyncio.create_task(super().main_loop())
+        while not self.should_exit and not running.done():
+            await asyncio.sleep(0.005)
+        running.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.02):
+                while self.server_state.connections or self.server_state.tasks:
+                    await asyncio.sleep(0.001)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+            return
+        for server in self.servers:
+            server.close()
+        await self.lifespan.shutdown()
+
+
 @asynccontextmanager
 async def run_app(
     settings: Settings | None = None,
@@ -74,7 +98,7 @@ async def run_app(
     dispatcher = Dispatcher(settings, replica)
     pool = PreprocessPool(2)
     app = create_app(settings, dispatcher, pool, make_tokenizer(languages), AudioWindow())
-    server = uvicorn.Server(
+    server = QuickServer(
         uvicorn.Config(
             app,
             port=port,
@@ -90,7 +114,7 @@ async def run_app(
     await until(lambda: server.started and (dispatcher.ready or dispatcher.supervisor.given_up))
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     try:
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30) as client:
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30, verify=False) as client:
             yield RunningApp(app, replica, dispatcher, pool, client, server, host, port)
     finally:
         server.should_exit = True

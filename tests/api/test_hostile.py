@@ -20,8 +20,8 @@ from tests.embedded import embedded
 @pytest.mark.parametrize(
     ("make_upload", "limits"),
     [
-        (partial(silent_opus, 400), {"max_audio_s": 300.0}),
-        (partial(silent_opus, 400), {"max_decoded_bytes": 300 * 48_000 * 4}),
+        (partial(silent_opus, 120), {"max_audio_s": 100.0}),
+        (partial(silent_opus, 120), {"max_decoded_bytes": 100 * 48_000 * 4}),
         (partial(flac_header, 655_350, 8), {"max_sample_rate": 384_000}),
     ],
     ids=["hours", "gigabytes", "rate"],
