@@ -24,7 +24,7 @@ from tests.embedded import embedded
         (partial(silent_opus, 120), {"max_decoded_bytes": 100 * 48_000 * 4}),
         (partial(flac_header, 655_350, 8), {"max_sample_rate": 384_000}),
     ],
-    ids=["hours", "gigabytes", "rate"],
+    ids=["length", "bytes", "rate"],
 )
 async def test_a_bomb_is_refused_with_the_limit_s_name(
     make_upload: Callable[[], bytes], limits: dict[str, Any]

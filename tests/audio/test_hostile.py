@@ -67,7 +67,7 @@ def silent_opus(duration_s: float) -> bytes:
     return streamed(np.zeros((round(duration_s * 8000), 1), np.float32), 8000, "libopus", "ogg")
 
 
-def test_hours_in_a_small_file_stop_at_the_limit() -> None:
+def test_a_long_recording_in_a_small_file_stops_at_the_limit() -> None:
     bomb = silent_opus(120)
     assert len(bomb) < 60_000
     with pytest.raises(AudioTooLong, match="--max-audio-s"):
