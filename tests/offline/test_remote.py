@@ -23,6 +23,7 @@ from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, Inva
 from asr_server.offline import remote
 from asr_server.offline.local import TranscribeJob
 from asr_server.offline.remote import RemoteServer, RemoteTranscriber
+from tests.api.running_app import QuickServer
 
 DONE = {
     "type": "transcript.text.done",
@@ -76,7 +77,7 @@ async def serving(*answers: Response) -> AsyncIterator[tuple[str, Scripted]]:
         Route("/v1/audio/transcriptions", scripted.answer, methods=["POST"]),
     ]
     config = uvicorn.Config(Starlette(routes=routes), port=0, log_config=None, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
+    server = QuickServer(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.005)
