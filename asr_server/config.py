@@ -62,8 +62,10 @@ class Settings:
         "further names the model answers to, separated by commas",
     )
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "precision; auto: bfloat16 where the device has it, else float32, on CUDA float16"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = _setting(
+        "auto",
+        "precision; auto: int8 on a CPU with VNNI, else bfloat16 where the device has it, else float32, "
+        "on CUDA float16. What int8 does not multiply is in bfloat16 or float32",
     )
     executor: Literal["multiprocess", "inline", "ray"] = _setting(
         "multiprocess",

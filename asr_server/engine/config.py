@@ -22,6 +22,7 @@ from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
 from asr_server.model.float8 import FP8
+from asr_server.model.int8 import VNNI_FLAGS, can_multiply_in_int8
 
 _ENCODE_BATCH_ON_CUDA = 8
 _MAX_COMPUTE_WORKERS = 4
@@ -81,18 +82,22 @@ class EngineConfig:
     @property
     def audio_dtype(self) -> torch.dtype | None:
         """The type of the audio's keys and values in the cache; None: the model's."""
-        return FP8 if self.cache_dtype == "fp8" else None
+        if self.cache_dtype == "fp8":
+            return FP8
+        return torch.uint8 if self.dtype == "int8" else None
 
-    def resolved(self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> EngineConfig:
+    def resolved(
+        self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
+    ) -> EngineConfig:
         """The same configuration with everything chosen that was left open."""
         on_cpu = device.type == "cpu"
         workers = self.compute_workers or (
             min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu and self.num_ranks == 1 else 1
         )
+        chosen = replace(self, dtype="int8" if int8 else str(dtype).removeprefix("torch."))
         return replace(
-            self,
+            chosen,
             device=device.type,
-            dtype=str(dtype).removeprefix("torch."),
             num_slots=self.num_slots
             or choose_num_slots(
                 sizes,
@@ -100,7 +105,7 @@ class EngineConfig:
                 dtype,
                 self.num_on_device,
                 self.num_ranks,
-                self.audio_dtype,
+                chosen.audio_dtype,
                 num_more=self.beam_size - 1,
             ),
             # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache.
@@ -137,12 +142,24 @@ def _check_gpu() -> None:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the processor multiplies in it, else float32."""
-    if name != "auto":
+    """`auto` is bfloat16 where the processor multiplies in it, else float32; so is what int8 leaves."""
+    if name not in ("auto", "int8"):
         return _DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if cpu_flags() & _BFLOAT16_FLAGS else torch.float32
+
+
+def choose_int8(name: str, device: torch.device) -> bool:
+    """Whether products are in 8-bit integers; `auto`: where the processor has instructions for their sums.
+
+    Raises ValueError where they are asked for and the device has no kernels for them.
+    """
+    if name == "auto":
+        return device.type == "cpu" and can_multiply_in_int8() and bool(cpu_flags() & VNNI_FLAGS)
+    if name == "int8" and (device.type != "cpu" or not can_multiply_in_int8()):
+        raise ValueError(f"{naming('dtype')} int8 needs {naming('device')} cpu and a processor with AVX2")
+    return name == "int8"
 
 
 def check_fp8(config: EngineConfig, device: torch.device) -> None:
@@ -214,7 +231,9 @@ def _how_they_share(num_on_device: int) -> str:
 
 
 def _why_dtype(dtype: str, processor: str) -> str:
-    return f"the {processor} multiplies in it" if dtype == "bfloat16" else f"the {processor} has no bfloat16"
+    if dtype in ("bfloat16", "int8"):
+        return f"the {processor} multiplies in it"
+    return f"the {processor} has no bfloat16"
 
 
 def _why_num_slots(config: EngineConfig) -> str:
@@ -256,11 +275,11 @@ def load(config: EngineConfig, rank: int = 0) -> Loaded:
     """
     device = choose_device(config.device)
     check_fp8(config, device)
-    dtype = choose_dtype(config.dtype, device)
+    dtype, int8 = choose_dtype(config.dtype, device), choose_int8(config.dtype, device)
     torch.set_num_threads(config.cpu_threads or available_cores())
     directory = Path(config.model)
     shard, fp8_encoder = Shard(rank, config.num_ranks), config.encoder_dtype == "fp8"
-    model = load_whisper(directory, device, dtype, shard, fp8_encoder)
+    model = load_whisper(directory, device, dtype, shard, fp8_encoder, int8)
     if device.type == "cpu":
         keep_freed_memory()  # from here on: what loading needed is given back
     tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)

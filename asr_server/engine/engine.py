@@ -62,7 +62,7 @@ class Engine:
         Args:
             broadcast: tells the other ranks, where there are several and this one is the first.
         """
-        config = (config or EngineConfig()).resolved(model.sizes, model.device, model.dtype)
+        config = (config or EngineConfig()).resolved(model.sizes, model.device, model.dtype, model.int8)
         self.model = model
         self.tokenizer = tokenizer
         self.config = config

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asr_server.model.float8 import FP8, as_bytes, dequantise, quantise
+from asr_server.model.int8 import pack_rows, packed_row_bytes, sum_weighted_packed_rows, unpack_rows
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import attend_cached, attend_cached_audio, split_heads
 from asr_server.model.sizes import WhisperSizes
@@ -69,6 +71,35 @@ class TorchRows:
         return attend_cached_audio(query, *cache.audio(layer, self._slots), cache.cross_rows, mask)
 
 
+class Int8Rows(TorchRows):
+    """The audio's keys and values are looked up where they are, in 8-bit integers."""
+
+    def __init__(self, cache: DecoderCache, slots: Slots, positions: Tensor, context: int) -> None:
+        super().__init__(cache, slots, positions, context)
+        num_heads, depth, length = (
+            cache.cross_keys.shape[2],
+            cache.keys.shape[-1],
+            cache.cross_values.shape[3],
+        )
+        heads = self._index * num_heads + torch.arange(num_heads)  # [B, H], counted through all slots
+        matrices = (
+            heads[:, None].expand(-1, positions.shape[1], -1).reshape(-1, 1)
+        )  # for each query: [B T H, 1]
+        self._key_rows = (matrices * depth + torch.arange(depth)).int()  # [B T H, d]
+        self._value_rows = (matrices * length + torch.arange(length)).int()  # [B T H, F]
+
+    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
+        cache = self._cache
+        keys, values = (each[layer].flatten(0, 2) for each in (cache.cross_keys, cache.cross_values))
+        scores = sum_weighted_packed_rows(query.flatten(0, 2), keys, self._key_rows)  # [B T H, F]
+        if cache.cross_mask is not None:
+            scores = (
+                scores.view(len(query), -1, scores.shape[-1]) + cache.cross_mask[self._slots, 0]
+            ).flatten(0, 1)
+        context = sum_weighted_packed_rows(scores.softmax(-1), values, self._value_rows)  # [B T H, d]
+        return context.view(*query.shape[:2], -1).to(query.dtype)
+
+
 class FlashRows:
     """Slots are read where they are; of each, as many positions as it has."""
 
@@ -112,8 +143,8 @@ def slot_ids(slots: Slots, device: torch.device) -> Tensor:
     return torch.arange(slots.start, slots.stop, device=device) if isinstance(slots, slice) else slots
 
 
-# Beyond that many queries a sequence, the kernel would read the same keys too often.
-_MAX_FLASH_QUERIES = 8
+# Beyond that many queries a sequence, the kernel or the lookup would read the same keys too often.
+_MAX_QUERIES = 8
 # Positions at whose multiples key rows start: for the kernel, and on a GPU for torch's products as well,
 # which are slow where rows do not begin at multiples of 16 bytes.
 _ROW_ALIGNMENT = 16
@@ -124,7 +155,8 @@ class DecoderCache:
 
     The keys of the audio are the other way round, [layers, slots, H, d, positions]: the form in which both
     products of a decode step read their matrix row by row. In 8-bit floats both have a scale for each slot
-    and head: `audio_scales`, float32 [2, layers, slots, H], those of keys and those of values.
+    and head: `audio_scales`, float32 [2, layers, slots, H], those of keys and those of values. In 8-bit
+    integers they are packed rows, of which the last dimension has the bytes.
     """
 
     def __init__(
@@ -142,7 +174,7 @@ class DecoderCache:
         Args:
             short_audio: the audio of a sequence may have fewer positions than the window.
             num_ranks: ranks that share out the heads.
-            audio_dtype: of the audio's keys and values; None: `dtype`.
+            audio_dtype: of the audio's keys and values, uint8 for packed rows; None: `dtype`.
         """
         self._kernels = kernels
         heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
@@ -155,9 +187,16 @@ class DecoderCache:
         self.keys = torch.zeros(text, device=device, dtype=dtype)
         self.values = torch.zeros(text, device=device, dtype=dtype)
         audio_dtype = audio_dtype or dtype
-        padded_keys = torch.zeros(audio_keys, device=device, dtype=audio_dtype)
-        self.cross_keys = padded_keys[..., : sizes.audio_positions]
-        self.cross_values = torch.zeros(audio_values, device=device, dtype=audio_dtype)
+        self._packed = audio_dtype == torch.uint8
+        if self._packed:
+            rows = (*audio_keys[:-1], sizes.audio_positions), audio_values
+            self.cross_keys, self.cross_values = (
+                torch.zeros(*shape, packed_row_bytes(length), dtype=audio_dtype) for *shape, length in rows
+            )
+        else:
+            padded_keys = torch.zeros(audio_keys, device=device, dtype=audio_dtype)
+            self.cross_keys = padded_keys[..., : sizes.audio_positions]
+            self.cross_values = torch.zeros(audio_values, device=device, dtype=audio_dtype)
         self.audio_scales = (
             torch.zeros(2, sizes.decoder_layers, num_slots, heads, device=device)
             if audio_dtype == FP8
@@ -181,7 +220,11 @@ class DecoderCache:
         """On all ranks together."""
         text_bytes = sizes.text_positions * dtype.itemsize
         audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize
-        return 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
+        whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
+        if audio_dtype == torch.uint8:
+            num_rows = sizes.width + sizes.decoder_heads * sizes.audio_positions
+            whole += sizes.decoder_layers * num_rows * packed_row_bytes(0)
+        return whole
 
     def write_audio(self, slots: Slots, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Puts each layer's keys [B, D, F] and values [B, F, D] into B slots."""
@@ -189,6 +232,11 @@ class DecoderCache:
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
             keys, values = keys.view(len(keys), heads, -1, length), split_heads(values, heads).transpose(1, 2)
+            if self._packed:
+                missing = self.cross_values.shape[3] - length
+                self.cross_keys[layer, slots] = pack_rows(F.pad(keys, (0, missing)))
+                self.cross_values[layer, slots] = pack_rows(F.pad(values, (0, 0, 0, missing)))
+                continue
             if self.audio_scales is not None:
                 (keys, *scales), (values, *more) = (quantise(each, (-2, -1)) for each in (keys, values))
                 self.audio_scales[:, layer, slots] = torch.stack(scales + more).flatten(2)
@@ -225,6 +273,8 @@ class DecoderCache:
     def audio(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
         """Keys [B, H, d, F] and values [B, H, F, d] of some slots."""
         keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))
+        if self._packed:
+            return unpack_rows(keys, self.keys.dtype), unpack_rows(values, self.keys.dtype)
         if self.audio_scales is None:
             return keys, values
         key_scales, value_scales = self.audio_scales[:, layer, slots, :, None, None]
@@ -235,6 +285,8 @@ class DecoderCache:
 
     def audio_keys(self, layer: int, slot: int, num_positions: int) -> Tensor:
         """The first keys of one slot, [H, d, num_positions]."""
+        if self._packed:
+            return unpack_rows(self.cross_keys[layer, slot], self.keys.dtype)[..., :num_positions]
         keys = self.cross_keys[layer, slot, ..., :num_positions]
         if self.audio_scales is None:
             return keys
@@ -247,7 +299,9 @@ class DecoderCache:
             context: text positions that are looked at; more than any of `positions`.
             active: bool [B], False where nobody will read what comes of a row; None: all are.
         """
-        flash_decode = self._kernels.flash_decode
-        if flash_decode is not None and positions.shape[1] <= _MAX_FLASH_QUERIES:
+        flash_decode, has_few = self._kernels.flash_decode, positions.shape[1] <= _MAX_QUERIES
+        if self._packed:
+            return (Int8Rows if has_few else TorchRows)(self, slots, positions, context)
+        if flash_decode is not None and has_few:
             return FlashRows(self, slots, positions, context, active, flash_decode)
         return TorchRows(self, slots, positions, context)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from asr_server.model.cache import CacheRows, DecoderCache
 from asr_server.model.features import LogMel
+from asr_server.model.int8 import Int8Weight
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import (
     SELF_ATTENTION,
@@ -128,7 +129,9 @@ _VOCABULARY_ALIGNMENT = 128
 
 
 class Decoder(nn.Module):
-    def __init__(self, sizes: WhisperSizes, shard: Shard) -> None:
+    def __init__(
+        self, sizes: WhisperSizes, shard: Shard, linear: type[Linear] = Linear, int8_scores: bool = False
+    ) -> None:
         super().__init__()
         self.scale = sizes.width**0.5 if sizes.scale_embedding else 1.0
         self.vocabulary = sizes.vocabulary
@@ -136,9 +139,12 @@ class Decoder(nn.Module):
         num_rows = padded_vocabulary(sizes.vocabulary, torch.get_default_device())
         self.embedding = nn.Parameter(torch.zeros(num_rows, sizes.width))
         self.positions = nn.Parameter(torch.empty(sizes.text_positions, sizes.width))
-        self.layers = nn.ModuleList(DecoderLayer(i, sizes, shard) for i in range(sizes.decoder_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(i, sizes, shard, linear) for i in range(sizes.decoder_layers)
+        )
         self.norm = nn.LayerNorm(sizes.width)
-        self._packed_embedding: Tensor | None = None
+        self._int8_scores = int8_scores
+        self._packed_embedding: Tensor | Int8Weight | None = None
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
         """Hidden states of the next tokens.
@@ -169,7 +175,10 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
-        if self._packed_embedding is not None:
+        if isinstance(self._packed_embedding, Int8Weight):
+            rows = hidden.flatten(0, -2).float()
+            scores = self._packed_embedding.fine_product(rows).view(*hidden.shape[:-1], -1)
+        elif self._packed_embedding is not None:
             scores = packed_linear(hidden, self._packed_embedding, None).float()
         elif hidden.is_cuda and hidden.dtype != torch.float32:
             # Straight to float32: rounded to bfloat16, likely tokens would tie.
@@ -189,7 +198,10 @@ class Decoder(nn.Module):
 
     def load(self, weights: Weights) -> None:
         self.embedding[: self.vocabulary].copy_(weights["embed_tokens.weight"])
-        self._packed_embedding = pack(self.embedding) if can_pack(self.embedding) else None
+        if self._int8_scores:
+            self._packed_embedding = Int8Weight(self.embedding)
+        elif can_pack(self.embedding):
+            self._packed_embedding = pack(self.embedding)
         self.positions.copy_(weights["embed_positions.weight"])
         for i, layer in enumerate(self.layers):
             layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
@@ -203,21 +215,21 @@ def padded_vocabulary(vocabulary: int, device: torch.device) -> int:
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, index: int, sizes: WhisperSizes, shard: Shard) -> None:
+    def __init__(self, index: int, sizes: WhisperSizes, shard: Shard, linear: type[Linear]) -> None:
         super().__init__()
         share = sizes.width // shard.count
         self.index = index
         self.shard = shard
         self.num_heads = sizes.decoder_heads // shard.count
         self.norm = nn.LayerNorm(sizes.width)
-        self.qkv = Linear(sizes.width, 3 * share)
-        self.out = Linear(share, sizes.width)
+        self.qkv = linear(sizes.width, 3 * share)
+        self.out = linear(share, sizes.width)
         self.cross_norm = nn.LayerNorm(sizes.width)
-        self.cross_query = Linear(sizes.width, share)
+        self.cross_query = linear(sizes.width, share)
         self.cross_key = nn.Parameter(torch.empty(share, sizes.width))
-        self.cross_value = Linear(sizes.width, share)
-        self.cross_out = Linear(share, sizes.width)
-        self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard)
+        self.cross_value = linear(sizes.width, share)
+        self.cross_out = linear(share, sizes.width)
+        self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard, linear)
 
     def forward(self, x: Tensor, rows: CacheRows) -> Tensor:
         """[B, T, D] to the same; writes this call's keys and values into the cache."""
@@ -268,10 +280,13 @@ class Whisper(nn.Module):
         dtype: torch.dtype,
         shard: Shard = WHOLE,
         encoder_linear: type[Linear] = Linear,
+        decoder_linear: type[Linear] = Linear,
+        int8: bool = False,
     ) -> None:
         """
         Args:
-            encoder_linear: computes the products of the encoder's layers.
+            encoder_linear, decoder_linear: compute the products of the layers.
+            int8: the output projection multiplies in 8-bit integers.
         Raises:
             ValueError: the model cannot be split among that many ranks.
         """
@@ -281,13 +296,14 @@ class Whisper(nn.Module):
         self.shard = shard
         self.device = device
         self.dtype = dtype
+        self.int8 = int8
         self.alignment_heads = upper_half(sizes)
         with torch.device(device):
             zeros = sizes.window.padding == "zeros"
             self.log_mel = LogMel(sizes.num_mels, sizes.num_frames, zeros).to(device)
             with _default_dtype(dtype):  # never in float32 first, which would take twice the memory
                 self.encoder = Encoder(sizes, shard, encoder_linear)
-                self.decoder = Decoder(sizes, shard)
+                self.decoder = Decoder(sizes, shard, decoder_linear, int8)
 
     def new_cache(
         self,

@@ -1,0 +1,126 @@
+"""8-bit integers where --dtype int8 asks for them, or the processor has instructions for their sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asr_server.config import EMBEDDED_MODEL, Settings
+from asr_server.core import DecodingOptions
+from asr_server.dispatch.dispatcher import describe
+from asr_server.engine import Engine, EngineConfig, config
+from asr_server.engine.config import choose_dtype, choose_int8, engine_info
+from asr_server.model import load_whisper
+from asr_server.model.int8 import Int8Linear, can_multiply_in_int8
+from asr_server.model.layers import Linear
+from benchmarks.engine_helpers import Checkpoint, transcribe
+from benchmarks.speech import corpus
+from benchmarks.speech.error_rates import word_errors
+from tests.real_weights import real_checkpoint
+from tests.speech import say
+
+CPU = torch.device("cpu")
+needs_int8 = pytest.mark.skipif(not can_multiply_in_int8(), reason="oneDNN has no such products here")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "int8"),
+    [
+        ("auto", {"avx2", "avx512_vnni", "avx512_bf16"}, True),
+        ("auto", {"avx2", "avx_vnni"}, True),
+        ("auto", {"avx2"}, False),  # sums in 16 bits: hardly faster than float32, with weights of 7 bits
+        ("int8", {"avx2"}, True),
+        ("float32", {"avx2", "avx512_vnni"}, False),
+    ],
+)
+def test_auto_takes_int8_where_the_processor_sums_in_32_bits(
+    name: str, flags: set[str], int8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(config, "can_multiply_in_int8", lambda: True)
+    assert choose_int8(name, CPU) == int8
+    assert not choose_int8("auto", torch.device("cuda"))
+    assert choose_dtype("int8", CPU) == choose_dtype("auto", CPU)
+
+
+def test_where_it_cannot_be_it_is_refused_with_the_name_of_the_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusal = r"--dtype \(ASR_SERVER_DTYPE\) int8 needs --device \(ASR_SERVER_DEVICE\) cpu"
+    with pytest.raises(ValueError, match=refusal):
+        choose_int8("int8", torch.device("cuda"))
+    monkeypatch.setattr(config, "can_multiply_in_int8", lambda: False)
+    with pytest.raises(ValueError, match=refusal):
+        Engine.load(EngineConfig(str(EMBEDDED_MODEL), device="cpu", dtype="int8"))
+    assert not choose_int8("auto", CPU)
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
+    dtype: torch.dtype, embedded: Checkpoint
+) -> None:
+    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
+    audio = model.encoder(model.log_mel([say(digits, "f3").samples for digits in ("427", "9081", "31")]))
+    plain, packed = (model.new_cache(4, audio_dtype=each) for each in (None, torch.uint8))
+    for cache in (plain, packed):
+        cache.write_audio(torch.tensor([3, 0, 1]), model.decoder.cross_keys_values(audio))
+        cache.move(3, 2)
+    keys = (cache.audio_keys(1, 2, 7).float() for cache in (packed, plain))
+    torch.testing.assert_close(*keys, atol=0.05, rtol=0.05)
+    for slots in (slice(0, 3), torch.tensor([2, 0])):
+        count = len(range(4)[slots]) if isinstance(slots, slice) else len(slots)
+        for num_queries in (1, 3, 20):
+            positions = torch.arange(num_queries).expand(count, -1)
+            shape = (count, num_queries, *plain.keys.shape[2::2])
+            query = torch.randn(shape, dtype=dtype)
+            found, expected = (
+                cache.rows(slots, positions, num_queries).attend_audio(1, query).float()
+                for cache in (packed, plain)
+            )
+            assert (found - expected).norm() / expected.norm() < 0.03
+
+
+@needs_int8
+def test_beside_float32_all_layers_are_in_int8_and_beside_bfloat16_none() -> None:
+    for dtype, layers in ((torch.float32, Int8Linear), (torch.bfloat16, Linear)):
+        model = load_whisper(EMBEDDED_MODEL, "cpu", dtype, int8=True)
+        assert type(model.encoder.layers[0].qkv) is type(model.decoder.layers[0].cross_out) is layers
+        assert not isinstance(model.encoder.conv1, Int8Linear)
+        info = engine_info(EngineConfig().resolved(model.sizes, CPU, dtype, model.int8))
+        assert "dtype int8 (the processor multiplies in it)" in describe(Settings(), info, 1)
+
+
+@needs_int8
+@pytest.mark.parametrize("short_audio", ["exact", "fast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_digits_are_heard_as_in_float32_with_nearly_the_same_probabilities(
+    dtype: torch.dtype, short_audio: str, embedded: Checkpoint
+) -> None:
+    clips = [say(digits, voice).samples for digits, voice in (("427", "f3"), ("9081", "rms"), ("317", "m5"))]
+    options = DecodingOptions(word_timestamps=True, max_new_tokens=30)
+    expected = transcribe(embedded.engine(short_audio=short_audio), clips, options)
+    engine = Checkpoint.load(EMBEDDED_MODEL, dtype, int8=True).engine(num_slots=2, short_audio=short_audio)
+    errors = []
+    for result, exact in zip(transcribe(engine, clips, options), expected, strict=True):
+        assert result.tokens == exact.tokens
+        errors += [abs(a - b) for a, b in zip(result.logprobs, exact.logprobs, strict=True)]
+        assert result.token_times_s == pytest.approx(exact.token_times_s, abs=0.1)
+    assert 0 < max(errors) < 0.2
+
+
+@needs_int8
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_published_weights_hear_people_as_well(dtype: torch.dtype) -> None:
+    """Six sentences, and one word of all more or less than in float32 at most."""
+    directory, clips = real_checkpoint("base"), corpus("librivox")[:6]
+    if not clips:
+        pytest.skip("the recordings of librivox are not here; benchmarks/speech/install.sh fetches them")
+
+    def num_errors(checkpoint: Checkpoint) -> int:
+        found = transcribe(checkpoint.engine(), [c.samples() for c in clips], DecodingOptions(language="en"))
+        texts = [checkpoint.tokenizer.decode(result.tokens) for result in found]
+        return sum(word_errors(c.text or "", text).errors for c, text in zip(clips, texts, strict=True))
+
+    exact, rounded = Checkpoint.load(directory), Checkpoint.load(directory, dtype, int8=True)
+    assert abs(num_errors(rounded) - num_errors(exact)) <= 1

@@ -1,0 +1,118 @@
+"""Products in 8-bit integers, next to float32."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from asr_server.machine import cpu_flags
+from asr_server.model.int8 import (
+    VNNI_FLAGS,
+    Int8Linear,
+    Int8Weight,
+    can_multiply_in_int8,
+    pack_rows,
+    packed_row_bytes,
+    sum_weighted_packed_rows,
+    unpack_rows,
+)
+from asr_server.model.layers import Linear
+
+pytestmark = pytest.mark.skipif(not can_multiply_in_int8(), reason="oneDNN has no such products here")
+
+
+def products(gelu: bool) -> tuple[Linear, Int8Linear]:
+    torch.manual_seed(1)
+    exact, rounded = Linear(64, 32, gelu), Int8Linear(64, 32, gelu)
+    nn.init.normal_(exact.weight)
+    nn.init.normal_(exact.bias)
+    rounded.load_state_dict(exact.state_dict())
+    rounded.pack()
+    return exact, rounded
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("gelu", [False, True])
+def test_a_layer_is_near_the_one_in_float32(gelu: bool) -> None:
+    exact, rounded = products(gelu)
+    x = torch.randn(2, 100, 64) * torch.logspace(-3, 3, 100)[:, None]  # each row has a scale of its own
+    expected, found = exact(x), rounded(x)
+    assert found.shape == expected.shape
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert 0.001 < errors.max() < 0.05
+
+
+@torch.inference_mode()
+def test_a_row_gives_the_same_whoever_is_beside_it() -> None:
+    _, linear = products(gelu=True)
+    x = torch.randn(16, 64)
+    x[3] *= 1000
+    assert torch.equal(linear(x)[5:6], linear(x[5:6]))
+
+
+@torch.inference_mode()
+def test_what_the_inputs_lose_is_little_in_twice_as_many_bits() -> None:
+    torch.manual_seed(2)
+    weight = torch.randint(-127, 128, (32, 64)).float()
+    weight[:, 0] = 127  # every scale is 1: nothing is lost of the weights
+    x = torch.randn(8, 64)
+    matrix = Int8Weight(weight)
+    assert error(matrix.product(x), x @ weight.t()) > 0.003
+    if cpu_flags() & VNNI_FLAGS:
+        assert error(matrix.fine_product(x), x @ weight.t()) < 0.0001
+
+
+_WITHOUT_VNNI = """
+import torch
+from asr_server.model import int8
+int8.cpu_flags = lambda: {"avx2"}
+torch.manual_seed(0)
+weight, x = torch.rand(32, 64) + 1, torch.rand(8, 64) + 1
+expected = x @ weight.t()
+print(float((int8.Int8Weight(weight).product(x) - expected).norm() / expected.norm()))
+"""
+
+
+def test_sums_do_not_overflow_where_pairs_are_added_in_16_bits() -> None:
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-c", _WITHOUT_VNNI]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert float(printed) < 0.01
+
+
+@torch.inference_mode()
+def test_zeros_stay_zeros_and_numbers_that_are_none_are_seen() -> None:
+    weight = torch.randn(32, 64)
+    weight[0] = 0
+    matrix = Int8Weight(weight)
+    x = torch.randn(2, 64)
+    assert not matrix.product(x)[:, 0].any()
+    assert not matrix.product(torch.zeros(2, 64)).any()
+    x[1, 7] = float("nan")
+    found = matrix.product(x)
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
+
+
+@torch.inference_mode()
+def test_packed_rows_are_summed_where_they_are() -> None:
+    torch.manual_seed(3)
+    matrix = torch.randn(40, 50) * torch.logspace(-2, 2, 40)[:, None]
+    packed = pack_rows(matrix.view(2, 20, 50))
+    assert packed.shape == (2, 20, packed_row_bytes(50))
+    steps = (matrix.amax(1) - matrix.amin(1)) / 255
+    unpacked = unpack_rows(packed, torch.float32).view(40, 50)
+    assert ((unpacked - matrix).abs() <= 0.51 * steps[:, None]).all()
+    rows = torch.tensor([[3, 4, 5], [20, 21, 22], [3, 4, 5], [37, 38, 39]], dtype=torch.int32)
+    weights = torch.randn(4, 3)
+    expected = torch.einsum("gn,gnm->gm", weights, unpacked[rows.long()])
+    torch.testing.assert_close(sum_weighted_packed_rows(weights, packed.flatten(0, 1), rows), expected)
