@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.sizes import Shard
 
@@ -127,7 +128,11 @@ def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
     Returns:
         [B, T, D].
     """
-    # Plain products: on CPU scaled_dot_product_attention takes seven times as long for a single query.
+    if _HAS_AMX and query.dtype == torch.bfloat16 and not query.is_cuda:
+        # Plain products of bfloat16 copy the keys and values first, and round the scores.
+        attended = F.scaled_dot_product_attention(query.transpose(1, 2), keys, values, mask, scale=1.0)
+        return attended.transpose(1, 2).flatten(2)
+    # Elsewhere on CPU these are the faster: scaled_dot_product_attention takes up to seven times as long.
     scores = _scores(query, keys.transpose(-1, -2)) + mask  # [B, H, T, N]
     return _weighted_sums(scores, values)
 
@@ -186,6 +191,7 @@ def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
 
 # On x86 torch carries kernels written for it (FBGEMM); elsewhere matrix products are the better.
 _WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64")
+_HAS_AMX = "amx_bf16" in cpu_flags()
 
 
 Weights = Mapping[str, Tensor]

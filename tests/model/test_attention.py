@@ -1,4 +1,4 @@
-"""What a GPU computes in attention, with tensors that only pretend to be there."""
+"""Attention over the cache: what a GPU computes, with tensors that only pretend to be there, and a CPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from asr_server.model import layers
 from asr_server.model.layers import attend_cached, attend_cached_audio
 from tests.model.test_whisper import LargestOf
 
@@ -25,3 +26,21 @@ def test_a_gpus_attention_scores_are_never_rounded_to_a_half_precision(dtype: to
     assert attended.dtype == dtype
     assert "aten.bmm.dtype" in made.names
     assert made.bytes[torch.float32] >= 4 * 2 * 2 * 3 * 1500, "the scores"
+
+
+@pytest.mark.parametrize("has_amx", [False, True])
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_cpus_bfloat16_attends_nearly_as_float32_does(
+    num_queries: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_HAS_AMX", has_amx)
+    torch.manual_seed(0)
+    query = torch.randn(3, num_queries, 2, 64, dtype=torch.bfloat16)
+    keys, values = torch.randn(2, 4, 2, 50, 64, dtype=torch.bfloat16)[:, :3, :, :40]
+    mask = torch.zeros(3, 1, num_queries, 40, dtype=torch.bfloat16)
+    mask[:, :, :, 30:] = float("-inf")
+    expected = attend_cached(query.float(), keys.float(), values.float(), mask.float())
+    found = attend_cached(query, keys, values, mask)
+    assert found.shape == (3, num_queries, 128)
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).norm() / expected.norm() < (0.005 if has_amx else 0.05)
