@@ -133,10 +133,14 @@ class Dispatcher:
     async def start(self) -> None:
         self.supervisor.start()
 
+    def serve_in_order(self) -> None:
+        """From now on requests are finished in the order in which they came, rather than side by side."""
+        self._queue.serve_in_order()
+
     def drain(self) -> None:
         """Before a stop: requests are finished in the order in which they came; no replica is replaced."""
         self.draining = True
-        self._queue.serve_in_order()
+        self.serve_in_order()
         self.supervisor.drain()
 
     async def stop(self) -> None:

@@ -191,8 +191,8 @@ class FairQueue:
             self.push(chunk)
 
     def serve_in_order(self) -> None:
-        """From now on the oldest request gets all it can use: before a stop, some requests that finish are
-        better than all of them half done.
+        """From now on the oldest request gets all it can use: before a stop, and for the files of one user,
+        some requests that finish are better than all of them half done.
         """
         chunks = [chunk for _, _, chunk in sorted(self._heap)]
         self._in_order = True

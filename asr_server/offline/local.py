@@ -103,6 +103,10 @@ class LocalTranscriber:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[LocalTranscriber]:
+        """Recordings are finished in the order in which they are begun, most of the machine for the oldest:
+        whoever interrupts has as many results as the time allowed.
+        """
+        self._dispatcher.serve_in_order()
         await self._dispatcher.start()
         try:
             yield self

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -173,6 +174,37 @@ def _wait_s(headers: Mapping[str, str]) -> float | None:
     return None
 
 
+FEWEST_AT_ONCE: Final = 2  # recordings, of any size: a server gives one request half of its slots at most
+BYTES_AT_ONCE: Final = 16 << 20  # of more recordings than these
+
+
+class Turns:
+    """Lets recordings begin in order, few at once where they are long, so that the first ones finish soon."""
+
+    def __init__(self) -> None:
+        self._num_begun = 0
+        self._num_bytes = 0
+        self._next = asyncio.Lock()  # whoever holds it is the next to begin
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def turn(self, num_bytes: int) -> AsyncIterator[None]:
+        async with self._next:
+            while self._num_begun >= FEWEST_AT_ONCE and self._num_bytes + num_bytes > BYTES_AT_ONCE:
+                self._changed.clear()
+                await self._changed.wait()
+            self._count(1, num_bytes)
+        try:
+            yield
+        finally:
+            self._count(-1, -num_bytes)
+
+    def _count(self, begun: int, num_bytes: int) -> None:
+        self._num_begun += begun
+        self._num_bytes += num_bytes
+        self._changed.set()
+
+
 CONNECT_LIMIT_S: Final = 20.0
 SILENCE_LIMIT_S: Final = 600.0  # without a byte from the server, as OpenAI's clients wait
 MAX_EVENT_BYTES: Final = 1 << 28  # a transcript with every word of twelve hours has some 10 MB
@@ -199,6 +231,7 @@ class RemoteTranscriber:
         self._path = "audio/translations" if job.task == "translate" else "audio/transcriptions"
         self._fields = _form_fields(job)
         self._model = server.model
+        self._turns = Turns()
         self._client = httpx2.AsyncClient(
             base_url=_checked_url(server),
             headers={"authorization": f"Bearer {server.api_key}"} if server.api_key else {},
@@ -226,7 +259,8 @@ class RemoteTranscriber:
             raise EngineUnavailable(f"{response.url} is not answered as an asr-server does") from None
 
     async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
-        return await with_retries(lambda: self._transcribe_once(source, on_progress))
+        async with self._turns.turn(_num_bytes(source)):
+            return await with_retries(lambda: self._transcribe_once(source, on_progress))
 
     async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
         """One try. Raises TryAgain beside what `FileTranscriber` names."""
@@ -290,6 +324,11 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "known_speaker_names[]": list(job.speakers),
     }
     return {name: value for name, value in fields.items() if value}
+
+
+def _num_bytes(source: Source) -> int:
+    """Raises OSError."""
+    return (os.stat(source) if isinstance(source, Path) else os.fstat(source.fileno())).st_size
 
 
 @contextmanager

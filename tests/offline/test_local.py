@@ -1,17 +1,23 @@
-"""From what the user wrote to decoding options, on a checkpoint with many languages; nothing is started."""
+"""From what the user wrote to decoding options, on a checkpoint with many languages; and files in order."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 
 from asr_server.config import Settings
-from asr_server.core import DecodingOptions
+from asr_server.core import SAMPLE_RATE, DecodingOptions
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import SubtitleLayout
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from tests.checkpoints import english_only_directory, pocket_directory
+from tests.embedded import embedded
+from tests.speech import say
 
 
 def options(**job: Any) -> DecodingOptions:
@@ -48,3 +54,29 @@ def test_a_model_of_one_language_does_not_translate() -> None:
     settings = Settings(model=str(english_only_directory()), served_model_name="tiny.en")
     with pytest.raises(InvalidValue, match=r"The model tiny\.en cannot translate"):
         LocalTranscriber(settings, TranscribeJob(("a.wav",), task="translate"))
+
+
+async def test_files_are_finished_in_order_with_most_of_the_machine_for_the_oldest(tmp_path: Path) -> None:
+    """Side by side, all of them would be nearly done when the first one is."""
+    files = [tmp_path / f"{index}.wav" for index in range(4)]
+    for path in files:
+        soundfile.write(path, np.tile(say("31415", gap_s=0.3).samples, 16), SAMPLE_RATE)
+    done_s = dict.fromkeys(files, 0.0)
+    finished: list[Path] = []
+    most_of_others_s: list[float] = []  # when each one finished
+
+    async def one(transcriber: LocalTranscriber, path: Path) -> None:
+        def on_progress(until_s: float, total_s: float | None) -> None:
+            done_s[path] = until_s
+
+        await transcriber.transcribe(path, on_progress)
+        del done_s[path]
+        finished.append(path)
+        most_of_others_s.append(max(done_s.values(), default=0.0))
+
+    transcriber = LocalTranscriber(embedded(executor="inline", max_slots=2), TranscribeJob(("folder",)))
+    async with transcriber.running(), asyncio.TaskGroup() as group:
+        for path in files:
+            group.create_task(one(transcriber, path))
+    assert finished == files
+    assert max(most_of_others_s) <= soundfile.info(files[0]).duration / 2
