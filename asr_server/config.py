@@ -105,10 +105,10 @@ class Settings:
     compute_workers: int = _setting(
         0, "encode batches under way at once; 0: one a core, up to 4, on CPU, 1 on CUDA", ge=0, le=4
     )
-    short_audio: Literal["auto", "exact", "fast"] = _setting(
+    short_audio: Literal["auto", "exact", "tail"] = _setting(
         "auto",
-        "fast: encodes a short chunk in 5, 10, 15 or 20 s, not in the whole window; texts may differ. "
-        "auto: fast where the checkpoint asks for it (whisper-digits), else exact",
+        "exact: a chunk is encoded with the silence behind it, to the window's end. tail: that silence is "
+        "encoded once for all, and a short chunk costs less. auto: exact with --dtype float32, else tail",
     )
     copy_overlap: bool = _setting(False, "CUDA: copies to and from the device on streams of their own")
     cuda_graphs: bool = _setting(True, "CUDA: steps are recorded once and replayed")
@@ -272,6 +272,13 @@ FIELDS: Final[dict[str, FieldInfo]] = {
     for name, field in Settings.__pydantic_fields__.items()  # type: ignore[attr-defined]
     if field.json_schema_extra is not None
 }
+
+
+def short_audio_mode(setting: str, dtype: str) -> str:
+    """exact or tail: who asks for float32 asks for the reference, to the token."""
+    if setting != "auto":
+        return setting
+    return "exact" if dtype == "float32" else "tail"
 
 
 def environment_name(setting: str) -> str:

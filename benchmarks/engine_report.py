@@ -33,7 +33,7 @@ class Setup:
     def __str__(self) -> str:
         workers = f", {self.compute_workers} workers" if self.compute_workers else ""
         overlap = ", copy overlap" if self.copy_overlap else ""
-        short = ", short audio fast" if self.short_audio == "fast" else ""
+        short = ", short audio tail" if self.short_audio == "tail" else ""
         kernels = "" if self.kernels == "auto" else f", {self.kernels} kernels"
         return f"{self.shape} {self.dtype}{workers}{overlap}{short}{kernels}"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from asr_server.core import POSITIONS_PER_S
 from benchmarks.checkpoints import SHAPES, Shape, make_checkpoint
 
 # Everything that whisper-tiny has, in a size that needs no patience.
@@ -100,23 +99,4 @@ def brief_directory() -> Path:
     end_of_text = json.loads((target / "config.json").read_text())["eos_token_id"]
     tokens[end_of_text] = 3.5 * tokens.norm(dim=1).mean() * places / places.norm()
     save_file(weights, target / "model.safetensors", {"format": "pt"})
-    return target
-
-
-def cut_to(directory: Path, window_s: int, target: Path) -> Path:
-    """The same checkpoint with the first positions of its encoder only."""
-    shutil.copytree(directory, target)
-    num_positions = window_s * POSITIONS_PER_S
-    weights = load_file(directory / "model.safetensors")
-    name = "model.encoder.embed_positions.weight"
-    weights[name] = weights[name][:num_positions].contiguous()
-    save_file(weights, target / "model.safetensors", {"format": "pt"})
-    for file, change in (
-        ("config.json", {"max_source_positions": num_positions}),
-        ("preprocessor_config.json", {"chunk_length": window_s}),
-    ):
-        config = json.loads((target / file).read_text()) | change
-        for name in ("n_samples", "nb_max_frames"):  # they follow from the others
-            config.pop(name, None)
-        (target / file).write_text(json.dumps(config))
     return target

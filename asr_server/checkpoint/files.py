@@ -35,8 +35,8 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 # How preprocessor_config.json describes the log-mel frames of every Whisper model.
 FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
-# Few, because a GPU records the encoder anew for each.
-SHORT_AUDIO_S: Final = (5, 10, 15, 20)
+SHORT_STEP: Final = 100  # positions, 2 s: the cache's rows of keys are read in such blocks
+MARGIN_POSITIONS: Final = 25  # of silence that are always encoded behind a chunk, where its window has them
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class AudioWindow:
 
     num_positions: int = 1500  # of the encoder
     max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
-    short_lengths: tuple[int, ...] = ()  # fewer positions to which the encoder may be limited, rising
-    short_audio: str = "exact"  # what the checkpoint asks for where the settings leave it to that
+    step: int = 0  # chunks are encoded in multiples of so many positions; 0: in the whole window
     padding: str = "silence"  # what follows a chunk in its window: silence, or zeros in the spectrogram
 
     @property
@@ -61,27 +60,28 @@ class AudioWindow:
         """The longest chunk to cut. 0 leaves it to the checkpoint; the window bounds it either way."""
         return min(max_chunk_s or self.max_chunk_s or self.duration_s, self.duration_s)
 
-    def mode_for_short_audio(self, mode: str) -> str:
-        """`auto` leaves it to the checkpoint."""
-        return self.short_audio if mode == "auto" else mode
-
-    def for_short_audio(self, mode: str) -> AudioWindow:
-        """The same window; `fast`: chunks that do not fill it are encoded in fewer positions."""
-        if self.mode_for_short_audio(mode) != "fast":
+    def for_short_audio(self, mode: str, longest_step: int = SHORT_STEP) -> AudioWindow:
+        """The same window; `tail`: chunks are encoded in as few positions as they need, a multiple of the
+        window's greatest divisor that is not above `longest_step`.
+        """
+        if mode == "exact":
             return self
-        lengths = [seconds * POSITIONS_PER_S for seconds in SHORT_AUDIO_S]
-        return replace(self, short_lengths=tuple(each for each in lengths if each < self.num_positions))
+        return replace(self, step=next(n for n in range(longest_step, 0, -1) if self.num_positions % n == 0))
+
+    @property
+    def short_lengths(self) -> range:
+        """Less than the whole window, in which chunks are encoded."""
+        return range(self.step, self.num_positions, self.step) if self.step else range(0)
 
     def positions_for(self, num_samples: int) -> int:
         """In how many positions of the encoder a chunk of so many samples is encoded."""
-        least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE)
+        least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE) + MARGIN_POSITIONS
         return next((length for length in self.short_lengths if length >= least), self.num_positions)
 
     @classmethod
     def from_directory(cls, directory: Path) -> AudioWindow:
-        """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, three
-        keys of this server's own: `max_chunk_s`, for a checkpoint that hears better in shorter chunks,
-        `short_audio` ("fast"), for one that hears as well without what follows a chunk in its window, and
+        """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, two
+        keys of this server's own: `max_chunk_s`, for a checkpoint that hears better in shorter chunks, and
         `padding` ("zeros"), for one that is to be read as openai-whisper reads it, to the digit.
 
         Raises:
@@ -93,11 +93,8 @@ class AudioWindow:
         window = cls(
             int(config.get("max_source_positions", cls.num_positions)),
             float(preprocessor.get("max_chunk_s", cls.max_chunk_s)),
-            short_audio=str(preprocessor.get("short_audio", cls.short_audio)),
             padding=str(preprocessor.get("padding", cls.padding)),
         )
-        if window.short_audio not in ("exact", "fast"):
-            raise CheckpointError(f"short_audio in {path} is {window.short_audio!r}: exact or fast")
         if window.padding not in ("silence", "zeros"):
             raise CheckpointError(f"padding in {path} is {window.padding!r}: silence or zeros")
         expected = {**FEATURES, "chunk_length": window.duration_s}

@@ -31,7 +31,7 @@ from asr_server.channel.messages import (
 )
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.find import revision_of
-from asr_server.config import Settings, flag_name
+from asr_server.config import Settings, flag_name, short_audio_mode
 from asr_server.core import ChunkId, ChunkResult
 from asr_server.dispatch.queue import (
     FairQueue,
@@ -126,7 +126,8 @@ class Dispatcher:
         self._request_numbers = itertools.count()
         self._num_ended = 0  # replicas, of those that took work
         self._chunks: dict[ChunkId, PendingChunk] = {}  # waiting and in flight
-        self._queue = FairQueue((window or AudioWindow()).for_short_audio(settings.short_audio))
+        mode = short_audio_mode(settings.short_audio, settings.dtype)
+        self._queue = FairQueue((window or AudioWindow()).for_short_audio(mode))
         self._isolation = Isolation()
         self._refusal: Callable[[], EngineUnavailable] | None = None  # for chunks that come now
 

@@ -16,7 +16,7 @@ import torch
 
 from asr_server.channel.messages import EngineInfo
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.config import Settings, naming, values_for
+from asr_server.config import Settings, naming, short_audio_mode, values_for
 from asr_server.engine.active_chunk import check_timestamps
 from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import available_cores, cpu_flags, free_memory_bytes, mps_is_running
@@ -56,7 +56,7 @@ class EngineConfig:
     encoder_dtype: str = "auto"  # of the products of the encoder's layers; the same
     num_on_device: int = 1  # engines that share the device's memory
     num_ranks: int = 1  # processes that are one engine, each with its part of the model (tensor parallelism)
-    short_audio: str = "exact"  # fast: what a chunk does not reach is not encoded; auto: the checkpoint's own
+    short_audio: str = "exact"  # tail: the silence behind a chunk is not encoded with it; see `config.py`
 
     @classmethod
     def from_settings(cls, settings: Settings, num_on_device: int = 1) -> EngineConfig:
@@ -115,7 +115,7 @@ class EngineConfig:
             cuda_graphs=self.cuda_graphs and self.num_ranks == 1,
             # On CPU there is nothing that a step could overlap with.
             lookahead=not on_cpu if self.lookahead is None else self.lookahead,
-            short_audio=sizes.window.mode_for_short_audio(self.short_audio),
+            short_audio=short_audio_mode(self.short_audio, self.dtype),
         )
 
 

@@ -13,13 +13,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import Samples
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import Transfers, new_stream, record_graphs
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.kernels import Kernels
+from asr_server.model.silence import Silence
 
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves their number
+_CUDA_STEP = 250  # positions: few lengths, because the encoder is recorded anew for each
 
 
 class PendingEncode:
@@ -52,12 +55,22 @@ def make_encoder(
     return kind(model, cache, config, transfers, kernels)
 
 
+@torch.inference_mode()
+def write_silence(model: Whisper, cache: DecoderCache, kernels: Kernels, is_shared: bool) -> Silence:
+    """Has the cache continue short audio with silence."""
+    silence = model.hear_silence(kernels)
+    cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared)
+    return silence
+
+
 class CpuEncoder:
     """Sequence chunks at once, the cores shared out between them; `start` returns when they are encoded.
 
     A thread that has a chunk to itself waits for no other. Two threads in every product wait for each other a
     hundred times a chunk, and when something else runs on one of the cores, each of these waits is long.
     """
+
+    shares_silence = True
 
     def __init__(
         self,
@@ -69,6 +82,9 @@ class CpuEncoder:
     ) -> None:
         self._model, self._cache, self._kernels = model, cache, kernels
         self._window = model.sizes.window.for_short_audio(config.short_audio)
+        self._silence: Silence | None = None
+        if config.short_audio == "tail":
+            self._silence = write_silence(model, cache, kernels, self.shares_silence)
         self._num_threads, self._num_workers = torch.get_num_threads(), config.compute_workers
         self._workers = ThreadPoolExecutor(config.compute_workers, thread_name_prefix="encode")
 
@@ -94,7 +110,8 @@ class CpuEncoder:
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # of this thread
         num_frames = FRAMES_PER_POSITION * self._window.positions_for(len(chunk))
-        audio = self._model.encoder(self._model.log_mel([chunk], num_frames), self._kernels)
+        mel = self._model.log_mel([chunk], num_frames)
+        audio = self._model.encoder(mel, self._kernels, self._silence)
         self._cache.write_audio(slice(slot, slot + 1), self._model.decoder.cross_keys_values(audio))
 
 
@@ -110,8 +127,13 @@ class CudaEncoder:
         kernels: Kernels,
     ) -> None:
         self._model, self._cache, self._transfers = model, cache, transfers
-        self._window = model.sizes.window.for_short_audio(config.short_audio)
-        workers = [_CudaWorker(model, config, kernels) for _ in range(config.compute_workers)]
+        self._window = model.sizes.window.for_short_audio(config.short_audio, _CUDA_STEP)
+        silence: Silence | None = None
+        if config.short_audio == "tail":
+            silence = write_silence(model, cache, kernels, is_shared=False)
+        workers = [
+            _CudaWorker(model, config, kernels, self._window, silence) for _ in range(config.compute_workers)
+        ]
         self._workers = itertools.cycle(workers)
 
     @torch.inference_mode()
@@ -156,12 +178,18 @@ class CudaEncoder:
 class _CudaWorker:
     """A stream, and the encoder as graphs that replay on it: one for each size of batch and length."""
 
-    def __init__(self, model: Whisper, config: EngineConfig, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        model: Whisper,
+        config: EngineConfig,
+        kernels: Kernels,
+        window: AudioWindow,
+        silence: Silence | None,
+    ) -> None:
         self.stream = new_stream()
-        self._encoder, self._kernels = model.encoder, kernels
+        self._encoder, self._kernels, self._silence = model.encoder, kernels, silence
         shape = (config.encode_batch, model.sizes.num_mels, model.sizes.num_frames)
         self._mel = torch.zeros(shape, device=model.device)
-        window = model.sizes.window.for_short_audio(config.short_audio)
         lengths = [FRAMES_PER_POSITION * each for each in (*window.short_lengths, window.num_positions)]
         rows = range(1, config.encode_batch + 1)  # each size costs 0.5 ms a chunk
         self._graphs = (
@@ -171,13 +199,13 @@ class _CudaWorker:
         )
 
     def _compute(self, num_rows: int, num_frames: int) -> Tensor:
-        audio: Tensor = self._encoder(self._mel[:num_rows, :, :num_frames], self._kernels)
+        audio: Tensor = self._encoder(self._mel[:num_rows, :, :num_frames], self._kernels, self._silence)
         return audio
 
     def encode(self, mel: Tensor) -> Tensor:
         """[B, num_mels, num_frames] to [B, F, D]; overwritten by the next call."""
         if self._graphs is None or len(mel) > len(self._mel):
-            audio: Tensor = self._encoder(mel, self._kernels)
+            audio: Tensor = self._encoder(mel, self._kernels, self._silence)
             return audio
         self._mel[: len(mel), :, : mel.shape[-1]] = mel
         return self._graphs.replay(len(mel), mel.shape[-1])[: len(mel)]

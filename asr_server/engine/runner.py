@@ -83,8 +83,7 @@ class Runner:
             config.audio_dtype,
             config.encoder_dtype == "fp8",
         )
-        short_audio = config.short_audio == "fast"
-        self.cache = model.new_cache(num_slots, short_audio, self._kernels, config.audio_dtype)
+        self.cache = model.new_cache(num_slots, self._kernels, config.audio_dtype)
         self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
         self._specials = specials
         self._language_tokens = torch.tensor(

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from asr_server.model.float8 import FP8, as_bytes, dequantise, quantise
-from asr_server.model.int8 import pack_rows, packed_row_bytes, sum_weighted_packed_rows, unpack_rows
+from asr_server.model.int8 import pack_rows, packed_row_bytes, unpack_rows
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.layers import attend_cached, attend_cached_audio, split_heads
+from asr_server.model.layers import WEIGHTED_ROWS, attend_cached, attend_cached_audio, split_heads
+from asr_server.model.silence import OwnBlocks
 from asr_server.model.sizes import WhisperSizes
 
 # Which slots a call is about: a slice where they lie side by side, else their indices [B].
@@ -57,6 +57,7 @@ class TorchRows:
         mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
         self._mask = mask[:, None]  # [B, 1, T, context], zero or minus infinity
         self._context = context
+        self._own_blocks = cache.own_blocks(slots, positions.shape[1])
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -67,37 +68,10 @@ class TorchRows:
 
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
         cache = self._cache
-        mask = None if cache.cross_mask is None else cache.cross_mask[self._slots]  # [B, 1, 1, F]
-        return attend_cached_audio(query, *cache.audio(layer, self._slots), cache.cross_rows, mask)
-
-
-class Int8Rows(TorchRows):
-    """The audio's keys and values are looked up where they are, in 8-bit integers."""
-
-    def __init__(self, cache: DecoderCache, slots: Slots, positions: Tensor, context: int) -> None:
-        super().__init__(cache, slots, positions, context)
-        num_heads, depth, length = (
-            cache.cross_keys.shape[2],
-            cache.keys.shape[-1],
-            cache.cross_values.shape[3],
-        )
-        heads = self._index * num_heads + torch.arange(num_heads)  # [B, H], counted through all slots
-        matrices = (
-            heads[:, None].expand(-1, positions.shape[1], -1).reshape(-1, 1)
-        )  # for each query: [B T H, 1]
-        self._key_rows = (matrices * depth + torch.arange(depth)).int()  # [B T H, d]
-        self._value_rows = (matrices * length + torch.arange(length)).int()  # [B T H, F]
-
-    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
-        cache = self._cache
-        keys, values = (each[layer].flatten(0, 2) for each in (cache.cross_keys, cache.cross_values))
-        scores = sum_weighted_packed_rows(query.flatten(0, 2), keys, self._key_rows)  # [B T H, F]
-        if cache.cross_mask is not None:
-            scores = (
-                scores.view(len(query), -1, scores.shape[-1]) + cache.cross_mask[self._slots, 0]
-            ).flatten(0, 1)
-        context = sum_weighted_packed_rows(scores.softmax(-1), values, self._value_rows)  # [B T H, d]
-        return context.view(*query.shape[:2], -1).to(query.dtype)
+        if self._own_blocks is None:
+            return attend_cached_audio(query, *cache.audio(layer, self._slots), cache.cross_rows)
+        silence = (cache.silent_keys[layer], cache.silent_values[layer]) if cache.shares_silence else None
+        return self._own_blocks.attend(query, cache.cross_keys[layer], cache.cross_values[layer], silence)
 
 
 class FlashRows:
@@ -156,7 +130,11 @@ class DecoderCache:
     The keys of the audio are the other way round, [layers, slots, H, d, positions]: the form in which both
     products of a decode step read their matrix row by row. In 8-bit floats both have a scale for each slot
     and head: `audio_scales`, float32 [2, layers, slots, H], those of keys and those of values. In 8-bit
-    integers they are packed rows, of which the last dimension has the bytes.
+    integers they are packed rows, of which the last dimension has the bytes; a row of keys is a block of
+    positions then, [layers, slots, H, d, blocks, bytes].
+
+    Where a chunk is shorter than its window, silence follows it: `write_silence`. On CPU all slots share it;
+    where a kernel reads slots, or the audio has scales, each slot has a copy.
     """
 
     def __init__(
@@ -165,14 +143,12 @@ class DecoderCache:
         num_slots: int,
         device: torch.device,
         dtype: torch.dtype,
-        short_audio: bool = False,
         num_ranks: int = 1,
         kernels: Kernels = TORCH,
         audio_dtype: torch.dtype | None = None,
     ) -> None:
         """
         Args:
-            short_audio: the audio of a sequence may have fewer positions than the window.
             num_ranks: ranks that share out the heads.
             audio_dtype: of the audio's keys and values, uint8 for packed rows; None: `dtype`.
         """
@@ -188,10 +164,12 @@ class DecoderCache:
         self.values = torch.zeros(text, device=device, dtype=dtype)
         audio_dtype = audio_dtype or dtype
         self._packed = audio_dtype == torch.uint8
+        self._block = sizes.window.for_short_audio("tail").step
         if self._packed:
-            rows = (*audio_keys[:-1], sizes.audio_positions), audio_values
+            in_blocks = (*audio_keys[:-1], sizes.audio_positions // self._block, self._block)
             self.cross_keys, self.cross_values = (
-                torch.zeros(*shape, packed_row_bytes(length), dtype=audio_dtype) for *shape, length in rows
+                torch.zeros(*shape, packed_row_bytes(length), dtype=audio_dtype)
+                for *shape, length in (in_blocks, audio_values)
             )
         else:
             padded_keys = torch.zeros(audio_keys, device=device, dtype=audio_dtype)
@@ -202,13 +180,11 @@ class DecoderCache:
             if audio_dtype == FP8
             else None
         )
+        # Positions that a slot has itself.
         self.audio_lengths = torch.zeros(num_slots, device=device, dtype=torch.int32)
-        # Minus infinity at positions that a slot's audio does not have.
-        self.cross_mask = (
-            torch.zeros(num_slots, 1, 1, sizes.audio_positions, device=device, dtype=dtype)
-            if short_audio
-            else None
-        )
+        self.shares_silence = False
+        self.silent_keys = self.silent_values = torch.empty(0)  # [layers, H, d, F], [layers, H, F, d]
+        self._own_blocks: tuple[object, OwnBlocks] | None = None  # of the last step, and of which slots
         self.cross_rows = torch.arange(
             num_slots * heads * sizes.audio_positions, device=device, dtype=torch.int32
         )
@@ -222,20 +198,39 @@ class DecoderCache:
         audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize
         whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
         if audio_dtype == torch.uint8:
-            num_rows = sizes.width + sizes.decoder_heads * sizes.audio_positions
+            num_blocks = sizes.audio_positions // sizes.window.for_short_audio("tail").step
+            num_rows = sizes.width * num_blocks + sizes.decoder_heads * sizes.audio_positions
             whole += sizes.decoder_layers * num_rows * packed_row_bytes(0)
         return whole
 
+    def write_silence(self, keys_values: Iterable[tuple[Tensor, Tensor]], is_shared: bool = False) -> None:
+        """What follows the audio of every slot.
+
+        Args:
+            keys_values: each layer's keys [1, D, F] and values [1, F, D].
+            is_shared: slots do without a copy where they can; the host has to know how long their audio is.
+        """
+        self.shares_silence = is_shared and not self._kernels.flash_decode and self.audio_scales is None
+        keys, values = zip(*keys_values, strict=True)
+        heads = self.cross_keys.shape[2]
+        self.silent_keys = torch.cat(keys).unflatten(1, (heads, -1))
+        self.silent_values = torch.cat(values).unflatten(2, (heads, -1)).transpose(1, 2).contiguous()
+
     def write_audio(self, slots: Slots, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Puts each layer's keys [B, D, F] and values [B, F, D] into B slots."""
+        """Puts each layer's keys [B, D, N] and values [B, N, D] into B slots; silence follows them."""
         heads, length = self.cross_keys.shape[2], 0
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
             keys, values = keys.view(len(keys), heads, -1, length), split_heads(values, heads).transpose(1, 2)
+            if not self.shares_silence and length < self._num_positions:
+                silence = self.silent_keys[layer, ..., length:], self.silent_values[layer, :, length:]
+                more_keys, more_values = (each.expand(len(keys), -1, -1, -1) for each in silence)
+                keys, values = torch.cat([keys, more_keys], -1), torch.cat([values, more_values], -2)
+                length = keys.shape[-1]
             if self._packed:
-                missing = self.cross_values.shape[3] - length
-                self.cross_keys[layer, slots] = pack_rows(F.pad(keys, (0, missing)))
-                self.cross_values[layer, slots] = pack_rows(F.pad(values, (0, 0, 0, missing)))
+                in_blocks = pack_rows(keys.unflatten(-1, (-1, self._block)))
+                self.cross_keys[layer, slots, ..., : in_blocks.shape[-2], :] = in_blocks
+                self.cross_values[layer, slots, :, :length] = pack_rows(values)
                 continue
             if self.audio_scales is not None:
                 (keys, *scales), (values, *more) = (quantise(each, (-2, -1)) for each in (keys, values))
@@ -243,20 +238,22 @@ class DecoderCache:
             as_bytes(self.cross_keys)[layer, slots, ..., :length] = as_bytes(keys)
             as_bytes(self.cross_values)[layer, slots, :, :length] = as_bytes(values)
         self.audio_lengths.index_fill_(0, slot_ids(slots, self.audio_lengths.device), length)
-        if self.cross_mask is not None:
-            positions = torch.arange(self.cross_mask.shape[-1], device=self.cross_mask.device)
-            mask = torch.zeros_like(positions, dtype=self.cross_mask.dtype)
-            self.cross_mask[slots] = mask.masked_fill_(positions >= length, float("-inf"))
+        self._own_blocks = None
 
     def move(self, source: int, target: int) -> None:
         """Copies one slot's sequence into another slot."""
-        for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
+        length = int(self.audio_lengths[source]) if self.shares_silence else self._num_positions
+        keys = (
+            self.cross_keys[..., : length // self._block, :]
+            if self._packed
+            else self.cross_keys[..., :length]
+        )
+        for tensor in (self.keys, self.values, keys, self.cross_values[..., :length, :]):
             tensor[:, target] = tensor[:, source]
         if self.audio_scales is not None:
             self.audio_scales[:, :, target] = self.audio_scales[:, :, source]
         self.audio_lengths[target] = self.audio_lengths[source]
-        if self.cross_mask is not None:
-            self.cross_mask[target] = self.cross_mask[source]
+        self._own_blocks = None
 
     def copy_text(self, sources: Tensor, targets: Tensor, length: int) -> None:
         """Copies the first `length` text positions of some slots into others, which may be among them."""
@@ -274,7 +271,12 @@ class DecoderCache:
         """Keys [B, H, d, F] and values [B, H, F, d] of some slots."""
         keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))
         if self._packed:
-            return unpack_rows(keys, self.keys.dtype), unpack_rows(values, self.keys.dtype)
+            keys, values = (unpack_rows(each, self.keys.dtype) for each in (keys, values))
+            keys = keys.flatten(-2)
+        if self.has_short_audio(slots):
+            is_own = torch.arange(self._num_positions) < self.audio_lengths[slots, None]
+            keys = torch.where(is_own[:, None, None], keys, self.silent_keys[layer])
+            values = torch.where(is_own[:, None, :, None], values, self.silent_values[layer])
         if self.audio_scales is None:
             return keys, values
         key_scales, value_scales = self.audio_scales[:, layer, slots, :, None, None]
@@ -283,10 +285,36 @@ class DecoderCache:
             values.view(FP8), value_scales, dtype
         )
 
+    def has_short_audio(self, slots: Slots) -> bool:
+        """Whether shared silence follows the audio of any of these slots."""
+        return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
+
+    def own_blocks(self, slots: Slots, num_queries: int) -> OwnBlocks | None:
+        """For so many queries of each of these slots; the same from step to step, until a slot is written.
+        None where whole slots are read as they are.
+        """
+        is_read = self._packed or (WEIGHTED_ROWS and self.has_short_audio(slots))
+        if not is_read or num_queries > _MAX_QUERIES:
+            return None
+        ids = slot_ids(slots, self.audio_lengths.device)
+        asked = (num_queries, *ids.tolist())
+        if self._own_blocks is None or self._own_blocks[0] != asked:
+            rows = ids.repeat_interleave(num_queries)
+            heads, depth = self.cross_keys.shape[2:4]
+            shape = heads, depth, self._num_positions, self._block
+            self._own_blocks = asked, OwnBlocks.of(rows, self.audio_lengths[rows], *shape)
+        return self._own_blocks[1]
+
+    @property
+    def _num_positions(self) -> int:
+        """Of the window."""
+        return self.cross_values.shape[3]
+
     def audio_keys(self, layer: int, slot: int, num_positions: int) -> Tensor:
         """The first keys of one slot, [H, d, num_positions]."""
         if self._packed:
-            return unpack_rows(self.cross_keys[layer, slot], self.keys.dtype)[..., :num_positions]
+            keys = unpack_rows(self.cross_keys[layer, slot], self.keys.dtype)
+            return keys.flatten(-2)[..., :num_positions]
         keys = self.cross_keys[layer, slot, ..., :num_positions]
         if self.audio_scales is None:
             return keys
@@ -300,8 +328,6 @@ class DecoderCache:
             active: bool [B], False where nobody will read what comes of a row; None: all are.
         """
         flash_decode, has_few = self._kernels.flash_decode, positions.shape[1] <= _MAX_QUERIES
-        if self._packed:
-            return (Int8Rows if has_few else TorchRows)(self, slots, positions, context)
         if flash_decode is not None and has_few:
             return FlashRows(self, slots, positions, context, active, flash_decode)
         return TorchRows(self, slots, positions, context)

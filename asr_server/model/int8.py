@@ -107,24 +107,19 @@ def unpack_rows(packed: Tensor, dtype: torch.dtype) -> Tensor:
     return matrix.view(*packed.shape[:-1], -1).to(dtype)
 
 
-def sum_weighted_packed_rows(weights: Tensor, packed: Tensor, rows: Tensor) -> Tensor:
+def sum_weighted_packed_rows(weights: Tensor, packed: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
     """As `layers.sum_weighted_rows`, in half the time of bfloat16's.
 
     Args:
-        weights: [G, n].
+        weights: [N].
         packed: any number of rows of m numbers.
-        rows: int32 [G, n], which of them have these weights.
+        rows: int32 [N], which of them have these weights.
+        starts: int32 [G], where in `rows` each sum begins.
     Returns:
         float32 [G, m].
     """
-    count = rows.shape[1]
-    offsets = torch.arange(0, rows.numel() + 1, count, dtype=torch.int32)
     sums: Tensor = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
-        packed,
-        rows.flatten(),
-        offsets,
-        per_sample_weights=weights.float().flatten(),
-        include_last_offset=True,
+        packed, rows, starts, per_sample_weights=weights.float()
     )
     return sums
 

@@ -85,34 +85,45 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.view(*x.shape[:-1], num_heads, -1)
 
 
-def attend_audio(qkv: Tensor, num_heads: int, kernels: Kernels = TORCH) -> Tensor:
-    """Every audio position over every other.
+def attend_audio(
+    qkv: Tensor, num_heads: int, kernels: Kernels = TORCH, silence: Tensor | None = None
+) -> Tensor:
+    """Every audio position over every other, and over the silence behind them.
 
     Args:
         qkv: [B, F, 3 D], queries (scaled), keys and values side by side.
+        silence: [M, 2 D], keys and values of M positions behind those of `qkv`; None: there are none.
     Returns:
         [B, F, D].
     """
     if qkv.is_cuda:
         query, key, value = split_heads(qkv, 3 * num_heads).transpose(1, 2).chunk(3, dim=1)  # [B, H, F, d]
+        if silence is not None:
+            behind = split_heads(silence, 2 * num_heads).transpose(0, 1).expand(len(qkv), -1, -1, -1)
+            key, value = (
+                torch.cat(each, dim=2) for each in zip((key, value), behind.chunk(2, dim=1), strict=True)
+            )
         if kernels.encoder_attention is not None:
             attended = kernels.encoder_attention(query, key, value)
         else:
             attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)
         return attended.transpose(1, 2).flatten(2)
-    return torch.stack([_attend_head_by_head(each, num_heads) for each in qkv])
+    return torch.stack([_attend_head_by_head(each, num_heads, silence) for each in qkv])
 
 
-def _attend_head_by_head(qkv: Tensor, num_heads: int) -> Tensor:
+def _attend_head_by_head(qkv: Tensor, num_heads: int, silence: Tensor | None) -> Tensor:
     """[F, 3 D] to [F, D] on CPU: the scores of one head at a time, which the cache can hold.
 
     Twice as fast as scaled_dot_product_attention, which multiplies bfloat16 at the rate of float32.
     """
     heads = split_heads(qkv, 3 * num_heads).transpose(0, 1).contiguous()  # [3 H, F, d]
     query, key, value = heads.chunk(3)
+    if silence is not None:
+        behind = split_heads(silence, 2 * num_heads).transpose(0, 1)  # [2 H, M, d]
+        key, value = torch.cat([heads[num_heads:], behind], dim=1).chunk(2)
     context = qkv.new_empty(len(qkv), num_heads, heads.shape[-1])
     for head in range(num_heads):
-        scores = multiply(query[head], key[head])  # [F, F]
+        scores = multiply(query[head], key[head])  # [F, F + M]
         torch.softmax(scores, -1, out=scores)
         context[:, head] = multiply(scores, value[head].t().contiguous())
     return context.flatten(1)
@@ -137,9 +148,7 @@ def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
     return _weighted_sums(scores, values)
 
 
-def attend_cached_audio(
-    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, mask: Tensor | None
-) -> Tensor:
+def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
     """A few queries over all cached audio positions.
 
     Args:
@@ -147,16 +156,12 @@ def attend_cached_audio(
         keys: [B, H, d, F].
         values: [B, H, F, d].
         rows: 0, 1, 2 ... up to B H F at least.
-        mask: [B, 1, 1, F], added to the scores; None: every sequence has all positions.
     Returns:
         [B, T, D].
     """
-    if query.shape[1] > 1 or query.is_cuda or not _WEIGHTED_ROWS:
-        scores = _scores(query, keys)  # [B, H, T, F]
-        return _weighted_sums(scores if mask is None else scores + mask, values)
+    if query.shape[1] > 1 or query.is_cuda or not WEIGHTED_ROWS:
+        return _weighted_sums(_scores(query, keys), values)  # scores [B, H, T, F]
     scores = sum_weighted_rows(query[:, 0].flatten(0, 1), keys.flatten(0, 2), rows)  # [B H, F]
-    if mask is not None:
-        scores = (scores.view(len(query), -1, scores.shape[-1]) + mask[:, 0]).flatten(0, 1)
     context = sum_weighted_rows(scores.softmax(-1), values.flatten(0, 2), rows)  # [B H, d]
     return context.view(len(query), 1, -1)
 
@@ -190,7 +195,7 @@ def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 # On x86 torch carries kernels written for it (FBGEMM); elsewhere matrix products are the better.
-_WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64")
+WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64")
 _HAS_AMX = "amx_bf16" in cpu_flags()
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,6 +38,7 @@ from asr_server.model.layers import (
     query_scale,
     split_heads,
 )
+from asr_server.model.silence import Silence
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, upper_half
 
 _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
@@ -50,14 +53,35 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(sizes, shard, linear) for _ in range(sizes.encoder_layers))
         self.norm = nn.LayerNorm(sizes.width)
 
-    def forward(self, mel: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        """[B, num_mels, 2 F] to [B, F, D]; F is the window's number of positions, or less."""
+    def forward(self, mel: Tensor, kernels: Kernels = TORCH, silence: Silence | None = None) -> Tensor:
+        """[B, num_mels, 2 F] to [B, F, D].
+
+        Args:
+            silence: what follows the F positions in their window; None: nothing does.
+        """
+        length = mel.shape[-1] // 2
+        behind = silence.keys_values if silence and length < len(self.positions) else ()
+        if behind:  # the last positions see a frame more, which is as silent as the last one
+            mel = F.pad(mel, (0, 2), mode="replicate")
         x = mel.to(self.positions.dtype).transpose(1, 2)
-        x = self.conv2(self.conv1(x, kernels), kernels)
-        change = self.positions[: x.shape[1]]
-        for layer in self.layers:
-            x, change = layer(x, change, kernels)
+        x = self.conv2(self.conv1(x, kernels), kernels)[:, :length]
+        change = self.positions[:length]
+        for layer, keys_values in zip_longest(self.layers, behind):
+            x, change = layer(x, change, kernels, None if keys_values is None else keys_values[length:])
         return add_norm(x, change, self.norm, kernels)[1]
+
+    def hear_silence(self, mel: Tensor, kernels: Kernels = TORCH) -> Silence:
+        """From the log-mel of a window without sound, [1, num_mels, 2 F]."""
+        computed: list[Tensor] = []
+        hooks = [
+            layer.qkv.register_forward_hook(lambda *call: computed.append(call[-1]))  # type: ignore[union-attr]
+            for layer in self.layers
+        ]
+        audio: Tensor = self(mel, kernels)
+        for hook in hooks:
+            hook.remove()
+        share = computed[0].shape[-1] // 3
+        return Silence(tuple(each[0, :, share:].contiguous() for each in computed), audio)
 
     def load(self, weights: Weights) -> None:
         self.conv1.load(weights, "conv1")
@@ -79,13 +103,18 @@ class EncoderLayer(nn.Module):
         self.out = linear(share, sizes.width)
         self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden, shard, linear)
 
-    def forward(self, x: Tensor, change: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, change: Tensor, kernels: Kernels, silence: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """What comes in, [B, F, D], and what is still to be added to it; the same of what goes out.
 
         So that each addition is one computation with the norm behind it, which may be in the next layer.
+
+        Args:
+            silence: keys and values of what follows, as `attend_audio` takes them.
         """
         x, normed = add_norm(x, change, self.norm, kernels)
-        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, kernels)
+        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, kernels, silence)
         x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
         return x, self.feed_forward.change(normed, kernels)
 
@@ -306,16 +335,15 @@ class Whisper(nn.Module):
                 self.decoder = Decoder(sizes, shard, decoder_linear, int8)
 
     def new_cache(
-        self,
-        num_slots: int,
-        short_audio: bool = False,
-        kernels: Kernels = TORCH,
-        audio_dtype: torch.dtype | None = None,
+        self, num_slots: int, kernels: Kernels = TORCH, audio_dtype: torch.dtype | None = None
     ) -> DecoderCache:
         ranks = self.shard.count
-        return DecoderCache(
-            self.sizes, num_slots, self.device, self.dtype, short_audio, ranks, kernels, audio_dtype
-        )
+        return DecoderCache(self.sizes, num_slots, self.device, self.dtype, ranks, kernels, audio_dtype)
+
+    @torch.inference_mode()
+    def hear_silence(self, kernels: Kernels = TORCH) -> Silence:
+        """Of the whole window."""
+        return self.encoder.hear_silence(self.log_mel([np.empty(0, np.float32)]), kernels)
 
     def load_hugging_face(self, weights: Weights) -> None:
         """Takes every weight from `weights`, named as Hugging Face names them without `model.`.

@@ -15,22 +15,19 @@ import soundfile
 from openai import AsyncOpenAI
 from rapidfuzz.distance import Levenshtein
 
-from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import EMBEDDED_MODEL
-from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, Chunk, Samples
+from asr_server.core import SAMPLE_RATE, Chunk, Samples
 from asr_server.transcription.segments import FRAMES_PER_S, rest_of
 from benchmarks.engine_helpers import Reference
 from tests.api.official_client import plain, transcribe
 from tests.api.sample_files import sound_file
-from tests.checkpoints import cut_to
 from tests.conftest import Server, run_server
 from tests.long_recordings import LongRecording, digits_not_whole, long_recording
 from tests.speech import digits_of
 from tests.transcription.pipeline import chunks_of
 from tests.transcription.transformers_reading import Parts, read_chunks
 
-WINDOW: Final = AudioWindow.from_directory(EMBEDDED_MODEL).for_short_audio("fast")
 PATIENCE_S: Final = 1800.0  # a busy machine takes its time
 MAX_DRAWN_SHARE: Final = 0.02
 MAX_ERROR_SHARE: Final = 0.03  # of the embedded model; at most 0.015 of a part was seen
@@ -88,14 +85,12 @@ def exact_server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Reference]:
-    """transformers, by the positions that the encoder takes: as many as a chunk needs."""
-    folder = tmp_path_factory.mktemp("windows")
-    lengths = (*WINDOW.short_lengths, WINDOW.num_positions)
-    return {n: Reference(cut_to(EMBEDDED_MODEL, n // POSITIONS_PER_S, folder / str(n))) for n in lengths}
+def reference() -> Reference:
+    """transformers."""
+    return Reference(EMBEDDED_MODEL)
 
 
-def check_chunks(recording: LongRecording, verbose: Any, references: dict[int, Reference]) -> None:
+def check_chunks(recording: LongRecording, verbose: Any, reference: Reference) -> None:
     """No cut goes through a digit, and each stretch between two cuts is read in the file as transformers
     reads it alone, but for what is left out where nobody speaks, and what is heard behind a pause that
     transformers passes over. So what is lost or doubled is lost or doubled by the model, in audio without a
@@ -104,9 +99,9 @@ def check_chunks(recording: LongRecording, verbose: Any, references: dict[int, R
     chunks = chunks_of(EMBEDDED_MODEL, as_sent(recording))
     assert digits_not_whole(recording, chunks) == []
     tokenizer = Tokenizer.from_directory(EMBEDDED_MODEL)
-    alone = read_chunks(lambda n: references[WINDOW.positions_for(n)], tokenizer, chunks, "en")
+    alone = read_chunks(reference, tokenizer, chunks, "en")
     again = list(passed_over(verbose.segments, chunks, alone))
-    alone |= read_chunks(lambda n: references[WINDOW.positions_for(n)], tokenizer, again, "en")
+    alone |= read_chunks(reference, tokenizer, again, "en")
     drawn = {segment.seek for segment in verbose.segments if segment.temperature > 0}
     assert len(drawn) <= MAX_DRAWN_SHARE * len(chunks)  # of these one text is as good as another
     expected = {
@@ -153,14 +148,14 @@ async def test_turns_and_noises_are_the_same_in_every_format(client: AsyncOpenAI
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(12))
 async def test_two_hours_in_twelve_parts_lose_and_double_nothing(
-    exact_server: Server, references: dict[int, Reference], seed: int
+    exact_server: Server, reference: Reference, seed: int
 ) -> None:
     recording = long_recording(600.0, seed=seed)
     async with AsyncOpenAI(
         base_url=f"{exact_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
     ) as client:
         verbose = await answers(client, recording, ("json", "srt"))
-    check_chunks(recording, verbose, references)
+    check_chunks(recording, verbose, reference)
     truth = "".join(turn.digits for turn in recording.turns)
     errors = Counter(edit.tag for edit in Levenshtein.editops(truth, digits_of(verbose.text)))
     print(f"part {seed}: {len(truth)} digits, {dict(errors)}")

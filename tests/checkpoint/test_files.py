@@ -41,20 +41,6 @@ def test_a_checkpoint_may_ask_for_chunks_shorter_than_its_window(tmp_path: Path)
     assert (window.duration_s, window.chunk_s(0.0)) == (30.0, 6.5)
 
 
-def test_a_checkpoint_may_ask_for_short_audio_and_the_setting_overrules_it(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, {"max_source_positions": 1500}, {"chunk_length": 30, "short_audio": "fast"})
-    asks, silent = AudioWindow.from_directory(tmp_path), AudioWindow()
-    assert [bool(asks.for_short_audio(mode).short_lengths) for mode in ("auto", "exact", "fast")] == [1, 0, 1]
-    assert [bool(silent.for_short_audio(mode).short_lengths) for mode in ("auto", "fast")] == [0, 1]
-    assert AudioWindow.from_directory(EMBEDDED_MODEL).short_audio == "fast"
-
-
-def test_short_audio_is_exact_or_fast(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, {}, {"short_audio": "quick"})
-    with pytest.raises(CheckpointError, match=r"short_audio in .* is 'quick': exact or fast"):
-        AudioWindow.from_directory(tmp_path)
-
-
 def test_padding_is_silence_or_zeros(tmp_path: Path) -> None:
     assert AudioWindow.from_directory(pocket_directory()).padding == "silence"
     write_checkpoint(tmp_path, {}, {"padding": "zeros"})
@@ -64,12 +50,12 @@ def test_padding_is_silence_or_zeros(tmp_path: Path) -> None:
         AudioWindow.from_directory(tmp_path)
 
 
-def test_short_audio_is_rounded_up_to_a_few_lengths() -> None:
-    fast = AudioWindow().for_short_audio("fast")
-    seconds = (0.1, 5, 5.001, 9.5, 14, 15.5, 20.001, 30)
-    assert [fast.positions_for(round(s * 16_000)) / 50 for s in seconds] == [5, 5, 10, 10, 15, 20, 30, 30]
+def test_short_audio_is_rounded_up_to_steps_that_divide_the_window_with_half_a_second_behind_it() -> None:
+    tail = AudioWindow().for_short_audio("tail")
+    seconds = (0.1, 1.5, 1.501, 9.5, 14, 27.5, 27.501, 30)
+    assert [tail.positions_for(round(s * 16_000)) / 50 for s in seconds] == [2, 2, 4, 10, 16, 28, 30, 30]
     assert {AudioWindow().for_short_audio("exact").positions_for(n) for n in (1, 480_000)} == {1500}
-    assert [AudioWindow(400).for_short_audio("fast").positions_for(n) for n in (1, 80_001)] == [250, 400]
+    assert [AudioWindow(400).for_short_audio("tail", n).step for n in (250, 100, 99)] == [200, 100, 80]
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,17 @@ class LateEncode:
             self._finish()
 
 
+class EncoderOfCopies(encoding.CpuEncoder):
+    """Gives each slot the silence behind its audio, as the one on CUDA does."""
+
+    shares_silence = False
+
+
 class LateEncoder:
     """The encoder on CPU, finishing late. `batches` lists the sizes of its batches."""
 
     def __init__(self, choose: random.Random, *parts: Any) -> None:
-        self._encoder = encoding.CpuEncoder(*parts)
+        self._encoder = EncoderOfCopies(*parts)
         self._cache = parts[1]
         self._choose = choose
         self.batches: list[int] = []

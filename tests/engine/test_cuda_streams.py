@@ -26,14 +26,14 @@ def shared_on_purpose(engine: Engine) -> list[torch.Tensor]:
     """A step reads slots side by side, also those being encoded into, whose rows it then drops."""
     assert isinstance(engine._runner, Runner)
     cache = engine._runner.cache
-    shared = (cache.cross_keys, cache.cross_values, cache.cross_mask, cache.audio_lengths, cache.audio_scales)
+    shared = (cache.cross_keys, cache.cross_values, cache.audio_lengths, cache.audio_scales)
     return [each for each in shared if each is not None]
 
 
 def run_watched(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch, copy_overlap: bool) -> int:
     """How often memory was used by another stream than the one it was allocated on."""
     imitate_streams(monkeypatch, copy_overlap)
-    engine = pocket.engine(num_slots=3, encode_batch=2, lookahead=True, compute_workers=2, short_audio="fast")
+    engine = pocket.engine(num_slots=3, encode_batch=2, lookahead=True, compute_workers=2, short_audio="tail")
     with watching(monkeypatch, shared_on_purpose(engine)) as watch:
         events: list[Event] = []
         for i, (clip, options) in enumerate(zip(HEARD, ASKED, strict=True)):
@@ -104,7 +104,7 @@ def test_an_encode_that_fails_half_way_is_waited_for_before_its_slots_are_writte
     pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imitate_streams(monkeypatch, copy_overlap=False)
-    engine = pocket.engine(short_audio="fast")
+    engine = pocket.engine(short_audio="tail")
 
     def fail(*_: object) -> None:
         StandInStream.current.launch()

@@ -168,7 +168,7 @@ def test_no_step_reads_from_the_device_or_stores_single_numbers(
     the ladder, moving slots, word times. What `HostCopy` reads is the one exception.
     """
     imitate_late_device(monkeypatch)
-    engine = pocket.engine(num_slots=4, short_audio="fast")
+    engine = pocket.engine(num_slots=4, short_audio="tail")
     for i in range(3):
         submit(engine, str(i), CLIPS[i], options)
     with ForbidReadingBack(monkeypatch):
@@ -207,8 +207,8 @@ def test_each_size_of_batch_and_length_of_audio_has_an_encoder_graph_and_no_more
     imitate_streams(monkeypatch, copy_overlap=False)
     shapes: list[Any] = []
     monkeypatch.setattr(encoding, "record_graphs", lambda compute, own, device: shapes.append(own))
-    pocket.engine(compute_workers=2, encode_batch=8, short_audio="fast")
-    frames = (500, 1000, 1500, 2000, 3000)
+    pocket.engine(compute_workers=2, encode_batch=8, short_audio="tail")
+    frames = (500, 1000, 1500, 2000, 2500, 3000)
     assert shapes == [[(rows, length) for rows in range(1, 9) for length in frames]] * 2
 
 

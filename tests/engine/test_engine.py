@@ -378,7 +378,7 @@ def test_log_probabilities_and_no_speech_are_those_of_the_model(pocket: Checkpoi
     assert found.avg_logprob == pytest.approx(expected.sum().item() / (len(found.tokens) + 1), abs=1e-3)
 
 
-@pytest.mark.parametrize("short_audio", ["exact", "fast"])
+@pytest.mark.parametrize("short_audio", ["exact", "tail"])
 def test_audio_of_which_the_model_makes_no_numbers_fails_and_harms_no_later_chunk_in_its_slot(
     pocket: Checkpoint, short_audio: str
 ) -> None:

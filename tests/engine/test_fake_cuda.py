@@ -35,10 +35,10 @@ def without_late_device(request: pytest.FixtureRequest) -> None:
         (torch.bfloat16, TORCH, {"copy_overlap": True}),
         (torch.bfloat16, KERNELS, FP8),
         pytest.param(
-            torch.float16, KERNELS, {"cuda_graphs": False, "short_audio": "fast"}, marks=pytest.mark.trial
+            torch.float16, KERNELS, {"cuda_graphs": False, "short_audio": "tail"}, marks=pytest.mark.trial
         ),
         pytest.param(torch.float16, TORCH, FP8, marks=pytest.mark.trial),
-        pytest.param(torch.bfloat16, KERNELS, {"short_audio": "fast"}, marks=pytest.mark.trial),
+        pytest.param(torch.bfloat16, KERNELS, {"short_audio": "tail"}, marks=pytest.mark.trial),
         pytest.param(torch.float32, TORCH, {}, marks=pytest.mark.trial),
         pytest.param(torch.float32, KERNELS, {"lookahead": False}, marks=pytest.mark.trial),
     ],

@@ -36,7 +36,7 @@ def heard(checkpoint: Checkpoint, kernels: str) -> list[ChunkResult]:
     """Three slots for four requests: one of them takes a slot that was used, and rows are held and free. What
     is greedy is read again by a beam search, as random weights are always in doubt.
     """
-    engine = checkpoint.engine(num_slots=3, beam_size=2, kernels=kernels, short_audio="fast", lookahead=True)
+    engine = checkpoint.engine(num_slots=3, beam_size=2, kernels=kernels, short_audio="tail", lookahead=True)
     for i, (clip, options) in enumerate(REQUESTS):
         submit(engine, str(i), clip, options)
     found = results(run(engine))

@@ -115,4 +115,6 @@ def test_packed_rows_are_summed_where_they_are() -> None:
     rows = torch.tensor([[3, 4, 5], [20, 21, 22], [3, 4, 5], [37, 38, 39]], dtype=torch.int32)
     weights = torch.randn(4, 3)
     expected = torch.einsum("gn,gnm->gm", weights, unpacked[rows.long()])
-    torch.testing.assert_close(sum_weighted_packed_rows(weights, packed.flatten(0, 1), rows), expected)
+    starts = torch.tensor([0, 3, 6, 9], dtype=torch.int32)
+    found = sum_weighted_packed_rows(weights.flatten(), packed.flatten(0, 1), rows.flatten(), starts)
+    torch.testing.assert_close(found, expected)

@@ -34,4 +34,4 @@ def test_a_long_recording_gives_transformers_segments_chunk_by_chunk(window_s: i
 
 def read_by_transformers(checkpoint: Path, sound: Samples) -> Parts:
     reference, tokenizer = Reference(checkpoint), Tokenizer.from_directory(checkpoint)
-    return read_chunks(lambda num_samples: reference, tokenizer, chunks_of(checkpoint, sound), "de")
+    return read_chunks(reference, tokenizer, chunks_of(checkpoint, sound), "de")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -24,19 +24,13 @@ class _Unread(NamedTuple):
     samples: Samples
 
 
-def read_chunks(
-    reference_for: Callable[[int], Reference], tokenizer: Tokenizer, chunks: Sequence[Chunk], language: str
-) -> Parts:
-    """Each chunk alone, then the tails that are left unread.
-
-    Args:
-        reference_for: takes the number of samples that are to be read.
-    """
+def read_chunks(reference: Reference, tokenizer: Tokenizer, chunks: Sequence[Chunk], language: str) -> Parts:
+    """Each chunk alone, then the tails that are left unread."""
     parts: Parts = {}
     unread = [_Unread(chunk.start_sample, chunk.samples) for chunk in chunks]
     for part in range(MAX_PARTS):
         tails: list[_Unread] = []
-        for each, reference, tokens in _read(unread, reference_for, language):
+        for each, tokens in _read(unread, reference, language):
             closed, offset_s = _retrieve(reference, tokens, len(each.samples), tokenizer)
             rest = each.samples[round(offset_s * SAMPLE_RATE) :]
             is_read = len(rest) < MIN_TAIL_S * SAMPLE_RATE or part == MAX_PARTS - 1
@@ -51,18 +45,13 @@ def read_chunks(
 
 
 def _read(
-    unread: Sequence[_Unread], reference_for: Callable[[int], Reference], language: str
-) -> Iterator[tuple[_Unread, Reference, tuple[int, ...]]]:
-    by_reference: dict[Reference, list[_Unread]] = {}
-    for each in unread:
-        by_reference.setdefault(reference_for(len(each.samples)), []).append(each)
-    for reference, alike in by_reference.items():
-        max_new_tokens = reference.model.config.max_target_positions - PROMPT_TOKENS
-        for first in range(0, len(alike), AT_ONCE):
-            some = alike[first : first + AT_ONCE]
-            clips = [each.samples for each in some]
-            for each, tokens in zip(some, reference.transcribe(clips, language, max_new_tokens), strict=True):
-                yield each, reference, tokens
+    unread: Sequence[_Unread], reference: Reference, language: str
+) -> Iterator[tuple[_Unread, tuple[int, ...]]]:
+    max_new_tokens = reference.model.config.max_target_positions - PROMPT_TOKENS
+    for first in range(0, len(unread), AT_ONCE):
+        some = unread[first : first + AT_ONCE]
+        clips = [each.samples for each in some]
+        yield from zip(some, reference.transcribe(clips, language, max_new_tokens), strict=True)
 
 
 def _retrieve(

@@ -138,7 +138,7 @@ def audio_attention(
         exact = (keys, values)
         if scales:
             exact = dequantise(keys, scales[0], dtype), dequantise(values, scales[1], dtype)
-        return attend_cached_audio(query, *exact, cross_rows, None)[:, 0]
+        return attend_cached_audio(query, *exact, cross_rows)[:, 0]
 
     def attended(flash_decode: Callable[..., Tensor]) -> Tensor:
         transposed = keys.transpose(2, 3)

@@ -1,0 +1,115 @@
+"""The silence behind a chunk that does not fill its window: computed once, for all chunks.
+
+A chunk need not be encoded together with what follows it in its window. Its own positions attend to the keys
+and values that a silent window has by itself (`Encoder.hear_silence`), and so does the decoder: one copy of
+them serves every slot. That leaves out only what a chunk changes in the silence behind it; docs/engine.md has
+what it costs and saves. Used by `whisper.py` and `cache.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asr_server.model.int8 import sum_weighted_packed_rows
+
+
+class Silence(NamedTuple):
+    """What the encoder makes of a window without sound."""
+
+    keys_values: tuple[Tensor, ...]  # of each encoder layer, [F, 2 D / ranks]
+    audio: Tensor  # [1, F, D]
+
+
+class OwnBlocks(NamedTuple):
+    """Where the queries of a step find the audio that their slots have themselves, in blocks of positions.
+
+    Keys and values are looked up where they lie, as sums of weighted rows (`layers.sum_weighted_rows`). There
+    are H R sums: for each head, R queries.
+    """
+
+    owners: Tensor  # [N], the sum that each block is part of
+    places: Tensor  # [N], of each block among those of all sums
+    num_blocks: int  # of a whole window
+    keys: Tensor  # int32 [N d], rows of the keys, a block each
+    key_starts: Tensor  # int32 [N]
+    values: Tensor  # int32 [N block], rows of the values
+    value_starts: Tensor  # int32 [H R], where each sum's begin
+
+    @classmethod
+    def of(
+        cls, slots: Tensor, lengths: Tensor, num_heads: int, depth: int, num_positions: int, block: int
+    ) -> OwnBlocks:
+        """
+        Args:
+            slots: [R], of each query.
+            lengths: [R], positions of their audio, multiples of `block`.
+            num_positions: of the window.
+        """
+        num_blocks = num_positions // block
+        heads = torch.arange(num_heads)[:, None]
+        slot_heads = (slots * num_heads + heads).flatten()  # [H R]
+        counts = (lengths.long() // block).repeat(num_heads)
+        starts = counts.cumsum(0) - counts
+        owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        numbers = torch.arange(len(owners)) - starts[owners]  # of each block in its slot
+        of_keys = (slot_heads[owners, None] * depth + torch.arange(depth)) * num_blocks + numbers[:, None]
+        of_values = (slot_heads[owners] * num_blocks + numbers)[:, None] * block + torch.arange(block)
+        return cls(
+            owners,
+            owners * num_blocks + numbers,
+            num_blocks,
+            of_keys.flatten().int(),
+            torch.arange(len(owners), dtype=torch.int32) * depth,
+            of_values.flatten().int(),
+            (starts * block).int(),
+        )
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, silence: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """Each query over its slot's own audio, and the silence behind it.
+
+        Args:
+            query: [B, T, H, d], scaled; R = B T.
+            keys: [slots, H, d, F], or in packed rows [slots, H, d, blocks, bytes].
+            values: [slots, H, F, d], or [slots, H, F, bytes].
+            silence: keys [H, d, F] and values [H, F, d]; not needed where all slots are whole.
+        Returns:
+            [B, T, D].
+        """
+        queries = query.flatten(0, 1).transpose(0, 1)  # [H, R, d]
+        num_heads, num_rows, _ = queries.shape
+        block = len(self.values) // len(self.owners)
+        is_packed = keys.dtype == torch.uint8
+        of_keys = keys.flatten(0, 3) if is_packed else keys.view(-1, block)
+        own = _sums(queries.flatten(0, 1)[self.owners].flatten(), of_keys, self.keys, self.key_starts)
+        if silence is None or len(own) == num_heads * num_rows * self.num_blocks:
+            weights = own.view(num_heads, num_rows, -1).softmax(-1)
+            context = _sums(weights.flatten(), values.flatten(0, 2), self.values, self.value_starts)
+        else:
+            silent_keys, silent_values = silence
+            scores = torch.bmm(queries, silent_keys).to(own.dtype)  # [H, R, F]
+            scores.view(-1, block).index_copy_(0, self.places, own)
+            weights = scores.softmax(-1)
+            by_block = weights.view(-1, block)
+            own_weights = by_block[self.places].flatten()
+            context = _sums(own_weights, values.flatten(0, 2), self.values, self.value_starts)
+            by_block.index_fill_(0, self.places, 0)
+            context = context + torch.bmm(weights.to(query.dtype), silent_values).view_as(context)
+        return (
+            context.view(num_heads, num_rows, -1)
+            .transpose(0, 1)
+            .reshape(*query.shape[:2], -1)
+            .to(query.dtype)
+        )
+
+
+def _sums(weights: Tensor, matrix: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
+    """Sums of weighted rows: weights [N], matrix [any, m], rows [N], starts [G] to [G, m]."""
+    if matrix.dtype == torch.uint8:
+        return sum_weighted_packed_rows(weights, matrix, rows, starts)
+    return F.embedding_bag(rows, matrix, starts, mode="sum", per_sample_weights=weights)
