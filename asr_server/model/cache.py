@@ -213,8 +213,8 @@ class DecoderCache:
         self.shares_silence = is_shared and not self._kernels.flash_decode and self.audio_scales is None
         keys, values = zip(*keys_values, strict=True)
         heads = self.cross_keys.shape[2]
-        self.silent_keys = torch.cat(keys).unflatten(1, (heads, -1))
-        self.silent_values = torch.cat(values).unflatten(2, (heads, -1)).transpose(1, 2).contiguous()
+        self.silent_keys = torch.stack([each.view(heads, -1, each.shape[-1]) for each in keys])
+        self.silent_values = split_heads(torch.cat(values), heads).transpose(1, 2).contiguous()
 
     def write_audio(self, slots: Slots, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Puts each layer's keys [B, D, N] and values [B, N, D] into B slots; silence follows them."""
@@ -228,7 +228,7 @@ class DecoderCache:
                 keys, values = torch.cat([keys, more_keys], -1), torch.cat([values, more_values], -2)
                 length = keys.shape[-1]
             if self._packed:
-                in_blocks = pack_rows(keys.unflatten(-1, (-1, self._block)))
+                in_blocks = pack_rows(keys.reshape(*keys.shape[:-1], -1, self._block))
                 self.cross_keys[layer, slots, ..., : in_blocks.shape[-2], :] = in_blocks
                 self.cross_values[layer, slots, :, :length] = pack_rows(values)
                 continue

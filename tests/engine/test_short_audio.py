@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,12 +22,12 @@ from tests.real_weights import real_checkpoint
 DURATIONS_S = (3, 14, 0.5, 4.9, 29, 9.7, 7, 19.5, 12, 24)
 CLIPS = [make_clip(i, duration_s) for i, duration_s in enumerate(DURATIONS_S)]
 OPTIONS = DecodingOptions(language="de", max_new_tokens=15)
-TAIL = {"short_audio": "tail"}
+TAIL: dict[str, Any] = {"short_audio": "tail"}
 
 
 def rough(model: Whisper, silence: Silence, num_positions: int, clip: int) -> torch.Tensor:
     """The encoder with silence behind its input, in plain products, from the definition."""
-    encoder = model.encoder
+    encoder: Any = model.encoder
     mel = model.log_mel([CLIPS[clip]], 2 * num_positions + 2)
     x = encoder.conv2(encoder.conv1(mel.transpose(1, 2)))[:, :num_positions]
     x = x + encoder.positions[:num_positions]
@@ -40,7 +42,8 @@ def rough(model: Whisper, silence: Silence, num_positions: int, clip: int) -> to
         attended = ((query @ key.transpose(2, 3)).softmax(-1) @ value).transpose(1, 2).flatten(2)
         x = x + layer.out(attended)
         x = x + layer.feed_forward.change(layer.feed_forward.norm(x))
-    return encoder.norm(x)
+    result: torch.Tensor = encoder.norm(x)
+    return result
 
 
 @torch.inference_mode()
