@@ -7,9 +7,11 @@ queue lengths, is not here but in `api.metrics`.
 from __future__ import annotations
 
 import platform
+import time
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
 from typing import Any, Final, Literal, get_args
@@ -127,13 +129,6 @@ for _number, _temperature in enumerate(TEMPERATURE_LADDER):
 replica_restarts: Final = _counter("asr_replica_restarts", "Starts in the place of a replica that was lost.")
 
 
-def observe_chunk_times(total_s: float, times: ChunkTimes) -> None:
-    """A chunk has a result, `total_s` after it came into the queue."""
-    chunk_queue_seconds.observe(max(0.0, total_s - times.encode_s - times.decode_s))
-    chunk_encode_seconds.observe(times.encode_s)
-    chunk_decode_seconds.observe(times.decode_s)
-
-
 # -- What one request takes ---------------------------------------------------------------------------------
 
 
@@ -152,6 +147,28 @@ class RequestStats:
         self._read_again = Tally[ReadAgainReason]()
         self._segments_dropped = Tally[DroppedReason]()
         self._audio_s: defaultdict[str, float] = defaultdict(float)  # by language
+        self._stages_s: defaultdict[str, float] = defaultdict(float)
+        self.asked_for: dict[str, Any] = {}  # model, format and so on, once they are known
+
+    @contextmanager
+    def stage(self, name: Literal["upload", "transcription", "reply"]) -> Iterator[None]:
+        """Counts the time of the block, also where it ends with an error."""
+        started_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._stages_s[name] += time.monotonic() - started_at
+
+    def on_chunk_times(self, total_s: float, times: ChunkTimes) -> None:
+        """A chunk has a result, `total_s` after it came into the queue."""
+        stages = (
+            ("chunks_queued", chunk_queue_seconds, max(0.0, total_s - times.encode_s - times.decode_s)),
+            ("chunks_encoded", chunk_encode_seconds, times.encode_s),
+            ("chunks_decoded", chunk_decode_seconds, times.decode_s),
+        )
+        for name, histogram, duration_s in stages:
+            self._stages_s[name] += duration_s
+            histogram.observe(duration_s)
 
     def on_result(self, result: ChunkResult, submit: Submit) -> None:
         """A chunk, or the part of one that was left unread, has been decoded."""
@@ -180,15 +197,16 @@ class RequestStats:
 
     def summary(self) -> dict[str, Any]:
         """For a line of the log as JSON: what there was of it."""
-        audio_s = {language: round(duration_s, 3) for language, duration_s in self._audio_s.items()}
-        sums = {
-            "audio_s": audio_s,
+        sums = self.asked_for | {
+            "stages_s": _rounded(self._stages_s),
+            "audio_s": round(sum(self._audio_s.values()), 3),
+            "languages": _rounded(self._audio_s),
             "chunks": self._num_chunks,
             "fallbacks": dict(self._fallbacks),
             "read_again": dict(self._read_again),
             "segments_dropped": dict(self._segments_dropped),
         }
-        return {name: value for name, value in sums.items() if value}
+        return {name: value for name, value in sums.items() if value or isinstance(value, bool)}
 
     def __str__(self) -> str:
         """For a line of the log as text: "; audio 75.0 s, chunks 3, fallbacks 2"; empty for nothing."""
@@ -202,6 +220,10 @@ class RequestStats:
         if self._audio_s:
             told.insert(0, f"audio {sum(self._audio_s.values()):.1f} s")
         return f"; {', '.join(told)}" if told else ""
+
+
+def _rounded(durations_s: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(duration_s, 3) for name, duration_s in durations_s.items()}
 
 
 def _temperature_label(temperature: float) -> str:

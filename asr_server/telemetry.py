@@ -58,7 +58,14 @@ def unique_request_id() -> str:
 @contextmanager
 def working_for(id: ChunkId) -> Iterator[None]:
     """What the block logs is for the request of this chunk, in whichever process it runs."""
-    token = current_request_id.set(id.request_id.rpartition(_SEPARATOR)[0])
+    with logging_for(id.request_id.rpartition(_SEPARATOR)[0]):
+        yield
+
+
+@contextmanager
+def logging_for(request_id: str) -> Iterator[None]:
+    """What the block logs is for the request with this id."""
+    token = current_request_id.set(request_id)
     try:
         yield
     finally:

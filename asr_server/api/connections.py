@@ -23,9 +23,10 @@ from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from asr_server.api.errors import response_to
-from asr_server.api.middleware import REQUEST_ID, new_request_id
+from asr_server.api.middleware import REFUSED, REQUEST_ID, new_request_id
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooSlow
+from asr_server.telemetry import logging_for
 from asr_server.transcription import first_error
 
 TICK_S: Final = 1.0
@@ -79,10 +80,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refusal: RequestError | None = None
         self._next_tick: asyncio.TimerHandle | None = None
         self._is_websocket = False
+        self._silent_since = self.loop.time()  # in the phase of headers
 
     @property
     def is_idle(self) -> bool:
         return self._phase is _Phase.COMPLETE and not self._is_replying
+
+    @property
+    def is_silent(self) -> bool:
+        """No request is here whole, nor a reply on its way."""
+        return self._phase is _Phase.HEADERS and not self._is_replying
 
     @property
     def _is_replying(self) -> bool:
@@ -109,13 +116,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def _exceed_max_connections(self) -> None:
-        """Idle connections make room; in the reserve only requests without a body are served."""
-        idle = [
-            other for other in self.connections if isinstance(other, BoundedHttpProtocol) and other.is_idle
-        ]
-        for connection in idle:
+        """Idle connections make room, then the one that has sent no whole request for longest; in the reserve
+        only requests without a body are served.
+        """
+        open_now = [other for other in self.connections if not other.transport.is_closing()]
+        others = [other for other in open_now if isinstance(other, BoundedHttpProtocol) and other is not self]
+        idle = [other for other in others if other.is_idle]
+        silent = [other for other in others if other.is_silent]
+        leaving = idle or sorted(silent, key=lambda other: other._silent_since)[:1]
+        for connection in leaving:
             connection.transport.close()
-        num_over = len(self.connections) - len(idle) - self._settings.max_connections
+        num_over = len(open_now) - len(leaving) - self._settings.max_connections
         if num_over > RESERVED_CONNECTIONS:
             self.transport.abort()
         self.app_state = self.app_state | {OVER_LIMIT: num_over > 0}
@@ -127,7 +138,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._sender.on_moved(len(data))
             super().data_received(data)
             return
-        self._phase = _Phase.HEADERS
+        if self._phase is _Phase.COMPLETE:
+            self._phase, self._silent_since = _Phase.HEADERS, self.loop.time()
         room = self._settings.max_header_bytes - self._num_header_bytes
         super().data_received(data[:room])
         if self._phase is not _Phase.HEADERS:
@@ -181,7 +193,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reader_is_too_slow():
             logger.info("closed the connection of %s: it does not read its reply", self.client)
             self.transport.abort()
-        elif self._phase is _Phase.HEADERS and not self._is_replying:
+        elif self.is_silent:
             self._wait_for_headers()
         elif self._phase is _Phase.BODY and self._sender_is_too_slow():
             self._refuse(self._body_too_slow())
@@ -212,12 +224,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: RequestError) -> None:
         """Replies outside the application, where no other reply has begun, and closes."""
-        logger.info("closed the connection of %s: %s", self.client, error.message)
+        response = response_to(error)
+        state = self.cycle.scope["state"] if self._is_replying else {}
+        request_id = state.get(REQUEST_ID) or new_request_id()
+        with logging_for(request_id):
+            logger.info("closed the connection of %s: %s", self.client, error.message)
         if not self._is_replying or not self.cycle.response_started:
-            response = response_to(error)
+            state[REFUSED] = response.status_code
             head = [f"HTTP/1.1 {response.status_code} \r\n".encode(), b"connection: close\r\n"]
             head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-            head.append(f"{REQUEST_ID}: {new_request_id()}\r\n\r\n".encode())
+            head.append(f"{REQUEST_ID}: {request_id}\r\n\r\n".encode())
             self.transport.write(b"".join([*head, bytes(response.body)]))
         self.transport.close()
 

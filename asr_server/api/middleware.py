@@ -27,7 +27,11 @@ from asr_server.config import MIB, Settings
 from asr_server.errors import ShuttingDown
 from asr_server.telemetry import FIGURES, current_request_id
 
-REQUEST_ID: Final = "x-request-id"
+REQUEST_ID: Final = "x-request-id"  # the header, and the id's name in the state of a request
+REFUSED: Final = "refused"  # in that state: the status of a reply that `connections.py` has sent in its place
+_FIRST_OF_A_REPLY: Final = frozenset(
+    {"http.response.start", "websocket.accept", "websocket.http.response.start"}
+)
 _SANE: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 logger = logging.getLogger(__name__)
@@ -53,18 +57,19 @@ class RequestIdMiddleware:
             return
         request_id = request_id_of(Headers(scope=scope))
         current_request_id.set(request_id)
-        if scope["type"] == "websocket":
-            await self._app(scope, receive, send)
-            return
+        scope.setdefault("state", {})[REQUEST_ID] = request_id
         has_started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_started
-            if message["type"] == "http.response.start":
+            if message["type"] in _FIRST_OF_A_REPLY:
                 has_started = True
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send_with_id)
+            return
         try:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the server's end; it closes the connection behind half a reply
@@ -113,9 +118,11 @@ class RequestLogMiddleware:
         try:
             await self._app(scope, receive, send_and_note_status)
         finally:
+            status = scope.get("state", {}).get(REFUSED, status)
             route = _route_of(scope)
             path = _path_of(scope, route)
             duration_s = time.monotonic() - started_at
+            stats.asked_for |= {"method": scope["method"], "client": _client_of(scope)}
             report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +153,8 @@ class RequestLogMiddleware:
                 metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
             path = _path_of(scope, route)
             what = "WebSocket %s: closed by %s with %d after %.3f s%s"
-            extra = {FIGURES: stats.summary()}
+            figures = {"route": route, "close_code": code, "seconds": round(duration_s, 3)}
+            extra = {FIGURES: figures | {"client": _client_of(scope)} | stats.summary()}
             logger.info(what, path, closed_by, code, duration_s, stats, extra=extra)
 
 
@@ -157,8 +165,14 @@ def report_request(
     metrics.requests.labels(route, str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
-    extra = {FIGURES: stats.summary()}
+    figures = {"route": route, "status": status, "seconds": round(duration_s, 3)}
+    extra = {FIGURES: figures | stats.summary()}
     logger.log(level, "%s: %d in %.3f s%s", what, status, duration_s, stats, extra=extra)
+
+
+def _client_of(scope: Scope) -> str:
+    """Its address; that which a proxy gives, where uvicorn trusts the proxy. Empty for a socket without."""
+    return (scope.get("client") or ("",))[0]
 
 
 def _path_of(scope: Scope, route: str) -> str:

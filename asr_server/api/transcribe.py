@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from asr_server import metrics
 from asr_server.api.connections import OVER_LIMIT, cancel_on_disconnect
 from asr_server.api.errors import body_of
 from asr_server.api.form import Form, read_form
@@ -146,13 +147,21 @@ class TranscriptionResponse(Response):
             state.admission.enter(),
             closing(Form(state.settings.max_upload_bytes, state.upload_memory)) as form,
         ):
-            await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
+            stats = metrics.current_request_stats()
+            with stats.stage("upload"):
+                await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
             request = self._parse_request(form.fields, state.transcriber, state.settings)
+            stats.asked_for |= {
+                "model": request.fields.model,
+                "format": request.fields.response_format,
+                "stream": request.fields.stream,
+            }
             if request.fields.stream:
                 await _stream(state, form, request, receive, send)
             else:
                 response = await _whole(state, form, request, receive)
-                await response(scope, receive, send)
+                with stats.stage("reply"):
+                    await response(scope, receive, send)
 
 
 def _require_connection(scope: Scope) -> None:
@@ -187,7 +196,8 @@ async def _transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
 ) -> AsyncIterator[TranscriptionSession]:
     """Holds a place among the requests in flight and the upload, both only while the block runs."""
-    with closing(form), state.admission.acquire():
+    stats = metrics.current_request_stats()
+    with closing(form), state.admission.acquire(), stats.stage("transcription"):
         source = await form.upload.source()
         recording = Recording(source, state.audio_limits, bool(request.speakers), request.chunking)
         async with (

@@ -126,7 +126,7 @@ class PendingChunk:
             self.future.set_result(result)
             self.request.stats.on_result(result, self.submit)
             if times is not None:
-                metrics.observe_chunk_times(time.monotonic() - self.queued_at, times)
+                self.request.stats.on_chunk_times(time.monotonic() - self.queued_at, times)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from starlette.responses import PlainTextResponse
 
 from asr_server.api import connections
 from asr_server.config import MIB
+from asr_server.telemetry import TextFormatter
+from tests.api.figures import growth, read
 from tests.api.raw_client import FILE_PART, RawClient
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
@@ -156,6 +159,29 @@ async def test_a_body_that_stalls_is_408_with_the_settings_names_and_leaves_noth
         await until(lambda: not app.server.server_state.tasks)
 
 
+async def test_an_upload_given_up_is_logged_and_counted_as_408_with_the_id_that_its_reply_has(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.setFormatter(TextFormatter("api"))
+    handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
+    logging.getLogger("asr_server.api").addHandler(handler)
+    counted = 'asr_requests_total{route="/v1/audio/transcriptions",status="408"}'
+    async with strict_app() as app:
+        before = await read(app)
+        client = await connect(app)
+        client.begin_upload()
+        reply = await client.reply()
+        await until(lambda: not app.server.server_state.tasks)
+        after = await read(app)
+    logging.getLogger("asr_server.api").removeHandler(handler)
+    assert growth(before, after, counted) == 1
+    told = [line for line in lines if reply.headers["x-request-id"] in line]
+    assert ["closed the connection" in told[0], "POST /v1/audio/transcriptions: 408" in told[1]] == [True] * 2
+
+
 async def test_a_body_that_trickles_below_the_minimum_rate_is_given_up(connect: Connect) -> None:
     async with strict_app() as app:
         client = await connect(app)
@@ -247,12 +273,24 @@ async def test_idle_connections_make_room_for_new_ones(connect: Connect) -> None
         assert all([await client.is_closed() for client in idle])
 
 
+async def test_connections_that_send_nothing_make_room_oldest_first(connect: Connect) -> None:
+    async with strict_app(max_connections=3, header_timeout_s=100.0) as app:
+        silent = [await connect(app) for _ in range(3)]
+        for _ in range(2):
+            reply = await app.post()
+            assert reply.status_code == 200
+        newest = await connect(app)
+        assert await silent[0].is_closed()
+        newest.ask("/health")
+        assert (await newest.reply()).status == 200
+
+
 async def test_beyond_the_limit_of_connections_uploads_are_turned_away_and_probes_answered(
     connect: Connect,
 ) -> None:
-    async with strict_app(max_connections=2, header_timeout_s=100.0) as app:
+    async with strict_app(max_connections=2, client_grace_s=100.0) as app:
         for _ in range(2):
-            await connect(app)
+            (await connect(app)).begin_upload()
         await until(lambda: num_connections(app) == 2)
         reply = await app.post()
         assert reply.status_code == 429
@@ -264,9 +302,9 @@ async def test_connections_far_beyond_the_limit_are_closed(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "RESERVED_CONNECTIONS", 1)
-    async with strict_app(max_connections=1, header_timeout_s=100.0) as app:
+    async with strict_app(max_connections=1, client_grace_s=100.0) as app:
         for _ in range(2):
-            await connect(app)
+            (await connect(app)).begin_upload()
         await until(lambda: num_connections(app) == 2)
         assert await (await connect(app)).is_closed()
         assert num_connections(app) == 2

@@ -179,16 +179,36 @@ async def test_a_requests_line_tells_what_it_took(caplog: pytest.LogCaptureFixtu
         await app.client.get("/v1/models")
     heard, listed = (record for record in caplog.records if record.name == REQUEST_LOG)
     assert heard.getMessage().endswith(" s; audio 75.0 s, chunks 3, fallbacks 6")
-    assert (
-        json.loads(JsonFormatter("api").format(heard)).items()
-        >= {
-            "audio_s": {"en": 75.0},
-            "chunks": 3,
-            "fallbacks": {"0.2": 3, "0.4": 3},
-        }.items()
-    )
+    line = json.loads(JsonFormatter("api").format(heard))
+    expected = {
+        "method": "POST",
+        "route": ROUTE,
+        "status": 200,
+        "client": "127.0.0.1",
+        "model": "whisper-1",
+        "format": "json",
+        "stream": False,
+        "audio_s": 75.0,
+        "languages": {"en": 75.0},
+        "chunks": 3,
+        "fallbacks": {"0.2": 3, "0.4": 3},
+    }
+    assert line.items() >= expected.items()
+    stages_s = line["stages_s"]
+    assert set(stages_s) == {"upload", "transcription", "reply"}  # this replica tells no times of chunks
+    assert 0 < sum(stages_s.values()) <= line["seconds"] + 0.002
     assert "chunks" not in json.loads(JsonFormatter("api").format(listed))
     assert listed.getMessage().endswith(" s")
+
+
+async def test_a_refused_requests_line_says_as_much_as_was_known(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+    async with run_app() as app:
+        await app.post(b"no audio", response_format="srt")
+    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
+    line = json.loads(JsonFormatter("api").format(record))
+    assert line.items() >= {"status": 400, "format": "srt", "stream": False, "route": ROUTE}.items()
+    assert "audio_s" not in line
 
 
 async def test_requests_at_once_have_sums_of_their_own(
@@ -217,6 +237,7 @@ def test_the_real_server_tells_of_speech_that_the_model_has_passed_over(server: 
         timeout=60,
     )
     assert reply.json()["text"] == "three one eight"
+    assert reply.headers["x-request-id"] == "passed-over"
     after = figures_of(server.get("/metrics"))
     assert growth(before, after, read_again("speech_passed_over")) == 1
     assert growth(before, after, audio("en")) == pytest.approx(len(sound) / 16_000, abs=0.01)

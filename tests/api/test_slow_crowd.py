@@ -1,4 +1,4 @@
-"""300 clients that trickle their uploads and 300 that do not read their replies, beside one that behaves."""
+"""300 clients that trickle uploads, 300 that do not read, 1,100 that send nothing, and others beside them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ async def test_600_slow_clients_leave_the_others_their_time_and_nothing_behind(t
         assert left_in(tmp_path, process) == files
 
 
+@pytest.mark.trial
+async def test_1100_sockets_that_send_nothing_turn_no_upload_away() -> None:
+    with run_server("--log-level", "warning") as server:
+        url = httpx.URL(server.url)
+        async with crowd(server, NUM_EACH), httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            silent = [await RawClient.connect(url.host, url.port or 0) for _ in range(1100)]
+            replies = await asyncio.gather(*(upload(client) for _ in range(32)))
+            assert [reply.status_code for reply in replies] == [200] * 32
+        for one in silent:
+            await one.close()
+
+
 @asynccontextmanager
 async def crowd(server: Server, num_each: int) -> AsyncIterator[None]:
     clients: list[RawClient] = []
@@ -73,12 +85,16 @@ async def usual_time_s(server: Server) -> float:
     for _ in range(5):
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             started_at = time.monotonic()
-            reply = await client.post(
-                "/v1/audio/transcriptions", files={"file": RECORDING}, data={"model": "whisper-1"}
-            )
+            reply = await upload(client)
             times.append(time.monotonic() - started_at)
             assert reply.status_code == 200
     return statistics.median(times)
+
+
+async def upload(client: httpx.AsyncClient) -> httpx.Response:
+    return await client.post(
+        "/v1/audio/transcriptions", files={"file": RECORDING}, data={"model": "whisper-1"}
+    )
 
 
 class Holdings:

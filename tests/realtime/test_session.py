@@ -163,6 +163,12 @@ async def test_each_session_is_a_line_and_a_count_by_its_close_code(
     ]
 
 
+async def test_the_answer_to_the_handshake_has_the_requests_id(app: RunningApp) -> None:
+    async with open_session(url(app), additional_headers={"X-Request-Id": "mine"}) as client:
+        assert client.socket.response is not None
+        assert client.socket.response.headers["x-request-id"] == "mine"
+
+
 async def test_a_session_that_nobody_closed_is_counted_as_broken(caplog: pytest.LogCaptureFixture) -> None:
     """The server learns of it when it sends, and not by a message."""
     caplog.set_level("INFO", logger="asr_server.api.middleware")
