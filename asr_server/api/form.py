@@ -221,6 +221,7 @@ class _PartReader:
         self._header_value = bytearray()
         self._disposition = b""
         self._name = ""
+        self._is_sent_as_file = False
         self._value = bytearray()
         self._is_complete = False
 
@@ -267,7 +268,9 @@ class _PartReader:
         self._header_value = bytearray()
 
     def _on_headers_finished(self) -> None:
-        name = parse_options_header(self._disposition)[1].get(b"name", b"")
+        options = parse_options_header(self._disposition)[1]
+        name = options.get(b"name", b"")
+        self._is_sent_as_file = b"filename" in options
         if not name or len(name) > MAX_NAME_BYTES:
             raise _malformed()
         self._name = name.decode("utf-8", "replace")
@@ -283,7 +286,7 @@ class _PartReader:
             return
         self._value += data[start:end]
         if len(self._value) > MAX_VALUE_BYTES:
-            raise InvalidValue(f"'{self._name}' is longer than {MAX_VALUE_BYTES} bytes.", self._name)
+            raise self._invalid_text(f"is longer than {MAX_VALUE_BYTES} bytes")
 
     def _on_part_end(self) -> None:
         if self._name == FILE:
@@ -291,7 +294,13 @@ class _PartReader:
         try:
             self._form.fields.append((self._name, self._value.decode("utf-8")))
         except UnicodeDecodeError as error:
-            raise InvalidValue(f"'{self._name}' is not UTF-8 text.", self._name) from error
+            raise self._invalid_text("is not UTF-8 text") from error
+
+    def _invalid_text(self, what: str) -> InvalidValue:
+        """A recording in another field than `file` is what this mostly is."""
+        if self._is_sent_as_file and not self._form.has_file:
+            return InvalidValue(f"'file' is missing: a file was sent as '{self._name}'.", FILE)
+        return InvalidValue(f"'{self._name}' {what}.", self._name)
 
     def _on_end(self) -> None:
         self._is_complete = True

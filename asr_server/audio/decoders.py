@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
+from asr_server.audio.library_messages import log_messages_of_libraries
 from asr_server.audio.limits import invalid_audio
 from asr_server.core import Samples
 
@@ -64,6 +65,7 @@ class SndfileDecoder:
 
     def __init__(self, fd: int) -> None:
         """Raises CannotOpen where libsndfile does not."""
+        log_messages_of_libraries()
         os.lseek(fd, 0, os.SEEK_SET)
         try:
             self._file = soundfile.SoundFile(fd, closefd=False)

@@ -142,6 +142,7 @@ class Supervisor:
         self._on_gone = on_gone
         self._on_given_up = on_given_up
         self._num_given_up = 0
+        self._lost: set[str] = set()  # replicas that have ended, by name, until others are in their place
         self._draining = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -224,6 +225,7 @@ class Supervisor:
             if isinstance(gone, StartImpossible):
                 raise gone
             self._log(str(gone))
+            self._lost.add(state.replica.name)
             return state.ready
         except asyncio.CancelledError:
             drain_s = DRAIN_S if state.ready else 0.0
@@ -266,6 +268,9 @@ class Supervisor:
         if not state.ready:
             state.on_ready()
             self.was_ready = True
+            if state.replica.name in self._lost:
+                self._lost.remove(state.replica.name)
+                logger.info("%s is back", state.replica.name)
         state.credit += credit.count
         state.num_slots = credit.num_slots or state.num_slots
 

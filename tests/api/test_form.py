@@ -145,6 +145,13 @@ async def test_a_form_that_cannot_be_is_refused(form: Form, data: bytes, param: 
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfb" * 10, b"x" * (form_module.MAX_VALUE_BYTES + 1)])
+async def test_a_recording_in_another_field_is_told_which_one_is_missing(form: Form, content: bytes) -> None:
+    with pytest.raises(InvalidValue, match="'file' is missing: a file was sent as 'audio'") as caught:
+        await read(form, body(part("audio", content, '; filename="a.mp3"')), piece=1000)
+    assert caught.value.param == "file"
+
+
 @pytest.mark.parametrize(
     "content_type", ["application/json", "multipart/form-data", "multipart/form-data; boundary="]
 )

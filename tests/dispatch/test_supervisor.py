@@ -103,6 +103,18 @@ async def test_a_frozen_replica_is_replaced(start: Start, monkeypatch: pytest.Mo
     assert events[0] == Credit(1)
 
 
+async def test_the_log_says_when_a_lost_replica_is_back(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="asr_server.dispatch.supervisor")
+    executor = ScriptedExecutor()
+    start(executor, lambda state, event: None)
+    await until(lambda: executor.launched)
+    executor.launched[0].die()
+    await until(lambda: len(executor.launched) == 2 and len(caplog.messages) == 2)
+    assert caplog.messages == ["replica 0", "replica 0 is back"]  # why it was lost, and then
+
+
 async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
