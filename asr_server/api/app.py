@@ -29,7 +29,7 @@ from asr_server.api.middleware import (
     IGNORED_FIELDS,
     MODEL_LIMIT,
     REQUEST_ID,
-    RequestIdMiddleware,
+    LastErrorMiddleware,
     RequestLogMiddleware,
     UnreadBodyMiddleware,
 )
@@ -105,7 +105,7 @@ def create_app(
     app.include_router(realtime_router)
     routes.install_page(app)
     openapi.install(app, settings)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(LastErrorMiddleware)
     app.add_middleware(UnreadBodyMiddleware)
     _allow_origins(app, settings)
     app.add_middleware(RequestLogMiddleware)

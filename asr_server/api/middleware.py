@@ -47,39 +47,33 @@ def new_request_id() -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
-class RequestIdMiddleware:
+class LastErrorMiddleware:
+    """Answers what nobody else has caught."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = request_id_of(Headers(scope=scope))
-        current_request_id.set(request_id)
-        scope.setdefault("state", {})[REQUEST_ID] = request_id
         has_started = False
 
-        async def send_with_id(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal has_started
-            if message["type"] in _FIRST_OF_A_REPLY:
-                has_started = True
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            has_started = True
             await send(message)
 
-        if scope["type"] == "websocket":
-            await self._app(scope, receive, send_with_id)
-            return
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, send_and_note)
         except asyncio.CancelledError:  # the server's end; it closes the connection behind half a reply
             if not has_started:
-                await response_to(ShuttingDown())(scope, receive, send_with_id)
+                await response_to(ShuttingDown())(scope, receive, send)
         except Exception as error:
             logger.exception("%s failed", scope["method"])
             if has_started:
                 raise  # the connection is closed: half a reply must not look like a whole one
-            await response_to(error)(scope, receive, send_with_id)
+            await response_to(error)(scope, receive, send)
 
 
 QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
@@ -90,19 +84,26 @@ MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 
 
 class RequestLogMiddleware:
-    """The outermost one, so that it sees every reply."""
+    """Gives each request its id, and logs it. The outermost one, so that it sees every reply."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match scope["type"]:
-            case "http":
-                await self._serve_request(scope, receive, send)
-            case "websocket":
-                await self._serve_session(scope, receive, send)
-            case _:
-                await self._app(scope, receive, send)
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope))
+        current_request_id.set(request_id)
+        scope.setdefault("state", {})[REQUEST_ID] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in _FIRST_OF_A_REPLY:
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        serve = self._serve_request if scope["type"] == "http" else self._serve_session
+        await serve(scope, receive, send_with_id)
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()

@@ -1,6 +1,6 @@
 """Gives what the C libraries of decoding print to standard error a name, and a line of the log each.
 
-libmpg123, which libsndfile has within it, prints a line or two for each damage, without a word on who says so.
+libmpg123, which libsndfile has within it, prints a line or two for each damage, but not who says so.
 Whether a file is damaged the decoder tells by itself; so these lines are for `--log-level debug`. Used by
 `decoders.py`.
 """
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 @cache
 def log_messages_of_libraries() -> None:
-    """From now on what C code of this process prints to its `stderr` is logged. Python's own is left alone, and
-    so is file descriptor 2, to which a crash is reported.
+    """From now on what C code of this process prints to its `stderr` is logged. Python's own is left alone,
+    and so is file descriptor 2, to which a crash is reported.
 
     The pipe does not wait for its reader: what is too much for it is lost. Does nothing where the C library
     is not glibc, whose `stderr` is a variable that may be set (its manual, "Standard Streams").

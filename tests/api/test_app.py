@@ -150,6 +150,9 @@ async def test_origins_are_allowed_when_they_are_named() -> None:
         reply = await app.client.get("/nowhere", headers={"origin": "https://a.example"})
         assert reply.headers["access-control-allow-origin"] == "https://a.example"
         assert "x-request-id" in reply.headers["access-control-expose-headers"]
+        asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        preflight = await app.client.options("/v1/models", headers=asked)
+        assert preflight.headers["x-request-id"].startswith("req_")
 
 
 async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
