@@ -179,7 +179,10 @@ def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:
             f"model's: `asr-server convert {shlex.quote(str(source))} DIRECTORY --tokenizer CHECKPOINT` "
             "makes one of it that has a tokenizer"
         )
-    return find_texts(_TOKENIZERS[vocabulary])
+    try:
+        return find_texts(_TOKENIZERS[vocabulary])
+    except CheckpointError as error:
+        raise CheckpointError(f"{source} comes without a tokenizer: {error}") from error
 
 
 def _rules(directory: Path) -> dict[str, Any]:

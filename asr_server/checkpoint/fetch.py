@@ -45,7 +45,7 @@ def fetch(model: Published, with_weights: bool = True) -> Path:
         with _alone(folder / f"{_file_name(model)}.lock"):
             return fetched(model, with_weights, folder) or _fetch(model, folder, with_weights)
     except NotFetched as error:
-        raise CheckpointError(f"{error}. {_how_to_bring(model)}") from error
+        raise CheckpointError(f"{error}. {_how_to_bring(model, with_weights)}") from error
     except OSError as error:
         raise CheckpointError(
             f"{model.name} cannot be kept in {own_cache()} ({error.strerror or error}): make room there, or "
@@ -93,10 +93,12 @@ def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
     return partial.rename(target)
 
 
-def _how_to_bring(model: Published) -> str:
+def _how_to_bring(model: Published, with_weights: bool) -> str:
+    """Without its weights, the model is wanted for its tokenizer."""
+    use = "--model FOLDER" if with_weights else "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"
     return (
         f"Where there is a network, run `asr-server models fetch {model.name}` and copy the folder that it "
-        "names here: --model FOLDER"
+        f"names here: {use}"
     )
 
 

@@ -24,7 +24,7 @@ def explain_file(path: Path) -> str:
     if is_gguf:
         return f"{path} is a GGUF model. {_use_original(path.name)}"
     if (path.parent / "config.json").exists():
-        return f"{path} is a file: name the directory it is in, --model {path.parent}"
+        return f"{path} is a file: name the directory it is in, {path.parent}"
     return (
         f"{path} is no model: a .pt of openai-whisper, a ggml file of whisper.cpp, or a directory with "
         "config.json and weights is one"
@@ -38,7 +38,7 @@ def explain_listing(name: str, files: Collection[str]) -> str | None:
     if is_ctranslate2 or any(file.endswith(".safetensors") or file == "pytorch_model.bin" for file in files):
         return None if "config.json" in files else f"{name} has no config.json"
     if single := [file for file in files if file.startswith("ggml-") or file.endswith((".pt", ".pth"))]:
-        return f"{name} holds single files, such as {min(single)}: fetch one and name it, --model FILE"
+        return f"{name} holds single files, such as {min(single)}: fetch one and name that file"
     if ".gguf" in endings:
         return f"{name} holds GGUF models. {_use_original(name)}"
     if ".npz" in endings:
@@ -50,8 +50,8 @@ def _use_original(name: str) -> str:
     """They are made from a checkpoint that can be served."""
     published = published_name(name)
     if published:
-        return f"Use the model that it was made from: --model {published}"
-    return "Use the checkpoint that it was made from: --model DIRECTORY or ORGANISATION/NAME"
+        return f"Use the model that it was made from: {published}"
+    return "Use the checkpoint that it was made from: DIRECTORY or ORGANISATION/NAME"
 
 
 _HEAD_WIDTH = 64  # of every published model

@@ -283,7 +283,7 @@ def _tensors(file: BinaryIO, path: Path) -> Iterator[tuple[str, StoredTensor]]:
         if kind not in _GGML_DTYPES:
             raise CheckpointError(
                 f"{path} is quantized: use the one with 16-bit weights, or the model by its name, such as "
-                "--model base"
+                "base"
             )
         if not (0 < num_dimensions <= _MAX_DIMENSIONS and 0 < name_length <= _MAX_NAME_BYTES):
             raise ValueError("no tensor begins here")

@@ -108,7 +108,7 @@ def gpu(settings: Settings) -> Iterator[str]:
 
 def ray_package(settings: Settings) -> Iterator[str]:
     if settings.executor == "ray" and find_spec("ray") is None:
-        yield _problem("executor", "ray", "needs Ray, an extra: pip install 'asr-server[ray]'")
+        yield _problem("executor", "ray", "needs Ray, an extra: pip install '.[ray]' in the checkout")
 
 
 def tensor_parallel(settings: Settings) -> Iterator[str]:
@@ -191,7 +191,7 @@ def wyoming(settings: Settings) -> Iterator[str]:
     if settings.wyoming_port == NO_PORT:
         return
     if find_spec("wyoming") is None:
-        reason = "needs the package wyoming: pip install 'asr-server[wyoming]'"
+        reason = "needs the package wyoming, an extra: pip install '.[wyoming]' in the checkout"
         yield _problem("wyoming_port", settings.wyoming_port, reason)
     else:
         yield from _why_not_on(settings, "wyoming_port")

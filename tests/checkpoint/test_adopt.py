@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -307,3 +308,18 @@ def test_weights_in_several_files_are_read_where_they_lie(tmp_path: Path) -> Non
     found = weights_of(resolve_checkpoint(str(copy)))
     assert all(torch.equal(found[name.removeprefix("model.")], tensor) for name, tensor in weights.items())
     assert len(CLIPS) == len(TOKENS)
+
+
+def test_offline_a_file_without_its_tokenizer_says_how_to_bring_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--model base` would be no answer to whoever has a model of their own."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    path = write_openai(random_reference(SIZES), tmp_path / "base.pt")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(str(path))
+    said = str(caught.value)
+    assert said.startswith(f"{path} comes without a tokenizer: ")
+    assert said.endswith("names here: `asr-server convert MODEL DIRECTORY --tokenizer FOLDER`")
+    assert "--model" not in said

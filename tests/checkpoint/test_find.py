@@ -131,12 +131,12 @@ def test_weights_without_a_configuration_are_no_checkpoint(directory: Path) -> N
 
 
 def test_a_file_within_a_checkpoint_leads_to_its_directory(directory: Path) -> None:
-    assert f"--model {directory}" in refusal(directory / "model.safetensors")
+    assert f"name the directory it is in, {directory}" in refusal(directory / "model.safetensors")
 
 
 def test_a_gguf_model_leads_to_the_checkpoint_it_was_made_from(tmp_path: Path) -> None:
     (tmp_path / "whisper-small.gguf").write_bytes(b"GGUF" + bytes(100))
-    assert "is a GGUF model. Use the model that it was made from: --model small" in refusal(
+    assert "is a GGUF model. Use the model that it was made from: small" in refusal(
         tmp_path / "whisper-small.gguf"
     )
     assert "holds GGUF models" in refusal(tmp_path)
@@ -145,7 +145,7 @@ def test_a_gguf_model_leads_to_the_checkpoint_it_was_made_from(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["base.en.pt", "ggml-small.bin"])
 def test_a_directory_of_single_files_leads_to_one_of_them(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK")
-    assert f"holds single files, such as {name}: fetch one and name it, --model FILE" in refusal(tmp_path)
+    assert f"holds single files, such as {name}: fetch one and name that file" in refusal(tmp_path)
 
 
 def test_a_file_that_is_no_model_is_told_what_one_is(tmp_path: Path) -> None:

@@ -195,9 +195,7 @@ def test_a_repository_of_another_kind_is_refused_before_anything_is_fetched(
     fake.folder.mkdir()
     (fake.folder / "weights.npz").touch()
     (fake.folder / "config.json").write_text("{}")
-    assert "is an MLX model. Use the model that it was made from: --model tiny" in refusal(
-        "x/whisper-tiny-mlx"
-    )
+    assert "is an MLX model. Use the model that it was made from: tiny" in refusal("x/whisper-tiny-mlx")
     assert len(fake.requests) == 1
 
 

@@ -182,4 +182,4 @@ def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
 def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "find_spec", lambda name: None)
     (missing,) = problems(wyoming_port=0)
-    assert missing.endswith("needs the package wyoming: pip install 'asr-server[wyoming]'")
+    assert missing.endswith("an extra: pip install '.[wyoming]' in the checkout")

@@ -30,7 +30,7 @@ class RayCluster:
 @contextmanager
 def ray_cluster(cpus_for_each: int = 1) -> Iterator[RayCluster]:
     with mock.patch.dict(os.environ, ON_LOOPBACK):
-        pytest.importorskip("ray", reason="Ray is not installed: pip install 'asr-server[ray]'")
+        pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
         from ray.cluster_utils import Cluster
 
         node: Any = {

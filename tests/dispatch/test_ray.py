@@ -75,7 +75,7 @@ def test_without_ray_a_server_says_what_to_install_and_ends() -> None:
         main()"""
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].endswith("needs Ray, an extra: pip install 'asr-server[ray]'")
+    assert ended.stderr.splitlines()[-1].endswith("needs Ray, an extra: pip install '.[ray]' in the checkout")
     assert "Traceback" not in ended.stderr
 
 
