@@ -147,7 +147,7 @@ class Settings:
         ge=1,
         le=MOST_PROCESSES,
     )
-    max_upload_bytes: int = _setting(25 * MIB, "largest upload, in bytes", ge=1)
+    max_upload_bytes: int = _setting(1024 * MIB, "largest upload, in bytes", ge=1)
     max_upload_memory_bytes: int = _setting(
         256 * MIB, "bytes of all uploads held in memory; beyond them uploads go to the temporary folder", ge=0
     )
@@ -259,6 +259,10 @@ class Settings:
     def temperatures(self) -> tuple[float, ...]:
         """The temperature ladder as far as `max_fallbacks` lets a chunk climb it."""
         return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
+
+
+def in_mebibytes(num_bytes: float) -> str:
+    return f"{round(num_bytes / MIB, 1):g} MiB"
 
 
 def values_for(kind: type[Any], settings: Settings) -> dict[str, Any]:

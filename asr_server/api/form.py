@@ -21,7 +21,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
 from asr_server.audio.recording import memory_file
-from asr_server.config import MIB, naming
+from asr_server.config import MIB, in_mebibytes, naming
 from asr_server.errors import InvalidAudio, InvalidValue, StorageUnavailable, UploadTooLarge
 
 MEMORY_BYTES: Final = 8 * MIB  # of one upload
@@ -132,7 +132,10 @@ def _storing(quietly: bool = False) -> Iterator[None]:
 
 
 def too_large(max_bytes: int) -> UploadTooLarge:
-    return UploadTooLarge(f"The upload is larger than {max_bytes} bytes: {naming('max_upload_bytes')}.")
+    return UploadTooLarge(
+        f"The file is larger than {in_mebibytes(max_bytes)}, the most that this server takes "
+        f"({naming('max_upload_bytes')}). A compressed format, such as mp3 or opus, is smaller."
+    )
 
 
 FILE: Final = "file"

@@ -87,7 +87,9 @@ UPLOAD_ERRORS: Final = (
     AudioTooShort("The recording is shorter than 0.1 s."),
     AudioTooLong("The recording is longer than 43200 s: --max-audio-s (ASR_SERVER_MAX_AUDIO_S)."),
     UploadTooLarge(
-        "The upload is over 26214400 bytes: --max-upload-bytes (ASR_SERVER_MAX_UPLOAD_BYTES).", "file"
+        "The file is larger than 1024 MiB, the most that this server takes (--max-upload-bytes "
+        "(ASR_SERVER_MAX_UPLOAD_BYTES)). A compressed format, such as mp3 or opus, is smaller.",
+        "file",
     ),
     Overloaded("256 requests are in flight.", retry_after_s=1.0),
     ReplicasEnded(4),

@@ -162,6 +162,7 @@ def _model(name: str, state: AppState) -> Model:
         root=own_name,
         description=alias + settings.model_description,
         languages=sorted(transcriber.languages.codes),
+        max_upload_bytes=settings.max_upload_bytes,
         tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
     )
 

@@ -231,6 +231,8 @@ class Model(Body):
     """What it is, and what it cannot do."""
     languages: list[str]
     """Codes of the languages that it knows."""
+    max_upload_bytes: int
+    """Of a recording: larger ones are refused."""
     tasks: list[Literal["transcribe", "translate"]]
     """What it can do with them; it translates into English."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import time
@@ -24,8 +25,16 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from asr_server.audio.recording import Source
+from asr_server.config import in_mebibytes
 from asr_server.core import POSITIONS_PER_S, Segment, Task, Transcript, Word
-from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue, RequestError
+from asr_server.errors import (
+    ChunkFailed,
+    EngineUnavailable,
+    InvalidAudio,
+    InvalidValue,
+    RequestError,
+    UploadTooLarge,
+)
 from asr_server.formats.bodies import Language, TokensUsage, VerboseSegment, VerboseWord
 from asr_server.offline.local import OnProgress, TranscribeJob
 
@@ -231,6 +240,7 @@ class RemoteTranscriber:
         self._path = "audio/translations" if job.task == "translate" else "audio/transcriptions"
         self._fields = _form_fields(job)
         self._model = server.model
+        self._max_upload_bytes = math.inf  # unless the server says how much it takes
         self._turns = Turns()
         self._client = httpx2.AsyncClient(
             base_url=_checked_url(server),
@@ -254,12 +264,21 @@ class RemoteTranscriber:
         if response.status_code != 200:
             raise refusal(response.status_code, response.headers, response.content)
         try:
-            return str(response.json()["data"][0]["id"])
-        except (ValueError, TypeError, LookupError):
+            model = response.json()["data"][0]
+            self._max_upload_bytes = float(model.get("max_upload_bytes", math.inf))
+            return str(model["id"])
+        except (ValueError, TypeError, LookupError, AttributeError):
             raise EngineUnavailable(f"{response.url} is not answered as an asr-server does") from None
 
     async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
-        async with self._turns.turn(_num_bytes(source)):
+        num_bytes = _num_bytes(source)
+        if num_bytes > self._max_upload_bytes:  # known before it is sent
+            most = in_mebibytes(self._max_upload_bytes)
+            raise UploadTooLarge(
+                f"The file has {in_mebibytes(num_bytes)}, and the server takes {most} at most (its "
+                "--max-upload-bytes). A compressed format, such as mp3 or opus, is smaller."
+            )
+        async with self._turns.turn(num_bytes):
             return await with_retries(lambda: self._transcribe_once(source, on_progress))
 
     async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:

@@ -143,6 +143,7 @@ async def test_a_model_is_described() -> None:
         assert alias["description"].startswith("another name of whisper-digits: ")
         assert (alias["root"], alias["languages"]) == ("whisper-digits", ["de", "en"])
         assert alias["tasks"] == ["transcribe", "translate"]
+        assert alias["max_upload_bytes"] == 1 << 30
 
 
 async def test_origins_are_allowed_when_they_are_named() -> None:

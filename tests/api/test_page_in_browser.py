@@ -304,10 +304,10 @@ ERROR_STREAM = 'data: {"error": {"message": "The engine stumbled.", "type": "ser
 
 
 def test_each_error_is_told_in_words(open_page: OpenPage) -> None:
-    too_large = {"error": {"message": "The upload is over 26214400 bytes: --max-upload-bytes."}}
+    too_large = {"error": {"message": "The file is larger than 1024 MiB."}}
     answers: dict[str, Callable[[Route], None]] = {
         "The connection broke. Is the server still running?": lambda route: route.abort("connectionreset"),
-        "The upload is over 26214400 bytes": lambda route: route.fulfill(status=413, json=too_large),
+        "The file is larger than 1024 MiB": lambda route: route.fulfill(status=413, json=too_large),
         "The server answered with status 502.": lambda route: route.fulfill(status=502, body="<html>"),
         "The engine stumbled.": lambda route: route.fulfill(body=ERROR_STREAM),
         "The answer ended early": lambda route: route.fulfill(body=""),
@@ -320,6 +320,25 @@ def test_each_error_is_told_in_words(open_page: OpenPage) -> None:
         choose(page, payload(f"{number}.wav"))
         expect(card(page, f"{number}.wav").get_by_role("alert")).to_contain_text(message)
         expect(page.locator("#announce")).to_have_text(f"{number}.wav could not be transcribed.")
+
+
+def test_a_file_that_the_server_would_refuse_is_not_sent(open_page: OpenPage) -> None:
+    sent: list[str] = []
+
+    def small(page: Page) -> None:
+        def served(route: Route) -> None:
+            body = route.fetch().json()
+            route.fulfill(json={"data": [model | {"max_upload_bytes": 100_000} for model in body["data"]]})
+
+        page.route("**/v1/models", served)
+        page.on("request", lambda request: sent.append(request.url))
+
+    page = open_page(mock=small)
+    choose(page, payload("long.wav"))
+    told = card(page, "long.wav")
+    expect(told.get_by_role("alert")).to_contain_text("the server takes 0.1 MiB at most. As mp3, m4a or opus")
+    expect(told.get_by_role("button", name="Try again")).to_be_hidden()
+    assert not [url for url in sent if url.endswith("/v1/audio/transcriptions")]
 
 
 def test_without_a_microphone_or_a_place_the_page_says_so(open_page: OpenPage) -> None:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from asr_server.audio.recording import Source
 from asr_server.core import Transcript
-from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue
+from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue, UploadTooLarge
 from asr_server.offline import remote
 from asr_server.offline.local import OnProgress, TranscribeJob
 from asr_server.offline.remote import RemoteServer, RemoteTranscriber
@@ -56,6 +56,7 @@ class Scripted:
         self.answers = list(answers)
         self.uploads: list[tuple[int, float]] = []  # bytes, and when they were in
         self.keys: set[str | None] = set()
+        self.limits: dict[str, int] = {}
 
     async def answer(self, request: Request) -> Response:
         self.keys.add(request.headers.get("authorization"))
@@ -67,7 +68,7 @@ class Scripted:
 
     async def models(self, request: Request) -> Response:
         self.keys.add(request.headers.get("authorization"))
-        return JSONResponse({"data": [{"id": "digits"}]})
+        return JSONResponse({"data": [{"id": "digits"} | self.limits]})
 
 
 @asynccontextmanager
@@ -239,3 +240,14 @@ async def test_recordings_are_sent_in_order_few_at_once_where_they_are_large(
     await asyncio.gather(*(transcriber.transcribe(path, lambda *_: None) for path in files))
     assert begun == files
     assert most_under_way == most
+
+
+async def test_a_recording_larger_than_the_server_takes_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    path = tmp_path / "hour.wav"
+    with path.open("wb") as file:
+        file.truncate(3 << 20)
+    async with serving() as (url, scripted):
+        scripted.limits = {"max_upload_bytes": 2 << 20}
+        with pytest.raises(UploadTooLarge, match=r"has 3 MiB, and the server takes 2 MiB at most .* mp3"):
+            await transcribe(url, path)
+    assert scripted.uploads == []

@@ -9,6 +9,7 @@ import { startWatching, stopWatching } from "./server-view.js";
 const AT_ONCE = 2; // files; the others wait in the queue
 
 let model = "";
+let maxUploadBytes = Infinity;
 const queue = [];
 let running = 0;
 
@@ -18,6 +19,7 @@ async function greet() {
   try {
     const served = (await models())[0];
     model = served.id;
+    maxUploadBytes = served.max_upload_bytes;
     $("model").replaceChildren("Served here: ", h("strong", {}, model), `, ${served.description}.`);
     offerLanguages(served.languages);
     $("key-form").hidden = true;
@@ -83,7 +85,7 @@ async function advance() {
 
 async function run(card) {
   running++;
-  const isDone = (model || (await greet())) && (await card.run(model, $("language").value));
+  const isDone = (model || (await greet())) && (await card.run(model, $("language").value, maxUploadBytes));
   $("announce").textContent = isDone ? `${card.name} is transcribed.` : `${card.name} could not be transcribed.`;
   running--;
   advance();

@@ -18,6 +18,11 @@ function pathIcon(path) {
   return icon;
 }
 
+const inMebibytes = (bytes) => `${Number((bytes / 2 ** 20).toFixed(1))} MiB`;
+
+const tooLarge = (bytes, most) =>
+  `This file has ${inMebibytes(bytes)}, and the server takes ${inMebibytes(most)} at most. As mp3, m4a or opus it is smaller.`;
+
 export class Card {
   constructor(file, name, { onRemove, onRetry }) {
     this.file = file;
@@ -81,9 +86,11 @@ export class Card {
 
   // -- Being transcribed --
 
-  async run(model, language) {
+  async run(model, language, maxUploadBytes) {
+    this.maxUploadBytes = maxUploadBytes;
     this.#begin();
     try {
+      if (this.file.size > maxUploadBytes) throw new Error(tooLarge(this.file.size, maxUploadBytes));
       const answer = await transcribe(this.file, model, language, this.#listeners(), this.abort.signal);
       this.finish(answer, (performance.now() - this.startedAt) / 1000);
       return true;
@@ -118,7 +125,7 @@ export class Card {
     this.#end("not transcribed");
     this.player.hidden = !this.picture; // nothing to hear either
     show(this.error, error.message);
-    this.retry.hidden = false;
+    this.retry.hidden = this.file.size > this.maxUploadBytes; // nothing would be different
   }
 
   /** `took`: seconds from start to end, if that says anything. */
