@@ -100,7 +100,10 @@ class Settings:
         0, "chunks decoded at once by a replica; 0: from free memory", ge=0, le=MOST_SLOTS
     )
     encode_batch: int = _setting(
-        0, "chunks encoded together at most; 0: one a compute worker on CPU, 8 on CUDA", ge=0, le=MOST_SLOTS
+        0,
+        "chunks encoded in one step at most; 0: on CPU one a compute worker, or 8 short ones; 8 on CUDA",
+        ge=0,
+        le=MOST_SLOTS,
     )
     compute_workers: int = _setting(
         0, "encode batches under way at once; 0: one a core, up to 4, on CPU, 1 on CUDA", ge=0, le=4

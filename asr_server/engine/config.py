@@ -25,6 +25,7 @@ from asr_server.model.float8 import FP8
 from asr_server.model.int8 import VNNI_FLAGS, can_multiply_in_int8
 
 _ENCODE_BATCH_ON_CUDA = 8
+_SHORT_AT_ONCE = 8  # short chunks that a worker of the CPU encodes in one step at most
 _MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FP8_CAPABILITY = (8, 9)
@@ -94,6 +95,10 @@ class EngineConfig:
         workers = self.compute_workers or (
             min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu and self.num_ranks == 1 else 1
         )
+        short_audio = short_audio_mode(self.short_audio, self.dtype)
+        # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache. But
+        # it may take short ones one after another, whose prompts are then fed together.
+        chunks_of_worker = 1 if short_audio == "exact" else _SHORT_AT_ONCE
         chosen = replace(self, dtype="int8" if int8 else str(dtype).removeprefix("torch."))
         return replace(
             chosen,
@@ -108,14 +113,14 @@ class EngineConfig:
                 chosen.audio_dtype,
                 num_more=self.beam_size - 1,
             ),
-            # On CPU a worker takes one chunk at a time: in a batch its activations would not stay in cache.
-            encode_batch=self.encode_batch or (workers if on_cpu else _ENCODE_BATCH_ON_CUDA),
+            encode_batch=self.encode_batch
+            or (workers * chunks_of_worker if on_cpu else _ENCODE_BATCH_ON_CUDA),
             compute_workers=workers,
             # A graph that sums over ranks is not recorded.
             cuda_graphs=self.cuda_graphs and self.num_ranks == 1,
             # On CPU there is nothing that a step could overlap with.
             lookahead=not on_cpu if self.lookahead is None else self.lookahead,
-            short_audio=short_audio_mode(self.short_audio, self.dtype),
+            short_audio=short_audio,
         )
 
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
 
@@ -83,6 +84,10 @@ class Engine:
         self._held: list[ActiveChunk] = []  # waiting for SetLanguage
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
+        self._window = model.sizes.window.for_short_audio(config.short_audio)
+        takes_short = config.device == "cpu" and config.short_audio == "tail"
+        at_once = config.compute_workers if takes_short else config.encode_batch
+        self._most_positions = at_once * self._window.num_positions  # to encode in one step
 
     @classmethod
     def load(cls, config: EngineConfig, broadcast: Broadcast | None = None) -> Engine:
@@ -192,12 +197,19 @@ class Engine:
     # -- Admit --------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[ActiveChunk]:
-        """Gives waiting chunks the lowest free slots, as many as may be encoded now."""
+        """Gives waiting chunks the lowest free slots, as many as may be encoded now: short ones are encoded
+        together, as many as fill the windows of all workers.
+        """
         count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
-        admitted = [self._waiting.popleft() for _ in range(count)]
-        for sequence in admitted:
+        admitted: list[ActiveChunk] = []
+        num_positions = 0
+        for sequence in list(islice(self._waiting, count)):
+            num_positions += self._window.positions_for(len(sequence.samples))
+            if admitted and num_positions > self._most_positions:
+                break
+            admitted.append(self._waiting.popleft())
             self._slots.place(sequence)
             sequence.admitted_at = time.monotonic()
             self._events.append(Credit(1))

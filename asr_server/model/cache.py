@@ -252,7 +252,7 @@ class DecoderCache:
             tensor[:, target] = tensor[:, source]
         if self.audio_scales is not None:
             self.audio_scales[:, :, target] = self.audio_scales[:, :, source]
-        self.audio_lengths[target] = self.audio_lengths[source]
+        self.audio_lengths[target : target + 1] = self.audio_lengths[source : source + 1]
         self._own_blocks = None
 
     def copy_text(self, sources: Tensor, targets: Tensor, length: int) -> None:
