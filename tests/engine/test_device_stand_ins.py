@@ -153,7 +153,9 @@ class ForbidReadingBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert not any(f"aten.{word}" in name for word in self.FORBIDDEN), f"{name} waits for the device"
         if "aten.fill_" in name or "aten.copy_" in name:
             source = args[1] if len(args) > 1 else None
-            is_number = not isinstance(source, torch.Tensor) or source.dim() == 0
+            is_number = not isinstance(source, torch.Tensor) or (
+                source.dim() == 0 and address(source) not in self._on_device
+            )
             assert not (is_number and args[0].numel() == 1), f"{name} copies one number from the host"
         output = function(*args, **(kwargs or {}))
         self._follow(name, tensors_of((args, kwargs)), tensors_of(output))
