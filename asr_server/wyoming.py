@@ -178,6 +178,8 @@ class WyomingConnection:
         state = self._state
         current_request_id.set(new_request_id())
         self._stats = metrics.begin_request_stats(lambda: ROUTE)
+        client, *_ = self._writer.get_extra_info("peername") or ("",)
+        self._stats.asked_for |= {"client": client, "model": state.settings.model_names[0]}
         self._asked_at = time.monotonic()
         state.require_engine()
         options = self._decoding_options()
@@ -185,8 +187,10 @@ class WyomingConnection:
             state.admission.enter(),
             closing(Upload(state.settings.max_upload_bytes, state.upload_memory)) as upload,
         ):
-            await self._receive_audio(first, upload)
-            transcript = await self._transcribe(upload, options)
+            with self._stats.stage("upload"):
+                await self._receive_audio(first, upload)
+            with self._stats.stage("transcription"):
+                transcript = await self._transcribe(upload, options)
             answer = TranscriptEvent(transcript.text, language=next(iter(transcript.languages), None))
             await self._write(answer, state.settings.client_grace_s)
         self._report(200)

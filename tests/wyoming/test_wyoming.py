@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asr_server.telemetry import FIGURES
 from tests.api.figures import growth, read
 from tests.api.running_app import RunningApp, run_app, until
 from tests.conftest import Server
@@ -203,6 +204,10 @@ async def test_each_utterance_is_counted_and_logged_as_a_request(caplog: pytest.
     lines = [record for record in caplog.records if record.message.startswith("wyoming: ")]
     assert [line.message.split()[1] for line in lines] == ["200", "200", "404", "400", "499"]
     assert ["; audio 1.0 s, chunks 1" in line.message for line in lines] == [True, True, False, False, False]
+    figures = [getattr(line, FIGURES) for line in lines]
+    assert {(each["client"], each["model"]) for each in figures} == {("127.0.0.1", "whisper-digits")}
+    assert [each["status"] for each in figures] == [200, 200, 404, 400, 499]
+    assert set(figures[0]["stages_s"]) == {"upload", "transcription"}
 
 
 def wyoming_requests(status: int) -> str:
