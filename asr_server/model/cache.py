@@ -10,7 +10,9 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import mmap
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -124,6 +126,15 @@ _MAX_QUERIES = 8
 _ROW_ALIGNMENT = 16
 
 
+def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """On CPU in pages that take no memory before something is written there: of most slots little is used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    buffer = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, private)
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(*shape)
+
+
 class DecoderCache:
     """Keys and values of every layer and slot, [layers, slots, H, positions, d] each.
 
@@ -160,21 +171,21 @@ class DecoderCache:
         audio_keys = (sizes.decoder_layers, num_slots, heads, depth, row)
         audio_values = (sizes.decoder_layers, num_slots, heads, sizes.audio_positions, depth)
         # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
-        self.keys = torch.zeros(text, device=device, dtype=dtype)
-        self.values = torch.zeros(text, device=device, dtype=dtype)
+        self.keys = _zeros(text, device, dtype)
+        self.values = _zeros(text, device, dtype)
         audio_dtype = audio_dtype or dtype
         self._packed = audio_dtype == torch.uint8
         self._block = sizes.window.for_short_audio("tail").step
         if self._packed:
             in_blocks = (*audio_keys[:-1], sizes.audio_positions // self._block, self._block)
             self.cross_keys, self.cross_values = (
-                torch.zeros(*shape, packed_row_bytes(length), dtype=audio_dtype)
+                _zeros((*shape, packed_row_bytes(length)), device, audio_dtype)
                 for *shape, length in (in_blocks, audio_values)
             )
         else:
-            padded_keys = torch.zeros(audio_keys, device=device, dtype=audio_dtype)
+            padded_keys = _zeros(audio_keys, device, audio_dtype)
             self.cross_keys = padded_keys[..., : sizes.audio_positions]
-            self.cross_values = torch.zeros(audio_values, device=device, dtype=audio_dtype)
+            self.cross_values = _zeros(audio_values, device, audio_dtype)
         self.audio_scales = (
             torch.zeros(2, sizes.decoder_layers, num_slots, heads, device=device)
             if audio_dtype == FP8
