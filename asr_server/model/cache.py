@@ -142,7 +142,7 @@ class DecoderCache:
     products of a decode step read their matrix row by row. In 8-bit floats both have a scale for each slot
     and head: `audio_scales`, float32 [2, layers, slots, H], those of keys and those of values. In 8-bit
     integers they are packed rows, of which the last dimension has the bytes; a row of keys is a block of
-    positions then, [layers, slots, H, d, blocks, bytes].
+    positions then, [layers, slots, H, blocks, d, bytes].
 
     Where a chunk is shorter than its window, silence follows it: `write_silence`. On CPU all slots share it;
     where a kernel reads slots, or the audio has scales, each slot has a copy.
@@ -177,7 +177,7 @@ class DecoderCache:
         self._packed = audio_dtype == torch.uint8
         self._block = sizes.window.for_short_audio("tail").step
         if self._packed:
-            in_blocks = (*audio_keys[:-1], sizes.audio_positions // self._block, self._block)
+            in_blocks = (*audio_keys[:3], sizes.audio_positions // self._block, depth, self._block)
             self.cross_keys, self.cross_values = (
                 _zeros((*shape, packed_row_bytes(length)), device, audio_dtype)
                 for *shape, length in (in_blocks, audio_values)
@@ -239,8 +239,8 @@ class DecoderCache:
                 keys, values = torch.cat([keys, more_keys], -1), torch.cat([values, more_values], -2)
                 length = keys.shape[-1]
             if self._packed:
-                in_blocks = pack_rows(keys.reshape(*keys.shape[:-1], -1, self._block))
-                self.cross_keys[layer, slots, ..., : in_blocks.shape[-2], :] = in_blocks
+                in_blocks = keys.reshape(*keys.shape[:-1], -1, self._block).transpose(2, 3)
+                self.cross_keys[layer, slots, :, : in_blocks.shape[2]] = pack_rows(in_blocks)
                 self.cross_values[layer, slots, :, :length] = pack_rows(values)
                 continue
             if self.audio_scales is not None:
@@ -254,11 +254,8 @@ class DecoderCache:
     def move(self, source: int, target: int) -> None:
         """Copies one slot's sequence into another slot."""
         length = int(self.audio_lengths[source]) if self.shares_silence else self._num_positions
-        keys = (
-            self.cross_keys[..., : length // self._block, :]
-            if self._packed
-            else self.cross_keys[..., :length]
-        )
+        num_blocks = length // self._block
+        keys = self.cross_keys[:, :, :, :num_blocks] if self._packed else self.cross_keys[..., :length]
         for tensor in (self.keys, self.values, keys, self.cross_values[..., :length, :]):
             tensor[:, target] = tensor[:, source]
         if self.audio_scales is not None:
@@ -283,7 +280,7 @@ class DecoderCache:
         keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))
         if self._packed:
             keys, values = (unpack_rows(each, self.keys.dtype) for each in (keys, values))
-            keys = keys.flatten(-2)
+            keys = keys.transpose(-3, -2).flatten(-2)
         if self.has_short_audio(slots):
             is_own = torch.arange(self._num_positions) < self.audio_lengths[slots, None]
             keys = torch.where(is_own[:, None, None], keys, self.silent_keys[layer])
@@ -311,9 +308,9 @@ class DecoderCache:
         asked = (num_queries, *ids.tolist())
         if self._own_blocks is None or self._own_blocks[0] != asked:
             rows = ids.repeat_interleave(num_queries)
-            heads, depth = self.cross_keys.shape[2:4]
+            heads, depth = self.keys.shape[2], self.keys.shape[-1]
             shape = heads, depth, self._num_positions, self._block
-            self._own_blocks = asked, OwnBlocks.of(rows, self.audio_lengths[rows], *shape)
+            self._own_blocks = asked, OwnBlocks.of(rows, self.audio_lengths[rows], *shape, self._packed)
         return self._own_blocks[1]
 
     @property
@@ -325,7 +322,7 @@ class DecoderCache:
         """The first keys of one slot, [H, d, num_positions]."""
         if self._packed:
             keys = unpack_rows(self.cross_keys[layer, slot], self.keys.dtype)
-            return keys.flatten(-2)[..., :num_positions]
+            return keys.transpose(-3, -2).flatten(-2)[..., :num_positions]
         keys = self.cross_keys[layer, slot, ..., :num_positions]
         if self.audio_scales is None:
             return keys

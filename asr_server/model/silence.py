@@ -41,13 +41,21 @@ class OwnBlocks(NamedTuple):
 
     @classmethod
     def of(
-        cls, slots: Tensor, lengths: Tensor, num_heads: int, depth: int, num_positions: int, block: int
+        cls,
+        slots: Tensor,
+        lengths: Tensor,
+        num_heads: int,
+        depth: int,
+        num_positions: int,
+        block: int,
+        is_packed: bool,
     ) -> OwnBlocks:
         """
         Args:
             slots: [R], of each query.
             lengths: [R], positions of their audio, multiples of `block`.
             num_positions: of the window.
+            is_packed: the keys of a block lie side by side.
         """
         num_blocks = num_positions // block
         heads = torch.arange(num_heads)[:, None]
@@ -56,7 +64,10 @@ class OwnBlocks(NamedTuple):
         starts = counts.cumsum(0) - counts
         owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
         numbers = torch.arange(len(owners)) - starts[owners]  # of each block in its slot
-        of_keys = (slot_heads[owners, None] * depth + torch.arange(depth)) * num_blocks + numbers[:, None]
+        if is_packed:
+            of_keys = (slot_heads[owners] * num_blocks + numbers)[:, None] * depth + torch.arange(depth)
+        else:
+            of_keys = (slot_heads[owners, None] * depth + torch.arange(depth)) * num_blocks + numbers[:, None]
         of_values = (slot_heads[owners] * num_blocks + numbers)[:, None] * block + torch.arange(block)
         return cls(
             owners,
@@ -75,7 +86,7 @@ class OwnBlocks(NamedTuple):
 
         Args:
             query: [B, T, H, d], scaled; R = B T.
-            keys: [slots, H, d, F], or in packed rows [slots, H, d, blocks, bytes].
+            keys: [slots, H, d, F], or in packed rows [slots, H, blocks, d, bytes].
             values: [slots, H, F, d], or [slots, H, F, bytes].
             silence: keys [H, d, F] and values [H, F, d]; not needed where all slots are whole.
         Returns:
