@@ -88,7 +88,8 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with run_server("--log-level", "debug", "--wyoming-port", "0") as server:
+    limit = ("--max-upload-bytes", str(25 << 20))
+    with run_server("--log-level", "debug", "--wyoming-port", "0", *limit) as server:
         yield server
     assert server.process.returncode == 0, "the server did not stop in order"
 

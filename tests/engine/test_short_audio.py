@@ -114,16 +114,16 @@ def test_who_asks_for_float32_gets_whole_windows_and_anybody_may_choose() -> Non
 
 def test_people_are_heard_as_well_as_in_whole_windows() -> None:
     """With real weights."""
-    clips = [clip for clip in known_clips(("librivox", "cards", "audioeval"), 12) if clip.text]
+    clips = [clip for clip in known_clips(("librivox", "cards"), 12) if clip.text]
     if not clips:
         pytest.skip("no recordings are installed")
     checkpoint = Checkpoint.load(real_checkpoint("base"))
+    samples, options = [clip.samples() for clip in clips], DecodingOptions(language="en")
     errors = dict.fromkeys(("exact", "tail"), 0)
-    for clip in [clip for clip in clips if clip.duration_s < 15][:10]:
-        samples, options = [clip.samples()], DecodingOptions(language=clip.language)
-        for mode in errors:
-            engine = checkpoint.engine(num_slots=1, short_audio=mode)
-            tokens = transcribe(engine, samples, options)[0].tokens
-            heard = checkpoint.tokenizer.decode([t for t in tokens if checkpoint.tokenizer.is_text(t)])
-            errors[mode] += word_errors(clip.text or "", heard, clip.language).errors
+    for mode in errors:
+        for clip, result in zip(
+            clips, transcribe(checkpoint.engine(short_audio=mode), samples, options), strict=True
+        ):
+            text = [token for token in result.tokens if checkpoint.tokenizer.is_text(token)]
+            errors[mode] += word_errors(clip.text or "", checkpoint.tokenizer.decode(text), "en").errors
     assert errors["tail"] <= errors["exact"] + 1
