@@ -58,7 +58,7 @@ def make_encoder(
 @torch.inference_mode()
 def write_silence(model: Whisper, cache: DecoderCache, kernels: Kernels, is_shared: bool) -> Silence:
     """Has the cache continue short audio with silence."""
-    silence = model.hear_silence(kernels)
+    silence = model.encode_silence(kernels)
     cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared)
     return silence
 

@@ -1,11 +1,12 @@
-"""The keys and values of every slot, contiguous because Whisper's lengths are bounded.
+"""The keys and values of every slot, allocated once because Whisper's lengths are bounded.
 
 A slot holds one sequence: the keys and values of its audio (written once, after encoding) and of its tokens.
 Sequences being decoded lie side by side from slot 0 on, so that a decode step reads one contiguous block.
 
 `DecoderCache.rows` gives some slots for one call of the decoder, and how its layers attend to them: by
-torch's products, which gather slots that do not lie side by side, or by the kernel that reads slots where
-they are.
+torch's products, which gather slots that do not lie side by side, by `OwnBlocks` on the CPU, or by the
+flash-decode kernel, which reads slots in place. Runs in a replica's process. Used by `whisper.py` and
+`engine`; knows no requests.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ _ROW_ALIGNMENT = 16
 
 
 def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """On CPU in pages that take no memory before something is written there: of most slots little is used."""
+    """On CPU in pages that take no memory before they are written: most slots stay partly empty."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -191,7 +192,7 @@ class DecoderCache:
             if audio_dtype == FP8
             else None
         )
-        # Positions that a slot has itself.
+        # Audio positions stored in each slot; silence follows them.
         self.audio_lengths = torch.zeros(num_slots, device=device, dtype=torch.int32)
         self.shares_silence = False
         self.silent_keys = self.silent_values = torch.empty(0)  # [layers, H, d, F], [layers, H, F, d]
@@ -219,7 +220,7 @@ class DecoderCache:
 
         Args:
             keys_values: each layer's keys [1, D, F] and values [1, F, D].
-            is_shared: slots do without a copy where they can; the host has to know how long their audio is.
+            is_shared: slots share one copy where they can; the host must know how long their audio is.
         """
         self.shares_silence = is_shared and not self._kernels.flash_decode and self.audio_scales is None
         keys, values = zip(*keys_values, strict=True)
@@ -298,8 +299,8 @@ class DecoderCache:
         return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
 
     def own_blocks(self, slots: Slots, num_queries: int) -> OwnBlocks | None:
-        """For so many queries of each of these slots; the same from step to step, until a slot is written.
-        None where whole slots are read as they are.
+        """The blocks for `num_queries` of each slot, kept from step to step until a slot is written. None:
+        torch's products read the slots.
         """
         is_read = self._packed or (WEIGHTED_ROWS and self.has_short_audio(slots))
         if not is_read or num_queries > _MAX_QUERIES:
@@ -315,7 +316,7 @@ class DecoderCache:
 
     @property
     def _num_positions(self) -> int:
-        """Of the window."""
+        """Positions of a window."""
         return self.cross_values.shape[3]
 
     def audio_keys(self, layer: int, slot: int, num_positions: int) -> Tensor:

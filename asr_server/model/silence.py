@@ -1,9 +1,10 @@
-"""The silence behind a chunk that does not fill its window: computed once, for all chunks.
+"""Attention over a short chunk's own audio and the silence after it, which is encoded once for all chunks.
 
-A chunk need not be encoded together with what follows it in its window. Its own positions attend to the keys
-and values that a silent window has by itself (`Encoder.hear_silence`), and so does the decoder: one copy of
-them serves every slot. That leaves out only what a chunk changes in the silence behind it; docs/engine.md has
-what it costs and saves. Used by `whisper.py` and `cache.py`.
+A chunk that does not fill its window need not be encoded together with the silence after it. Its positions
+attend to the keys and values of a silent window (`Encoder.encode_silence`), and so does the decoder: one copy
+of them serves every slot. Only the chunk's effect on that silence is ignored; docs/engine.md has what this
+costs and saves. `OwnBlocks` is the decoder's part of it, on the CPU. Runs in a replica's process. Used by
+`whisper.py` and `cache.py`; knows no requests.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from asr_server.model.int8 import sum_weighted_packed_rows
 
 
 class Silence(NamedTuple):
-    """What the encoder makes of a window without sound."""
+    """The encoder's results for a window without sound."""
 
     keys_values: tuple[Tensor, ...]  # of each encoder layer, [F, 2 D / ranks]
     audio: Tensor  # [1, F, D]
 
 
 class OwnBlocks(NamedTuple):
-    """Where the queries of a step find the audio that their slots have themselves, in blocks of positions.
+    """Indices of each slot's own audio for the queries of one step, in blocks of consecutive positions.
 
-    Keys and values are looked up where they lie, as sums of weighted rows (`layers.sum_weighted_rows`). There
-    are H R sums: for each head, R queries.
+    Keys and values are read in place, as sums of weighted rows (`layers.sum_weighted_rows`). There are H R
+    sums: for each head, R queries.
     """
 
-    owners: Tensor  # [N], the sum that each block is part of
-    places: Tensor  # [N], of each block among those of all sums
+    owners: Tensor  # [N], each block's sum
+    places: Tensor  # [N], each block's index, if every sum had a whole window's blocks
     num_blocks: int  # of a whole window
-    keys: Tensor  # int32 [N d], rows of the keys, a block each
+    keys: Tensor  # int32 [N d], rows of the keys, each a block long
     key_starts: Tensor  # int32 [N]
     values: Tensor  # int32 [N block], rows of the values
-    value_starts: Tensor  # int32 [H R], where each sum's begin
+    value_starts: Tensor  # int32 [H R], where the values of each sum begin in `values`
 
     @classmethod
     def of(
@@ -55,7 +56,7 @@ class OwnBlocks(NamedTuple):
             slots: [R], of each query.
             lengths: [R], positions of their audio, multiples of `block`.
             num_positions: of the window.
-            is_packed: the keys of a block lie side by side.
+            is_packed: a block's keys are contiguous.
         """
         num_blocks = num_positions // block
         heads = torch.arange(num_heads)[:, None]
@@ -82,13 +83,13 @@ class OwnBlocks(NamedTuple):
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, silence: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Each query over its slot's own audio, and the silence behind it.
+        """Attends to each slot's own audio and the silence after it.
 
         Args:
             query: [B, T, H, d], scaled; R = B T.
             keys: [slots, H, d, F], or in packed rows [slots, H, blocks, d, bytes].
             values: [slots, H, F, d], or [slots, H, F, bytes].
-            silence: keys [H, d, F] and values [H, F, d]; not needed where all slots are whole.
+            silence: keys [H, d, F] and values [H, F, d]; None where all slots have a whole window.
         Returns:
             [B, T, D].
         """

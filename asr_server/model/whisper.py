@@ -1,9 +1,9 @@
 """Whisper (Radford et al. 2022, https://arxiv.org/abs/2212.04356), for inference: encoder and decoder.
 
 The encoder turns log-mel into what the decoder attends to; the decoder turns tokens and the audio's keys and
-values into scores. Made by `weights.py`, called by `engine`. Knows neither slots nor requests.
+values into scores. Runs in a replica's process. Made by `weights.py`, called by `engine`; knows no requests.
 
-Shapes: B sequences, T positions of one call, F audio positions (1500), D width, H heads, d = D / H.
+Shapes: B sequences, T positions of one call, F audio positions (1500 at most), D width, H heads, d = D / H.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Encoder(nn.Module):
         """[B, num_mels, 2 F] to [B, F, D].
 
         Args:
-            silence: what follows the F positions in their window; None: nothing does.
+            silence: fills the rest of the window; None: the F positions are all there is.
         """
         length = mel.shape[-1] // 2
         behind = silence.keys_values if silence and length < len(self.positions) else ()
-        if behind:  # the last positions see a frame more, which is as silent as the last one
+        if behind:  # the convolutions look past the end, where the last frame goes on
             mel = F.pad(mel, (0, 2), mode="replicate")
         x = mel.to(self.positions.dtype).transpose(1, 2)
         x = self.conv2(self.conv1(x, kernels), kernels)[:, :length]
@@ -70,8 +70,8 @@ class Encoder(nn.Module):
             x, change = layer(x, change, kernels, None if keys_values is None else keys_values[length:])
         return add_norm(x, change, self.norm, kernels)[1]
 
-    def hear_silence(self, mel: Tensor, kernels: Kernels = TORCH) -> Silence:
-        """From the log-mel of a window without sound, [1, num_mels, 2 F]."""
+    def encode_silence(self, mel: Tensor, kernels: Kernels = TORCH) -> Silence:
+        """Encodes a silent window, whose log-mel is [1, num_mels, 2 F]."""
         computed: list[Tensor] = []
         hooks = [
             layer.qkv.register_forward_hook(lambda *call: computed.append(call[-1]))  # type: ignore[union-attr]
@@ -106,9 +106,9 @@ class EncoderLayer(nn.Module):
     def forward(
         self, x: Tensor, change: Tensor, kernels: Kernels, silence: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """What comes in, [B, F, D], and what is still to be added to it; the same of what goes out.
+        """Takes x, [B, F, D], and a change that is yet to be added to it; returns the same two.
 
-        So that each addition is one computation with the norm behind it, which may be in the next layer.
+        So each addition is one computation with the norm after it, which may be in the next layer.
 
         Args:
             silence: keys and values of what follows, as `attend_audio` takes them.
@@ -341,9 +341,9 @@ class Whisper(nn.Module):
         return DecoderCache(self.sizes, num_slots, self.device, self.dtype, ranks, kernels, audio_dtype)
 
     @torch.inference_mode()
-    def hear_silence(self, kernels: Kernels = TORCH) -> Silence:
-        """Of the whole window."""
-        return self.encoder.hear_silence(self.log_mel([np.empty(0, np.float32)]), kernels)
+    def encode_silence(self, kernels: Kernels = TORCH) -> Silence:
+        """Encodes a whole window without sound."""
+        return self.encoder.encode_silence(self.log_mel([np.empty(0, np.float32)]), kernels)
 
     def load_hugging_face(self, weights: Weights) -> None:
         """Takes every weight from `weights`, named as Hugging Face names them without `model.`.

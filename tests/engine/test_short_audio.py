@@ -49,7 +49,7 @@ def rough(model: Whisper, silence: Silence, num_positions: int, clip: int) -> to
 @torch.inference_mode()
 def test_own_positions_attend_to_themselves_and_to_the_silence_behind(pocket: Checkpoint) -> None:
     model = pocket.model
-    silence = model.hear_silence()
+    silence = model.encode_silence()
     for clip, num_positions in ((0, 200), (1, 800)):
         found = model.encoder(model.log_mel([CLIPS[clip]], 2 * num_positions), silence=silence)
         torch.testing.assert_close(found, rough(model, silence, num_positions, clip), atol=1e-4, rtol=1e-4)
@@ -58,7 +58,7 @@ def test_own_positions_attend_to_themselves_and_to_the_silence_behind(pocket: Ch
 @torch.inference_mode()
 def test_of_silence_it_makes_what_the_whole_window_makes(pocket: Checkpoint) -> None:
     model = pocket.model
-    silence, mel = model.hear_silence(), model.log_mel([np.zeros(16_000, np.float32)])
+    silence, mel = model.encode_silence(), model.log_mel([np.zeros(16_000, np.float32)])
     found = model.encoder(mel[..., :400], silence=silence)
     torch.testing.assert_close(found, model.encoder(mel)[:, :200], atol=1e-4, rtol=1e-4)
 
