@@ -2,9 +2,9 @@
 
 Commands go to a replica, events come back. Whatever is about a chunk names (request, chunk, part, attempt).
 `EngineClient` is the API's end, which never blocks the event loop; `EngineServer` is the replica's, used by
-the thread that runs the engine's steps. Both are here for threads of one process, as two queues; `zeromq.py`
-has them for processes of one host, `tcp.py` for processes of several hosts. Used by `dispatch`, `replica` and
-`engine`.
+the thread that runs the engine's steps. The two ends in this file join threads of one process by queues;
+`zeromq.py` has the ends for processes of one host, `tcp.py` for several hosts. Runs in the API process and in
+replicas; imports no torch. Used by `dispatch`, `replica`, `engine`, `metrics.py` and `api/routes.py`.
 """
 
 from __future__ import annotations

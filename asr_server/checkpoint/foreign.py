@@ -1,6 +1,7 @@
-"""What the readers of other programs' formats give, and what is refused because no reader takes it.
+"""Defines the result of the readers of other programs' formats, and explains which formats are refused.
 
-Looks at names and the first bytes only. Used by `find.py`, `sources.py`, `adopt.py` and the readers.
+Reads names and first bytes only. Runs where a checkpoint is looked for: in the first process, or in a replica
+on another host. Used by `find.py`, `sources.py`, `adopt.py` and `readers.py`; imports no torch.
 """
 
 from __future__ import annotations

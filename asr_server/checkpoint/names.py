@@ -1,8 +1,10 @@
-"""Lists the published Whisper models: short names, where each is fetched from, and what it has to be.
+"""Lists the published Whisper models: short names, where each is fetched from, and the sums of its files.
 
 Revisions and sums are facts of the repositories named; a model without a revision is taken as its repository
 has it, by the sums that the hub states. The alignment heads are openai-whisper's (`whisper/__init__.py`),
-chosen there by how well they follow the speech, for files that do not name theirs (.pt and ggml).
+chosen there by how well they follow the speech, for files that do not name theirs (.pt and ggml). Runs in the
+first process or a replica. Used by the rest of `checkpoint` and by `cli/models.py`; reads no file and asks
+nobody.
 """
 
 from __future__ import annotations

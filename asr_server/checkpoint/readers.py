@@ -1,6 +1,7 @@
 """Reads where the tensors lie in models of CTranslate2, openai-whisper (`.pt`) and whisper.cpp (ggml).
 
-Only headers are read, and neither torch nor numpy is needed.
+Only headers are read, and neither torch nor numpy is imported. Used by `adopt.py`, in the first process or a
+replica.
 
 CTranslate2's `model.bin` (faster-whisper) has the layout of its `specs/model_spec.py`, version 6: numbers and
 the lengths of names and contents, little-endian, then pairs of names that mean the same contents. Whisper's

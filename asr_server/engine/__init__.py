@@ -1,6 +1,7 @@
 """The engine of one replica: takes commands, gives events, one step at a time.
 
-`replica.loop` drives it. It knows slots and chunks, not HTTP, files or text.
+Runs in the replica's process. Driven by `replica/loop.py`, and by `replica/ranks.py` in further ranks. Knows
+slots and chunks, not HTTP, files or text.
 """
 
 import os

@@ -1,6 +1,7 @@
 """The host's record of one chunk in the engine: prompt, tokens so far, tries, result.
 
-A submitted chunk and its options are checked before anything is computed. Knows no device.
+A submitted chunk and its options are checked before anything is computed. Runs in the replica's process, on
+the engine's thread. Used by all of `engine` that handles sequences; knows no tensors and no device.
 """
 
 from __future__ import annotations

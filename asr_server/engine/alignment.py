@@ -1,11 +1,11 @@
-"""When each token was said: read from the attention that the decoder's alignment heads pay to the audio.
+"""Finds when each token was said, from the attention of the decoder's alignment heads to the audio.
 
 The method is openai/whisper's (timing.py): the text is fed once more, without timestamps and without the text
 before it; each head's attention is normalised over the tokens and smoothed over time; the mean of the heads
-is what dynamic time warping lays the tokens along, frame by frame in order. The audio's keys are those that
-are in the slot. Beyond that method, every token has a position of its own, and where a text leaves a tail of
-the audio unread, what is read is aligned with the audio before it alone: the tail's words are aligned when it
-is read again.
+is what dynamic time warping lays the tokens along, frame by frame in order. The audio's keys are those in the
+slot. Beyond that method, every token has a position of its own; and where a text leaves a tail of the audio
+unread, it is aligned with the audio before that tail alone: the tail's words are aligned when it is read
+again. Runs in the replica's process. Used by `runner.py`, `engine.py` and `ranks.py`; knows tokens, no words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Beam search over one chunk's tokens, as the host keeps it. Used by `loop.py`; the slots are `runner.py`'s.
+"""Beam search over one chunk's tokens: the host's record of it; `runner.py` has the slots.
 
 The rules are openai-whisper's (`decoding.py`: BeamSearchDecoder, with a patience of 1, and
-MaximumLikelihoodRanker).
+MaximumLikelihoodRanker). Runs in the replica's process. Used by `loop.py` and `active_chunk.py`; imports no
+torch and knows no device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The configuration of an engine, what it leaves open chosen for this machine, and what is loaded by it.
+"""The configuration of an engine: chooses for this machine what is left open, and loads model and tokenizer.
 
 `engine_info` says what an engine runs with, and why, in words for whoever runs it. `load` takes from the
-checkpoint what an engine needs, whole or one rank's part. Used by `engine.py` and the ranks.
+checkpoint what an engine needs, whole or one rank's share. Runs in the replica's process, once at the start.
+Used by `engine.py`, `runner.py`, `encoding.py` and the ranks; computes no step.
 """
 
 from __future__ import annotations

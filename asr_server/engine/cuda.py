@@ -2,7 +2,8 @@
 
 A decode step is hundreds of kernels, and launching them one by one takes longer than running them: it is
 recorded as CUDA graphs, one for each shape, of which the one that fits is replayed. On the CPU there are no
-streams and no graphs, and nothing is copied.
+streams and no graphs, and nothing is copied. Runs in the replica's process. Used by all of `engine` that
+computes; knows no Whisper.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Encodes chunks and writes each decoder layer's cross-attention keys and values into slots.
 
-Used by `runner.py`. One class for CPU, where the host waits, and one for CUDA, where it does not.
+There is one class for CPU, where the host waits, and one for CUDA, where it does not. Runs in the replica's
+process. Used by `runner.py`, `engine.py` and `ranks.py`; knows slots, not requests.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Chunks wait in one queue, first in, first out. A step takes some of them into free slots, encodes these, and
 then decodes one token of every sequence, so that new ones join while others run. Sequences lie in slots 0 to
 n - 1; where one leaves early, the next chunk or else the last sequence takes its place. A beam search takes a
-slot for each of its hypotheses.
+slot for each of its hypotheses. Runs in the replica's process, on one thread. Called by `replica/loop.py`;
+knows no HTTP, files or text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Decodes one token for every running sequence, with or without lookahead. Used by `engine.py`.
+"""Decodes one token for every running sequence, with or without lookahead.
 
-How long steps take is kept as a histogram that heartbeats carry to `/metrics`.
+Heartbeats carry its histogram of step times to `/metrics`. Runs in the replica's process, on the engine's
+thread. Used by `engine.py`; launches nothing on the device itself, `runner.py` does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Sequence ranks as one engine (tensor parallelism): rank 0 says what is done next, and every rank does it.
 
-Rank 0 has the engine: it admits, chooses and finishes, which depend on wall time. Whatever it has its runner
-do it tells the others first, as one of the messages below, in the same order. They have a runner each and no
-engine, and `follow`. All ranks come to the same tokens by themselves: each sum over the ranks gives all of
-them the same bits (`model.Shard`), and what follows is the same computation on the same kind of device.
+Rank 0 has the engine: it admits, chooses and finishes, which depend on wall time. Before its runner does
+anything it tells the others, by one of the messages below, in the same order. Each of these has a runner but
+no engine, and calls `follow`. All ranks compute the same tokens by themselves: each sum over the ranks gives
+all of them the same bits (`model.Shard`), and the rest is the same computation on the same kind of device.
+Runs in every rank's process. Used by `engine.py`, `loop.py` and `replica`; starts no process itself.
 """
 
 from __future__ import annotations

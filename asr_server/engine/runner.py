@@ -1,6 +1,7 @@
 """The device's side of a step: encode, prefill, decode. Knows slots, not requests.
 
-`engine.py` and `loop.py` call it. Nothing here waits for the device; `HostCopy` is what the host reads later.
+Runs in the replica's process, on the engine's thread, and in every further rank. Called by `engine.py`,
+`loop.py` and `ranks.py`. Nothing here waits for a GPU: the host reads each `HostCopy` later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The device's record of each slot, and the host's of which sequence holds which.
 
-On the device slots are columns, so that a step is a few operations on columns. Used by the engine and its
-loop.
+On the device each property of the slots is a tensor with an entry for each slot (a column), so that a step is
+a few operations on columns. Runs in the replica's process. Used by `engine.py`, `loop.py`, `runner.py`,
+`tokens.py` and `ranks.py`; computes no token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which token comes next, for a whole batch at once: Whisper's rules, then the likeliest or a drawn one.
+"""Chooses the next token for a whole batch: applies Whisper's rules, then takes the likeliest or draws one.
 
 The rules are those of openai/whisper (decoding.py: SuppressTokens, SuppressBlank, ApplyTimestampRules); which
 tokens they concern is read from the checkpoint's generation_config.json. Tokens are drawn by each row's
-options: temperature, top-k, top-p, min-p, penalties. The likeliest is chosen by torch or by one kernel. Used
-by `runner.py`.
+options: temperature, top-k, top-p, min-p, penalties. The likeliest is chosen by torch or by one kernel. Runs
+in the replica's process. Used by `runner.py`, `engine.py`, `loop.py` and `config.py`; knows no requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Whisper in torch: log-mel, encoder, decoder, and the weights of any checkpoint."""
+"""Whisper in torch: log-mel, encoder, decoder, and the weights of any checkpoint.
+
+Runs in the replica's process. Used by `engine`; `asr-server convert` uses `weights.py`. Knows no requests.
+"""
 
 from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel

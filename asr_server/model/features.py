@@ -1,7 +1,8 @@
 """Log-mel spectrograms as Whisper was trained on them, batched, on the model's device.
 
 The mel scale and its area normalisation are those of Slaney's Auditory Toolbox (1998), which librosa and
-Whisper use: linear up to 1 kHz, logarithmic above.
+Whisper use: linear up to 1 kHz, logarithmic above. Runs in the replica's process. Used by `whisper.py`; knows
+samples, not requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""8-bit floats (e4m3: three bits of mantissa, numbers up to 448) with a scale for all that share one.
+"""8-bit floats (e4m3: three bits of mantissa, numbers up to 448), each group of them with a common scale.
 
-Used for the audio's keys and values (`cache.py`) and for the encoder's products, where asked for; these have
-a scale for each row of the input and each output. Bytes are moved as bytes: not every operation of torch that
-indexes knows the type.
+They serve the audio's keys and values (`cache.py`) and the encoder's products, where asked for; the latter
+have a scale for each row of the input and each output. Memory is indexed as plain bytes, because not every
+operation of torch knows the type. Runs in the replica's process. Used by `cache.py`, `weights.py`, the
+kernels and `engine/config.py`; knows no requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Products in 8-bit integers on the CPU, by oneDNN: weights are rounded once, inputs in every call.
 
-A scale for each output of a weight and for each row of the input, both symmetric, so that a row's result does
-not depend on how many others there are. The results are float32. Where the processor sums pairs of 8-bit
-products in 16 bits (AVX2 and AVX-512 without VNNI), weights get 7 bits, with which no such sum overflows.
-Used by `weights.py` and the decoder's output projection.
+Each output of a weight and each row of the input has a scale, both symmetric, so that a row's result does not
+depend on how many others there are. The results are float32. Where the processor sums pairs of 8-bit products
+in 16 bits (AVX2 and AVX-512 without VNNI), weights get 7 bits, with which no such sum overflows.
+Runs in the replica's process, on the CPU alone. Used by `weights.py`, `whisper.py`, `cache.py`, `silence.py`
+and `engine/config.py`; knows no requests.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 On CPU weights are reordered for oneDNN when they are loaded, instead of on every call: a decode step's
 products take two thirds of the time, and float32 ones half, next to torch's default. The same layout serves
 any number of rows, and a row's result does not depend on how many others there are. Queries, keys and values
-of a layer are one packed product, and the queries' 1/sqrt(d) lies in the weights. Used by `whisper.py` and
-the cache.
+of a layer are one packed product, and the queries' 1/sqrt(d) lies in the weights. Runs in the replica's
+process. Used by the rest of `model`; knows tensors, no requests.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Several ranks work as one replica (tensor parallelism) as in Megatron-LM (Shoeyb
 https://arxiv.org/abs/1909.08053): attention is split by heads and the feed-forward by its inner columns, so
 that each block needs one sum over the ranks, at its end. Norms, the convolutions, positions and the
 vocabulary are whole on every rank: they are a few percent of the weights, and with the whole vocabulary every
-rank comes to the same scores and the same token without asking another.
+rank comes to the same scores and the same token without asking another. Runs in the replica's process, in
+every rank. Used by the rest of `model` and by `engine`; loads no weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads the weights of a checkpoint, each tensor from its mapped file when the model asks for it.
 
 `convert` writes a model in another program's format as a directory in Hugging Face's layout, for
-`asr-server convert` alone: the server reads these formats as they are.
+`asr-server convert` alone: the server reads these formats as they are. Runs in the replica's process, or in
+that of `asr-server convert`. Used by `engine/config.py` and `cli/models.py`; finds and fetches nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Runs an engine in a replica: commands in, steps, events out, and heartbeats beside it.
 
-The same in every executor; `main.py` and `dispatch/inline.py` call it.
+Runs in the replica's process, the same in every executor. Called by `main.py`, and by `dispatch/inline.py` in
+a thread of the API process. Knows no text; imports torch only when it loads the engine.
 """
 
 from __future__ import annotations

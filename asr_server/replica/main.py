@@ -3,7 +3,8 @@
 `dispatch/processes.py` starts the process. Its settings come by standard input, because everybody on the
 machine can read the arguments of a process. `dispatch/ray.py` makes the actor; Ray carries nothing but the
 call of `run`: commands and events go over a connection of our own, so that a replica is the same in every
-executor. It ends when that connection breaks, which it does however the server ends.
+executor. It ends when that connection breaks, which it does however the server ends. Runs in the replica's
+process. Nothing imports it; decodes nothing itself, `loop.py` does.
 """
 
 from __future__ import annotations

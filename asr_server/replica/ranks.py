@@ -1,9 +1,11 @@
-"""The ranks of a replica (tensor parallelism): how rank 0 has the others, and the process of each of these.
+"""The ranks of a replica (tensor parallelism): how rank 0 starts and ends the others, and what these run.
 
 A replica is one to its supervisor: when a rank ends or freezes, rank 0 ends with all of them, and the replica
 is replaced. Operations go through a pipe for each rank, so that a rank whose pipe is closed knows that rank 0
 has ended; what the ranks compute together goes through torch.distributed. Another rank than 0 is
-`python -m asr_server.replica.ranks`: it does what rank 0 says, in that order, and ends with it.
+`python -m asr_server.replica.ranks`: it does what rank 0 says, in that order, and ends with it. Runs in the
+processes of the ranks; `main.py` imports it in that of rank 0. Decides nothing about chunks: rank 0's engine
+does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The kernels written in Triton, cuDNN's attention, and random data of a model's own shapes to try each on.
 
-`choose_kernels` is what the runner calls. This file alone imports Triton, and only when it is asked to.
+`engine/runner.py` calls `choose_kernels` in the replica's process, once at the start. This file alone imports
+Triton or the kernels that need it, and only where the setting asks for them.
 
-cuDNN's attention torch has too and takes last. On Hopper it is said to take about half the time of what torch
-takes first, on other GPUs more (https://github.com/huggingface/transformers/pull/48163): it is tried, and
-called by its own name, because torch's setting for it holds for the whole process.
+Of its forms of attention torch takes cuDNN's last. On Hopper that is said to take about half the time of the
+one that torch takes first, on other GPUs more (https://github.com/huggingface/transformers/pull/48163). It is
+tried, and called by its own name, because torch's setting for it holds for the whole process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The end of a decode step in one pass over the scores: rules, the likeliest token, its log-probability.
 
 `engine/tokens.py` has the rules, with which this must agree token for token. The scores stay as they are.
+Runs on the GPU, launched by a replica's process. Imports Triton, so that `candidates.py` alone imports it.
 """
 
 from __future__ import annotations

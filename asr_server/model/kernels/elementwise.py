@@ -1,7 +1,8 @@
-"""Triton kernels that pass once over what torch passes over several times.
+"""Triton kernels that read and write a tensor once, where torch does so several times.
 
 An addition and the layer norm of the sum (the encoder's layers); a bias and the exact GELU in place, behind a
-product without one (`layers.py`); rows in 8-bit floats, each with a scale of its own (`float8.py`).
+product without one (`layers.py`); rows in 8-bit floats, each with a scale of its own (`float8.py`). Runs on
+the GPU, launched by a replica's process. Imported by `candidates.py` alone, because it imports Triton.
 """
 
 from __future__ import annotations

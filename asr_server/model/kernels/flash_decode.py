@@ -1,8 +1,9 @@
 """Attention of single queries over the cache, read in place, in one pass with the softmax in float32.
 
 The way of computing is flash decoding's (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/): the keys
-of a row are split where there are few rows, each part is reduced by itself with its own maximum, and a second
-kernel puts the parts together. `layers.py` has what it must agree with.
+of a row are split where there are few rows, each share is reduced by itself with its own maximum, and a
+second kernel puts the shares together. Must agree with `layers.py`. Runs on the GPU, launched by a replica's
+process. Imported by `candidates.py` alone, because it imports Triton.
 """
 
 from __future__ import annotations

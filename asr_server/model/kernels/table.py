@@ -1,7 +1,8 @@
-"""Which implementation each computation has, and how that is decided at load. Used by the runner.
+"""The table of implementations, one for each computation, and how they are chosen when a model is loaded.
 
 Kernels are tried on random data against torch, and timed. `judge` and `choose` know neither Triton nor a GPU;
-`candidates.py` has what they are given.
+`candidates.py` gives them what to try. Runs in the replica's process. Used by `candidates.py`,
+`engine/tokens.py` and `model`.
 """
 
 from __future__ import annotations
