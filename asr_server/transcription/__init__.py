@@ -1,6 +1,7 @@
 """Takes one request from audio to text: chunks go out to replicas, results come back in file order.
 
-The API and the offline command use it. It knows no HTTP.
+Runs in the API process, or in that of `asr-server transcribe`, on the event loop, which it never blocks.
+Used by `api`, `realtime`, `wyoming.py` and `offline`. It knows no HTTP and imports no torch.
 """
 
 from asr_server.transcription.chunk_reader import prompt_tokens

@@ -1,14 +1,17 @@
-"""Reads one chunk to its end: part after part, in the language that is found. Used by `session.py`.
+"""Has one chunk read to its end: part after part, in the language that is found. Used by `session.py`.
 
-A part's prompt is what the request gave, and where it asks for it the text so far, by openai-whisper's rules
-(`transcribe.py`, `condition_on_previous_text`). `prompt_tokens` makes one of a prompt and keywords, for those
-who make decoding options. Runs no model: chunks go to `dispatch`.
+A part is one reading of a chunk: the first of all of it, each next one of the tail that the one before left
+unread. Runs on the event loop of the API process, and no model there: chunks go to `dispatch`.
+
+A part's prompt is the request's, followed by the text so far where the request asks for that, by the rules of
+openai-whisper (its `transcribe.py`, `condition_on_previous_text`). `prompt_tokens` makes a prompt's tokens
+for `api`, `realtime`, `wyoming.py` and `offline`, which make the decoding options.
 
 `ChunkProgress` holds what is final of a chunk while it is still being read, for a stream that must not take
 anything back. A replica reports the segments of a part as they are closed (`EarlyResult`), once they are
-plausible by themselves. They stand, whatever comes of the rest: where the whole part fails the temperature
-ladder or is judged silence, or another replica takes over and reads differently, the part ends with them, and
-what follows is read again as the next part, like any tail that was left unread.
+plausible by themselves. They are kept, whatever comes of the rest: where the whole part fails the
+temperature ladder or is judged silence, or another replica takes over and reads differently, the part ends
+with them, and the audio behind them is read again as the next part, like any tail that was left unread.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class Encoder(Protocol):
 
 
 def prompt_tokens(encoder: Encoder, prompt: str, keywords: Sequence[str] = ()) -> tuple[int, ...]:
-    """Text tokens for <|startofprev|>: keywords first, then the prompt, whose end is what counts.
+    """Text tokens to follow <|startofprev|>: keywords, then the prompt; of a long prompt the end is kept.
 
     The text of special tokens in either is ordinary text to the encoder, never a command to the model.
     """
@@ -69,7 +72,7 @@ class PreviousText:
         self.tokens = prompt_tokens  # to decode the next part with
 
     def add(self, part: DecodedPart) -> None:
-        """Timestamps stay within the text. A part in which nobody speaks changes nothing."""
+        """Adds the part's text with its timestamp tokens. A part in which nobody speaks changes nothing."""
         if part.result.temperature > UNRELIABLE_TEMPERATURE and part.num_read:
             self.tokens = ()
             return
@@ -81,7 +84,7 @@ NOTHING_SENT: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
 
 
 class ChunkProgress:
-    """A chunk on its way: its finished parts, and of the one under way what is final."""
+    """A chunk that is being read: its finished parts, and the final segments of the part under way."""
 
     def __init__(self) -> None:
         self.parts: list[DecodedPart] = []
@@ -90,7 +93,7 @@ class ChunkProgress:
         self._has_begun = asyncio.Event()
 
     def watch(self, task: asyncio.Task[list[DecodedPart]]) -> None:
-        """The task that reads the chunk."""
+        """Follows the task that reads the chunk."""
         self._task = task
         task.add_done_callback(lambda _: self._on_change())
 
@@ -99,7 +102,7 @@ class ChunkProgress:
         self._on_change()
 
     def num_spans(self, part: int) -> int:
-        """How many segments of the part with this number have been reported: they stand."""
+        """How many segments of the part with this number have been reported, and so are kept."""
         return len(self.parts[part].spans) if part < len(self.parts) else 0
 
     def _on_change(self) -> None:
@@ -107,7 +110,7 @@ class ChunkProgress:
         self._has_begun.set()
 
     def on_wait_for_others(self) -> None:
-        """What ends this chunk are other chunks, which may wait for its first text: they need not."""
+        """This chunk now waits for others, so they must not wait for its first text: ends `first_text`."""
         self._has_begun.set()
 
     async def first_text(self) -> None:
@@ -115,32 +118,32 @@ class ChunkProgress:
         await self._has_begun.wait()
 
     async def is_finished(self) -> bool:
-        """Waits for more; whether that was the last of it."""
+        """Waits until more is reported or the reading has ended; whether it has ended."""
         await self._changed.wait()
         self._changed.clear()
         return self._task is not None and self._task.done()
 
     async def result(self) -> list[DecodedPart]:
-        """All parts. Raises what has ended the reading."""
+        """Waits for all parts. Raises the error that ended the reading, if one did."""
         assert self._task is not None
         return await self._task
 
 
 class EarlyResults:
-    """What has been reported of one part."""
+    """The segments that have been reported of one part."""
 
     def __init__(self) -> None:
         self.last: ChunkResult | None = None
 
     def add(self, result: ChunkResult) -> bool:
-        """False for one that does not go on from the last one: it comes from another replica."""
+        """Takes a report; False if it does not continue the last one, as it comes from another replica."""
         if not self._is_beginning_of(result):
             return False
         self.last = result
         return True
 
     def keep(self, result: ChunkResult, options: DecodingOptions) -> ChunkResult:
-        """The part's result; what has been reported where that would take it back."""
+        """The part's result, or the last report where the result would take that back."""
         if self.last is None or (self._is_beginning_of(result) and not is_silence(result, options)):
             return result
         return self.last
@@ -151,7 +154,7 @@ class EarlyResults:
 
 
 def not_yet_sent(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDelta:
-    """What `whole` has that has not been sent of it yet."""
+    """The delta that `whole` adds to `sent`."""
     assert whole.text.startswith(sent.text), "a delta is final when it is sent"
     return msgspec.structs.replace(
         whole,
@@ -169,8 +172,8 @@ class ChunkReader:
 
     Args:
         options: the request's.
-        voice_pool: where segments in doubt are checked for a voice; None: they are kept.
-        num_channels: kept apart, each with a previous text of its own.
+        voice_pool: threads in which doubtful segments are checked for a voice; None: they are kept.
+        num_channels: how many are kept apart, each with a previous text of its own.
     """
 
     def __init__(
@@ -192,12 +195,12 @@ class ChunkReader:
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
 
     async def read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
-        """One chunk to its end, with the times that are shown."""
+        """Reads one chunk to its end; its segments have the times that are shown."""
         return await self._with_segment_times(chunk, await self._read(chunk, language, progress))
 
     async def _read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
-        """One chunk in the language that it detects if none is given. Where the vote of several
-        chunks ends with another one, it is read again.
+        """Reads one chunk in the language that it detects if none is given. Where the vote of several
+        chunks ends with another language, the chunk is read again.
         """
         if language is not None or self._language.is_per_chunk:
             return await self._read_parts(chunk, language, progress)
@@ -211,7 +214,7 @@ class ChunkReader:
         return parts
 
     async def _with_segment_times(self, chunk: Chunk, parts: list[DecodedPart]) -> list[DecodedPart]:
-        """With better times than the model's, where they are shown and no words give them."""
+        """The parts with better segment times than the model's, if they are shown and no words give them."""
         options = self._options
         if self._voice_pool is None or options.word_timestamps or not options.segment_times:
             return parts
@@ -262,7 +265,7 @@ class ChunkReader:
         return parts
 
     async def _rest(self, chunk: Chunk, parts: list[DecodedPart]) -> Chunk | None:
-        """What is left to read of that which the last part was read from."""
+        """The tail of `chunk`, which the last part was read from, that is still to be read; None: nothing."""
         tail = unread_tail(chunk, parts[-1])
         if tail is not None:
             self._handle.stats.on_read_again("unread_tail")

@@ -1,4 +1,8 @@
-"""Maps the names of languages that clients write to Whisper's codes and OpenAI's names; joins their texts."""
+"""Maps the names of languages that clients write to Whisper's codes and OpenAI's names; joins texts.
+
+Plain functions on the event loop of the API process. Used by `api`, `realtime` and the files of this folder.
+Knows no request and no HTTP: for a language that the model lacks it raises `InvalidValue`.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +167,7 @@ class Languages:
         return next(iter(self.codes)) if len(self.codes) == 1 else None
 
     def given_code(self, text: str | None, param: str = "language") -> str | None:
-        """None where the language is to be detected. Raises InvalidValue."""
+        """The code that a client gave; None: the language is to be detected. Raises InvalidValue."""
         return self.code(text, param) if text and is_given(text) else None
 
     def choice(
@@ -172,7 +176,7 @@ class Languages:
         """The language's code (None: it is to be detected) and the candidates'; one alone is the language.
 
         Args:
-            params: the fields in which a client gave the language and the candidates.
+            params: the names of the fields in which a client gave the language and the candidates.
 
         Raises InvalidValue.
         """
@@ -181,7 +185,7 @@ class Languages:
         return (codes[0], ()) if len(codes) == 1 else (given, codes)
 
     def code(self, text: str, param: str = "language") -> str:
-        """Takes `en`, `EN`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue, listing what is known."""
+        """Takes `en`, `EN`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue, listing the known ones."""
         word = text.strip().lower().replace("_", "-")
         for candidate in (word, _CODES.get(word, ""), word.split("-")[0]):
             code = _OTHER_CODES.get(candidate, candidate)

@@ -1,4 +1,8 @@
-"""Finds the language of a request that names none, by the vote of its first chunks with speech."""
+"""Finds the language of a request that names none, by the vote of its first chunks with speech.
+
+Runs on the event loop of the API process, and no model there: a replica sends the probabilities of a chunk.
+Made by `transcriber.py` for one request; `session.py`, `chunk_reader.py` and `transcript.py` use it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ class LanguageDetector:
     """Lets one chunk at a time through to detect, and the others wait, until the language is known.
 
     A chunk votes with the logarithms of its probabilities; the language with the largest sum wins. Where the
-    first chunk leaves little doubt, it alone decides. `guess` is what a chunk that detects is decoded with
-    meanwhile; where the vote ends otherwise, the chunk is to be decoded again.
+    first chunk leaves little doubt, it alone decides. `guess` is the language in which a chunk that votes is
+    decoded meanwhile; where another one wins, the chunk is to be decoded again.
 
     Args:
         code: the language, where the request or the checkpoint leaves no choice.
@@ -70,7 +74,7 @@ class LanguageDetector:
         return self.code
 
     def on_probabilities(self, probabilities: Mapping[str, float]) -> str:
-        """The language for the chunk that detects; for all the others too when there is little doubt."""
+        """Takes a chunk's vote and gives its language; when there is little doubt, all others have it too."""
         if self.is_per_chunk:
             return likeliest(probabilities, self._candidates)
         self._pending = self._log_probabilities(probabilities)
@@ -90,7 +94,7 @@ class LanguageDetector:
             self._conclude()
 
     def on_all_sent(self) -> None:
-        """No more chunks will vote, but for one that perhaps still does."""
+        """The last chunk has been sent: none will vote any more, except one that may still be decoded."""
         self._all_sent = True
         if self._probe_finished is None or self._probe_finished.is_set():
             self._conclude()

@@ -1,7 +1,8 @@
 """Cuts a replica's tokens into segments with times, and finds what they leave unread.
 
-Where the audio is read to, `checkpoint/tokenizer.py` says, whose rule the engine goes by too. Used by
-`chunk_reader.py`, `transcript.py` and the checks.
+How far the audio has been read follows from the rule in `checkpoint/tokenizer.py`, which the engine uses too.
+Plain functions on the event loop of the API process; they keep no state and do not wait. Used by
+`chunk_reader.py`, `transcript.py` and `voice_check.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Span(msgspec.Struct, frozen=True):
 class DecodedPart(msgspec.Struct, frozen=True):
     """One part of one chunk, decoded: its spans, and where the unread tail begins if there is one.
 
-    Holds no samples: parts wait until those before them are done, and the samples need not.
+    Holds no samples: parts wait until those before them are done, and samples would take memory meanwhile.
     """
 
     start_s: float  # of the part, in the file
@@ -61,7 +62,7 @@ def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
 def decode_part(
     chunk: Chunk, result: ChunkResult, options: DecodingOptions, tokenizer: Tokenizer
 ) -> DecodedPart:
-    """Cuts a result's tokens into spans. A silent one has none."""
+    """Cuts a result's tokens into spans. A result that is judged silence has none."""
     if is_silence(result, options):
         return part_without_text(chunk, result)
     timestamps = Timestamps(tokenizer, chunk.duration_s)
@@ -113,14 +114,14 @@ def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
 
 
 def rest_of(chunk: Chunk, first: int) -> Chunk:
-    """The chunk from that sample on."""
+    """The chunk from its sample `first` on."""
     return msgspec.structs.replace(
         chunk, start_sample=chunk.start_sample + first, samples=chunk.samples[first:]
     )
 
 
 def with_words_until(part: DecodedPart, end_s: float) -> DecodedPart:
-    """The part with no word behind `end_s`, from where the audio is read again."""
+    """The part with its last words shortened to end by `end_s`, from where the audio is read again."""
     if not part.spans:
         return part
     *before, last = part.spans
@@ -129,7 +130,7 @@ def with_words_until(part: DecodedPart, end_s: float) -> DecodedPart:
 
 
 def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterator[Span]:
-    """In order, times never running back; those without a text token are left out."""
+    """The result's spans in order, times never running back; those without a text token are left out."""
     tokens = result.tokens[:num_read]
     edges = [0, *timestamps.borders(tokens), len(tokens)]
     after_s = 0.0

@@ -1,4 +1,8 @@
-"""One request on its way: chunks go out as they are cut, text comes back in the order of the file."""
+"""Runs one request: chunks go out as they are cut, text comes back in the order of the file.
+
+Runs in tasks on the event loop of the API process and never blocks it: `audio/pool.py` decodes in threads.
+Made by `transcriber.py`; `api`, `wyoming.py` and `offline` iterate over it. Knows no HTTP.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ NextSlice = Callable[[int], Awaitable[DecodeSlice]]  # given how many chunks the
 
 
 class TranscriptionSession:
-    """One request on its way. Iterate over the deltas to the end, then ask for the transcript."""
+    """One request. Iterate over its deltas to the end, then ask for the transcript."""
 
     def __init__(
         self,
@@ -60,9 +64,9 @@ class TranscriptionSession:
             task.cancel()
 
     async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
-        """Each chunk's final text, in the order of the file, as soon as all before it is final too; with
-        early results each segment's. Where channels are kept apart, text comes once every channel has been
-        read as far.
+        """Yields each chunk's text (with early results, each segment's) in the order of the file, once all
+        before it is final too. Where channels are kept apart, text waits until every channel has been read
+        as far.
         """
         async for delta in self._all_deltas():
             self._builder.keep(delta)
@@ -74,14 +78,14 @@ class TranscriptionSession:
         self._count_audio(self._source.duration_s, self._language.code)
 
     async def only_delta(self) -> TranscriptDelta:
-        """The delta of a source of one chunk. It is left out of what requests are measured by: the caller
-        knows whether it counts.
+        """The delta of a source of one chunk. It is not counted in the metrics of requests: the caller knows
+        whether it should be.
         """
         (delta,) = [delta async for delta in self._all_deltas()]
         return delta
 
     def _count_audio(self, until_s: float, language: str | None) -> None:
-        """Up to here the text is final."""
+        """Counts the audio up to `until_s`, the text of which is final."""
         self._handle.stats.on_audio(max(0.0, until_s - self._counted_s), language)
         self._counted_s = max(self._counted_s, until_s)
 
@@ -98,7 +102,7 @@ class TranscriptionSession:
             yield not_yet_sent(sent, self._builder.delta(await pending.result()))
 
     def transcript(self) -> Transcript:
-        """The whole. Only after the last delta."""
+        """The whole transcript. May be asked for only after the last delta."""
         return self._builder.transcript()
 
     # -- Chunks out --

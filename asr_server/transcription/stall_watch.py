@@ -1,9 +1,12 @@
-"""Ends a request in which nothing moves any more, so that no client waits without end. Used by `session.py`.
+"""Ends a request in which nothing moves any more, so that no client waits without end.
+
+Runs as one task of each request, on the event loop of the API process. Used by `session.py` and
+`chunk_reader.py`. Changes nothing of a request but to end it.
 
 Most waits are bounded elsewhere: replicas are watched by the supervisor, the decoding of a file has its own
 limit, and a queue moves while others are served. What remains are a chunk that its replica never finishes, a
 thread that never comes back, and tasks of one request that wait for each other. These are faults of the
-server or of a library; they are logged and counted.
+server or of a library, and are logged and counted.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class StallWatch:
 
     @contextmanager
     def waiting_for_pool(self) -> Iterator[None]:
-        """Around whatever the request awaits of the pool."""
+        """Marks the time in which the request waits for the pool: to be put around each such wait."""
         self._num_in_pool += 1
         try:
             yield

@@ -1,6 +1,8 @@
 """Takes one request from audio to text: chunks leave as soon as they are cut, text comes back in file order.
 
-It sends chunks through the dispatcher and decodes through the preprocess pool; it runs no model and no codec.
+Runs on the event loop of the API process, and no model or codec there: it sends chunks through the dispatcher
+and decodes in the threads of the preprocess pool. Used by `api`, `realtime`, `wyoming.py` and `offline`.
+It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -120,6 +122,6 @@ class Transcriber:
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error behind a task group's group: its first."""
+    """The first error in the group that a task group has raised."""
     error = errors.exceptions[0]
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,6 +1,7 @@
-"""Puts the text of a request together, chunk by chunk in the order of the file. Used by `session.py`.
+"""Puts the text of a request together, chunk by chunk in the order of the file.
 
-The segments of channels that are kept apart come in the order they begin in.
+Runs on the event loop of the API process; does not wait. Used by `session.py`. Knows no output format
+(`formats` has these). The segments of channels that are kept apart come in the order they begin in.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Interleaver:
         self._held += segments
 
     def take(self, settled_s: float) -> list[Segment]:
-        """Those that begin before `settled_s`, in order. No segment added later may begin before it."""
+        """Gives the segments that begin before `settled_s`, in order; later ones may not begin before it."""
         self._held.sort(key=lambda segment: segment.start_s)
         num_settled = sum(segment.start_s < settled_s for segment in self._held)
         taken, self._held = self._held[:num_settled], self._held[num_settled:]
@@ -75,16 +76,16 @@ class TranscriptBuilder:
         self._num_segments = 0
 
     def settle(self, until_s: float) -> TranscriptDelta:
-        """Every channel has been read so far: what was held back until here is final."""
+        """Gives the text held back until `until_s`: every channel has been read so far, so it is final."""
         self._settled_s = until_s
         return self.delta([])
 
     def keep(self, delta: TranscriptDelta) -> None:
-        """A delta that has been sent becomes part of the transcript."""
+        """Adds a delta that has been sent to the transcript."""
         self._deltas.append(delta)
 
     def delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
-        """The delta of one chunk's parts and of what was held back for them; no parts: only of the latter."""
+        """The delta of one chunk's parts and of the segments held back before; no parts: of those alone."""
         so_far, language = self._text, self._language.of(parts)
         segments = self._next_segments(parts)
         for segment in segments:
@@ -103,7 +104,7 @@ class TranscriptBuilder:
         )
 
     def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
-        """The delta of what is final of the chunk under way. Its segments come with the chunk's end."""
+        """The delta of the final text of a chunk under way. Its segments come with the chunk's end."""
         text, language = self._text, self._language.of(parts)
         for part in parts:
             for segment in segments_of(part, self._tokenizer):
@@ -119,13 +120,13 @@ class TranscriptBuilder:
         )
 
     def _logprobs(self, parts: list[DecodedPart]) -> tuple[TokenLogprob, ...]:
-        """Only where they are asked for: they take longer than all the rest."""
+        """Log-probabilities, where they are asked for: they take longer than all the rest."""
         if not self._with_logprobs:
             return ()
         return tuple(entry for part in parts for entry in token_logprobs(part, self._tokenizer))
 
     def _next_segments(self, parts: list[DecodedPart]) -> list[Segment]:
-        """Those that are final now, numbered through the whole file."""
+        """The segments that are final now, numbered through the whole file."""
         for part in parts:
             speaker = self._speakers[part.channel] if self._speakers else None
             self._segments.add(segments_of(part, self._tokenizer, speaker))
@@ -135,7 +136,7 @@ class TranscriptBuilder:
         ]
 
     def transcript(self) -> Transcript:
-        """The whole. Only after the last delta."""
+        """The whole transcript. May be asked for only after the last delta."""
         if self._source.truncated:
             logger.warning("the recording ends early: transcribed the %.1f s read", self._source.duration_s)
         deltas = self._deltas
@@ -157,7 +158,7 @@ class TranscriptBuilder:
         )
 
     def _main_language(self) -> str | None:
-        """The language with most text, of a recording that has several."""
+        """The language with most text in a recording that has several."""
         lengths = Counter[str]()
         for delta in self._deltas if self._language.is_per_chunk else ():
             if delta.language and delta.text:

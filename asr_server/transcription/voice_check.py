@@ -1,22 +1,23 @@
-"""Holds segments against a voice detector: drops inventions, finds speech passed over, mends times.
+"""Checks segments by a voice detector: drops invented ones, finds speech passed over, corrects times.
 
-Whisper's own judgement (`segments.is_silence`) is a matter of its training, and of a whole chunk: a bark can
-be a "five", between two that somebody said. A segment in doubt is therefore kept only where the detector
-hears speech in its own stretch of audio. Behind one that is not, every segment of the part is in doubt: of a
-row of coughs the first "Bang" is unlikely, and the others follow from it. Parts beyond doubt, nearly all of
-real speech, cost nothing.
+Runs on the event loop of the API process; the detector runs in the threads of `audio/pool.py`. Used by
+`chunk_reader.py`. Runs no Whisper model: it asks for a tail to be read again.
 
-A model may also write times that are seconds too early, so that the words of a sentence lie in the noise
-before it. So a segment without a voice is dropped for good only where nobody speaks behind it; else what
-follows is read again from where somebody speaks. Behind a long pause a model may take the rest of a window
-for silence, and say that it has read it: where the detector is certain of speech there, it is read again,
-without the pause.
+Whisper's own judgement (`segments.is_silence`) depends on its training, and is one for a whole chunk: a bark
+may be read as "five" between two words that somebody said. A segment in doubt is therefore kept only where
+the detector finds speech in the segment's own time. Behind one that is dropped, every segment of the part is
+in doubt: of several coughs the first "Bang" is unlikely, and the others follow from it. Parts beyond doubt,
+nearly all of real speech, cost nothing.
+
+A model may also write times that are seconds too early, so that the words of a sentence get the time of the
+noise before it. So a segment without a voice is dropped for good only where nobody speaks behind it; else
+the audio is read again from where somebody speaks. Behind a long pause a model may take the rest of a window
+(what it reads at once, mostly 30 s) for silence, and mark it as read: where the detector is certain of speech
+there, it is read again, without the pause.
 
 The model often writes 0.0 for the first segment of a window, whatever comes before the speech, and ends a
 segment where the next one begins, whatever pause lies between. Its times are moved inward to where somebody
 begins and ceases to speak; where words are aligned, segments take their times instead.
-
-Used by `chunk_reader.py`.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def holds_doubtful(part: DecodedPart) -> bool:
 async def drop_inventions(
     part: DecodedPart, chunk: Chunk, pool: PreprocessPool, num_sent: int = 0, may_go_on: bool = True
 ) -> DecodedPart:
-    """The part without segments in doubt in whose time nobody speaks. Where somebody speaks behind one of
-    them, the part ends before it and has an unread tail from there.
+    """The part without the doubtful segments in whose time nobody speaks. Where somebody speaks behind one
+    of them, the part ends before it and has an unread tail from there.
 
     Args:
         chunk: what the part was read from.
-        num_sent: segments at its beginning that a client has already, so that they stand.
-        may_go_on: whether a tail can be read.
+        num_sent: segments at its beginning that a client has already, so that they are kept.
+        may_go_on: whether a tail can be read as a further part.
     """
     kept: list[Span] = []
     is_any_dropped = False
@@ -129,13 +130,13 @@ async def without_silent_edges(
 
 
 def _without_silent_edges(part: DecodedPart, offset_s: float, speech_s: Sequence[Stretch]) -> DecodedPart:
-    """`speech_s` count from the chunk's start, `offset_s` before the part's."""
+    """`speech_s` are times from the chunk's start, which is `offset_s` before the part's."""
     stretches = [(start_s - offset_s, end_s - offset_s) for start_s, end_s in speech_s]
     return msgspec.structs.replace(part, spans=tuple(_moved_inward(span, stretches) for span in part.spans))
 
 
 def _moved_inward(span: Span, speech_s: Sequence[Stretch]) -> Span:
-    """A segment in which the detector hears nobody has nowhere to move to."""
+    """The span with its times on speech; one in which the detector finds none stays as it is."""
     within = [
         (start_s, end_s)
         for start_s, end_s in speech_s

@@ -1,10 +1,13 @@
 """Words of a transcript: which tokens make one, and when each was said. Used by `segments.py`.
 
+Plain functions on the event loop of the API process. Attention and pauses come with a replica's result: no
+model runs here, and no samples are read.
+
 Tokens are grouped as openai/whisper does: by characters, by spaces, punctuation with its word. A token's time
-from the alignment is where the attention moves on to it, which may be anywhere between two words, and mostly
-is too early. So within its time a word begins behind the pauses that come before it is attended to most, and
-it ends with the pause that comes next, which may be a little later than the alignment moves on: punctuation
-is often given the end of the word before it.
+from the alignment is when the attention moves on to it, anywhere between two words, and mostly too early. So
+within that time a word begins behind the pauses that lie before its strongest attention. It ends at the
+next pause, which may be a little later than the alignment moves on: punctuation is often given the end of
+the word before it.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ def group_words(tokens: Sequence[int], tokenizer: Tokenizer, spaced: bool) -> li
 
 
 def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordGroup]:
-    """The fewest tokens that make whole characters; bytes that make none go with what stands before them."""
+    """Groups of the fewest tokens that make whole characters; bytes that make none join the group before."""
     decoder, first = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0
     for end, token in enumerate(tokens, start=1):
         decoder.decode(tokenizer.decode_bytes(token))
@@ -54,7 +57,7 @@ def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordGro
 
 
 def _join_up_to_spaces(groups: Sequence[WordGroup]) -> list[WordGroup]:
-    """A word begins with a space or is punctuation alone."""
+    """Joins groups to words, each of which begins with a space or is punctuation alone."""
     words: list[WordGroup] = []
     for group in groups:
         if not words or group.text.startswith(" ") or group.text.strip() in string.punctuation:
@@ -99,7 +102,7 @@ Pause = tuple[float, float]  # start and end
 
 
 class AlignedWord(NamedTuple):
-    """In seconds from the start of the part, as everything here."""
+    """A word with its times in seconds from the start of the part, like all times in this file."""
 
     text: str
     start_s: float
@@ -119,7 +122,7 @@ def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], en
 
     Args:
         words: in order, none beginning before the one before it ends.
-        end_s: what no word can reach: the end of the audio, or of what was read of it.
+        end_s: no word ends later: the end of the audio, or of the stretch that was read.
     """
     within = [_without_pauses(word, _pauses_within(pauses_s, word)) for word in words]
     limits_s = [*(word.start_s for word in within[1:]), end_s]
@@ -134,7 +137,7 @@ def _pauses_within(pauses_s: Iterable[Pause], word: AlignedWord) -> list[Pause]:
 
 
 def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
-    """A word in silence alone stays as it is."""
+    """The word without the pauses at its ends; one that lies wholly in silence stays as it is."""
     start_s, end_s = word.start_s, word.end_s
     for pause_start_s, pause_end_s in pauses_s:
         is_parting = pause_end_s - pause_start_s >= PARTING_PAUSE_S
@@ -153,7 +156,7 @@ def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
 
 
 def _lengthened(word: Word, aligned_end_s: float, pauses_s: Iterable[Pause], limit_s: float) -> Word:
-    """The word up to the pause behind it, where the alignment has moved on while the sound goes on."""
+    """The word lengthened to the pause behind it, where the sound goes on after its aligned end."""
     if aligned_end_s - word.end_s >= PARTING_PAUSE_S:
         return word
     for start_s, end_s in pauses_s:
@@ -167,7 +170,7 @@ def _lengthened(word: Word, aligned_end_s: float, pauses_s: Iterable[Pause], lim
 
 
 def words_until(words: Sequence[Word], end_s: float) -> tuple[Word, ...]:
-    """The words with none behind `end_s`, the last ones as short as need be."""
+    """The words, the last ones shortened so that none ends behind `end_s`."""
     cut: list[Word] = []
     for word in reversed(words):
         end_s = min(word.end_s, end_s)
