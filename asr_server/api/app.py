@@ -2,7 +2,7 @@
 
 While there is nothing to do it gives freed memory back to the system: the C library keeps what many
 connections needed at once, some 86 MB after 600 slow clients. It may not do so while requests are in flight,
-because other threads wait for the allocator meanwhile.
+because other threads wait for the allocator meanwhile. Runs in the API process; imports no torch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that lies in RAM."""
+    """Returns how much memory of this process lies in RAM."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -77,7 +77,7 @@ def create_app(
     tokenizer: Tokenizer,
     window: AudioWindow,
 ) -> FastAPI:
-    """The application. It starts and stops the dispatcher and the pool with itself."""
+    """Makes the application, which starts and stops the dispatcher and the pool with itself."""
     app = FastAPIOffline(  # its page at /docs loads nothing from other hosts
         title="asr-server",
         version=__version__,

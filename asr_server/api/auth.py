@@ -1,7 +1,7 @@
 """The keys of this server: the one of `--api-key` and those of `--api-key-file`.
 
-A file has one a line, so that one can be replaced by another while both are taken for a while. Used by
-`app.py`, and by the checks before the start. Knows no request.
+The file has one key a line, so that a key can be replaced while the old one still works. Runs in the API
+process. Used by `app.py` and `state.py`, and by `cli/options.py` before the start. Knows no request.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The lines that are neither empty nor comments (#). Raises OSError, UnicodeDecodeError."""
+    """Returns the lines that are neither empty nor comments (#). Raises OSError, UnicodeDecodeError."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
 class KeyFile:
-    """The keys of one file as they are now. While it cannot be read, those read last are still taken."""
+    """Keeps one file's keys up to date. While it cannot be read, the keys read last are still accepted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class KeyFile:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Reads the file again where it has changed. It is asked about once a second at most."""
+        """Reads the file again if it has changed; looks once a second at most."""
         now = time.monotonic()
         if now - self._checked_at >= RECHECK_S:
             self._checked_at = now
@@ -68,16 +68,16 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """Also with a file that has no keys (any more): then nobody is let in."""
+        """Whether a key is needed. An empty key file still needs one: then every request is refused."""
         return bool(self._key or self._file)
 
     @property
     def current(self) -> tuple[str, ...]:
-        """Those taken now, the one to sign with first; none where none is required."""
+        """The keys accepted now, the one to sign with first; empty if none is required."""
         return (*([self._key] if self._key else []), *(self._file.keys if self._file else ()))
 
     def check(self, authorization: str) -> None:
-        """Takes the header's value. Raises InvalidApiKey."""
+        """Checks the value of the `Authorization` header. Raises InvalidApiKey."""
         if not self.required:
             return
         scheme, _, given = authorization.partition(" ")

@@ -5,7 +5,8 @@ subclass here every connection looks at itself once a second. Time is counted in
 clock, so that a pause of the whole process (a stopped container, a busy event loop) makes no client late:
 after it there is one tick, and what has arrived meanwhile is read before the next.
 
-`cancel_on_disconnect` ends the work for a request whose client has left; `transcribe.py` uses it.
+`cancel_on_disconnect` ends the work for a request whose client has left; `transcribe.py` and `wyoming.py` use
+it. Runs in the API process, on its event loop; never blocks it. Knows no routes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _MinimumRate:
 
 
 def bounded_http_protocol(settings: Settings) -> Callable[..., BoundedHttpProtocol]:
-    """For uvicorn's setting `http`."""
+    """Makes the value of uvicorn's setting `http`."""
     return partial(BoundedHttpProtocol, settings=settings)
 
 
@@ -88,7 +89,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_silent(self) -> bool:
-        """No request is here whole, nor a reply on its way."""
+        """Whether no request has come whole and no reply is under way."""
         return self._phase is _Phase.HEADERS and not self._is_replying
 
     @property
@@ -109,15 +110,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self) -> None:
-        """Another protocol has the connection from here on."""
+        """Stops the ticks: another protocol takes the connection over."""
         self._is_websocket = True
         if self._next_tick is not None:
             self._next_tick.cancel()
         super().handle_websocket_upgrade()
 
     def _exceed_max_connections(self) -> None:
-        """Idle connections make room, then the one that has sent no whole request for longest; in the reserve
-        only requests without a body are served.
+        """Closes the idle connections, or else the one that has sent no whole request for longest. On the
+        reserved connections beyond the limit only requests without a body are served.
         """
         open_now = [other for other in self.connections if not other.transport.is_closing()]
         others = [other for other in open_now if isinstance(other, BoundedHttpProtocol) and other is not self]
@@ -207,13 +208,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
 
     def _sender_is_too_slow(self) -> bool:
-        """While this side does not read, or has not asked for the body yet, the client cannot send."""
+        """Whether the client sends too slowly. Time in which this side reads no body does not count."""
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
             return False
         return self._sender.is_too_slow_after(TICK_S)
 
     def _reader_is_too_slow(self) -> bool:
-        """Bytes in the buffer mean that the system's own buffer is full already."""
+        """Whether the client reads too slowly. Bytes wait in this buffer only if the system's is full."""
         num_unsent = self.transport.get_write_buffer_size()
         self._reader.on_moved(abs(num_unsent - self._num_unsent))
         self._num_unsent = num_unsent
@@ -223,7 +224,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self._reader.is_too_slow_after(TICK_S)
 
     def _refuse(self, error: RequestError) -> None:
-        """Replies outside the application, where no other reply has begun, and closes."""
+        """Sends the error without the application, if no other reply has begun, and closes the connection."""
         response = response_to(error)
         state = self.cycle.scope["state"] if self._is_replying else {}
         request_id = state.get(REQUEST_ID) or new_request_id()

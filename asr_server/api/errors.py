@@ -1,7 +1,8 @@
 """Maps every exception to a status and OpenAI's error body. No other module does so.
 
 Official clients retry 408, 409, 429 and everything from 500 on: an error that the sender must mend never has
-one of these.
+one of these. Runs in the API process. Used by the rest of `api`, by `realtime` and by `wyoming.py`; sends
+nothing itself.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ async def _handle_gone(request: Request, error: Exception) -> Response:
 
 
 def response_to(error: Exception) -> JSONResponse:
-    """The status, headers and body for any error; our own bugs show nothing of themselves."""
+    """Returns the status, headers and body for any error; those of our own bugs carry no details."""
     return JSONResponse(body_of(error).model_dump(), _status(error), _headers(error))
 
 
@@ -138,8 +139,8 @@ def _headers(error: Exception) -> dict[str, str]:
 
 
 def _retry_after(wait_s: float) -> dict[str, str]:
-    """Spread, so that those who were told the same do not come back together. OpenAI's clients prefer the
-    header in milliseconds.
+    """Makes both headers, with times spread at random, so that clients told the same do not return together.
+    OpenAI's clients prefer the header in milliseconds.
     """
     spread_s = wait_s * random.uniform(1.0, 1.25)
     return {

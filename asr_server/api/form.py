@@ -1,8 +1,9 @@
 """Reads multipart/form-data as it arrives, so that a body over the limit is refused before all of it is here.
 
 The bytes of an upload are held once: in a file in memory while they are few, beyond that in one on disk.
-Neither file has a name. `transcribe.py` hands it to a `Recording`. Starlette's own parser spools through a
-thread for every piece above 1 MB and knows no limit on a file.
+Neither file has a name. Used by `transcribe.py`, which hands it to a `Recording`, and by `wyoming.py`. Runs
+in the API process; writes to the disk in threads, never on the event loop. Decodes no audio. Starlette's own
+parser spools through a thread for every piece above 1 MB and knows no limit on a file.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ class Upload:
             self._file.write(data)
 
     async def spill_to_disk(self) -> None:
-        """Moves to the disk, in a thread, what is too much for memory: of this upload, or of all of them."""
+        """Moves the upload to the disk, in a thread, if it or all uploads together take too much memory."""
         limit = WRITE_BYTES if self._is_on_disk else MEMORY_BYTES
         if self._num_in_memory and (self._num_in_memory >= limit or self._memory.is_full):
             await _in_thread(self._append if self._is_on_disk else self._move)
             self._count_memory(-self._num_in_memory)
 
     async def source(self) -> BinaryIO:
-        """The whole of it. Valid until `close`."""
+        """Returns the whole upload. Valid until `close`."""
         if self._is_on_disk:
             await _in_thread(self._append)
             self._count_memory(-self._num_in_memory)
@@ -107,7 +108,7 @@ class Upload:
         self._memory.num_bytes += num_bytes
 
     def close(self) -> None:
-        """May be called again."""
+        """Frees the memory or the file. May be called more than once."""
         self._unwritten.clear()
         self._count_memory(-self._num_in_memory)
         if self._file is not None:
@@ -147,7 +148,7 @@ MAX_OVERHEAD_BYTES: Final = 2 * MIB  # of the body beyond the file: fields, boun
 
 
 class Form:
-    """What was sent: the file, and the text fields in their order."""
+    """The fields of a request's form: the file, and the text fields in their order."""
 
     def __init__(self, max_upload_bytes: int, memory: UploadMemory) -> None:
         self.upload = Upload(max_upload_bytes, memory)
@@ -300,7 +301,7 @@ class _PartReader:
             raise self._invalid_text("is not UTF-8 text") from error
 
     def _invalid_text(self, what: str) -> InvalidValue:
-        """A recording in another field than `file` is what this mostly is."""
+        """Makes the error for a text field that is not valid: mostly it is a recording under a wrong name."""
         if self._is_sent_as_file and not self._form.has_file:
             return InvalidValue(f"'file' is missing: a file was sent as '{self._name}'.", FILE)
         return InvalidValue(f"'{self._name}' {what}.", self._name)

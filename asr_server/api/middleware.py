@@ -1,9 +1,9 @@
-"""What happens around every route: the request's id, its line in the log, and the end of an unread body.
+"""Wraps every route: gives requests their ids, logs and counts them, and deals with unread bodies.
 
-Every request has an id, and so have its reply and all that is logged for it. What nobody else has caught
-becomes a 500 here. Each request and each WebSocket is logged and counted with its outcome. What is read after
-a reply that was sent before the body had come whole (a 401, 413 or 429) is bounded. The headers of a reply
-that OpenAI does not have are made here too. Installed by `app.py`.
+The id of a request is in its reply and in all that is logged for it. An exception that nothing else has
+caught becomes a 500 here. After a reply sent before the body had come whole (a 401, 413 or 429), only a
+bounded rest of the body is read. The headers of a reply that OpenAI does not have are made here too.
+Installed by `app.py`. Runs in the API process, on its event loop; never blocks it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def request_id_of(headers: Headers) -> str:
-    """The client's own where it is sane, else a new one."""
+    """Returns the client's own id if it is well-formed, else a new one."""
     given = headers.get(REQUEST_ID, "")
     return given if _SANE.fullmatch(given) else new_request_id()
 
@@ -48,7 +48,7 @@ def new_request_id() -> str:
 
 
 class LastErrorMiddleware:
-    """Answers what nobody else has caught."""
+    """Answers 500 to an exception that nothing else has caught."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -127,7 +127,7 @@ class RequestLogMiddleware:
             report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts and logs a WebSocket. Whoever closes it first gives the code."""
+        """Counts and logs a WebSocket, with the code of the side that closes it first."""
         started_at = time.monotonic()
         stats = metrics.begin_request_stats(lambda: _route_of(scope))
         closed_by, code = "nobody", BROKEN
@@ -172,7 +172,7 @@ def report_request(
 
 
 def _client_of(scope: Scope) -> str:
-    """Its address; that which a proxy gives, where uvicorn trusts the proxy. Empty for a socket without."""
+    """The client's address, or the one that a trusted proxy gives for it. Empty for a socket without one."""
     return (scope.get("client") or ("",))[0]
 
 
@@ -183,7 +183,7 @@ def _path_of(scope: Scope, route: str) -> str:
 
 
 def _route_of(scope: Scope) -> str:
-    """The pattern of the path, as often as there are routes: paths themselves are up to the client."""
+    """The pattern of the route, of which there are few: as a label, the path could have any value."""
     return getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
 
 
@@ -252,7 +252,7 @@ _MAX_NAME: Final = 80  # characters of a field's name
 
 
 def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
-    """What the model cannot do, where that is not to be expected, and the fields that were left out."""
+    """Returns the headers that tell an unexpected limit of the model and the fields that were ignored."""
     headers = {}
     if settings.model_limit:
         headers[MODEL_LIMIT] = settings.model_limit
@@ -262,5 +262,5 @@ def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> di
 
 
 def _quoted(name: str) -> str:
-    """A field's name is up to the client: what is no plain character is written as in an address."""
+    """Percent-encodes what is no plain character: a field's name can be anything that the client sends."""
     return quote(name[:_MAX_NAME], safe="[]")

@@ -1,9 +1,10 @@
-"""The document at `/openapi.json`: what the framework finds in the routes, completed.
+"""Makes the document at `/openapi.json`: FastAPI's description of the routes, completed.
 
 The routes take their `responses` (bodies, examples, headers, every error) from here. An error is described by
 making it: its status, headers and body are those of `errors.py`, so that the description cannot differ from
 the reply. Forms and the key are added as this server has them: the names of its model, whether it asks for a
-key, whether it refuses unknown fields.
+key, whether it refuses unknown fields. Runs in the API process. Used by `app.py` and the routes; reads no
+request.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ UPLOAD_ERRORS: Final = (
 
 
 def error_responses(*errors: Exception) -> Responses:
-    """The replies to these errors and to those that any request can meet, by status."""
+    """Describes, by status, the replies to these errors and to those that any request can meet."""
     responses: Responses = {}
     for error in (*REQUEST_ERRORS, *errors):
         reply = response_to(error)
@@ -191,7 +192,7 @@ _TEXTS: Final = {
 
 
 def transcript_responses() -> Responses:
-    """Every reply to an upload."""
+    """Describes every reply to an upload."""
     as_json = {
         "schema": {"anyOf": [_reference(Json), _reference(VerboseJson), _reference(DiarizedJson)]},
         "examples": {
@@ -213,7 +214,7 @@ def transcript_responses() -> Responses:
 
 
 def form_of(fields_type: type[AudioFields]) -> dict[str, Any]:
-    """The form of an upload; it is read by `form.py`, not by the framework."""
+    """Describes the form of an upload, which `form.py` reads, not FastAPI."""
     content = {"multipart/form-data": {"schema": _reference(fields_type)}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -250,7 +251,7 @@ _FILE: Final = {
 
 
 def install(app: FastAPI, settings: Settings) -> None:
-    """The application's document, which says what this server serves."""
+    """Gives the application its document, made at the first call."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -310,7 +311,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _form(fields_type: type[AudioFields], settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The form, and the parts that it refers to."""
+    """Returns the form's schema, and the schemas that it refers to."""
     schema = fields_type.model_json_schema(ref_template=REF, schema_generator=_WithoutNull)
     parts: dict[str, Any] = schema.pop("$defs", {})
     schema["properties"] = {"file": _FILE} | schema["properties"]
@@ -325,7 +326,7 @@ def _form(fields_type: type[AudioFields], settings: Settings) -> tuple[dict[str,
 
 
 class _WithoutNull(GenerateJsonSchema):
-    """A field whose default is None is left out where there is nothing: it is never null."""
+    """Takes null out of a schema: a field whose default is None is left out of a body, never null."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         inner = schema["schema"]

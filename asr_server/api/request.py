@@ -1,6 +1,7 @@
 """Parses a form's text fields into typed models, and these into decoding options that this model can honour.
 
-Used by `transcribe.py` and, for the names of models, by the other ways in. Reads no audio.
+Used by `transcribe.py` and, for the names of models, by `routes.py`, `realtime` and `wyoming.py`. Runs in the
+API process, on its event loop. Reads no audio.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
 def split_unknown(
     pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]
 ) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    """The fields that `fields_type` has or that are refused by name, and the names of all others."""
+    """Returns the fields that `fields_type` has or that are refused by name, and the names of all others."""
     known: list[tuple[str, str]] = []
     unknown: dict[str, None] = {}
     for name, value in pairs:
@@ -67,7 +68,7 @@ def split_unknown(
 
 
 def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]) -> dict[str, Any]:
-    """Lists of `name[]`, `name`, `a,b`, `["a"]`; objects of `name[key]`; an empty value is an absent one."""
+    """Joins lists from `name[]`, `name`, `a,b`, `["a"]`, objects from `name[key]`; empty means absent."""
     gathered: dict[str, Any] = {}
     for name, value in pairs:
         match = _NAME.fullmatch(name)
@@ -150,7 +151,7 @@ def _check_combinations(fields: TranscriptionFields) -> None:
 
 
 def _check_speakers(fields: AudioFields) -> None:
-    """Channels alone tell speakers apart."""
+    """Checks that speakers are asked for by channels: nothing else tells them apart."""
     if fields.channels == "split":
         _check_split(fields)
         return
@@ -263,7 +264,7 @@ def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object
 
 
 def _gives_times(fields: AudioFields) -> bool:
-    """Where channels are kept apart, the times settle the order of the text too."""
+    """Whether times are needed; with separate channels they also decide the order of the text."""
     has_times = fields.response_format not in ("json", "text") or fields.stream_include_segments
     return has_times or fields.channels == "split"
 

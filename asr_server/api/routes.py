@@ -1,7 +1,8 @@
 """The routes of HTTP: transcriptions and translations, probes, version, load, models, metrics, and the page.
 
-The page at `/` is static files of this package, nothing from other hosts. `/metrics` adds what can be read
-off the server's state to what is counted as it happens (`asr_server/metrics.py`).
+The page at `/` is static files of this package, nothing from other hosts. `/metrics` joins gauges read from
+the server's state to the counters of `asr_server/metrics.py`. Installed by `app.py`. Runs in the API process,
+on its event loop; never blocks it.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ async def load(request: Request) -> Load:
 
 
 def _replica(replica_state: ReplicaState) -> ReplicaLoad:
-    """As of the last heartbeat, at most a second or so ago."""
+    """Describes a replica as of its last heartbeat, at most a second or so ago."""
     heartbeat = replica_state.heartbeat
     return ReplicaLoad(
         name=replica_state.replica.name,
@@ -226,7 +227,7 @@ class _StateCollector(Collector):
         yield from self._replicas()
 
     def _model(self) -> Metric:
-        """The device and the precision are known once the first replica is ready."""
+        """Describes the model; the device and the precision are known once the first replica is ready."""
         settings, engine = self._state.settings, self._state.dispatcher.engine
         served = {"model": settings.model_names[0], "revision": revision_of(Path(settings.model))}
         chosen = {"device": engine.device, "dtype": engine.dtype} if engine else {}
@@ -258,7 +259,7 @@ class _StateCollector(Collector):
         yield _counter("asr_chunk_bytes", "Samples handed on in chunks.", stats.chunk_bytes)
 
     def _replicas(self) -> Iterator[Metric]:
-        """As of each replica's last heartbeat; the counters begin anew with a replaced replica."""
+        """Yields metrics as of each replica's last heartbeat; a replaced replica's counters begin anew."""
         states = {state.replica.name: state for state in self._state.dispatcher.supervisor.replica_states}
         yield _gauge("asr_ready", "1 while a replica takes work.", float(self._state.dispatcher.ready))
         ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=["replica"])
@@ -293,7 +294,7 @@ def _of_replicas(states: Mapping[str, ReplicaState]) -> Iterator[Metric]:
 
 
 def cumulative_buckets(times: StepTimes) -> list[tuple[str, float]]:
-    """Prometheus counts in each bucket what is in the smaller ones too."""
+    """Adds to each bucket the counts of all smaller ones, as Prometheus expects."""
     bounds = [*map(str, STEP_TIME_BOUNDS_S), "+Inf"]
     return list(zip(bounds, map(float, accumulate(times.counts)), strict=True))
 

@@ -1,6 +1,7 @@
 """The request fields and response bodies of the routes, as OpenAI's audio API names them.
 
-The bodies of transcripts are in `asr_server.formats`, because the command line writes them too.
+The bodies of transcripts are in `asr_server.formats`, because the command line writes them too. Used by the
+rest of `api` and by `realtime`, in the API process. Types only: reads no state of the server.
 """
 
 from __future__ import annotations

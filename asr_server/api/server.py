@@ -1,4 +1,7 @@
-"""Runs the API process from start to stop. Called by `cli.serve`."""
+"""Runs the API process from start to stop: its event loop, its signals and the drain at its end.
+
+Called by `cli.serve`. Runs in the API process; imports no torch, and knows no routes.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ def run(settings: Settings) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which drains before it stops listening, so that probes hear of it."""
+    """uvicorn's server, which drains before it stops listening, so that probes are still answered."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
@@ -86,7 +89,7 @@ class Server(uvicorn.Server):
         self._wyoming: WyomingServer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says where it listens once it does: with port 0 nobody knows before."""
+        """Prints the address once it listens: with port 0 the port is not known before."""
         await super().startup(sockets)
         freeze_gc()
         if self.started:
@@ -115,7 +118,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second; whether to stop."""
+        """Returns whether to stop. uvicorn calls it ten times a second."""
         return await super().on_tick(counter) or self._state.dispatcher.supervisor.failed_to_start
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -126,7 +129,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _drain(self) -> None:
-        """Waits for the work in flight; what is not finished in time is told 503."""
+        """Waits for the work in flight; requests not finished in time are answered 503."""
         limit_s, started_at = self._state.settings.drain_s, time.monotonic()
         end = started_at + limit_s
         logger.info("draining: %d requests in flight have %g s to finish", self._num_in_flight, limit_s)
@@ -144,5 +147,5 @@ class Server(uvicorn.Server):
 
     @property
     def _num_in_flight(self) -> int:
-        """Requests, also those still being received or replied to, and realtime sessions."""
+        """Counts requests, also those still being received or replied to, and realtime sessions."""
         return self._state.admission.num_open + self._state.realtime.num_active

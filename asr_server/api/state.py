@@ -1,8 +1,9 @@
-"""The objects that all routes share, created once in `create_app`; the key and the place a request needs.
+"""The objects that all routes share, created once in `create_app`, and the limits on requests and sessions.
 
 `AdmissionLimiter` limits how many requests are in flight, and tells the others when to try again:
 `transcribe.py` turns a request away before it reads the body, and takes its place once the body is here.
-`RealtimeSessions` limits the sessions of `/v1/realtime`, and ends them when the server ends.
+`RealtimeSessions` limits the sessions of `/v1/realtime`, and ends them when the server ends. Runs in the API
+process, on its event loop; never blocks it. Used by `api`, `realtime` and `wyoming.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SERVICE_RESTART: Final = 1012  # the official client connects again
 
 class _Session(Protocol):
     def end(self, code: int, reason: str) -> None:
-        """Commits what was said, sends the text, and closes."""
+        """Commits the audio so far, sends its text, and closes."""
 
 
 class RealtimeSessions:
@@ -54,7 +55,7 @@ class RealtimeSessions:
 
     @property
     def may_read_interim(self) -> bool:
-        """Final text comes first: interim readings are left out while the engine has more to do."""
+        """Whether the engine has time for interim readings: final text comes before them."""
         return self._dispatcher.num_chunks < max(1, self._dispatcher.num_slots // INTERIM_SHARE)
 
     @contextmanager
@@ -77,7 +78,7 @@ class RealtimeSessions:
                 self._is_empty.set()
 
     async def drain(self, limit_s: float) -> None:
-        """Every session commits what was said, sends the text, and closes; later ones are left."""
+        """Ends every session: each commits its audio, sends its text, and closes. Waits `limit_s` at most."""
         self.is_draining = True
         for session in self._active:
             session.end(SERVICE_RESTART, "The server is shutting down.")
@@ -114,7 +115,7 @@ class AdmissionLimiter:
     def enter(self) -> Iterator[None]:
         """Counts a request from its headers to the end of its reply.
 
-        Raises Overloaded when there is no place now: said before the upload, it saves the client that.
+        Raises Overloaded when there is no place now, which saves the client the upload.
         """
         self._check()
         self.num_open += 1
@@ -150,9 +151,9 @@ class AdmissionLimiter:
         self._mean_request_s += weight * (request_s - self._mean_request_s)
 
     def _next_turn_s(self) -> float:
-        """Each who is turned away gets a turn of its own, at the rate at which places become free.
+        """Seconds until this client may try again: each gets its own time, at the rate at which places free.
 
-        Told the same time, all would come back together, and most would be turned away again.
+        With the same time, all would come back together, and most would be turned away again.
         """
         now = self._clock()
         mean_age_s = now - sum(self._started_at) / len(self._started_at)
@@ -176,7 +177,7 @@ class AppState:
 
     @property
     def is_idle(self) -> bool:
-        """No request for a transcript is on its way, from its headers on, and no realtime session open."""
+        """Whether there is no request for a transcript, from its headers on, and no realtime session."""
         return not (self.admission.num_open or self.realtime.num_active)
 
     def check_health(self) -> None:

@@ -1,6 +1,7 @@
 """Answers one transcription request: reads the form, transcribes, and sends the reply, whole or as events.
 
-Server-sent events have OpenAI's streaming shapes.
+Server-sent events have OpenAI's streaming shapes. Called by `routes.py`. Runs in the API process, on its
+event loop; never blocks it: long transcripts are rendered in a thread.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class EventWriter:
         self._num_text_tokens = 0
 
     def delta(self, delta: TranscriptDelta) -> bytes:
-        """Empty for a delta in which nothing was said."""
+        """Returns the events of a delta; none for a delta without text."""
         self._num_audio_tokens += delta.num_audio_tokens
         self._num_text_tokens += delta.num_text_tokens
         if not delta.text:
@@ -96,7 +97,7 @@ class EventWriter:
         return self._usage() if self._fields.stream_continuous_usage_stats else None
 
     def _usage(self) -> TokensUsage:
-        """Strict clients refuse a usage by duration in a stream."""
+        """Counts tokens: strict clients refuse a usage by duration in a stream."""
         return TokensUsage(
             input_tokens=self._num_audio_tokens,
             output_tokens=self._num_text_tokens,
@@ -185,7 +186,7 @@ async def _whole(state: AppState, form: Form, request: TranscriptionRequest, rec
 
 
 async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made]) -> Made:
-    """What `make` makes of a transcript, without holding up other requests."""
+    """Returns `make()`, which takes long for a long transcript: then a thread runs it."""
     if len(transcript.segments) <= SEGMENTS_INLINE:
         return make()
     return await asyncio.to_thread(make)
@@ -210,7 +211,7 @@ async def _transcribing(
 def body_response(
     transcript: Transcript, response_format: ResponseFormat, options: RenderOptions
 ) -> Response:
-    """The whole reply to a request that does not stream."""
+    """Makes the whole reply to a request that does not stream."""
     body = render(transcript, response_format, options)
     media_type = _MEDIA_TYPES[response_format]
     charset = "" if media_type == "application/json" else "; charset=utf-8"

@@ -2,5 +2,5 @@
 
 `route.py` takes a connection, `session.py` holds its state, `turn.py` decides what happens next. Each
 chunk of a turn goes to the dispatcher as a request of its own. Nothing here imports torch or blocks the event
-loop.
+loop. `api/app.py` mounts the routes.
 """

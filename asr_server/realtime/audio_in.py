@@ -1,7 +1,7 @@
 """Converts what clients send (24 kHz PCM, G.711 µ-law and A-law) to 16 kHz, and keeps the latest.
 
 The latest samples are kept because a turn begins a little before its speech was noticed. Used by
-`session.py`.
+`session.py` in the API process. Knows no turns, and decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCALE: Final = np.float32(1 / 2**15)
 
 
 class AudioInput:
-    """Takes bytes as they come; a sample may be cut between two appends."""
+    """Converts bytes to samples as they come; a sample may be cut between two appends."""
 
     def __init__(self, format: AudioFormat) -> None:
         self._format = format
@@ -33,7 +33,7 @@ class AudioInput:
         return self._resampler.push(samples[:, None]) if len(samples) else samples
 
     def flush(self) -> Samples:
-        """What the resampling filter has held back. The next `push` begins anew."""
+        """Returns the samples still in the resampling filter. The next `push` begins anew."""
         samples = self._resampler.finish()
         self._resampler = self._new_resampler()
         return samples
@@ -72,6 +72,6 @@ class AudioBuffer:
             self._start += len(self._blocks.popleft())
 
     def since(self, start: int) -> Samples:
-        """The samples from `start` on; from the oldest one held where that is later."""
+        """Returns the samples from `start` on, or from the oldest one held if that is later."""
         held = np.concatenate([*self._blocks, np.empty(0, np.float32)])
         return held[max(0, start - self._start) :]

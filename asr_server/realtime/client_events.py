@@ -1,7 +1,8 @@
-"""What clients send, as OpenAI's realtime API names it. What is not a field here is refused by name.
+"""The events that clients send, as OpenAI's realtime API names them. Any other field is refused by name.
 
-A field that is absent (UNSET) stays as it was; null puts it back to its default, or turns it off. So what
-changes a session's settings has types of its own: `server_events.py` has those of the settings in force.
+A field that is absent (UNSET) stays as it was; null puts it back to its default, or turns it off. So changes
+of a session's settings have types of their own: `server_events.py` has those of the settings in force. Used
+by the rest of `realtime` and by `api/server.py`, in the API process. Knows no session.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ _event_id_decoder: Final[msgspec.json.Decoder[_EventId]] = msgspec.json.Decoder(
 
 
 def parse_client_event(message: str | bytes) -> ClientEvent:
-    """Raises InvalidValue, which names the field."""
+    """Parses an event. Raises InvalidValue, which names the field."""
     try:
         return _decoder.decode(message)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:

@@ -1,8 +1,9 @@
-"""What one session is set to, how `session.update` changes it, and how the server reports it.
+"""The settings of one session: how `session.update` changes them, and how the server reports them.
 
 A browser gets an ephemeral key for one session from `POST /v1/realtime/client_secrets`. It carries the
-session's settings and its end, signed with a key that follows from the first of the server's API keys: there
-is no table of them to bound or to lose, and any process that has this API key takes it.
+session's settings and its expiry, signed with a key derived from the first of the server's API keys: there
+is no table of them to bound or to lose, and any process with this API key accepts it. Used by `route.py` and
+`session.py`, in the API process; sends nothing itself.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class SessionConfig(msgspec.Struct, frozen=True):
 
 
 def update_config(config: SessionConfig, fields: SessionFields, settings: Settings) -> SessionConfig:
-    """Only what is given changes. Raises ModelNotFound."""
+    """Returns the settings with the fields that are given changed. Raises ModelNotFound."""
     changed: dict[str, Any] = {}
     if not isinstance(fields.include, UnsetType):
         changed["include"] = tuple(fields.include or ())
@@ -86,7 +87,7 @@ def _update_vad(vad: SessionVad | None, update: VadUpdate | None) -> SessionVad 
 
 
 def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
-    """The fields that `default` has too and that are present; null is the default."""
+    """Returns the fields that are present and that `default` has too; null is the default."""
     values = {name: getattr(update, name) for name in default.__struct_fields__}
     return {
         name: getattr(default, name) if value is None else value
@@ -98,7 +99,7 @@ def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
 def decoding_options(
     session: SessionConfig, transcriber: Transcriber, temperatures: tuple[float, ...]
 ) -> DecodingOptions:
-    """Raises InvalidValue for a language that the model does not know.
+    """Makes a session's decoding options. Raises InvalidValue for a language that the model does not know.
 
     Args:
         temperatures: the ladder, as far as the settings allow.
@@ -119,7 +120,7 @@ def decoding_options(
 
 
 def describe(config: SessionConfig, session_id: str, expires_at: int) -> Session:
-    """The whole session as it is in force, for `session.created` and `session.updated`."""
+    """Describes the whole session as it is in force, for `session.created` and `session.updated`."""
     return Session(
         id=session_id,
         object="realtime.transcription_session",
@@ -131,7 +132,7 @@ def describe(config: SessionConfig, session_id: str, expires_at: int) -> Session
 
 
 def describe_old(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
-    """The same, as `transcription_session.updated` carried it before."""
+    """Describes the same in the older form of `transcription_session.updated`."""
     formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
     today = msgspec.to_builtins(describe(config, session_id, expires_at))
     given = today["audio"]["input"]
@@ -166,7 +167,7 @@ def make_secret(api_keys: Sequence[str], config: SessionConfig, expires_at: int)
 
 
 def open_secret(api_keys: Sequence[str], secret: str) -> SessionConfig:
-    """Raises InvalidApiKey for one that was not made here or has expired."""
+    """Returns a secret's settings. Raises InvalidApiKey if it has expired or is not from this key."""
     try:
         raw = base64.urlsafe_b64decode(secret.removeprefix(PREFIX) + "==")
     except ValueError:

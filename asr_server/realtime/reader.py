@@ -1,4 +1,7 @@
-"""Reads one turn on the engine while it grows: whole chunks as they fill, the growing one now and then."""
+"""Reads one turn on the engine while it grows: whole chunks as they fill, the growing one now and then.
+
+Used by `session.py`. Runs in the API process, on its event loop; never blocks it, and sends clients nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Backlog:
-    """Chunks of one session that are on their way: the client waits while they are too many."""
+    """Counts the unread chunks of one session: while they are too many, no more audio is taken."""
 
     def __init__(self) -> None:
         self.num_unread = 0
@@ -42,7 +45,7 @@ class Backlog:
 
 
 class TurnReader:
-    """Reports what it reads as events of the turn. What is dropped reports nothing any more."""
+    """Reads a turn and reports the texts as events of it. A reading that is dropped reports no text."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class TurnReader:
             self._add(self._read(chunk))
 
     def read_interim(self) -> None:
-        """Reads the growing chunk as it is, unless the engine has better to do."""
+        """Reads the growing chunk as it is, unless the engine is busy with final text."""
         chunks = self._growing()
         if self._interim or len(chunks) != 1 or not self._sessions.may_read_interim:
             self._report(InterimRead(self.item_id))
@@ -99,7 +102,7 @@ class TurnReader:
         self._ahead = None
 
     def finish(self) -> None:
-        """The turn ends here: what was read ahead counts, or else the rest is read now."""
+        """Ends the turn: takes what was read ahead, or else reads the rest now."""
         self._cancel_interim()
         if self._ahead is None:
             self._ahead = [self._read(chunk) for chunk in _chunks(self._splitter.finish())]
@@ -172,7 +175,7 @@ class TurnReader:
 
 
 async def _attempt(transcriber: Transcriber, chunk: Chunk, options: DecodingOptions) -> Outcome:
-    """What was heard, or what went wrong: for the turn to tell, not for the session to end of."""
+    """Returns the text or the error: the error is for the turn to report and does not end the session."""
     try:
         return await transcriber.transcribe_chunk(chunk, options)
     except Exception as error:

@@ -1,4 +1,7 @@
-"""`/v1/realtime`: opens sessions, and gives out client secrets."""
+"""The routes of `/v1/realtime`: open sessions, and give out client secrets.
+
+Mounted by `api/app.py`. Runs in the API process, on its event loop; never blocks it, and transcribes nothing.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ async def realtime(socket: WebSocket) -> None:
 
 
 def _opening_config(socket: WebSocket, state: AppState) -> SessionConfig:
-    """Raises RequestError, EngineUnavailable."""
+    """Returns the settings a session opens with. Raises RequestError, EngineUnavailable."""
     config = _authorized_config(socket, state)
     if state.realtime.is_draining:
         raise ShuttingDown
@@ -76,7 +79,7 @@ def _opening_config(socket: WebSocket, state: AppState) -> SessionConfig:
 
 
 def _authorized_config(socket: WebSocket, state: AppState) -> SessionConfig:
-    """The settings that a client secret carries; the defaults for any other key that is right.
+    """Returns the settings that a client secret carries; the defaults for any other valid key.
 
     Raises InvalidApiKey.
     """

@@ -1,6 +1,7 @@
-"""What the server sends, as OpenAI's realtime API names it. The writer gives each event its id.
+"""The events that the server sends, as OpenAI's realtime API names them. `session.py` gives each its id.
 
-The bodies of `POST /v1/realtime/client_secrets` are here too, for its route and for the API's document.
+The bodies of `POST /v1/realtime/client_secrets` are here too, for its route and for the API's document. Used
+by the rest of `realtime` and by `api/openapi.py`, in the API process. Types only: sends nothing.
 """
 
 from __future__ import annotations

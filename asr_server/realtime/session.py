@@ -1,8 +1,9 @@
-"""One realtime session: a task that receives, and one that writes: it alone owns the state and sends.
+"""One realtime session: one task receives; another one alone owns the state and sends.
 
 Everything that happens (client events, results of readings, the end) goes through one queue. The next client
 event is taken once the last one is done with, and only while the engine keeps up: what a client sends faster
-than that, or does not read, waits in its own connection.
+than that, or does not read, waits in its own connection. Used by `route.py`. Runs in the API process, on its
+event loop; never blocks it.
 """
 
 from __future__ import annotations
@@ -88,11 +89,11 @@ class RealtimeSession:
         self._group: asyncio.TaskGroup  # while it runs
 
     def end(self, code: int, reason: str) -> None:
-        """What was said so far is still transcribed and sent; then the connection is closed."""
+        """Ends the session: the audio so far is still transcribed and sent, then the connection is closed."""
         self._inbox.put_nowait(_End(code, reason))
 
     async def run(self) -> None:
-        """To the end of the session, whoever ends it."""
+        """Runs until the session ends, whoever ends it."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -186,7 +187,7 @@ class RealtimeSession:
                 await asyncio.sleep(0)  # others' turn
 
     async def _update(self, fields: client.SessionFields, event_id: str | None) -> bool:
-        """All of it or, with an error event, nothing."""
+        """Changes all the fields or, with an error event, none. Returns whether it did."""
         try:
             config = update_config(self._config, fields, self._app.settings)
             options = decoding_options(config, self._app.transcriber, self._app.settings.temperatures)

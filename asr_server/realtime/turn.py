@@ -1,4 +1,6 @@
-"""The life of turns, as a pure function of state and event. The session applies the effects.
+"""The life of turns, as a pure function of state and event: no input or output, and no clock.
+
+Called by `session.py`, in the API process; it applies the effects.
 
 Times are samples at 16 kHz from the start of the session. The rules, which tests check on random events:
 
@@ -155,7 +157,7 @@ def _on_commit(state: State, event_id: str | None) -> Step:
 
 
 def _commit(state: State, effects: list[Effect]) -> Step:
-    """Reading the rest comes before everything that a slow client could hold up."""
+    """Commits the open turn. The engine starts on its rest before anything is sent that could wait."""
     assert state.open
     turn, before = state.open, state.previous_item_id
     message = out.UserMessage(turn.item_id)
@@ -254,7 +256,7 @@ def _without(state: State, turn: Turn) -> State:
 
 
 def _held_from(state: State) -> int:
-    """Without a turn, what was written lately is kept for the padding of the next one, and no more."""
+    """Where the audio begins that is kept without a turn: the padding of the next one, and no more."""
     return max(state.uncommitted_from, state.num_samples - state.padding)
 
 

@@ -1,9 +1,9 @@
-"""What a session's turns are, what happens to them, and what is to be done: the types of `turn.next_state`.
+"""The types of `turn.next_state`: a session's turns, the events that change them, and the effects.
 
-Times are samples at 16 kHz from the start of the session. Which words of a growing turn are stable, two
-successive readings say that agree on them: local agreement (Liu, Spanakis and Niehues, Interspeech 2020;
-Machacek, Dabre and Bojar, 2023). What has been sent is never taken back: where a later reading differs, what
-follows as many words as were sent is sent.
+Times are samples at 16 kHz from the start of the session. A word of a growing turn is stable once two
+successive readings agree on it: local agreement (Liu, Spanakis and Niehues, Interspeech 2020; Machacek, Dabre
+and Bojar, 2023). Sent words are never taken back: if a later reading differs, its words after as many as were
+sent are sent next. Used by the rest of `realtime`, in the API process. Pure: no input or output.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _WORD: Final = re.compile(r"\S+")
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """About one chunk."""
+    """The stable words of one chunk."""
 
     num_sent: int = 0  # words
     last_reading: tuple[str, ...] = ()
 
 
 def agree(agreement: Agreement, reading: str, language: str | None) -> tuple[Agreement, str]:
-    """Takes one more reading of the growing chunk; the text that has become stable with it."""
+    """Takes one more reading of the growing chunk; returns the text that it has made stable."""
     words = split_words(reading, language)
     pairs = zip(agreement.last_reading, words, strict=False)
     num_agreed = sum(1 for _ in takewhile(lambda pair: _plain(pair[0]) == _plain(pair[1]), pairs))
@@ -39,12 +39,12 @@ def agree(agreement: Agreement, reading: str, language: str | None) -> tuple[Agr
 
 
 def conclude(agreement: Agreement, reading: str, language: str | None) -> str:
-    """What remains to be sent of a chunk whose text is final."""
+    """Returns the text not yet sent of a chunk whose text is final."""
     return _join(split_words(reading, language)[agreement.num_sent :], language)
 
 
 def split_words(text: str, language: str | None) -> tuple[str, ...]:
-    """Words; characters in languages written without spaces."""
+    """Splits text into words, or into characters in languages written without spaces."""
     return tuple(text.strip()) if language in UNSPACED else tuple(_WORD.findall(text))
 
 
@@ -53,7 +53,7 @@ def _join(words: tuple[str, ...], language: str | None) -> str:
 
 
 def _plain(word: str) -> str:
-    """Punctuation and capitals change from reading to reading, and are no disagreement."""
+    """Removes punctuation and capitals, which change from reading to reading without disagreement."""
     return word.strip(string.punctuation).casefold()
 
 
@@ -99,7 +99,7 @@ class VoiceStarted(msgspec.Struct, frozen=True):
 
 
 class VoicePaused(msgspec.Struct, frozen=True):
-    """It may be the end: the time until that is certain can be used to read."""
+    """Speech may have ended: until that is certain, the turn can be read ahead."""
 
 
 class VoiceResumed(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class InputEnded(msgspec.Struct, frozen=True):
 
 
 class InterimRead(msgspec.Struct, frozen=True):
-    """What the growing chunk reads like so far; None: it was not read."""
+    """An interim reading of the growing chunk; text None: it was not read."""
 
     item_id: str
     chunk: int = 0
@@ -183,7 +183,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class OpenTurn(msgspec.Struct, frozen=True):
-    """Audio from `start` on belongs to this turn, what is written from now on too."""
+    """Starts a turn: the audio from `start` on belongs to it, also what is written from now on."""
 
     item_id: str
     start: int
@@ -202,7 +202,7 @@ class ReadInterim(msgspec.Struct, frozen=True):
 
 
 class ReadAhead(msgspec.Struct, frozen=True):
-    """Read what is there as if the turn ended here."""
+    """Reads the audio so far as if the turn ended here."""
 
     item_id: str
 
@@ -212,7 +212,7 @@ class DiscardAhead(msgspec.Struct, frozen=True):
 
 
 class RestartDetection(msgspec.Struct, frozen=True):
-    """Speech that goes on begins a new turn."""
+    """Has the voice detection begin anew, so that speech that goes on begins a new turn."""
 
 
 Effect = Send | OpenTurn | FinishTurn | DropTurn | ReadInterim | ReadAhead | DiscardAhead | RestartDetection

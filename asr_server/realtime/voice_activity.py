@@ -1,7 +1,7 @@
-"""Finds where speech begins, pauses and ends in a session's audio (`server_vad`). Called by `session.py`.
+"""Finds where speech begins, pauses and ends in a session's audio (`server_vad`).
 
 Silero's detector says for each frame of 32 ms how likely somebody speaks; this makes events of that with the
-session's threshold and durations.
+session's threshold and durations. Used by `session.py`, in the API process. Knows no turns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VoiceEvent = VoiceStarted | VoicePaused | VoiceResumed | VoiceStopped
 
 
 class VoiceActivity:
-    """Takes samples as they come; each position is a sample of the session."""
+    """Makes events of samples as they come; each position is a sample of the session."""
 
     def __init__(self, vad: SessionVad, position: int = 0) -> None:
         self._detector = VoiceDetector()
@@ -39,7 +39,7 @@ class VoiceActivity:
         self.restart()
 
     def restart(self) -> None:
-        """Speech that goes on will start again."""
+        """Forgets that somebody speaks: speech that goes on starts again."""
         self._is_speaking = self._is_paused = False
         self._num_loud = self._num_silent = 0  # frames in a row
 
