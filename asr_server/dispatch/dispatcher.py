@@ -1,8 +1,13 @@
-"""Decides which chunk goes to which replica, and when. The one door of this folder for `transcription`.
+"""Decides which chunk goes to which replica, and when.
 
-Replicas grant credits; a chunk without a credit waits here, where it can still be cancelled or sent to
-another. The order is that of `queue.py`, and no request holds more than half of all slots. What a replica
-had in flight when it ended is sent again, alone: see `Isolation`. When the first replica is ready,
+Runs on the event loop of the API process and never blocks it; imports no torch but for `--executor inline`.
+`api` and `offline` start and stop it; `transcription` sends chunks through the `RequestHandle` that `open`
+gives.
+
+A replica grants credits, each a leave to send it one more chunk; without one a chunk waits here, where it can
+still be cancelled or sent to another replica. The order is that of `queue.py`, and no request holds more than
+half of all slots (places for chunks in the replicas). Chunks that a replica had in flight when it ended are
+sent again, each alone: see `Isolation`. When the first replica is ready,
 `describe` says in one line of the log what is being served.
 """
 
@@ -50,7 +55,7 @@ _FP8 = {"cache_dtype": "the audio's keys and values", "encoder_dtype": "encoder"
 
 
 def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
-    """Without line breaks. `engine` is that of the first replica that is ready; the others are alike."""
+    """What is served, in one line. `engine` is that of the first ready replica; the others are alike."""
     revision = revision_of(Path(settings.model)) or f"of the files in {settings.model}"
 
     def chosen(value: object, setting: str, why: str) -> str:
@@ -79,7 +84,7 @@ def _why_threads(replicas: int) -> str:
 
 
 def _kernels(engine: EngineInfo) -> str:
-    """Where there was something to choose."""
+    """The kernels in use, where there was something to choose."""
     chosen = engine.reasons.get("kernels")
     return f", kernels: {chosen}" if chosen else ""
 
@@ -108,7 +113,7 @@ def create_executor(settings: Settings) -> Executor:
 
 
 class Dispatcher:
-    """Owns the replicas' supervisor and the chunks in front of them."""
+    """Owns the replicas' supervisor and the chunks that wait for replicas or lie with them."""
 
     def __init__(
         self, settings: Settings, executor: Executor | None = None, window: AudioWindow | None = None
@@ -145,12 +150,12 @@ class Dispatcher:
         self.supervisor.drain()
 
     async def stop(self) -> None:
-        """What is still waiting fails; let requests finish before."""
+        """Fails the chunks that are still waiting: let requests finish before. Ends the replicas."""
         self.fail_all(self._refusal or _no_engine)
         await self.supervisor.stop()
 
     def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
-        """Every chunk fails: those here, and those that come from now on."""
+        """Fails every chunk: those that are here, and those that come from now on."""
         self._refusal = error
         for chunk in self._chunks.values():
             chunk.fail(error())
@@ -277,7 +282,7 @@ class Dispatcher:
         self.engine = engine
 
     def _finish(self, state: ReplicaState, id: ChunkId) -> PendingChunk | None:
-        """None for an answer to an earlier attempt, or to a request that has left."""
+        """The chunk that is answered; None: the answer is to an earlier attempt, or its request has left."""
         if id not in state.in_flight:
             return None
         state.in_flight.remove(id)
@@ -317,7 +322,7 @@ class Dispatcher:
         self._try_send(state, SetLanguage(event.id, language))
 
     def _on_gone(self, state: ReplicaState) -> None:
-        """Its chunks are sent again."""
+        """Sends the chunks of a replica that has ended again."""
         state.credit = 0
         self._num_ended += state.ready
         suspects = [chunk for id in state.in_flight if (chunk := self._chunks.pop(id, None))]

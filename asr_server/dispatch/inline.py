@@ -1,4 +1,8 @@
-"""Runs a replica in a thread of this process, for tests and debugging: one stack trace shows all."""
+"""Runs a replica in a thread of this process, for tests and debugging: one stack trace shows all.
+
+The engine's thread runs in the API process, which then imports torch: the only file of the folder that may.
+Imported by `dispatcher.py` for `--executor inline` alone; driven by `supervisor.py`.
+"""
 
 from __future__ import annotations
 

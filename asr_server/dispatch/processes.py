@@ -1,5 +1,7 @@
 """Starts replicas as processes of this machine (the default executor), and speaks to one while it lives.
 
+Runs on the event loop of the API process; imports no torch, and knows nothing of requests. Made by
+`dispatcher.py`, driven by `supervisor.py`.
 `RemoteReplica` is the base of this executor's replicas and of those in `ray.py`, which end theirs otherwise.
 """
 
@@ -32,7 +34,7 @@ class RemoteReplica(ABC):
 
     @abstractmethod
     def _exit_message(self) -> str:
-        """How it ended. Only once it has."""
+        """How the process ended. May be called only once it has."""
 
     @abstractmethod
     async def close(self, drain_s: float = 0.0) -> None: ...
@@ -61,7 +63,7 @@ class RemoteReplica(ABC):
             event.cancel()
 
     async def _drain(self, limit_s: float) -> None:
-        """Lets it leave by itself, for so long."""
+        """Asks the replica to finish and leave by itself, and waits so long for it."""
         if limit_s > 0 and not self._end.done():
             with contextlib.suppress(zmq.Again):
                 self._client.send(Drain())
@@ -126,15 +128,15 @@ class MultiprocessExecutor:
         return ProcessReplica(f"replica {index}", process, client)
 
     def device_of(self, index: int) -> dict[str, str]:
-        """The environment in which a replica sees its own GPUs alone, one a rank: dealt out in turn."""
+        """The environment that shows a replica only its own GPUs, one for each rank, dealt out in turn."""
         if not self._devices:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._devices[index % len(self._devices)])}
 
     def cores_of(self, index: int) -> tuple[int, ...]:
-        """Those that the replica is kept to; none: all.
+        """The cores that the replica is kept to; none: it may use all.
 
-        On one GPU each replica waits for its host thread most of the time: not for another's as well.
+        On one GPU each replica mostly waits for its host thread, which should not wait for another's too.
         """
         share_gpu = bool(self._devices) and self.num_on_device(index) > 1
         pinned = share_gpu if self._settings.pin_cores == "auto" else self._settings.pin_cores == "on"

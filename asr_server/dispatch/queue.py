@@ -1,5 +1,8 @@
 """One request's place in the dispatcher, its chunks on their way to a result, and the order they are sent in.
 
+Runs on the event loop of the API process and never blocks it. `transcription` holds a `RequestHandle`;
+`dispatcher.py` owns the queue. Sends nothing to replicas itself.
+
 Fairness between requests is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk gets, as it
 comes, a finish tag: the virtual time at which it would be finished if every request had an equal share. The
 smallest tag goes first. A short request so passes a long one of the same age, and none starves, because tags
@@ -9,8 +12,6 @@ never change. A chunk costs a padded encode plus what it is expected to decode, 
 or hangs, any of its chunks may have been the reason. They are suspects until they have a result, and are
 decoded one at a time with nothing beside them. While there are any, one replica is reserved for them: it
 finishes what it has, then takes one suspect after another.
-
-`transcription` holds a `RequestHandle`; `dispatcher.py` owns the queue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OnEarlyResult = Callable[[ChunkResult], None]
 
 
 class ChunkTaker(Protocol):
-    """What a request's handle knows of the dispatcher."""
+    """The methods of the dispatcher that a request's handle calls."""
 
     chunks_ahead: int
 
@@ -55,7 +56,7 @@ class ChunkTaker(Protocol):
 
 @dataclass(eq=False)
 class RequestHandle:
-    """Made by `Dispatcher.open`. What its owner calls are `wait_for_capacity`, `submit` and `cancel`."""
+    """Made by `Dispatcher.open`. Its owner calls `wait_for_capacity`, `submit` and `cancel`."""
 
     request_id: str
     number: int  # requests are counted in the order in which they come
@@ -82,11 +83,11 @@ class RequestHandle:
         on_language: OnLanguage | None = None,
         on_early_result: OnEarlyResult | None = None,
     ) -> ChunkResult:
-        """Sends one chunk and waits for what was heard.
+        """Sends one chunk and waits for its result.
 
         `on_language` gets the probabilities of the languages, when `options.language` is None and the model
         has several, and returns the one to go on with. `on_early_result` gets the segments closed so far,
-        where `options.early_results` asks for them; begun again on another replica, perhaps others.
+        where `options.early_results` asks for them; begun again on another replica, perhaps different ones.
 
         Raises ChunkFailed, and EngineUnavailable when no replica is left.
         """
@@ -98,7 +99,7 @@ class RequestHandle:
         return self.dispatcher.steps_in_flight(self)
 
     def cancel(self) -> None:
-        """Drops all that is waiting or running for this request. Harmless when nothing is."""
+        """Drops all that waits or runs for this request. Does nothing where nothing does."""
         self.dispatcher.cancel(self)
 
     def on_dequeued(self) -> None:
@@ -109,7 +110,7 @@ class RequestHandle:
 
 @dataclass(eq=False)
 class PendingChunk:
-    """Its samples are kept until there is a result, so that the death of a replica loses nothing."""
+    """A chunk without a result. Its samples are kept, so that nothing is lost where a replica ends."""
 
     submit: Submit
     request: RequestHandle
@@ -161,7 +162,7 @@ class FairQueue:
         self._in_order = False
 
     def finish_tag(self, request: RequestHandle, submit: Submit) -> float:
-        """For a new chunk; one that is sent again keeps its own."""
+        """The finish tag for a new chunk; a chunk that is sent again keeps its own."""
         window, num_samples = self._window, len(submit.samples)
         cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
         cost += DECODE_COST * num_samples / window.num_samples
@@ -186,13 +187,13 @@ class FairQueue:
         return None
 
     def release(self, request: RequestHandle) -> None:
-        """The request has one chunk less on replicas."""
+        """Notes that the request has one chunk less on replicas."""
         for chunk in self._throttled.pop(request, ()):
             self.push(chunk)
 
     def serve_in_order(self) -> None:
-        """From now on the oldest request gets all it can use: before a stop, and for the files of one user,
-        some requests that finish are better than all of them half done.
+        """From now on the oldest request gets all it can use. Before a stop, and for the files of one user,
+        it is better that some requests finish than that all are half done.
         """
         chunks = [chunk for _, _, chunk in sorted(self._heap)]
         self._in_order = True
@@ -228,7 +229,7 @@ class Isolation:
         self._trial: _Trial | None = None
 
     def add(self, chunk: PendingChunk) -> None:
-        """Those that have ended fewer replicas are tried first, so that the innocent wait least."""
+        """Adds a suspect. Those that have ended fewer replicas are tried first: the innocent wait least."""
         order = (chunk.submit.id.attempt, chunk.finish_tag, next(self._sequence))
         heapq.heappush(self._suspects, (*order, chunk))
 

@@ -1,8 +1,9 @@
 """Starts replicas as actors over a Ray cluster: for many hosts. Imported for `--executor ray` alone.
 
-A placement group has a place for each replica, spread over the hosts. What Ray does is to start processes
-there and to tell when one has ended; all else is as in `processes.py`, over TCP. Calls of Ray's block, and
-some do so for good once the cluster is gone: each is made in a thread of its own, and has a limit.
+Runs in the API process; imports no torch. Made by `dispatcher.py`, driven by `supervisor.py`. A placement
+group has a place for each replica, spread over the hosts. Ray starts processes there and tells when one has
+ended; all else is as in `processes.py`, over TCP. Calls of Ray's functions block, and some for good once the
+cluster is gone: none is made on the event loop, each in a thread of its own, with a limit.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class RayExecutor:
     # -- In the thread --
 
     def _join(self) -> int:
-        """Connects to the cluster and asks for places. The number of replicas."""
+        """Connects to the cluster and asks for places; returns the number of replicas."""
         address = self._cluster.enter_context(cluster_address(self._settings.ray_address))
         ray = _ray()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -108,7 +109,7 @@ class RayExecutor:
         return num_replicas
 
     def _start_actor(self, index: int, spec: ReplicaSpec) -> tuple[Any, Any]:
-        """The actor, and a future of its end."""
+        """Starts replica `index`; returns its actor and a future that is done when the actor has ended."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         actor_class = _ray().remote(
@@ -123,7 +124,7 @@ class RayExecutor:
         return actor, call.remote(spec.to_line(), __version__).future()
 
     async def _until_placed(self) -> None:
-        """A place may be missing again later, when its host is lost."""
+        """Waits until every replica has a place. One may be missing again later, when its host is lost."""
         waited_s = 0.0
         while not await _in_thread(lambda: self._places.wait(PLACE_WAIT_S), CALL_LIMIT_S):
             await asyncio.sleep(PLACE_WAIT_S)
@@ -134,8 +135,8 @@ class RayExecutor:
                 )
 
     def _leave(self) -> None:
-        """Not while another call is under way, such as one that waits for a place: Ray ends its side of the
-        connection beneath that, and neither may come back.
+        """Disconnects, but not while another call is under way, such as one that waits for a place: Ray would
+        close the connection under that call, and neither might return.
         """
         for thread in threading.enumerate():
             if thread.name == CALL_THREAD and thread is not threading.current_thread():
@@ -174,7 +175,7 @@ class RayReplica(RemoteReplica):
 
 
 def _ray() -> Any:
-    """Its types say little."""
+    """The module `ray`, untyped: its types say little."""
     import ray
 
     return ray

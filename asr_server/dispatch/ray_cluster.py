@@ -1,5 +1,7 @@
-"""A Ray cluster of this machine alone, for as long as the server runs: where there is none to join.
+"""Starts a Ray cluster of this machine alone, where there is none to join, for as long as the server runs.
 
+Used by `ray.py` and `offline/manifest_run.py`, in the API process and that of `asr-server transcribe`. Calls
+block: `ray.py` makes them in a thread. Only `main`, a process of its own, imports Ray; nothing imports torch.
 `LocalCluster` starts `python -m asr_server.dispatch.ray_cluster`, which owns the cluster's processes and
 ends them when its standard input ends, however the server ends. Ray would leave some behind after SIGKILL.
 """
@@ -34,7 +36,7 @@ _FAILURE: Final = "the cluster did not start: "
 
 
 def is_local(address: str) -> bool:
-    """Whether there is no cluster to join. Without Ray, as it reads its environment when it is imported."""
+    """Whether there is no cluster to join. Asks without Ray, which reads its environment when imported."""
     nothing_runs = not os.environ.get("RAY_ADDRESS") and not _CURRENT_CLUSTER.exists()
     return address == "local" or (address == "auto" and nothing_runs)
 

@@ -1,7 +1,8 @@
 """Keeps each replica running: launch, watch, close, pause, again. `ReplicaState` is what is known of one.
 
-`Executor` and `Replica` are what the supervisor knows of those who start replicas: `inline.py`,
-`processes.py` and `ray.py`.
+Runs in tasks on the event loop of the API process and never blocks it; imports no torch. Used by
+`dispatcher.py`. It knows no requests: chunks are the dispatcher's. `Executor` and `Replica` are the protocols
+by which it calls `inline.py`, `processes.py` and `ray.py`, which start replicas.
 
 Two signs of life are watched. A replica is frozen when nothing comes from it any more, and hung when its
 heartbeats go on but its engine takes no step. A large batch on a small machine is neither: the limit for a
@@ -9,7 +10,7 @@ step grows with the longest one seen.
 
 All limits are counted in ticks of the watch, which this process's own event loop makes. While that loop
 stands still (a paused container, a debugger, one long callback) nothing is counted, so that a pause of this
-process is never taken for the silence of a replica. Used by `dispatcher.py`.
+process is never taken for the silence of a replica.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ReplicaGone(Exception):
 
 
 class StartImpossible(ReplicaGone):
-    """It will not start however often it is tried."""
+    """No replica will start, however often it is tried."""
 
 
 class Replica(Protocol):
@@ -59,7 +60,7 @@ class Replica(Protocol):
 
 class Executor(Protocol):
     async def start(self) -> int:
-        """Called once, before any launch. How many replicas there are to be. Raises StartImpossible."""
+        """Called once, before any launch. Returns how many replicas to launch. Raises StartImpossible."""
 
     async def launch(self, index: int) -> Replica:
         """Starts replica `index`; it is ready when its first `Credit` comes."""
@@ -148,12 +149,12 @@ class Supervisor:
 
     @property
     def given_up(self) -> bool:
-        """No replica is left, and none will be launched again."""
+        """Whether no replica is left and none will be launched again."""
         return self._num_given_up == self.num_replicas
 
     @property
     def failed_to_start(self) -> bool:
-        """Given up without any replica ever having been ready: a matter of the setup, not of the load."""
+        """Whether it gave up before any replica was ready: the setup is at fault, not the load."""
         return self.given_up and not self.was_ready
 
     def start(self) -> None:
@@ -205,7 +206,7 @@ class Supervisor:
                 await self._draining.wait()
 
     async def _launch_and_run(self, index: int) -> bool:
-        """Runs a replica to its end; whether it ever was ready. Whatever goes wrong is only logged."""
+        """Runs a replica to its end; returns if it ever was ready. Whatever goes wrong is only logged."""
         try:
             async with asyncio.timeout(STARTUP_LIMIT_S):
                 replica = await self._executor.launch(index)
@@ -217,7 +218,7 @@ class Supervisor:
             return False
 
     async def _run(self, state: ReplicaState) -> bool:
-        """From the launch of a replica to its end. Whether it ever was ready."""
+        """Runs a replica from its launch to its end; returns whether it ever was ready."""
         self.replica_states.append(state)
         drain_s = 0.0
         try:
@@ -238,7 +239,7 @@ class Supervisor:
                 await state.replica.close(drain_s)
 
     async def _watch(self, state: ReplicaState) -> ReplicaGone:
-        """Why the replica is to be replaced. Raises what is no fault of a replica."""
+        """Waits for the reason to replace the replica. Raises errors that are no fault of a replica."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive_all(state))
@@ -275,7 +276,7 @@ class Supervisor:
         state.num_slots = credit.num_slots or state.num_slots
 
     def _note(self, impossible: StartImpossible) -> None:
-        """Without a line of its own where the whole server ends for it, which says why."""
+        """Notes why no start is possible; logs it only where the server does not end for it and say so."""
         if self.was_ready:
             self._log(str(impossible))
         self.last_failure = str(impossible)
