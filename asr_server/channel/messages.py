@@ -131,7 +131,7 @@ class Released(msgspec.Struct, frozen=True, tag=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, tag=True):
-    """What a replica on another host has logged, as it is to be shown."""
+    """A line logged by a replica on another host, ready to be printed."""
 
     text: str
 
@@ -156,7 +156,7 @@ class EngineServer(Protocol):
     """The replica's end."""
 
     def receive(self, wait_s: float) -> list[Command]:
-        """Every command that has come; waits up to `wait_s` for the first."""
+        """Returns every command that has arrived; waits up to `wait_s` for the first."""
 
     def send(self, event: Event) -> None: ...
 
@@ -193,9 +193,7 @@ class InlineEngineClient:
         return event
 
     def deliver(self, event: Event | None) -> None:
-        """Called from the replica's thread, with None as its last word. What comes after the loop has closed
-        is nobody's.
-        """
+        """Called from the replica's thread, with None at its end. Dropped once the loop has closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 

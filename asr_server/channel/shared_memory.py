@@ -173,7 +173,7 @@ class SharedMemoryWriter:
             return False
 
     def release(self, offset: int) -> None:
-        """The reader is done with the array there. What is not in use is ignored."""
+        """Frees the array there, once the reader is done with it. An offset not in use is ignored."""
         length = self._used.pop(offset, 0)
         if not length:
             return
@@ -221,7 +221,7 @@ def create_shared_memory() -> SharedMemoryWriter | None:
 
 
 class SharedMemoryReader:
-    """The reading end. What has been dropped, by whichever thread, is told by `take_released`."""
+    """The reading end. `take_released` lists the arrays that were dropped, by whichever thread."""
 
     def __init__(self, fd: int) -> None:
         """Maps the writer's file; `fd` may be closed afterwards."""
@@ -260,4 +260,4 @@ class SharedMemoryReader:
 
 
 class _Region(np.ndarray[Any, Any]):
-    """One array's bytes. Of a type of its own, so that views keep it alive instead of the whole memory."""
+    """One array's bytes, a type of its own so that views keep it alive instead of the whole memory."""

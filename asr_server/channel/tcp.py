@@ -83,7 +83,7 @@ class TcpEngineClient(ZmqEngineClient):
         self.address = Address(_endpoint(self._events), _endpoint(self._commands), keys=theirs)
 
     def _watch(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
-        """Has a task that says once when somebody without the key comes."""
+        """Starts a task that logs once when somebody without the key connects."""
         monitor = zmq.asyncio.Socket(self._context, zmq.PAIR)
         monitor.connect(_start_monitor(socket, _REFUSED))
         self._monitors.append(monitor)
@@ -163,7 +163,7 @@ class TcpEngineServer(ZmqEngineServer):
 
 
 class LogHandler(logging.Handler):
-    """Never waits: what finds no room in the queue is lost."""
+    """Never waits: lines beyond the queue's room are lost."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class LogHandler(logging.Handler):
 
 
 def _start_monitor(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, events: int) -> str:
-    """Where the socket tells of these events from now on."""
+    """Returns the address at which the socket reports these events from now on."""
     address = f"inproc://monitor-{socket.fileno()}"
     socket.monitor(address, events)
     return address

@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class MalformedMessage(Exception):
-    """What came is not a message of this family, or its arrays do not fit together."""
+    """The frames are no message of this family, or its arrays do not fit together."""
 
 
 class _Array(msgspec.Struct, array_like=True):
-    """What stands for an array within a message: its bytes, or the number of its frame, or its place."""
+    """Represents an array within a message: its bytes, or its frame's number, or its offset."""
 
     type_name: str
     shape: tuple[int, ...]

@@ -57,7 +57,7 @@ class SocketFolder:
 
 
 def remove_abandoned_folders() -> None:
-    """Removes what servers of this user that were killed have left behind."""
+    """Removes the folders of this user's servers that were killed."""
     for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
         with contextlib.suppress(OSError):  # another user's, or removed by somebody else meanwhile
             lock = _lock(path)
@@ -86,7 +86,7 @@ _DOMAIN: Final = "replicas"  # libzmq asks the authenticator about connections i
 
 
 class CurveKeys(msgspec.Struct, frozen=True):
-    """What one end holds: its own pair and the public key of the other end, as Z85 text."""
+    """The keys of one end: its own pair and the public key of the other end, as Z85 text."""
 
     public: str
     secret: str
@@ -127,7 +127,7 @@ def start_authenticator(keys: CurveKeys, context: zmq.Context[zmq.Socket[bytes]]
 
 
 class _OnlyPeer:
-    """What pyzmq calls a provider of credentials."""
+    """A provider of credentials, in pyzmq's terms."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer.encode()
@@ -144,7 +144,7 @@ logger = logging.getLogger(__name__)
 
 
 class Address(msgspec.Struct, frozen=True):
-    """What a replica needs to connect. It has keys: it goes by pipe or as an argument of a call."""
+    """The endpoints and keys of one connection. Secret: sent by pipe or as an argument of a call only."""
 
     events: str
     commands: str
@@ -196,7 +196,7 @@ class ZmqEngineClient:
         )
 
     async def receive(self) -> Event:
-        """The next event; once it is here, commands can be sent too. Drops and logs what is no event."""
+        """Returns the next event; from then on commands can be sent too. Drops and logs other messages."""
         while True:
             frames = await self._events.recv_multipart()
             if not self._is_connected:
@@ -205,7 +205,7 @@ class ZmqEngineClient:
                 return event
 
     def receive_now(self) -> Event | None:
-        """The next event where it has come already: cheaper than `receive`, for those that come together."""
+        """Returns the next event if it has arrived already: cheaper than `receive` for several at once."""
         if not self._is_connected:
             return None
         with contextlib.suppress(zmq.Again):
@@ -216,7 +216,7 @@ class ZmqEngineClient:
         return None
 
     def _event_in(self, frames: list[bytes]) -> Event | None:
-        """None where the message is no event, or one for this end alone."""
+        """Decodes an event; None where the message is no event, or one for this end alone."""
         try:
             event = wire.events.decode(frames)
         except wire.MalformedMessage as error:
@@ -230,8 +230,8 @@ class ZmqEngineClient:
         return None
 
     def _remove_names_once_connected(self, event: Event) -> None:
-        """All three sockets of the replica are connected once a heartbeat and another event have come, and
-        commands can go. Nobody looks for their names then, and none is left, however both processes end.
+        """Removes the sockets' names once all three of the replica's sockets are connected: a heartbeat and
+        another event have come, and commands can go. So no name is left, however both processes end.
         """
         self._heard.add(isinstance(event, Heartbeat))
         if len(self._heard) == 2 and self._folder is not None:
@@ -291,7 +291,7 @@ class ZmqEngineServer:
         """Called before the socket connects."""
 
     def receive(self, wait_s: float) -> list[Command]:
-        """Drops and logs what is no command."""
+        """Returns all commands that have arrived; drops and logs other messages."""
         self._tell_released()
         received: list[Command] = []
         if not self._commands.poll(timeout=int(wait_s * 1000)):

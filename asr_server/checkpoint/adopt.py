@@ -68,15 +68,15 @@ def is_foreign_file(path: Path) -> bool:
 
 
 def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
-    """The directory in Hugging Face's layout that stands for the model `source`, made if need be.
+    """Returns the directory in Hugging Face's layout for the model `source`; makes it if need be.
 
     Args:
         source: a CTranslate2 folder, a `.pt` of openai-whisper or a ggml file of whisper.cpp.
         find_texts: gives a directory with the tokenizer of the published model of that name, for models
             that come without one.
-        revision: the hub's commit that it is of.
+        revision: the hub's commit that it comes from.
     Raises:
-        CheckpointError: it is none of these, damaged or quantized, or no tokenizer is to be had.
+        CheckpointError: it is none of these, damaged or quantized, or no tokenizer is found.
     """
     source = source.absolute()
     path = source / WEIGHTS if source.is_dir() else source
@@ -102,13 +102,13 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
 
 
 def source_of(directory: Path) -> Path:
-    """The model that the directory stands for: itself, unless `adopt` made it."""
+    """Returns the model that the directory was made for by `adopt`; else the directory itself."""
     note = read_optional_json(directory / STORED)
     return Path(note["source"]) if note else directory
 
 
 def revision_of(directory: Path) -> str:
-    """The hub's commit that such a directory is of; empty where it is of none."""
+    """Returns the hub's commit of a directory that `adopt` made; empty where there is none."""
     return str(read_optional_json(directory / STORED).get("revision", ""))
 
 
@@ -188,9 +188,9 @@ def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:
 
 
 def _rules(directory: Path) -> dict[str, Any]:
-    """What generation_config.json says, or a CTranslate2 folder's config.json in its place.
+    """Returns the contents of generation_config.json, or of a CTranslate2 folder's config.json in its place.
 
-    Of the former only what holds for every model with that vocabulary; tokens are found by their names.
+    Only the entries that hold for every model with that vocabulary; tokens are found by their names.
     """
     path = directory / "generation_config.json"
     config = read_json(path if path.exists() else directory / "config.json")

@@ -56,7 +56,7 @@ def _temporary() -> Path:
 
 
 def _home() -> Path:
-    """As huggingface_hub finds it, whose import would take longer than all else at a start."""
+    """Finds HF_HOME as huggingface_hub does, whose import would take longer than the rest of a start."""
     given = os.environ.get("HF_HOME")
     return _expanded(given or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
 
@@ -105,7 +105,7 @@ class DownloadProgress:
             self._bar.stop()
 
     def reached(self, num_bytes: int) -> None:
-        """So many bytes are here by now."""
+        """Sets how many bytes have arrived."""
         self._done = num_bytes
         if self._bar is not None:
             self._bar.update(self._task, completed=num_bytes)

@@ -40,7 +40,7 @@ def fetch(model: Published, with_weights: bool = True) -> Path:
     Args:
         with_weights: without them only the small files are fetched, among them the tokenizer.
     Raises:
-        CheckpointError: it can be had from nowhere, or not whole; the message is a line that says what to do.
+        CheckpointError: no source has all of it; the message is a line that says what to do.
     """
     try:
         folder = writable(MODELS)
@@ -56,7 +56,7 @@ def fetch(model: Published, with_weights: bool = True) -> Path:
 
 
 def fetched(model: Published, with_weights: bool = True, folder: Path | None = None) -> Path | None:
-    """The folder with its files, where they have been fetched before."""
+    """Returns the folder with its files if they have been fetched before."""
     found = list((folder or own_cache() / MODELS).glob(f"{glob.escape(_file_name(model))}@*"))
     complete = [path for path in found if not path.name.endswith((_TEXTS_ONLY, _PARTIAL))]
     texts = [] if with_weights else [path for path in found if path.name.endswith(_TEXTS_ONLY)]
@@ -64,7 +64,7 @@ def fetched(model: Published, with_weights: bool = True, folder: Path | None = N
 
 
 def repository_and_revision(directory: Path) -> tuple[str, str]:
-    """What a folder that `fetch` made is of; empty texts for any other."""
+    """Returns the repository and commit of a folder that `fetch` made; empty texts for any other."""
     if directory.parent.name != MODELS or "@" not in directory.name:
         return "", ""
     repository, _, revision = directory.name.partition("@")

@@ -71,11 +71,11 @@ class AudioWindow:
 
     @property
     def short_lengths(self) -> range:
-        """Less than the whole window, in which chunks are encoded."""
+        """The lengths below the whole window in which chunks are encoded."""
         return range(self.step, self.num_positions, self.step) if self.step else range(0)
 
     def positions_for(self, num_samples: int) -> int:
-        """In how many positions of the encoder a chunk of so many samples is encoded."""
+        """Returns in how many positions of the encoder a chunk of `num_samples` is encoded."""
         least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE) + MARGIN_POSITIONS
         return next((length for length in self.short_lengths if length >= least), self.num_positions)
 
@@ -128,11 +128,11 @@ class StoredTensor(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first byte behind it; its scale may lie anywhere."""
+        """The first byte after it; its scale may lie anywhere."""
         return self.offset + math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def rows(self, first: int, count: int) -> StoredTensor:
-        """A tensor of its rows from `first` on."""
+        """Returns a tensor of its rows from `first` on."""
         num_bytes = math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
         scale = self.scale.rows(first, count) if self.scale and self.scale.shape else self.scale
         return StoredTensor(self.dtype, (count, *self.shape[1:]), self.offset + first * num_bytes, scale)
@@ -220,7 +220,7 @@ def _check_file(path: Path) -> StoredTensors:
 
 
 def _read_header(path: Path) -> StoredTensors:
-    """Reads that of a safetensors file: eight bytes of length, a JSON object, the tensors."""
+    """Reads the header of a safetensors file: eight bytes of length, a JSON object; the tensors follow."""
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -84,7 +84,7 @@ def resolve_checkpoint(name: str) -> Path:
 
 
 def checkpoint_on_disk(name: str) -> Path | None:
-    """The same without asking anybody: None for what would have to be fetched. Raises CheckpointError."""
+    """As `resolve_checkpoint`, without a download: None where one is needed. Raises CheckpointError."""
     path = Path(os.path.expanduser(name))
     if name == EMBEDDED_MODEL.name and not path.exists():
         return EMBEDDED_MODEL
@@ -118,16 +118,16 @@ def tokenizer_of(name: str) -> Path:
 
 
 def revision_of(directory: Path) -> str:
-    """The hub's commit that a checkpoint in a cache is of; empty for any other directory."""
+    """Returns the hub's commit of a checkpoint in a cache; empty for any other directory."""
     if noted := revision_noted(directory):
         return noted
     return directory.name if directory.parent.name == "snapshots" else repository_and_revision(directory)[1]
 
 
 def name_elsewhere(directory: Path) -> str:
-    """What finds this checkpoint on another host.
+    """Returns the name by which another host finds this checkpoint.
 
-    The embedded one and those of the caches lie in other places there; any other must have the same path.
+    The embedded one and those in caches have other paths there; any other must have the same path.
     """
     if directory == EMBEDDED_MODEL:
         return EMBEDDED_MODEL.name

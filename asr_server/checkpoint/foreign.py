@@ -48,7 +48,7 @@ def explain_listing(name: str, files: Collection[str]) -> str | None:
 
 
 def _use_original(name: str) -> str:
-    """They are made from a checkpoint that can be served."""
+    """Says that the file was made from a checkpoint that can be served."""
     published = published_name(name)
     if published:
         return f"Use the model that it was made from: {published}"

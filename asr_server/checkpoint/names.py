@@ -187,7 +187,7 @@ _FILE_ENDINGS: Final = (".pt", ".pth", ".bin", ".gguf", ".safetensors")
 def published(name: str) -> Published:
     """The model of that name: `large-v3`, `whisper-large-v3` and `openai/whisper-large-v3` are one.
 
-    Any other ORGANISATION/NAME is that repository's, as it is today.
+    Any other ORGANISATION/NAME means that repository in its current state.
     """
     short = SHORT_NAMES.get(name.removeprefix("whisper-"))
     return short or _BY_REPOSITORY.get(name) or Published(name, name, 0, num_languages=0)
@@ -222,8 +222,8 @@ def published_name(text: str) -> str | None:
 
 
 def base_model(config: Mapping[str, Any]) -> str | None:
-    """The short name of the published model of this width and vocabulary, from which another one of these
-    sizes most likely comes.
+    """Returns the short name of the published model of this width and vocabulary; other models of these
+    sizes were most likely made from it.
     """
     size, vocabulary = _WIDTHS.get(config.get("d_model", 0)), config.get("vocab_size")
     if size is None:
@@ -298,7 +298,7 @@ def published_heads(config: Mapping[str, Any], name: str | None) -> list[tuple[i
     """(decoder layer, head) of the published model with these sizes; none where there is no such model.
 
     Args:
-        name: which one it may be, for large-v1 and large-v2, whose sizes are the same.
+        name: tells large-v1 from large-v2, whose sizes are the same.
     """
     base = base_model(config)
     if base == "large-v2" and name == "large-v1":

@@ -129,7 +129,7 @@ def _weights(names: list[str]) -> list[str]:
 
 
 def _download(client: httpx2.Client, url: str, file: _File, folder: Path, progress: DownloadProgress) -> None:
-    """Goes on where an earlier try has ended. What is wrong in the end is thrown away."""
+    """Continues where an earlier try ended. Deletes a file whose sum is wrong."""
     import httpx2
 
     target, part = folder / file.name, folder / f"{file.name}.{file.sum[:12]}{UNFINISHED}"
@@ -198,7 +198,7 @@ def _check_status(answer: httpx2.Response, model: Published | None, file: str = 
 
 
 def _within(limit_s: float, ask: Callable[[], httpx2.Response]) -> httpx2.Response:
-    """What `ask` returns, if it does within the limit: looking up a name may take longer than any timeout."""
+    """Returns the result of `ask`, within a limit: a name's look-up may take longer than any timeout."""
     import httpx2
 
     outcome: list[httpx2.Response | Exception] = []
@@ -307,7 +307,7 @@ def _download_wheel(requirement: str, wheels: Path, progress: DownloadProgress) 
 
 
 def _num_bytes(folder: Path) -> int:
-    """Adds up all files in it, some of which may go away meanwhile."""
+    """Adds up the sizes of all files in the folder, some of which may vanish meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -31,7 +31,7 @@ from asr_server.errors import CheckpointError
 
 
 def _character_of_byte() -> dict[int, str]:
-    """In GPT-2's order: that of its vocabulary's first 256 tokens."""
+    """Maps bytes to characters in GPT-2's order: that of its vocabulary's first 256 tokens."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -235,7 +235,7 @@ class Timestamps:
     def tail(self, result: ChunkResult, options: DecodingOptions) -> tuple[int, float | None]:
         """How many tokens are read, and from where decoding has to go on; None: all is read.
 
-        There is no tail in the last part allowed, nor behind a limit that the client set itself.
+        There is no tail in the last reading allowed, nor after a limit that the client set itself.
         """
         if options.is_last_part or options.max_new_tokens is not None:
             return len(result.tokens), None

@@ -66,11 +66,11 @@ class ActiveChunk:
 
     @property
     def slot(self) -> int:
-        """The one that it has from the beginning; -1 before."""
+        """Returns its first slot, which it has from admission to its end; -1 before that."""
         return self.slots[0] if self.slots else -1
 
     def drop_samples(self) -> None:
-        """Lets go of the samples once they are encoded; only their number and pauses are still asked for."""
+        """Frees the samples once they are encoded, and keeps their number and pauses."""
         if self.options.word_timestamps:
             self.pauses = find_pauses(self.samples)
         self.samples = np.broadcast_to(np.float32(0), len(self.samples))
@@ -85,12 +85,12 @@ class ActiveChunk:
         return self.position_behind(len(self.tokens))
 
     def position_behind(self, num_tokens: int) -> int:
-        """The text position of the last of so many tokens after the prompt."""
+        """Returns the text position of the last of `num_tokens` tokens after the prompt."""
         return len(self.prompt) - 1 + num_tokens
 
     @cached_property
     def is_restricted(self) -> bool:
-        """Draws from a part of the vocabulary alone."""
+        """Whether tokens are drawn from a part of the vocabulary only (top-k, top-p or min-p)."""
         return (self.options.top_k, self.options.top_p, self.options.min_p) != (0, 1.0, 0.0)
 
     @cached_property
@@ -103,10 +103,10 @@ class ActiveChunk:
         )
 
     def set_prompt(self, specials: SpecialTokens, num_positions: int) -> None:
-        """Settles what the decoder is told first, and how much it may then say.
+        """Sets the prompt, and the most tokens that may follow it.
 
         Raises:
-            ValueError: the checkpoint cannot do what is asked for.
+            ValueError: the checkpoint cannot translate.
         """
         before = previous_text(self.options, specials, num_positions)
         start = sot_sequence(self.options, self.language, specials)
@@ -116,7 +116,7 @@ class ActiveChunk:
         self.max_tokens = room if wanted is None else min(room, wanted)
 
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
-        """Takes one more token; says why this was the last one, or None."""
+        """Adds a token; returns why the text ends with it, or None."""
         self.sum_logprob += logprob
         if token == end_of_text:
             return "stop"
@@ -137,7 +137,7 @@ class ActiveChunk:
         )
 
     def result_of_beam(self, beam: BeamSearch, tokenizer: Tokenizer) -> ChunkResult:
-        """What a beam search that is over has found."""
+        """Returns the best text of a beam search that is over."""
         best = beam.best()
         self.tokens, self.logprobs = list(best.tokens), list(best.logprobs)
         self.sum_logprob = best.sum_logprob
@@ -146,7 +146,7 @@ class ActiveChunk:
     def next_early_result(self, tokenizer: Tokenizer) -> ChunkResult | None:
         """The segments so far, where the last token closes one, and they are plausible by themselves.
 
-        One that is closed where the audio begins is not reported: nothing could be read after it.
+        A segment closed at the audio's start is not reported: nothing could be read after it.
         """
         first_time = tokenizer.specials.timestamp_begin
         if len(self.tokens) < 2:
@@ -163,7 +163,7 @@ class ActiveChunk:
         return result
 
     def keep_early_result(self, result: ChunkResult) -> ChunkResult:
-        """The result, or what has been reported of it, where all of it is to be read again or is silence."""
+        """Returns the result, or the early one, where all of the result is to be read again or is silence."""
         early = self.early_result
         if early is None or not is_implausible(result, self.options):
             return result
@@ -174,11 +174,11 @@ class ActiveChunk:
         return early
 
     def times(self) -> ChunkTimes:
-        """Once it is finished: now."""
+        """To be called when it is finished: the time of the call is the end of decoding."""
         return ChunkTimes(self.encoded_at - self.admitted_at, time.monotonic() - self.encoded_at)
 
     def next_try(self, result: ChunkResult, end_of_text: int) -> bool:
-        """Starts over, with a beam search or a step up the ladder, where the result asks for it."""
+        """Whether the result needs another try; if so, starts it: a beam search or the next temperature."""
         if self.early_result is not None or is_broken(result):
             return False
         self.tries.append(result)
@@ -196,8 +196,8 @@ class ActiveChunk:
         return True
 
     def _wants_beam(self, result: ChunkResult) -> bool:
-        """Whether the greedy text is in doubt. A client's own temperature or penalties are kept to, and a
-        translation, of which what is likeliest is often no translation (docs/exactness.md).
+        """Whether the greedy text is in doubt. False where the client set a temperature or penalties, and
+        for a translation, because the likeliest text is often none (docs/exactness.md).
         """
         if self.options.task == "translate":
             return False
@@ -214,15 +214,15 @@ class ActiveChunk:
         return above[0] <= HIGHEST_FOR_UNLIKELY or not self._fluent_tries()
 
     def best_result(self, result: ChunkResult) -> ChunkResult:
-        """Of the tries that do not repeat themselves the likeliest, as faster-whisper keeps it; where none of
-        them is plausible, a likelier one may repeat itself as somebody does who says a sentence twice.
+        """Returns the likeliest try without repetition, as faster-whisper does. Where none of these is likely
+        enough, tries that repeat a little count too: somebody may say a sentence twice.
         """
         if self.early_result is not None or is_broken(result):
             return result
         return self._best_try()
 
     def with_counts(self, result: ChunkResult) -> ChunkResult:
-        """The result that is kept, and how it came about."""
+        """Returns the result with its number of fallbacks, and whether beams were searched."""
         return msgspec.structs.replace(
             result, num_fallbacks=self.temperature_index, beam_searched=self.beam_searched
         )
@@ -255,12 +255,12 @@ def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
 
 
 def is_broken(result: ChunkResult) -> bool:
-    """Whether the model came to no numbers (NaN): of these the kernel makes a probability far above 1."""
+    """Whether the model's numbers were NaN, from which the kernel makes a probability far above 1."""
     return not result.avg_logprob <= 1.0
 
 
 def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
-    """Repetitive or unlikely."""
+    """Whether the text is repetitive or unlikely."""
     return result.avg_logprob < options.logprob_threshold or is_repetitive(result, options)
 
 
@@ -269,7 +269,7 @@ def is_repetitive(result: ChunkResult, options: DecodingOptions) -> bool:
 
 
 def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positions: int) -> list[int]:
-    """The last of the prompt's tokens after <|startofprev|>: at most half the positions, less one."""
+    """Returns <|startofprev|> and the prompt's last tokens, at most half the positions less one."""
     if not options.prompt_tokens or specials.start_of_prev is None:
         return []
     return [specials.start_of_prev, *options.prompt_tokens[-(num_positions // 2 - 1) :]]
@@ -298,7 +298,7 @@ def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
 
 
 def check(sequence: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -> None:
-    """Settles the language where it is plain.
+    """Checks that the chunk can be decoded, and sets the language where only one is possible.
 
     Raises:
         ValueError: the chunk cannot be decoded as asked; the message says why.
@@ -325,7 +325,9 @@ def check(sequence: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -
 
 
 def candidates(options: DecodingOptions, specials: SpecialTokens) -> list[str]:
-    """Languages to choose from: the request's as far as known, else all; English-only has none."""
+    """Returns the languages to choose from: those of the request that the model knows, else all; none for an
+    English-only model.
+    """
     if not specials.is_multilingual:
         return []
     wanted = [code for code in options.candidate_languages if code in specials.languages]

@@ -32,8 +32,8 @@ Matrix = npt.NDArray[np.floating]
 
 
 def first_frames(gain: Matrix, share_frames: bool = False) -> npt.NDArray[np.intp]:
-    """The frame with which each row begins on the path of the greatest sum, from the first row and frame to
-    the last.
+    """Returns the frame with which each row begins on the path of the greatest sum, from the first row and
+    frame to the last. A row is a text token, a frame an encoder position.
 
     A step of the path goes to the next frame, and stays in its row or goes on to the next one, so that every
     row has a frame of its own. Within a row the cheapest way to each frame is a running minimum: of what
@@ -41,7 +41,7 @@ def first_frames(gain: Matrix, share_frames: bool = False) -> npt.NDArray[np.int
     operations on arrays, and the way back needs one look a row.
 
     Args:
-        gain: [rows, frames], what it is worth to have a row at a frame.
+        gain: [rows, frames], the gain of a path for having a row at a frame.
         share_frames: a step may also go to the next row in the same frame, as openai/whisper's path does.
             More rows than frames cannot do otherwise.
     """
@@ -97,7 +97,7 @@ class PendingAlignment:
         return self.sums.is_ready()
 
     def aligned_result(self) -> ChunkResult:
-        """Waits until the device is done."""
+        """Waits until the device is done, and returns the result with its token times."""
         gain, attention = self.sums.array()
         first = first_frames(gain)
         peaks = _peaks(attention, first)
@@ -117,7 +117,7 @@ def _peaks(attention: Matrix, first: npt.NDArray[np.intp]) -> npt.NDArray[np.int
 
 
 def _of_length(times_s: npt.NDArray[np.floating], length: int) -> tuple[float, ...]:
-    """The last time stands for tokens that had no position left to be aligned at."""
+    """Cuts or extends to `length`: tokens without a position of their own get the last time."""
     values = times_s[:length].tolist()
     return (*values, *values[-1:] * (length - len(values)))
 
@@ -169,11 +169,11 @@ class Aligner:
         return _Text(tokens, len(prompt) - 1, len(text), self._num_positions(num_samples))
 
     def _num_positions(self, num_samples: int) -> int:
-        """Positions of the encoder's output that so many samples reach."""
+        """Returns how many positions of the encoder's output so many samples cover."""
         return min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
 
     def _queries(self, slots: Slots, texts: Sequence[_Text]) -> Iterator[tuple[int, Tensor]]:
-        """Each alignment layer's queries over the audio, [B, T, H, d]; behind a text's end they are noise."""
+        """Returns each alignment layer's queries, [B, T, H, d]; after a text's end they are noise."""
         device, end_of_text = self._model.device, self._tokenizer.specials.end_of_text
         longest = max(len(text.tokens) for text in texts)
         padded = [text.tokens + [end_of_text] * (longest - len(text.tokens)) for text in texts]
@@ -200,7 +200,7 @@ class Aligner:
 
 
 class _Text(NamedTuple):
-    """What is fed to the decoder: the prompt, the text, end-of-text."""
+    """The tokens fed to the decoder: the prompt, the text, end-of-text."""
 
     tokens: list[int]
     first_row: int  # the position that predicts the first text token

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A beginning of the text, or with `is_ended` a whole one."""
+    """The beginning of a text, or with `is_ended` a whole text."""
 
     tokens: tuple[int, ...] = ()  # end-of-text not included
     logprobs: tuple[float, ...] = ()  # of each token
@@ -30,7 +30,7 @@ class Hypothesis:
 
 
 class Branch(NamedTuple):
-    """How one of the next hypotheses came about."""
+    """One of the next hypotheses, and which of the running ones it continues."""
 
     parent: int  # which of the running hypotheses it continues
     hypothesis: Hypothesis
@@ -53,7 +53,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Next tokens to look at for each hypothesis: one of them may be end-of-text."""
+        """How many next tokens of each hypothesis are compared: one of them may be end-of-text."""
         return self.width + 1
 
     @property

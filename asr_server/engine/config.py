@@ -37,7 +37,7 @@ SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weigh
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What one engine works with. Only the model, its precision and `short_audio` change what it hears.
+    """The configuration of one engine. Only the model, its precision and `short_audio` change its results.
 
     0, "auto" and None leave the choice to `resolved`, which knows the model and the device.
     """
@@ -91,7 +91,7 @@ class EngineConfig:
     def resolved(
         self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
     ) -> EngineConfig:
-        """The same configuration with everything chosen that was left open."""
+        """Returns the same configuration with every open choice made."""
         on_cpu = device.type == "cpu"
         workers = self.compute_workers or (
             min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu and self.num_ranks == 1 else 1
@@ -200,7 +200,9 @@ def choose_num_slots(
 
 
 def free_bytes(device: torch.device, num_on_device: int = 1) -> int:
-    """What an engine whose weights are loaded may still take, if `num_on_device` share the memory alike."""
+    """Returns the memory that an engine may still take once its weights are loaded, if `num_on_device`
+    engines share the device's memory equally.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what torch keeps unused would count as taken
         free, total = torch.cuda.mem_get_info(device)

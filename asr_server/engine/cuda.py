@@ -32,7 +32,7 @@ def new_stream(priority: int = DEFAULT_PRIORITY) -> torch.cuda.Stream:
 
 
 class DecodeStream:
-    """Where all runs that is neither an encode nor a copy. `with decode_stream.entered():` launches there."""
+    """The stream of everything but encodes and copies. `with decode_stream.entered():` launches on it."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = new_stream(DECODE_PRIORITY) if device.type == "cuda" else None
@@ -41,7 +41,7 @@ class DecodeStream:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def wait_for_current(self) -> None:
-        """Lets what is launched here from now on wait for the stream that the caller is in."""
+        """Makes later launches on this stream wait for the caller's current stream."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
 
@@ -164,7 +164,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def sizes_of(shapes: Collection[Shape]) -> list[list[int]]:
-    """For each number of the shapes its sizes in order."""
+    """Returns, for each number of the shapes, its sizes in ascending order."""
     return [sorted(set(sizes)) for sizes in zip(*shapes, strict=True)]
 
 
@@ -227,7 +227,7 @@ class Transfers:
 
 
 class HostCopy:
-    """A small tensor being copied to the host, behind everything launched before it."""
+    """A small tensor being copied to the host, after everything launched before it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
@@ -247,7 +247,7 @@ class HostCopy:
         return values
 
     def array(self) -> npt.NDArray[Any]:
-        """The same as an array, which shares its memory."""
+        """Returns the values as an array on the same memory; waits until they are there."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.numpy()

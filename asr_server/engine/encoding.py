@@ -27,7 +27,7 @@ _CUDA_STEP = 250  # positions: few lengths, because the encoder is recorded anew
 
 
 class PendingEncode:
-    """Chunks on their way into slots; on CPU they have arrived."""
+    """Chunks being encoded into slots; on CPU this is done already."""
 
     def __init__(self, encoded: torch.cuda.Event | None = None) -> None:
         self._encoded = encoded
@@ -36,7 +36,7 @@ class PendingEncode:
         return self._encoded is None or bool(self._encoded.query())  # type: ignore[no-untyped-call]
 
     def join(self) -> None:
-        """Makes what is launched from here on wait for it; the host goes on."""
+        """Makes later launches wait for these chunks; the host does not wait."""
         if self._encoded is not None:
             torch.cuda.current_stream().wait_event(self._encoded)
 
@@ -58,14 +58,14 @@ def make_encoder(
 
 @torch.inference_mode()
 def write_silence(model: Whisper, cache: DecoderCache, kernels: Kernels, is_shared: bool) -> Silence:
-    """Has the cache continue short audio with silence."""
+    """Stores silence in the cache, which continues short audio with it."""
     silence = model.encode_silence(kernels)
     cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared)
     return silence
 
 
 class CpuEncoder:
-    """Sequence chunks at once, the cores shared out between them; `start` returns when they are encoded.
+    """Several chunks at once, the cores shared out between them; `start` returns when they are encoded.
 
     A thread that has a chunk to itself waits for no other. Two threads in every product wait for each other a
     hundred times a chunk, and when something else runs on one of the cores, each of these waits is long.

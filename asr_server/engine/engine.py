@@ -102,10 +102,10 @@ class Engine:
     # -- What others see ----------------------------------------------------------------------------------
 
     def initial_credit(self) -> Credit:
-        """What a dispatcher may send before anything comes back: one encode batch.
+        """How many chunks a dispatcher may send before any result comes back: one encode batch.
 
         A credit is a place in the queue before the slots, given back when its chunk leaves that queue:
-        the dispatcher, which knows what is fair, decides as late as it can.
+        the dispatcher, which has the rules of fairness, decides as late as it can.
         """
         return Credit(self.encode_batch, self.num_slots, engine_info(self.config, self.kernels_report))
 
@@ -135,7 +135,7 @@ class Engine:
         return bool(can_admit or on_device or self._encoded or self._events)
 
     def handle(self, command: Command) -> None:
-        """Takes a command. What is wrong with a chunk does not raise: the next step emits Failed."""
+        """Takes a command. A chunk that cannot be decoded does not raise: the next step emits Failed."""
         match command:
             case Submit():
                 self._submit(ActiveChunk.from_submit(command, self.config.beam_size))
@@ -147,7 +147,7 @@ class Engine:
                 self.draining = True
 
     def step(self) -> list[Event]:
-        """Moves everything on by one token; what came of it since the last step."""
+        """Does one step of all chunks; returns the events since the last step."""
         self.num_steps += 1
         started_at, has_work = time.monotonic(), self.has_work
         with self._runner.launching():
@@ -160,7 +160,7 @@ class Engine:
         return self._emit()
 
     def close(self) -> None:
-        """Ends its threads, once what they do is done."""
+        """Ends its threads, once their work is done."""
         self._runner.close()
 
     # -- Commands -----------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Engine:
         self._take_encoded()
 
     def _take_encoded(self) -> None:
-        """What is encoded goes on to the decoder; with nothing else to do, wait for it."""
+        """Passes encoded chunks on to the decoder; waits for them where there is nothing else to do."""
         idle = not self._loop.has_work
         while self._encoding and (idle or self._encoding[0][0].is_done()):  # in the order they began
             pending, run = self._encoding.pop(0)
@@ -265,7 +265,7 @@ class Engine:
 
     @contextmanager
     def _failing(self, run: list[ActiveChunk], doing: str = "encoding") -> Iterator[None]:
-        """Running out of memory within ends these chunks alone.
+        """A lack of memory inside this context fails these chunks alone.
 
         Any other error ends the replica, which is then replaced: after CUDA's errors every later call fails.
         """
@@ -276,7 +276,7 @@ class Engine:
                 self._finish(sequence, Failed(sequence.id, f"{doing} failed: {error}"))
 
     def _prefill(self) -> None:
-        """Feeds prompts to sequences whose audio is in, but for the last token: the decode step does."""
+        """Feeds prompts to encoded sequences, except the last token, which the decode step feeds."""
         ready, self._encoded = self._encoded, []
         unknown = [sequence for sequence in ready if self._needs_detection(sequence)]
         known = [sequence for sequence in ready if not self._needs_detection(sequence)]
@@ -295,7 +295,7 @@ class Engine:
         return sequence.language is None and bool(candidates(sequence.options, self.tokenizer.specials))
 
     def _report_languages(self) -> None:
-        """Asks which language it is, once the probabilities are here."""
+        """Emits LanguageDetected for sequences whose language probabilities have arrived."""
         idle = not self._loop.has_work
         while self._detecting and (idle or self._detecting[0][0].is_ready()):
             rows, run = self._detecting.pop(0)

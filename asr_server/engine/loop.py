@@ -22,7 +22,7 @@ from asr_server.engine.tokens import noise_seed_of
 
 
 class Launched(NamedTuple):
-    """A step on the device, and whom its rows belong to."""
+    """A step on the device, and the sequence of each of its rows."""
 
     rows: list[tuple[ActiveChunk, int, int]]  # sequence, its slot, and the number of tries before this one
     beams: list[tuple[ActiveChunk, BeamSearch]]
@@ -60,7 +60,7 @@ class DecodeLoop:
 
     @property
     def num_slots_wanted(self) -> int:
-        """That beam searches wait for."""
+        """How many slots beam searches wait for."""
         return sum(each.beam_size - 1 for each in self.sequences if _waits_for_slots(each))
 
     def step(self) -> Finished:
@@ -74,7 +74,7 @@ class DecodeLoop:
     def _step_overlapped(self) -> Finished:
         """Starts step t + 1 from the tokens on the device; reads step t, copied to the host meanwhile.
 
-        Who finished with step t takes part in t + 1 for nothing; what comes of it is dropped.
+        A sequence that ended with step t is still computed in t + 1; that result is dropped.
         """
         launched = self._launch()
         finished = self._collect(self._in_flight)
@@ -150,7 +150,7 @@ class DecodeLoop:
         return finished
 
     def _collect_tokens(self, launched: Launched) -> Finished:
-        """Gives each sequence without a beam its token; the tries that have ended with it."""
+        """Gives each sequence without a beam its token; returns the tries that ended with it."""
         ended: Finished = []
         tokens, logprobs, no_speech = launched.result.tokens.read()
         for sequence, slot, num_tries in launched.rows:
@@ -168,7 +168,7 @@ class DecodeLoop:
     # -- Beam search --------------------------------------------------------------------------------------
 
     def _begin_beams(self) -> None:
-        """Those that wait, first come, first served: each when there are slots for all its hypotheses."""
+        """Starts waiting beam searches in order, each once there are slots for all its hypotheses."""
         for sequence in filter(_waits_for_slots, self.sequences):
             if self._slots.num_free < sequence.beam_size - 1:
                 return
@@ -177,7 +177,7 @@ class DecodeLoop:
             self.start([sequence])  # the first hypothesis, from which all others come
 
     def _collect_candidates(self, launched: Launched) -> Finished:
-        """Has the beam searches go on with their likeliest hypotheses; those that are over with this step."""
+        """Continues beam searches with their likeliest hypotheses; returns those that ended."""
         if launched.result.candidates is None:
             return []
         ended: Finished = []

@@ -1,4 +1,4 @@
-"""Sequence ranks as one engine (tensor parallelism): rank 0 says what is done next, and every rank does it.
+"""Several ranks as one engine (tensor parallelism): rank 0 says what is done next, and every rank does it.
 
 Rank 0 has the engine: it admits, chooses and finishes, which depend on wall time. Before its runner does
 anything it tells the others, by one of the messages below, in the same order. Each of these has a runner but
@@ -174,8 +174,8 @@ class LeadingRunner:
         self._runner.close()
 
     def _together(self, operation: Operation, compute: Callable[[], T]) -> T:
-        """What would otherwise fail these chunks alone, such as a lack of memory, ends the replica: the other
-        ranks have gone on, or have not.
+        """Tells the other ranks first. An error that would otherwise fail these chunks alone, such as a lack
+        of memory, ends the replica: nobody knows whether the other ranks had it too.
         """
         self._broadcast(operation)
         try:
@@ -185,7 +185,7 @@ class LeadingRunner:
 
 
 def follow(loaded: Loaded, receive: Callable[[], Operation | None]) -> None:
-    """What a rank other than 0 does until None comes. Whatever fails is raised: it ends the whole replica."""
+    """Runs a rank other than 0 until None comes. Every error is raised: it ends the whole replica."""
     begin = receive()
     if not isinstance(begin, Begin):
         return
@@ -234,11 +234,11 @@ def _finished(sequence: ActiveChunk, result: ChunkResult) -> FinishedSlot:
 
 
 def _sequence(finished: FinishedSlot) -> ActiveChunk:
-    """As much of the sequence as alignment asks for."""
+    """Rebuilds the parts of a sequence that alignment needs."""
     samples = np.broadcast_to(np.float32(0), finished.num_samples)
     return ActiveChunk(ChunkId("", 0), samples, finished.options, finished.language, [finished.slot])
 
 
 def _result(finished: FinishedSlot) -> ChunkResult:
-    """As much of the result as alignment asks for."""
+    """Rebuilds the parts of a result that alignment needs."""
     return ChunkResult(finished.tokens, (), 0.0, 0.0, 0.0, 0.0, None, finished.finish_reason)

@@ -47,7 +47,7 @@ from asr_server.model.kernels.candidates import choose_kernels
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the next decode step has to look after, known on the host without asking the device."""
+    """The contents of the next decode step, known on the host without asking the device."""
 
     num_rows: int  # slots 0 to num_rows - 1 are decoded
     context: int  # text positions that are looked at
@@ -59,7 +59,7 @@ class StepPlan:
 
 
 class StepResult(NamedTuple):
-    """What a step has chosen."""
+    """The tokens that a step has chosen."""
 
     tokens: HostCopy  # three lines of [rows]: tokens, log-probabilities, no-speech
     # [hypotheses, 2, candidates], in the order of the plan's beams: the likeliest next tokens of each, and
@@ -108,7 +108,7 @@ class Runner:
         self._decode_stream.wait_for_current()  # where weights and caches were filled
 
     def launching(self) -> AbstractContextManager[object]:
-        """Every other method is called within this, so that all it launches keeps its order."""
+        """Every other method is called inside this context, so that launches keep their order."""
         return self._decode_stream.entered()
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Runner:
         """Feeds prompts of equal length to these slots.
 
         Args:
-            sot_index: of <|startoftranscript|>, whose successor says how likely each chunk is silence.
+            sot_index: of <|startoftranscript|>; the scores after it tell how likely each chunk is silence.
         """
         block = self._block(slots)
         hidden = self._feed(block, prompts)
@@ -162,7 +162,7 @@ class Runner:
         return self.model.decoder.logits(hidden).softmax(-1)
 
     def _block(self, slots: Sequence[int]) -> Slots:
-        """A slice where the slots lie side by side, which needs no copy of the cache; else their indices."""
+        """Returns a slice where the slots are consecutive, which needs no copy of the cache; else indices."""
         if list(slots) == list(range(slots[0], slots[0] + len(slots))):
             return slice(slots[0], slots[0] + len(slots))
         return self._transfers.to_device(torch.tensor(slots))
@@ -233,13 +233,13 @@ class Runner:
 
     @torch.inference_mode()
     def fork(self, source: int, targets: Sequence[int]) -> None:
-        """Copies a slot's audio and text into others."""
+        """Copies a slot's audio and text into the `targets`."""
         for target in targets:
             self.cache.move(source, target)
 
     @torch.inference_mode()
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
-        """Has the slots of `starts` go on with the tokens there, whose keys and values lie in `sources`."""
+        """Copies the text of the slots `sources` into those of `starts`, which go on from there."""
         length = max(len(start.prompt) + len(start.tokens) for start in starts) - 1
         slots = torch.tensor([sources, [start.slot for start in starts]])
         from_slots, to_slots = self._transfers.to_device(slots).unbind()
@@ -250,13 +250,13 @@ class Runner:
 
     @torch.inference_mode()
     def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:
-        """When the tokens of these sequences were said, or on CUDA begins to find out."""
+        """Finds when the tokens of these sequences were said; on CUDA only begins to."""
         return self._aligner.start(finished, self._block([sequence.slot for sequence, _ in finished]))
 
     # -- Slots --------------------------------------------------------------------------------------------
 
     def clear(self, slot: int) -> None:
-        """Clears what a chunk whose numbers were none has left there."""
+        """Clears the slot after a chunk whose numbers were NaN."""
         self.cache.clear(slot)
 
     def move(self, source: int, target: int) -> None:

@@ -1,4 +1,4 @@
-"""The device's record of each slot, and the host's of which sequence holds which.
+"""The device's record of each slot, and the host's record of which sequence holds which slots.
 
 On the device each property of the slots is a tensor with an entry for each slot (a column), so that a step is
 a few operations on columns. Runs in the replica's process. Used by `engine.py`, `loop.py`, `runner.py`,
@@ -148,21 +148,21 @@ class SlotTable:
         return self._holders.count(None)
 
     def place(self, sequence: ActiveChunk, count: int = 1) -> None:
-        """Gives the sequence so many more slots, the first that are free."""
+        """Gives the sequence more slots, the first that are free."""
         for _ in range(count):
             slot = self._holders.index(None)
             self._holders[slot] = sequence
             sequence.slots.append(slot)
 
     def free(self, sequence: ActiveChunk, kept: int = 0) -> None:
-        """Takes the sequence's slots back, but for the first `kept`. It still knows where it lay."""
+        """Frees the sequence's slots except the first `kept`. With none kept, its own list of slots stays."""
         for slot in sequence.slots[kept:]:
             self._holders[slot] = None
         if kept:
             del sequence.slots[kept:]
 
     def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:
-        """Moves what these sequences have in the last slots into free slots before; from where to where."""
+        """Moves these sequences from the last slots into free ones before; returns the old and new slots."""
         gaps = [slot for slot, holder in enumerate(self._holders) if holder is None]
         held = [(slot, sequence) for sequence in movable for slot in sequence.slots]
         moves: list[tuple[int, int]] = []
@@ -182,7 +182,7 @@ def _slot(held: tuple[int, ActiveChunk]) -> int:
 def grouped(
     sequences: Iterable[ActiveChunk], key: Callable[[ActiveChunk], object]
 ) -> list[list[ActiveChunk]]:
-    """Sequences with the same key together, in the order of their slots."""
+    """Groups sequences by key, in the order of their slots."""
     groups: dict[object, list[ActiveChunk]] = {}
     for sequence in sorted(sequences, key=lambda sequence: sequence.slot):
         groups.setdefault(key(sequence), []).append(sequence)

@@ -32,7 +32,7 @@ ALWAYS, AT_BEGIN = 1, 2  # when a token is suppressed, as bits; the kernel knows
 
 @dataclass(frozen=True)
 class GenerationRules:
-    """What generation_config.json (or, in older checkpoints, config.json) forbids."""
+    """The tokens that generation_config.json (or, in older checkpoints, config.json) forbids."""
 
     suppress: tuple[int, ...] = ()  # always
     suppress_at_begin: tuple[int, ...] = ()  # as the first token
@@ -111,7 +111,7 @@ _FACTORS: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64
 
 
 def noise_seed_of(seed: int, id: ChunkId, temperature: float) -> int:
-    """Settles the random numbers of one try: the same in every process and whoever else is decoded."""
+    """Returns the random seed of one try: the same in every process, whatever else is decoded."""
     key = hashlib.blake2b(struct.pack("<qqqd", seed, id.chunk, id.part, temperature), digest_size=8).digest()
     return int.from_bytes(key, "little") >> (64 - NOISE_SEED_BITS)
 

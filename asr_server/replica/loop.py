@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 
 class CannotStart(Exception):
-    """What is wrong with the model or the device, in one line."""
+    """The engine cannot be loaded; the message says in one line why."""
 
 
 def load_engine(
     settings: Settings, num_on_device: int, start_ranks: Callable[[], Ranks] | None = None
 ) -> Engine:
-    """The engine of one of `num_on_device` replicas that share a device.
+    """Loads the engine of one of `num_on_device` replicas that share a device.
 
     Args:
         start_ranks: starts the other ranks; called where the settings ask for several.
 
-    Raises CannotStart for what another try would not mend.
+    Raises CannotStart where another try would fail too.
     """
     from asr_server.engine import Engine, EngineConfig  # torch: seconds, while the heartbeat already beats
     from asr_server.engine.ranks import check_ranks, join

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 class ReplicaActor:
     def run(self, spec_line: bytes, version: str) -> None:
-        """Until the replica is told to drain. `version` is the server's, which must be this host's too."""
+        """Serves until the replica is told to drain. The server's `version` must be this host's too."""
         if version != __version__:
             raise RuntimeError(f"{_HOST} has asr-server {__version__}, the server is {version}")
         spec = ReplicaSpec.from_line(spec_line)
@@ -59,7 +59,7 @@ class ReplicaActor:
 
 
 def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
-    """With the checkpoint as this host has it, or the hub."""
+    """Creates the engine with the checkpoint found on this host, or fetched from the hub."""
     try:
         model = resolve_checkpoint(spec.settings.model)
     except CheckpointError as error:

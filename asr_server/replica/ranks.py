@@ -58,7 +58,7 @@ class RankSpec(ChildSpec, frozen=True):
 
 
 class Ranks:
-    """Ranks 1 and up. To be made in the main thread, with which they end."""
+    """Ranks 1 and up. To be created in the main thread: they end when it does."""
 
     def __init__(self, replica: int, settings: Settings, num_on_device: int) -> None:
         self._store_fd = os.memfd_create("ranks")
@@ -75,7 +75,7 @@ class Ranks:
         return store_path(self._store_fd)
 
     def broadcast(self, operation: Operation) -> None:
-        """Waits where a rank is far behind. Raises OSError when one has ended."""
+        """Sends it to every rank; waits where one is far behind. Raises OSError when one has ended."""
         message = self._encoder.encode(operation)
         for rank in self._ranks:
             rank.operations.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
@@ -113,7 +113,7 @@ class _Rank:
         self.process.stdin.flush()
 
     def wait_for_the_end(self) -> str:
-        """Why there is nothing more to wait for.
+        """Waits until the rank has ended or is silent for too long; returns the reason.
 
         Silence is counted in ticks, as `ReplicaState` does: none while this process stands still.
         """
