@@ -50,7 +50,7 @@ def mel_filters(num_mels: int) -> npt.NDArray[np.float32]:
 
 
 class LogMel(nn.Module):
-    """Samples of several chunks to [B, num_mels, num_frames], each padded to the window.
+    """Turns samples of several chunks into [B, num_mels, num_frames], each padded to the window.
 
     Args:
         pads_with_zeros: whether zeros in the spectrogram follow a chunk's own frames, as in openai-whisper's
@@ -75,11 +75,11 @@ class LogMel(nn.Module):
         return self.of_samples(samples, self.lengths(chunks).to(device), num_frames)
 
     def lengths(self, chunks: Sequence[Samples]) -> Tensor:
-        """[B] on the host: frames that each chunk fills."""
+        """Returns [B] on the host: how many frames each chunk fills."""
         return torch.tensor([len(chunk) // HOP for chunk in chunks])
 
     def gather(self, chunks: Sequence[Samples]) -> Tensor:
-        """[B, num_samples] on the host, as long as the longest of them asks for; pinned for a GPU."""
+        """Returns [B, num_samples] on the host, as long as the longest chunk needs; pinned for a GPU."""
         behind = FFT_SIZE // HOP  # frames that still see the last samples; beyond them is only silence
         most = self.num_frames + (behind if self.pads_with_zeros else 0)  # transformers mirrors the end
         longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
@@ -95,8 +95,8 @@ class LogMel(nn.Module):
         return samples
 
     def of_samples(self, samples: Tensor, lengths: Tensor, num_frames: int | None = None) -> Tensor:
-        """What `gather` and `lengths` give, on the device, to [B, num_mels, num_frames]; not given, the whole
-        window's.
+        """Turns the results of `gather` and `lengths`, on the device, into [B, num_mels, num_frames]; without
+        `num_frames`, those of the whole window.
         """
         num_frames = num_frames or self.num_frames
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]

@@ -21,10 +21,10 @@ TINY = 1e-12  # for what is all zeros
 
 
 def quantise(x: Tensor, dims: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """8-bit floats and float32 scales, whose product is nearly x.
+    """Returns 8-bit floats and float32 scales, whose product is nearly x.
 
     Args:
-        dims: share a scale, whose largest number becomes 448; they have length 1 in the scales.
+        dims: the numbers along these share a scale, by which the largest becomes 448; length 1 in the scales.
     """
     scales = x.abs().amax(dims, keepdim=True).float().clamp_(min=TINY) / LARGEST
     return (x / scales).to(FP8), scales
@@ -35,14 +35,14 @@ def dequantise(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """The same memory, as numbers that all operations know; other types stay what they are."""
+    """Views 8-bit floats as bytes, which all operations know; other types stay as they are."""
     return x.view(torch.uint8) if x.dtype == FP8 else x
 
 
 class Float8Linear(Linear):
-    """Weights are rounded once and inputs in every call.
+    """A product in 8-bit floats: weights are rounded once, inputs in every call.
 
-    The CPU multiplies what was rounded in float32: it shows the error, and is slower than without.
+    The CPU multiplies the rounded numbers in float32: it shows the error, and is slower than without.
     """
 
     def __init__(self, num_inputs: int, num_outputs: int, gelu: bool = False) -> None:

@@ -48,8 +48,8 @@ class Int8Weight:
         return torch.addcmul(bias, self._multiply(rounded), scales)
 
     def fine_product(self, rows: Tensor) -> Tensor:
-        """The same, with inputs in twice as many bits: each row is the sum of two, the second of what the
-        first has lost. It costs little where the time goes into reading the weights.
+        """As `product`, with inputs in twice as many bits: each row is a sum of two, the second one the first
+        one's rounding error. It costs little where the time goes into reading the weights.
         """
         rounded, scales = round_rows(rows)
         lost, lost_scales = round_rows(rows - signed(rounded).float().mul_(scales))
@@ -85,12 +85,12 @@ def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def signed(rounded: Tensor) -> Tensor:
-    """What `round_rows` gave, without the 128."""
+    """Returns the 8-bit numbers of `round_rows` without the 128."""
     return rounded.bitwise_xor(_SIGN_BIT).view(torch.int8)
 
 
 def packed_row_bytes(length: int) -> int:
-    """Of a row of so many numbers: those, and what the least and a step of them is, in float32."""
+    """Returns the bytes of a packed row: its numbers, then its least number and its step in float32."""
     return length + 8
 
 
@@ -103,7 +103,7 @@ def pack_rows(matrix: Tensor) -> Tensor:
 
 
 def unpack_rows(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `pack_rows` was given, rounded."""
+    """Returns the rows given to `pack_rows`, rounded."""
     matrix: Tensor = torch.ops.quantized.embedding_bag_byte_unpack(packed.flatten(0, -2))
     return matrix.view(*packed.shape[:-1], -1).to(dtype)
 
@@ -126,7 +126,7 @@ def sum_weighted_packed_rows(weights: Tensor, packed: Tensor, rows: Tensor, star
 
 
 class Int8Linear(Linear):
-    """In a model whose numbers are float32."""
+    """A product in 8-bit integers, in a model of float32."""
 
     def pack(self) -> None:
         self._int8_weight = Int8Weight(self.weight)

@@ -1,4 +1,4 @@
-"""What the layers of encoder and decoder are made of: products, attention, feed-forward, normed additions.
+"""The parts of the encoder's and decoder's layers: products, attention, feed-forward, normed additions.
 
 On CPU weights are reordered for oneDNN when they are loaded, instead of on every call: a decode step's
 products take two thirds of the time, and float32 ones half, next to torch's default. The same layout serves
@@ -88,11 +88,11 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def attend_audio(
     qkv: Tensor, num_heads: int, kernels: Kernels = TORCH, silence: Tensor | None = None
 ) -> Tensor:
-    """Every audio position over every other, and over the silence behind them.
+    """Attends from every audio position to every other, and to the silence after them.
 
     Args:
         qkv: [B, F, 3 D], queries (scaled), keys and values side by side.
-        silence: [M, 2 D], keys and values of M positions behind those of `qkv`; None: there are none.
+        silence: [M, 2 D], keys and values of M positions after those of `qkv`; None: there are none.
     Returns:
         [B, F, D].
     """
@@ -130,7 +130,7 @@ def _attend_head_by_head(qkv: Tensor, num_heads: int, silence: Tensor | None) ->
 
 
 def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """A few queries over the cached text positions.
+    """Attends from a few queries to the cached text positions.
 
     Args:
         query: [B, T, H, d], scaled.
@@ -149,7 +149,7 @@ def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
 
 
 def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-    """A few queries over all cached audio positions.
+    """Attends from a few queries to all cached audio positions.
 
     Args:
         query: [B, T, H, d], scaled.
@@ -216,7 +216,7 @@ class FeedForward(nn.Module):
         return x + self.change(self.norm(x))
 
     def change(self, normed: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        """What is to be added to that of which `normed` is the norm."""
+        """Returns the feed-forward result for `normed`, to be added to the input before its norm."""
         return self.shard.sum(self.down(self.up(normed, kernels), kernels))
 
     def load(self, weights: Weights) -> None:
@@ -226,7 +226,7 @@ class FeedForward(nn.Module):
 
 
 class Within(Mapping[str, Tensor]):
-    """The weights whose names begin with `prefix`, by what follows it, each read when it is asked for."""
+    """The weights under `prefix`, by the rest of their names; each is read when it is asked for."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
         self._weights = weights
@@ -253,8 +253,8 @@ def load_weights(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> 
 def load_packed(
     linear: Linear, weights: Weights, names: tuple[str, ...], shard: Shard, scale: float = 1.0
 ) -> None:
-    """Stacks the rank's part of projections; the first is multiplied by `scale`. Whisper's key has no bias:
-    zeros.
+    """Stacks the rank's share of projections; the first is multiplied by `scale`. Whisper's key has no bias,
+    so that it gets zeros.
     """
     rows = [shard.outputs(weights[f"{name}.weight"]).float() for name in names]
     biases = [
@@ -266,7 +266,7 @@ def load_packed(
 
 
 def load_summed(linear: Linear, weights: Weights, name: str, shard: Shard) -> None:
-    """A projection of what is split among the ranks: its results are to be summed."""
+    """Loads a projection whose input is split among the ranks: their results are to be summed."""
     linear.weight.copy_(shard.inputs(weights[f"{name}.weight"]))
     linear.bias.copy_(shard.once(weights[f"{name}.bias"]))
 

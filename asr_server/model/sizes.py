@@ -1,4 +1,4 @@
-"""The sizes of a checkpoint, its alignment heads, and which part of it a rank holds. Read from its files.
+"""The sizes of a checkpoint and its alignment heads, read from its files, and the share of each rank.
 
 Several ranks work as one replica (tensor parallelism) as in Megatron-LM (Shoeybi et al. 2019,
 https://arxiv.org/abs/1909.08053): attention is split by heads and the feed-forward by its inner columns, so
@@ -108,13 +108,13 @@ def upper_half(sizes: WhisperSizes) -> AlignmentHeads:
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `rank` of `count`. Where there are several, torch.distributed's default group is those ranks."""
+    """Share `rank` of `count` equal ones. Several ranks are torch.distributed's default group."""
 
     rank: int = 0
     count: int = 1
 
     def check(self, sizes: WhisperSizes) -> None:
-        """Raises ValueError where the model cannot be split so."""
+        """Raises ValueError where the model cannot be split among `count` ranks."""
         parts = {
             "encoder_attention_heads": sizes.encoder_heads,
             "decoder_attention_heads": sizes.decoder_heads,
@@ -136,17 +136,17 @@ class Shard:
         return weight.chunk(self.count, dim=1)[self.rank]
 
     def once(self, bias: Tensor) -> Tensor:
-        """A bias of what is to be summed: added by one rank."""
+        """Returns the bias of a product to be summed: rank 0 alone adds it, zeros elsewhere."""
         return bias if self.rank == 0 else bias.new_zeros(bias.shape)
 
     def heads(self, heads: list[int], num_heads: int) -> list[int]:
-        """Those of these heads that this rank has, by their numbers here."""
+        """Returns which of these heads this rank has, by their indices within its share."""
         share = num_heads // self.count
         first = self.rank * share
         return [head - first for head in heads if first <= head < first + share]
 
     def sum(self, part: Tensor) -> Tensor:
-        """Over all ranks, which get the same to the last bit. May overwrite `part`."""
+        """Sums over all ranks, which get the same to the last bit. May overwrite `part`."""
         if self.count > 1:
             torch.distributed.all_reduce(part)
         return part

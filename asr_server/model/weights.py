@@ -99,7 +99,7 @@ def read_weights(directory: Path) -> Mapping[str, Tensor]:
 
 
 def _is_zip(path: Path) -> bool:
-    """Whether torch can map the file into memory: those of torch before 1.6 it cannot."""
+    """Whether torch can map the file into memory; it cannot map files of torch before 1.6."""
     with path.open("rb") as file:
         return file.read(2) == b"PK"
 
@@ -153,7 +153,7 @@ def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
         tokenizer: the checkpoint (a name or a directory) whose tokenizer and rules of generation to take;
             by default the model's own, or those of the published model with its vocabulary.
     Raises:
-        CheckpointError: it is none of these models, the directory is not empty, or no tokenizer is had.
+        CheckpointError: it is none of these models, the directory is not empty, or no tokenizer is found.
     """
     if target.exists() and (not target.is_dir() or os.listdir(target)):
         raise CheckpointError(f"{target} is there already: name a new directory")

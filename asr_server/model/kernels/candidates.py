@@ -119,7 +119,7 @@ def audio_attention(
     audio_dtype: torch.dtype | None = None,
     rows: int = _MAX_ROWS,
 ) -> Iterator[Candidate]:
-    """A decode step's attention over the audio, which is most of what a step reads, in several forms."""
+    """Candidates for a decode step's attention to the audio, most of what a step reads, in several forms."""
     heads, positions = sizes.decoder_heads, sizes.audio_positions
     depth, stride = sizes.width // heads, -(-positions // 16) * 16
     draw = _random(device, dtype)
@@ -159,7 +159,7 @@ def audio_attention(
 
 
 def encoder_attention(sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> Candidate:
-    """The encoder's attention: a batch of whole windows, and a window of another length by itself."""
+    """The candidate for the encoder's attention: a batch of whole windows, and a single shorter one."""
     positions, heads, draw = sizes.audio_positions, sizes.encoder_heads, _random(device, dtype)
     batches = [draw(_ENCODE_BATCH, positions, 3 * sizes.width), draw(1, positions // 3, 3 * sizes.width)]
     for batch in batches:
@@ -186,7 +186,7 @@ def encoder_layer(
     fp8: bool,
     rows: int | None = None,
 ) -> Iterator[Candidate]:
-    """What surrounds the products of the encoder's layers, in the sizes of a batch of whole windows."""
+    """Candidates for the work around the encoder layers' products, in the sizes of a whole batch."""
     rows = rows or _ENCODE_BATCH * sizes.audio_positions
     width, hidden, tolerance = sizes.width, sizes.encoder_hidden, _tolerance(dtype)
     draw = _random(device, dtype)
@@ -218,7 +218,7 @@ def _random(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """How far numbers about 1 may lie apart: some roundings of the type."""
+    """Returns how far numbers about 1 may differ: some roundings of the type."""
     return 1e-4 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps
 
 

@@ -19,7 +19,7 @@ NUM_WARPS = (2, 1, 4)  # of a program of flash_decode, that are worth trying; th
 
 @dataclass(frozen=True)
 class Kernels:
-    """The functions of those names in this folder, with their arguments. None: torch does it."""
+    """The kernels in use. Each field is the function of that name in this folder; None: torch does it."""
 
     flash_decode: Callable[..., Tensor] | None = None
     choose_token: Callable[..., None] | None = None
@@ -76,7 +76,7 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
 
 
 def choose(all_kernels: Kernels, candidates: Iterable[Candidate], time_s: Timer) -> Choice:
-    """Those of the kernels that are better than torch, each in its fastest form.
+    """Returns the kernels that are better than torch, each in its fastest form.
 
     A candidate is made when its turn comes.
     """
