@@ -1,6 +1,7 @@
 """The entry of the command `asr-server`, the same as `python -m asr_server`.
 
 Ctrl-C while the modules load, which takes a second, ends the process like any other, without a traceback.
+Runs first in the first process; does nothing but prepare it and call `cli`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """To nowhere: else a socket would get the number of one, and what this process and its children print."""
+    """Opens closed standard streams on /dev/null: else a socket could get one's number, and its output."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         os.set_inheritable(fd, True)
     os.close(fd)

@@ -1,8 +1,9 @@
-"""Every setting once: field, type and range, default, meaning, and with these flag and environment name.
+"""Defines each setting once: field, type, range, default, meaning; flag and environment name derive from it.
 
 The flag is the field's name with dashes; the environment name is `ASR_SERVER_` and the field's name in
 capitals unless `env` says otherwise. A flag wins over the environment. Making a `Settings` checks all of its
-values together; what depends on the machine (files, a GPU) is checked by `cli/options.py`.
+values together; what depends on the machine (files, a GPU) is checked by `cli/options.py`. Used in every
+process. Imports no torch.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ class Settings:
 
     @property
     def threads_per_rank(self) -> int:
-        """How many threads a process that computes has: its share of the cores, where no number is set."""
+        """Threads of each process that computes: its share of the cores if no number is set."""
         num_processes = self.num_replicas * self.tensor_parallel_size
         return self.cpu_threads or max(1, available_cores() // num_processes)
 
@@ -248,7 +249,7 @@ class Settings:
 
     @property
     def model_limit(self) -> str:
-        """What the model cannot do, where that is not to be expected; empty for any but the embedded one."""
+        """An unexpected limit of the model, in words; empty for any but the embedded one."""
         if not self.serves_embedded_model:
             return ""
         instead = f"; it serves because {DEFAULT_MODEL} could not be fetched" if self.why_embedded else ""
@@ -260,7 +261,7 @@ class Settings:
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """The temperature ladder as far as `max_fallbacks` lets a chunk climb it."""
+        """The temperatures tried at a chunk: the ladder's first, and `max_fallbacks` more."""
         return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
 
 
@@ -269,7 +270,7 @@ def in_mebibytes(num_bytes: float) -> str:
 
 
 def values_for(kind: type[Any], settings: Settings) -> dict[str, Any]:
-    """The settings that `kind`, a dataclass, has a field of the same name for."""
+    """Returns the settings for which `kind`, a dataclass, has a field of the same name."""
     return {field.name: getattr(settings, field.name) for field in fields(kind) if field.name in FIELDS}
 
 
@@ -282,7 +283,7 @@ FIELDS: Final[dict[str, FieldInfo]] = {
 
 
 def short_audio_mode(setting: str, dtype: str) -> str:
-    """exact or tail: who asks for float32 asks for the reference, to the token."""
+    """Chooses exact or tail for auto: with float32 the text must equal the reference, to the token."""
     if setting != "auto":
         return setting
     return "exact" if dtype == "float32" else "tail"

@@ -1,4 +1,4 @@
-"""The types that every package of the server shares. Imports nothing of ours.
+"""The types that every package of the server shares, in every process. Imports nothing of ours.
 
 Audio is always float32 mono at 16 kHz, nominally within [-1, 1]; times are seconds from the start of the
 file unless a name says otherwise.
@@ -103,7 +103,7 @@ class ChunkId(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
-    """What a replica heard: tokens and figures, never text."""
+    """A replica's result for a chunk: tokens and figures, never text."""
 
     tokens: tuple[int, ...]  # generated ones, timestamp tokens included, prompt and end-of-text not
     logprobs: tuple[float, ...]  # of each token, before temperature

@@ -1,10 +1,13 @@
-"""The errors that a user can meet, as exception types. `api.errors` alone turns them into HTTP."""
+"""The errors that a user can meet, as exception types. `api.errors` alone turns them into HTTP.
+
+Raised and caught in every process. Imports nothing of ours.
+"""
 
 from __future__ import annotations
 
 
 class RequestError(Exception):
-    """Something the sender can mend. `param` is the field at fault, `code` OpenAI's machine-readable word."""
+    """An error that the sender can mend. `param` is the field at fault, `code` OpenAI's word for programs."""
 
     code: str = "invalid_value"
     param: str | None = None
@@ -80,7 +83,7 @@ class Overloaded(RequestError):
 
 
 class ServiceUnavailable(Exception):
-    """Nothing the sender did, and worth another try later."""
+    """An error that is not the sender's fault: another try later may succeed."""
 
     code: str
 

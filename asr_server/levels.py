@@ -1,7 +1,7 @@
-"""How loud a sound is from moment to moment, and where nothing is to be heard within it.
+"""Measures how loud a sound is from moment to moment, and finds the pauses within it.
 
 Levels are the variance within 20 ms, taken every 5 ms: a constant offset and slow rumble do not count as
-sound.
+sound. Used by `audio` in the API process and by `engine` in replicas. Imports no torch; decodes no file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pauses = npt.NDArray[np.floating]  # [count, 2]: start and end in seconds, in or
 
 
 def powers(samples: Samples) -> Powers:
-    """[len(samples) // HOP] variances; the last few reach over fewer hops."""
+    """Returns [len(samples) // HOP] variances; the last few are over fewer hops."""
     hops = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
     if not len(hops):
         return np.ones(min(1, len(samples)), np.float32)  # under 5 ms: nothing to tell, so not silent
@@ -48,7 +48,7 @@ def powers(samples: Samples) -> Powers:
 
 
 def _sliding_mean(hop_sums: Samples) -> Samples:
-    """The mean over the samples of HOPS_PER_LEVEL hops from each on, of fewer at the end."""
+    """Returns the mean over the HOPS_PER_LEVEL hops from each hop on; over fewer at the end."""
     means: Samples = np.convolve(hop_sums, _AVERAGE)[HOPS_PER_LEVEL - 1 :]
     means[1 - HOPS_PER_LEVEL :] *= _FEWER_HOPS[-len(means) :]
     return means
@@ -60,7 +60,7 @@ def decibels(powers: Powers) -> Powers:
 
 
 def find_pauses(samples: Samples) -> Pauses:
-    """Stretches in which every 20 ms are quiet, or no louder than the noise that never stops."""
+    """Returns the stretches in which every 20 ms are quiet, or no louder than the constant noise."""
     levels = powers(samples)
     if not len(levels):
         return np.empty((0, 2))
@@ -80,5 +80,5 @@ def _quiet_power(levels: Powers) -> float:
 
 
 def runs(flags: npt.ArrayLike) -> npt.NDArray[np.intp]:
-    """[num_runs, 2]: the first index of each run of true flags, and the one behind its last."""
+    """Returns [num_runs, 2]: the first index of each run of true flags, and the one after its last."""
     return np.flatnonzero(np.diff(np.asarray(flags, bool), prepend=False, append=False)).reshape(-1, 2)

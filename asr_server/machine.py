@@ -1,7 +1,7 @@
-"""What this process was given of the machine (cores, memory, GPUs, files), and how it ends with its parent.
+"""Finds what this process may use of the machine (cores, memory, GPUs, files); ends it with its parent.
 
-Replicas, the forkserver and decode processes take their environment and their signals from here. Imports no
-torch.
+Used in every process. Replicas, the forkserver and decode processes take their environment and their signals
+from here. Imports no torch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def freeze_gc() -> None:
 
 
 def _own_threads() -> Iterator[int]:
-    """By the numbers that the system has for them; none where it has no such list."""
+    """Yields this process's threads by their system ids; none where the system has no such list."""
     with contextlib.suppress(FileNotFoundError):
         for thread in Path("/proc/self/task").iterdir():
             yield int(thread.name)
@@ -119,7 +119,7 @@ def visible_gpus() -> list[str]:
 
 
 def num_gpus() -> int:
-    """As the NVIDIA driver counts them, which takes milliseconds; torch would take seconds."""
+    """Counts the GPUs by the NVIDIA driver, which takes milliseconds; torch would take seconds."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -129,7 +129,7 @@ def num_gpus() -> int:
 
 
 def raise_open_files_limit() -> None:
-    """To as many as the system lets this process have: the usual 1024 are for programs that use select()."""
+    """Raises it as far as the system allows: the usual 1024 are for programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -143,7 +143,7 @@ def _affinity_mask() -> set[int]:
 
 
 def _quotas(own_cgroups: Path, root: Path) -> Iterator[float]:
-    """One for each limit on the way up from this process's group: all of them hold at once."""
+    """Yields each limit on the way up from this process's control group: all hold at once."""
     for line in _read(own_cgroups).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -164,7 +164,7 @@ def _quotas_upwards(hierarchy: Path, path: str) -> Iterator[float]:
 
 
 def _quota_and_period(folder: Path) -> tuple[str, str]:
-    """In microseconds; without a limit the quota is `max` (version 2) or -1 (version 1)."""
+    """Reads both in microseconds; without a limit the quota is `max` (version 2) or -1 (version 1)."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if quota:
         return quota, period
@@ -183,8 +183,8 @@ _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment without what looks like a secret: a child that parses what strangers send
-    could be made to tell it.
+    """Returns this process's environment without what looks like a secret: a child that parses what strangers
+    send could be made to reveal it.
     """
     return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
 

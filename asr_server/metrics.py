@@ -1,7 +1,8 @@
-"""Every metric that is counted as things happen: its name, its meaning, its labels.
+"""Defines every metric that is counted as things happen: its name, its meaning, its labels.
 
-They belong to the process, as its registry does. What can be read off the server when somebody asks, such as
-queue lengths, is not here but in `api.metrics`.
+They belong to the process, as its registry does. What can be read from the server's state on request, such as
+queue lengths, is in `api/routes.py`. Used by `api`, `realtime`, `wyoming.py`, `transcription`, `audio` and
+`dispatch`, in the API process or that of `asr-server transcribe`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class RequestStats:
             self._stages_s[name] += time.monotonic() - started_at
 
     def on_chunk_times(self, total_s: float, times: ChunkTimes) -> None:
-        """A chunk has a result, `total_s` after it came into the queue."""
+        """Counts the times of a chunk whose result came `total_s` after it was queued."""
         stages = (
             ("chunks_queued", chunk_queue_seconds, max(0.0, total_s - times.encode_s - times.decode_s)),
             ("chunks_encoded", chunk_encode_seconds, times.encode_s),
@@ -171,7 +172,7 @@ class RequestStats:
             histogram.observe(duration_s)
 
     def on_result(self, result: ChunkResult, submit: Submit) -> None:
-        """A chunk, or the part of one that was left unread, has been decoded."""
+        """Counts a decoded chunk, or the decoded rest of a chunk that was left unread."""
         self._num_chunks += submit.id.part == 0
         chunks_transcribed.labels(_temperature_label(result.temperature)).inc()
         climbed = submit.options.temperatures[1 : 1 + result.num_fallbacks]
@@ -180,7 +181,7 @@ class RequestStats:
             fallbacks.labels(label).inc()
 
     def on_read_again(self, reason: ReadAgainReason) -> None:
-        """A chunk is to be read once more, from its beginning or from the part that was left unread."""
+        """Counts a chunk that is read once more, from its beginning or from where it was left unread."""
         self._read_again[reason] += 1
         chunks_read_again.labels(reason).inc()
 
@@ -190,13 +191,13 @@ class RequestStats:
             segments_dropped.labels(reason).inc(count)
 
     def on_audio(self, duration_s: float, language: str | None) -> None:
-        """The text of so much audio is final; the language is None where none was found."""
+        """Counts audio whose text is final; the language is None where none was found."""
         if duration_s:
             self._audio_s[language or UNKNOWN_LANGUAGE] += duration_s
             audio_transcribed_seconds.labels(self._route(), language or UNKNOWN_LANGUAGE).inc(duration_s)
 
     def summary(self) -> dict[str, Any]:
-        """For a line of the log as JSON: what there was of it."""
+        """Returns what was counted, for a line of the log as JSON; zeros are left out."""
         sums = self.asked_for | {
             "stages_s": _rounded(self._stages_s),
             "audio_s": round(sum(self._audio_s.values()), 3),
@@ -209,7 +210,7 @@ class RequestStats:
         return {name: value for name, value in sums.items() if value or isinstance(value, bool)}
 
     def __str__(self) -> str:
-        """For a line of the log as text: "; audio 75.0 s, chunks 3, fallbacks 2"; empty for nothing."""
+        """Returns text for a line of the log: "; audio 75.0 s, chunks 3, fallbacks 2"; empty for nothing."""
         counts = {
             "chunks": self._num_chunks,
             "fallbacks": sum(self._fallbacks.values()),
@@ -227,7 +228,7 @@ def _rounded(durations_s: Mapping[str, float]) -> dict[str, float]:
 
 
 def _temperature_label(temperature: float) -> str:
-    """A client may ask for any temperature: all that are not of the ladder count as one."""
+    """Returns the label; all temperatures not of the ladder share one, since clients may ask for any."""
     return f"{temperature:g}" if temperature in TEMPERATURE_LADDER else "other"
 
 
@@ -235,12 +236,12 @@ _current_request_stats: Final = ContextVar[RequestStats]("_current_request_stats
 
 
 def begin_request_stats(route: Callable[[], str]) -> RequestStats:
-    """What this task, and those that it starts, take from now on counts for one request."""
+    """Counts the work of this task, and of those that it starts, from now on for one request."""
     stats = RequestStats(route)
     _current_request_stats.set(stats)
     return stats
 
 
 def current_request_stats() -> RequestStats:
-    """Returns those of the request that this task works for; new ones, where it works for none."""
+    """Returns the statistics of this task's request; new ones if it works for none."""
     return _current_request_stats.get(None) or RequestStats()

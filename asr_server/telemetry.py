@@ -1,4 +1,7 @@
-"""Logging: a line for each event, with the process that wrote it and the request that it was for."""
+"""Logging: a line for each event, with the process that wrote it and the request that it was for.
+
+Used in every process. Imports no torch; knows no requests but by their ids.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _count = itertools.count(1)
 def configure_logging(
     level: str, log_format: LogFormat = "text", process: str = "api", handler: logging.Handler | None = None
 ) -> None:
-    """Everything that this process logs goes to the handler, warnings of libraries too.
+    """Sends everything that this process logs to the handler, warnings of libraries too.
 
     Args:
         handler: where lines go; by default to standard error.
@@ -40,7 +43,7 @@ def configure_logging(
 
 
 def announce(line: str) -> None:
-    """Says what scripts wait for, on standard output; where logs are JSON, as one of them."""
+    """Prints a line that scripts wait for; where logs are JSON, logs it instead."""
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers):
         logger.info("%s", line)
     else:
@@ -51,20 +54,20 @@ def announce(line: str) -> None:
 
 
 def unique_request_id() -> str:
-    """The id of this task's request made unique, as clients may give the same one to several requests."""
+    """Makes the id of this task's request unique: clients may give several requests the same one."""
     return f"{current_request_id.get()}{_SEPARATOR}{next(_count)}"
 
 
 @contextmanager
 def working_for(id: ChunkId) -> Iterator[None]:
-    """What the block logs is for the request of this chunk, in whichever process it runs."""
+    """Marks what the block logs with the request of this chunk, in any process."""
     with logging_for(id.request_id.rpartition(_SEPARATOR)[0]):
         yield
 
 
 @contextmanager
 def logging_for(request_id: str) -> Iterator[None]:
-    """What the block logs is for the request with this id."""
+    """Marks what the block logs with this request's id."""
     token = current_request_id.set(request_id)
     try:
         yield
@@ -76,7 +79,7 @@ def logging_for(request_id: str) -> Iterator[None]:
 
 
 def _name_of(record: logging.LogRecord, process: str) -> str:
-    """A replica's, where it runs in a thread of this process."""
+    """Returns the process's name; or a replica's, if it runs in a thread of this process."""
     thread = record.threadName or ""
     return thread if thread.startswith("replica ") else process
 
@@ -98,7 +101,7 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """One object in one line, a traceback included."""
+        """Writes one object in one line, a traceback included."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -1,10 +1,11 @@
-"""The Wyoming protocol (Home Assistant's) on a port of its own. `api.server` starts and closes it.
+"""Serves the Wyoming protocol (Home Assistant's) on a port of its own. `api.server` starts and closes it.
 
-What a client says goes into an upload and from there the way of a file sent by HTTP. Its events are taken in
-order by one task; another reads ahead by one event, so that a client that leaves is noticed while its audio
-is transcribed. An event is a line of JSON, more JSON if `data_length` says so, and bytes if `payload_length`
-says so. The package's own reader takes lengths of any size, so that events are read here; its types are used
-to write. The package is an optional dependency: nothing imports this file unless `--wyoming-port` is set.
+Runs in the API process, on its event loop; never blocks it. A client's audio goes into an upload and is then
+treated like a file sent by HTTP. Its events are taken in order by one task; another reads ahead by one event,
+so that a client that leaves is noticed while its audio is transcribed. An event is a line of JSON, more JSON
+if `data_length` says so, and bytes if `payload_length` says so. The package's own reader takes lengths of any
+size, so that events are read here; its types are used to write. The package is an optional dependency:
+nothing imports this file unless `--wyoming-port` is set.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class _Header(msgspec.Struct):
 
 
 class AudioFormat(msgspec.Struct, frozen=True):
-    """As `audio-start` and each `audio-chunk` name it."""
+    """The format of the audio, as `audio-start` and each `audio-chunk` name it."""
 
     rate: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     width: Annotated[int, msgspec.Meta(ge=1, le=4)]  # bytes of a sample
     channels: Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
     def wav_header(self) -> bytes:
-        """Makes the header of a file whose length is not known yet, which decoders take."""
+        """Makes the header of a file whose length is not known yet, which decoders accept."""
         frame_bytes = self.width * self.channels
         rates = (self.rate, self.rate * frame_bytes & 0xFFFFFFFF, frame_bytes, 8 * self.width)
         content = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, self.channels, *rates)
@@ -69,7 +70,7 @@ class AudioFormat(msgspec.Struct, frozen=True):
 
 
 class Transcribe(msgspec.Struct, frozen=True):
-    """What a client may ask for beside its audio. Other fields mean nothing here and are let pass."""
+    """The options that a client may send with its audio. Other fields are ignored."""
 
     name: str | None = None  # of the model
     language: str | None = None
@@ -82,7 +83,7 @@ class Transcribe(msgspec.Struct, frozen=True):
 
 
 def content_of(event: Event, content_type: type[T]) -> T:
-    """Raises InvalidValue."""
+    """Returns the event's data as this type. Raises InvalidValue."""
     try:
         return msgspec.convert(event.data, content_type)
     except msgspec.ValidationError as error:
@@ -90,7 +91,7 @@ def content_of(event: Event, content_type: type[T]) -> T:
 
 
 async def read_event(reader: asyncio.StreamReader) -> Event | None:
-    """None: the client has left, perhaps in the middle of an event. Raises InvalidValue."""
+    """Reads an event; None: the client has left, perhaps in the middle of one. Raises InvalidValue."""
     try:
         header = msgspec.json.decode(await reader.readuntil(b"\n"), type=_Header)
         data = header.data or {}
@@ -126,7 +127,7 @@ class WyomingConnection:
         self._stats = metrics.RequestStats()  # of that utterance
 
     async def run(self) -> None:
-        """Until the client leaves, or is told an error: then the connection is of no more use to it."""
+        """Runs until the client leaves, or has been sent an error, which ends the connection."""
         try:
             async with asyncio.TaskGroup() as group:
                 reading = group.create_task(self._read())
@@ -141,14 +142,14 @@ class WyomingConnection:
             await self._refuse(first_error(errors), self._state.settings.client_grace_s)
 
     async def _read(self) -> None:
-        """Raises InvalidValue."""
+        """Reads events ahead, by one. Raises InvalidValue."""
         while (event := await read_event(self._reader)) is not None:
             await self._events.put(event)
         self._has_left.set()
         await self._events.put(None)
 
     async def _next_event(self) -> Event | None:
-        """Raises TooSlow."""
+        """Waits for the next event. Raises TooSlow."""
         limit_s = self._state.settings.keep_alive_s
         try:
             async with asyncio.timeout(limit_s):
@@ -157,7 +158,7 @@ class WyomingConnection:
             raise TooSlow(f"No event has come for {limit_s} s: {naming('keep_alive_s')}.") from None
 
     async def _handle(self, event: Event) -> None:
-        """Events of other services are let pass, as the protocol asks."""
+        """Acts on an event; those of other services are ignored, as the protocol asks."""
         grace_s = self._state.settings.client_grace_s
         if event.type == "describe":
             await self._write(self._info(), grace_s)
@@ -171,7 +172,7 @@ class WyomingConnection:
     # -- What was said -------------------------------------------------------------------------------------
 
     async def _answer(self, first: Event) -> None:
-        """Takes the audio to its end and writes its transcript.
+        """Receives the audio to its end and writes its transcript.
 
         Raises RequestError, ServiceUnavailable, ChunkFailed, ClientDisconnect.
         """
@@ -265,7 +266,7 @@ class WyomingConnection:
             return  # nobody is left to tell
 
     def _report(self, status: int) -> None:
-        """The utterance under way, if there is one, has come to its end."""
+        """Logs and counts the end of the utterance under way, if there is one."""
         if self._asked_at is not None:
             report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at, self._stats)
             self._asked_at = None
@@ -281,7 +282,7 @@ class WyomingConnection:
 
 
 class WyomingServer:
-    """As many connections as `max_connections` says; more are closed as they come."""
+    """Accepts up to `max_connections` connections; more are closed as they come."""
 
     def __init__(self, state: AppState) -> None:
         self._state = state
@@ -289,7 +290,7 @@ class WyomingServer:
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Address and port. Raises OSError."""
+        """Starts to listen and returns address and port. Raises OSError."""
         settings = self._state.settings
         self._listener = await asyncio.start_server(
             self._connect, settings.host, settings.wyoming_port, limit=MAX_LINE_BYTES
@@ -298,7 +299,7 @@ class WyomingServer:
         return host, port
 
     async def close(self) -> None:
-        """Ends every connection. What is still being transcribed has had its time: see `api.server`."""
+        """Ends every connection, also those still transcribing: `api.server` has already waited for them."""
         if self._listener is not None:
             self._listener.close()
         tasks = list(self._writers)

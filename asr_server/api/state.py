@@ -151,7 +151,7 @@ class AdmissionLimiter:
         self._mean_request_s += weight * (request_s - self._mean_request_s)
 
     def _next_turn_s(self) -> float:
-        """Seconds until this client may try again: each gets its own time, at the rate at which places free.
+        """Seconds until this client may try again: each gets its own time, as fast as places become free.
 
         With the same time, all would come back together, and most would be turned away again.
         """

@@ -1,4 +1,7 @@
-"""`asr-server models`, which lists and fetches models, and `asr-server convert`."""
+"""The commands `asr-server models`, which lists and fetches models, and `asr-server convert`.
+
+Added to the command by `cli/__init__.py`. Runs in the first process. `checkpoint` and `model` do the work.
+"""
 
 from __future__ import annotations
 

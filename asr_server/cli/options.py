@@ -1,7 +1,8 @@
-"""The fields of `config.Settings` as options of a command, in sections, and what is checked of them at once.
+"""Makes the options of a command from the fields of `config.Settings`, in sections, and checks their values.
 
-What a person needs comes before what only tuning needs. All that is wrong with the settings (files, a GPU,
-the model, packages that are missing) is told together, before anything heavy starts. Used by every command.
+Options that every user needs come before those for tuning. All that is wrong with the settings (files, a
+GPU, the model, packages that are missing) is reported together, before anything heavy starts. Used by the
+commands, in the first process. Imports no torch.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def checked_settings(
     checks: tuple[Check, ...] = (),
     before_fetch: Callable[[Settings], None] = lambda _: None,
 ) -> Settings:
-    """The settings with these values, the defaults for the others, and the model as a directory.
+    """Returns the settings with these values, the defaults for the others, and the model as a directory.
 
     A model is fetched, but not before all else is known to be right. Where `values` have no model, and the
     default cannot be had, the embedded one takes its place, and `why_embedded` says why.
@@ -85,7 +86,7 @@ def _with_embedded_model(settings: Settings, reason: str) -> Settings:
 
 
 def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """The settings, with defaults in the place of wrong values, and a line for each of those."""
+    """Returns the settings, with defaults in place of wrong values, and a line for each wrong value."""
     try:
         return Settings(**values), []
     except ValidationError as error:
@@ -126,7 +127,7 @@ def tensor_parallel(settings: Settings) -> Iterator[str]:
 
 
 def _why_no_cuda() -> str:
-    """Empty where CUDA may well work."""
+    """Returns why CUDA cannot work; empty if it may."""
     if Path("/dev/kfd").exists():
         return ""  # an AMD GPU, which torch calls cuda too
     try:
@@ -183,7 +184,7 @@ def key_file(settings: Settings) -> Iterator[str]:
 
 
 def address(settings: Settings) -> Iterator[str]:
-    """Binds, and lets go again: what would fail after the model has loaded is told at once."""
+    """Binds the port and frees it again, so that its errors are reported before the model loads."""
     yield from _why_not_on(settings, "port")
 
 
@@ -240,10 +241,10 @@ def settings_from(
     checks: tuple[Check, ...],
     model_name: str | None = None,
 ) -> Settings:
-    """The settings that a command was given; `model_name` is its argument, which wins over `--model`.
+    """Returns a command's settings; `model_name` is its argument, which wins over `--model`.
 
     Where some are wrong, it prints a line for each and ends the command. The log is set up before a model is
-    fetched, which it tells of.
+    fetched, because that is logged.
     """
     given = dict(options)
     if model_name:
@@ -263,7 +264,7 @@ def _configure_logging(settings: Settings) -> None:
 
 
 def _option(setting: str) -> Callable[[Any], Any]:
-    """The option of one setting. It takes any text: what is wrong with it, `checked_settings` says."""
+    """Makes the option of one setting. It takes any text: `checked_settings` reports what is wrong."""
     field, flag = FIELDS[setting], flag_name(setting)
     is_switch = field.annotation is bool
     return click.option(
@@ -286,7 +287,7 @@ def _metavar(kind: Any) -> str:
 
 
 class _SettingOption(click.Option):
-    """Does not take for a setting what Kubernetes says of a service named asr-server: ASR_SERVER_PORT=tcp://..."""
+    """Ignores what Kubernetes sets for a service named asr-server: ASR_SERVER_PORT=tcp://..."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)
@@ -294,7 +295,7 @@ class _SettingOption(click.Option):
 
 
 class _Switch(click.types.BoolParamType):
-    """Leaves what is neither true nor false, in an environment variable, to be refused with all the rest."""
+    """Passes on an environment variable that is neither true nor false: `checked_settings` refuses it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

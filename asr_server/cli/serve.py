@@ -1,4 +1,8 @@
-"""`asr-server serve`, and `asr-server health`: Docker's health check."""
+"""The commands `asr-server serve`, and `asr-server health`: Docker's health check.
+
+Added to the command by `cli/__init__.py`. Runs in the first process, which becomes the API process when
+`serve` calls `api/server.py`; serves nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +114,7 @@ def health(pid: int) -> None:
 
 
 def _arguments_of(pid: int) -> list[str]:
-    """What follows `serve` on the command line of the process; nothing where there is no such process."""
+    """Returns what follows `serve` on the command line of the process; empty if there is no such process."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
     except OSError:

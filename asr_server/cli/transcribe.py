@@ -1,4 +1,8 @@
-"""Defines the command `asr-server transcribe`. The work is done in `asr_server.offline`."""
+"""Defines the command `asr-server transcribe`. Added to the command by `cli/__init__.py`.
+
+Runs in the first process. Turns flags into settings and a job, and calls `asr_server.offline` with them;
+transcribes nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
 
 
 def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """`--format srt,json` and `--format srt --format json` are the same."""
+    """Splits the formats: `--format srt,json` and `--format srt --format json` are the same."""
     names = [name.strip() for value in values for name in value.split(",")]
     for name in names:
         if name not in FORMATS:
@@ -181,7 +185,7 @@ _JOB_OPTIONS: Final = (
 
 
 def _layout(options: dict[str, Any]) -> SubtitleLayout:
-    """Takes the layout's options out of all."""
+    """Removes the layout's options from `options` and returns them as a layout."""
     from asr_server.formats.render import SubtitleLayout
 
     layout = SubtitleLayout(**{field.name: options.pop(field.name) for field in fields(SubtitleLayout)})
@@ -191,7 +195,7 @@ def _layout(options: dict[str, Any]) -> SubtitleLayout:
 
 
 def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[str, ...]:
-    """Takes the options of channels out of all."""
+    """Removes the options of channels from `options` and returns the two speakers' names, if any."""
     is_split = options.pop("channels") == "split"
     names = tuple(name.strip() for name in options.pop("speakers").split(","))
     if len(set(filter(str.isprintable, filter(None, names)))) != 2 or len(names) != 2:
@@ -202,7 +206,7 @@ def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
-    """The exit status."""
+    """Transcribes here or on a server, and returns the exit status."""
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     if job["quiet"]:
@@ -239,7 +243,7 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
-    """The model's flag names one of the server's; the flags of an engine here are refused."""
+    """Transcribes on a server: `--model` names one of its models, and flags of a local engine are refused."""
     given = [name for name in sorted(LOCAL_SETTINGS) if _is_flag_given(name)]
     if given or job["manifest"]:
         flag = flag_name(given[0]) if given else "--manifest"
@@ -254,6 +258,6 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
 
 
 def _is_flag_given(name: str) -> bool:
-    """On the command line itself: the environment may be meant for a server on this machine."""
+    """Whether it is on the command line itself: the environment may be meant for a server on this machine."""
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE

@@ -1,4 +1,8 @@
-"""The JSON bodies of a transcript, field by field as OpenAI's audio API names them."""
+"""The JSON bodies of a transcript, field by field as OpenAI's audio API names them.
+
+Used by `render.py`, `api` and `offline/remote.py`, in the API process or that of `asr-server transcribe`.
+Types only: makes no body from a transcript.
+"""
 
 from __future__ import annotations
 

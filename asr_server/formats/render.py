@@ -1,6 +1,8 @@
 """A transcript as text in each of OpenAI's response formats.
 
-SubRip and WebVTT take segments as they are, or their words laid out as whisper's command lays them out.
+SubRip and WebVTT take segments as they are, or their words laid out as whisper's command lays them out. Used
+by `api`, `offline` and `cli/transcribe.py`, in the API process or that of `asr-server transcribe`; does not
+know where transcripts come from.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Line = list[Word]
 
 @dataclass(frozen=True)
 class SubtitleLayout:
-    """None: no limit. Limits need the words' times; without any, a segment is one subtitle of one line.
+    """None: no limit. Limits need the words' times; without limits, a segment is a subtitle of one line.
 
     With a width alone, a segment is one subtitle of as many lines as it takes. With a width and a number of
     lines, subtitles are filled up whatever the segments.
@@ -73,7 +75,7 @@ class Cue(NamedTuple):
 
 
 def cues(segments: Sequence[Segment], layout: SubtitleLayout) -> list[Cue]:
-    """In the order in which they begin. Each is of one speaker."""
+    """Makes the subtitles, in the order in which they begin. Each is of one speaker."""
     found = (
         cue._replace(speaker=speaker)
         for speaker, of_speaker in groupby(segments, key=lambda segment: segment.speaker)
@@ -93,7 +95,7 @@ def _cues(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Cue]:
 
 
 def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Sequence[Word]]:
-    """The words that may share a subtitle."""
+    """Yields the groups of words within which words may share a subtitle."""
     if layout.across_segments:
         yield [word for segment in segments for word in segment.words]
         return
@@ -104,7 +106,7 @@ def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Seque
 
 
 def _subtitles(words: Sequence[Word], layout: SubtitleLayout) -> Iterator[list[Line]]:
-    """Fills lines, and subtitles with lines. A word that is wider than a line has one to itself."""
+    """Fills lines with words, and subtitles with lines. A word wider than a line has a line to itself."""
     lines: list[Line] = []
     width, last_start_s = 0, 0.0
     for word in words:
@@ -128,7 +130,7 @@ def _cue(lines: list[Line]) -> Cue:
 
 
 def _highlighted(lines: list[Line]) -> Iterator[Cue]:
-    """The same subtitle for each word, and without a word underlined for the time between two."""
+    """Repeats a subtitle with each word underlined in turn, and with none between two words."""
     shown_until_s = lines[0][0].start_s
     for word in chain(*lines):
         if word.start_s > shown_until_s:
@@ -149,12 +151,12 @@ def _pieces(lines: list[Line], said: Word | None = None) -> tuple[Piece, ...]:
 
 
 def _one_line(text: str) -> str:
-    """A blank line within the text would end the cue."""
+    """Joins the lines of a text: a blank line within it would end the subtitle."""
     return " ".join(text.split())
 
 
 def srt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> str:
-    """SubRip: numbered from 1, commas before the milliseconds, a blank line behind each. Empty for none."""
+    """Writes SubRip: numbered from 1, commas before milliseconds, a blank line after each. Empty for none."""
     return "".join(
         f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_labelled(cue)}\n\n"
         for number, cue in enumerate(cues(segments, layout), start=1)
@@ -162,7 +164,7 @@ def srt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> s
 
 
 def vtt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> str:
-    """WebVTT; its text is markup, so that `&`, `<` and `>` are escaped."""
+    """Returns WebVTT, whose text is markup: `&`, `<` and `>` are escaped."""
     blocks = (
         f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n{_voiced(cue)}\n\n"
         for cue in cues(segments, layout)
@@ -176,13 +178,13 @@ def _labelled(cue: Cue) -> str:
 
 
 def _voiced(cue: Cue) -> str:
-    """With WebVTT's voice tag around what a speaker says."""
+    """Returns the text, within WebVTT's voice tag if the speaker is known."""
     text = _text(cue, _escape)
     return f"<v {_escape(cue.speaker)}>{text}</v>" if cue.speaker else text
 
 
 def _text(cue: Cue, escape: Callable[[str], str]) -> str:
-    """An arrow within the text would end the cue."""
+    """Returns the text without arrows (`-->`), which would end the subtitle."""
     pieces = (f"<u>{escape(p.text)}</u>" if p.underlined else escape(p.text) for p in cue.pieces)
     return "".join(pieces).replace("-->", "->")
 
@@ -192,7 +194,7 @@ def _escape(text: str) -> str:
 
 
 def _clock(time_s: float, point: str) -> str:
-    """`HH:MM:SS,mmm`; hours have more digits where they need them."""
+    """Writes a time as `HH:MM:SS,mmm`; hours have more digits where they need them."""
     seconds, ms = divmod(round(time_s * 1000), 1000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
@@ -204,7 +206,7 @@ ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What goes into a transcript's text beyond its format."""
+    """Options of a rendered transcript besides its format."""
 
     with_logprobs: bool = False
     with_segments: bool = True
@@ -232,7 +234,7 @@ def render(transcript: Transcript, response_format: ResponseFormat, options: Ren
 
 
 def _dump(body: BaseModel) -> str:
-    """Nothing in a body is null: what is not there is left out."""
+    """Writes a body as JSON. Fields that are None are left out: nothing is null."""
     return body.model_dump_json(exclude_none=True)
 
 
@@ -276,7 +278,7 @@ def _segment(segment: Segment) -> VerboseSegment:
 
 
 def _words(transcript: Transcript) -> Iterator[VerboseWord]:
-    """In the order of the text, where two speakers talk at once in the order in which they begin."""
+    """Yields the words in the order of the text; if there are speakers, in the order in which they begin."""
     words = [(word, segment.speaker) for segment in transcript.segments for word in segment.words]
     if any(speaker is not None for _, speaker in words):
         words.sort(key=lambda each: each[0].start_s)
@@ -307,7 +309,7 @@ def diarized_segment(segment: Segment) -> DiarizedSegment:
 
 
 def _seconds(time_s: float) -> float:
-    """To the millisecond: finer than any time that is known here."""
+    """Rounds to the millisecond, which is finer than any time that is known here."""
     return round(time_s, 3)
 
 
