@@ -1,4 +1,7 @@
-"""Decodes WAV, FLAC, MP3 and AIFF in blocks of the file's own rate and layout.
+"""Decodes WAV, FLAC, MP3 and AIFF in blocks (arrays of samples) of the file's own rate and layout.
+
+Runs in the preprocess threads of the API process, for `recording.py` and `stream.py`, and must not hold the
+interpreter lock for long. Imports no FFmpeg.
 
 A file is known by its first bytes: names and content types are not trusted. libsndfile reads by file
 descriptor: a callback into Python would need the interpreter lock. WAV is read here: RIFF and RF64,

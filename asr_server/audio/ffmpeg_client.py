@@ -1,4 +1,7 @@
-"""The server's side of the processes that decode with FFmpeg, one for each file. Used by `recording.py`.
+"""The server's side of the processes that decode with FFmpeg, one for each file.
+
+Runs in the preprocess threads of the API process, and may block these. Used by `recording.py` and `pool.py`.
+Never imports FFmpeg.
 
 Whatever a codec does (crash, hang, take a gigabyte of memory) happens in its own process. The forkserver
 has FFmpeg's libraries loaded and forks these processes. It is started with the server, or with the first
@@ -42,14 +45,14 @@ STATUS: Final = struct.Struct("<i")  # as waitpid gives it; the forkserver tells
 
 
 class DecodeTask(msgspec.Struct):
-    """Goes to a decode process with the file."""
+    """The message that goes to a decode process with the file."""
 
     limits: AudioLimits
     split_channels: bool
 
 
 class Opened(msgspec.Struct):
-    """Comes before the first samples."""
+    """The answer that comes before the first samples."""
 
     duration_s: float | None  # by the file's header
 
@@ -83,10 +86,10 @@ class DecodeProcess:
         os.close(self.status_fd)
 
     def ended_by_the_file(self) -> bool:
-        """Why the process has ended: a codec's crash, abort or endless loop is the fault of the file.
+        """Whether the file ended the process: a codec's crash, abort or endless loop is the file's fault.
 
-        No fault of the file are SIGKILL (the system was out of memory, say), waiting that used no
-        processor (SIGALRM), and a process that could not be forked or whose forkserver is gone too.
+        The file is not at fault where the process got SIGKILL (the system was out of memory, say) or SIGALRM
+        (it waited and used no processor), or could not be forked, or its forkserver is gone too.
         """
         poll = select.poll()
         poll.register(self.status_fd, select.POLLIN)
@@ -166,7 +169,7 @@ class DecodeProcesses:
         return process
 
     def _adopt(self, fds: list[int]) -> None:
-        """Has a process forked behind these ends of its connection and of the pipe for its exit status."""
+        """Has a process forked that owns these ends of its connection and of the pipe for its exit status."""
         self._start()
         try:
             self._send(fds)

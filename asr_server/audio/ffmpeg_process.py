@@ -2,7 +2,9 @@
 
 `ffmpeg_client.py` starts the first. It loads FFmpeg's libraries once and has no threads, so that forking it
 is quick and safe. FFmpeg's own queue gathers frames into one array per second of audio, because an array for
-each frame would cost as much as decoding. The server never imports this file.
+each frame would cost as much as decoding. A block is an array of consecutive samples.
+
+Runs in the FFmpeg processes alone: the API process never imports this file. Knows one file at a time.
 """
 
 from __future__ import annotations
@@ -117,13 +119,13 @@ class FfmpegDecoder:
                 self.truncated = True
 
     def _falls_short(self) -> bool:
-        """Whether a container that knows its length holds less. Raw streams only guess theirs."""
+        """Whether a container holds less than the length that it states. Raw streams only guess theirs."""
         if not self._container.format.name.startswith(("mov", "matroska")):
             return False
         return bool((self.duration_s or 0.0) - self._num_frames / self.sample_rate > MISSING_S)
 
     def _promised_s(self) -> float | None:
-        """The container's word for its length; None where it has none, as a browser's WebM."""
+        """The length that the container states; None where it states none, as a browser's WebM."""
         if self._stream.duration and self._stream.time_base:
             return float(self._stream.duration * self._stream.time_base)
         return self._container.duration / av.time_base if self._container.duration else None

@@ -1,8 +1,9 @@
-"""Gives what the C libraries of decoding print to standard error a name, and a line of the log each.
+"""Logs what the C libraries of decoding print to standard error, each line marked as a library's.
 
-libmpg123, which libsndfile has within it, prints a line or two for each damage, but not who says so.
-Whether a file is damaged the decoder tells by itself; so these lines are for `--log-level debug`. Used by
-`decoders.py`.
+Runs in a thread of the API process. Used by `decoders.py`; touches no stderr of Python's and no file.
+
+libmpg123, which is part of libsndfile, prints a line or two for each damage, but not its name. The decoder
+itself tells whether a file is damaged; so these lines are for `--log-level debug`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 @cache
 def log_messages_of_libraries() -> None:
-    """From now on what C code of this process prints to its `stderr` is logged. Python's own is left alone,
-    and so is file descriptor 2, to which a crash is reported.
+    """From now on the lines that C code of this process prints to its `stderr` are logged. Python's own is
+    left alone, and so is file descriptor 2, to which a crash is reported.
 
-    The pipe does not wait for its reader: what is too much for it is lost. Does nothing where the C library
+    The pipe does not wait for its reader: lines that do not fit are lost. Does nothing where the C library
     is not glibc, whose `stderr` is a variable that may be set (its manual, "Standard Streams").
     """
     if platform.libc_ver()[0] != "glibc":

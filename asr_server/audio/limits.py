@@ -1,4 +1,8 @@
-"""The limits on one recording, and the errors that name the limit and its setting."""
+"""The limits on one recording, and the errors that name the limit and its setting.
+
+Runs in the API process and, sent along with a file, in the FFmpeg processes. Used by the files of this
+folder, `api` and `offline`. Knows no HTTP; does not decode.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The bounded thread pool in which recordings are decoded, slice by slice.
 
 Each slice queues behind those of other recordings, so that a long file cannot hold a thread for minutes.
+
+Belongs to the event loop of the API process and never blocks it: a slice runs in a thread. Made by `api` and
+`offline`, used by `transcription`. Knows no HTTP and no model.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ QUEUED_PER_WORKER = 16
 
 @dataclass
 class PreprocessStats:
-    """For `/metrics`; written under the pool's lock."""
+    """Numbers for `/metrics`; written under the pool's lock."""
 
     queued: int = 0  # now
     busy: int = 0  # now
@@ -80,7 +83,7 @@ class PreprocessPool:
         return decoded
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Any other blocking work, in the same queue."""
+        """Runs any other blocking work in a thread, by the same queue."""
         queued_at = time.monotonic()
         self._count(queued=1)
         try:
@@ -119,7 +122,7 @@ class PreprocessPool:
         decode_processes.shutdown()
 
     def _settle(self, result: asyncio.Future[T], outcome: tuple[T | None, BaseException | None]) -> None:
-        """In the event loop: the only call from a thread that a slice costs it."""
+        """Runs in the event loop: the only call from a thread that a slice costs it."""
         self._places.release()
         value, error = outcome
         if result.cancelled():

@@ -1,5 +1,9 @@
 """Decodes one recording into chunks, slice by slice. `pool.py` runs the slices in its threads.
 
+A slice is one task of the pool: decode until a chunk is ready. Runs in threads of the API process, and may
+not touch its event loop. Used by `api`, `wyoming.py` and `offline`, which open recordings, and by
+`transcription`. Knows no HTTP.
+
 Decoders read from a file descriptor, without calling Python. Where a file's two channels are kept apart, both
 are cut from the same pass, each at its own quiet points.
 """
@@ -109,7 +113,7 @@ class Recording:
 
     @property
     def settled_s(self) -> float:
-        """Every chunk that begins before has been given, whatever its channel."""
+        """Every chunk, of any channel, that begins before this time has been given."""
         return min(splitter.num_settled for splitter in self._splitters) / SAMPLE_RATE
 
     @property

@@ -1,14 +1,16 @@
 """Cuts samples into chunks: at the quietest point in reach, or one for each stretch of speech where asked to.
 
-`recording.py` uses both; realtime sessions use the first, which skips long silences between chunks. A place
-to cut is judged by the mean level in decibels of the fifth of a second around it, which tells a pause between
-words (150 ms and more) from the closure of a stop consonant (60 ms).
+Runs in the preprocess threads of the API process for `recording.py`, which uses both ways. Realtime sessions
+use the first on the event loop; it skips long silences between chunks. Reads no file and knows no requests.
+
+A place to cut is judged by the mean level in decibels of the fifth of a second around it, which tells a pause
+between words (150 ms and more) from the closure of a stop consonant (60 ms).
 
 Speech is looked for where a request has a `chunking_strategy`. OpenAI's normalises loudness before it looks
 for voices, and so does this, for the detector and the model alike; the default way leaves samples as they
 are. The level of a place is that of the vowels around it: the morphological closing of the levels of 50 ms,
 which bridges pauses (the quieter of both sides counts) and still jumps just where the loudness does. Sound is
-lifted by no more than it stands above the quiet around it, so that noise stays what it is.
+amplified by no more than it is louder than the quiet around it, so that noise stays as it is.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Splitter:
 
     @property
     def num_settled(self) -> int:
-        """Samples from the start of which every chunk has been given."""
+        """The number of samples, from the start, of which every chunk has been given."""
         return self._start
 
     @property
@@ -70,8 +72,8 @@ class Splitter:
         self._start, self._num_held, self._buffer = self.num_samples, 0, np.empty(0, np.float32)
 
     def push(self, samples: Samples) -> list[Piece]:
-        """The pieces whose ends are known now: a chunk's is once the samples behind it are there that must be
-        left for the next one. Copies what it is given.
+        """The pieces whose ends are known now: a chunk's end is known once as many samples as the next chunk
+        must have are there behind it. Copies the samples.
         """
         pieces: list[Piece] = []
         while len(samples):
@@ -182,7 +184,7 @@ PerBlock = npt.NDArray[np.float32]
 
 
 class LoudnessNormalizer:
-    """Takes consecutive samples, gives as many back, 1.9 s later, which is what it holds of them."""
+    """Takes consecutive samples and gives as many back; it holds 1.9 s of them, to be that much later."""
 
     def __init__(self) -> None:
         self._held = np.empty(0, np.float32)  # samples not given back yet
@@ -237,7 +239,7 @@ def _variances(blocks: npt.NDArray[np.float32]) -> PerBlock:
 
 
 def _gains(levels: PerBlock) -> PerBlock:
-    """By which the samples of each block are to be multiplied."""
+    """The factors by which the samples of each block are to be multiplied."""
     speech = _greatest(-_greatest(-_greatest(levels, REACH), REACH), EDGE)
     quiet = -_greatest(-levels, REACH)
     lift_db = np.clip(speech - quiet - STEADY_DB, 0.0, MAX_GAIN_DB)
@@ -246,7 +248,7 @@ def _gains(levels: PerBlock) -> PerBlock:
 
 
 def _greatest(values: PerBlock, reach: int) -> PerBlock:
-    """Within `reach` of each."""
+    """For each value, the greatest within `reach` of it."""
     outside = np.full(reach, -np.inf, np.float32)
     greatest = np.concatenate([outside, values, outside])
     reached = 1  # values from each on, of which it is the greatest
@@ -304,7 +306,7 @@ class VoiceSplitter(Splitter):
         return 0, quietest_cut(powers(held)[: min(self._max_chunk, len(held) - self._min_rest) // HOP])
 
     def _chunk_end(self, stretches: list[tuple[int, int]]) -> int:
-        """Behind the first stretch. A pause too short for both paddings is shared."""
+        """The end behind the first stretch. A pause too short for both paddings is shared."""
         end = stretches[0][1]
         if len(stretches) == 1:
             return end + self._silence

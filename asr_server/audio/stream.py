@@ -1,6 +1,7 @@
-"""Reads a file as blocks of 16 kHz, mixed or two channels apart, and checks the limits on the way.
+"""Reads a file as blocks (arrays of samples) of 16 kHz, mixed or two channels apart, and checks limits.
 
-Used by `recording.py`; realtime sessions use its resampler.
+Runs in the preprocess threads of the API process for `recording.py`, and in the FFmpeg processes. Realtime
+sessions use its resampler. Knows no requests, and no event loop.
 """
 
 from __future__ import annotations
@@ -95,14 +96,14 @@ def _finite(samples: Samples) -> Samples:
 
 
 class Stream(Protocol):
-    """What `Recording` reads from, whether the decoder is here or in a process of its own."""
+    """The file as `Recording` reads it, whether the decoder is in this process or in one of its own."""
 
     @property
     def truncated(self) -> bool: ...
 
     @property
     def duration_s(self) -> float | None:
-        """What the file's header says, once the first block is read."""
+        """The length that the file's header states, known once the first block is read."""
         ...
 
     def read(self) -> Samples | None:

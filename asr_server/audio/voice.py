@@ -1,4 +1,7 @@
-"""Tells speech from other sound, by Silero's detector. Used by `split.py` and `pool.py`'s callers.
+"""Tells speech from other sound, by Silero's detector.
+
+Runs in the preprocess threads of the API process, for `split.py` and `transcription/voice_check.py`; realtime
+sessions push their samples on its event loop. Imports no torch; decides nothing about text.
 
 The weights are those of the package silero-vad (MIT), in a graph of our own that takes a third of the time
 (`tools/make_voice_detector.py`). It runs in onnxruntime, many frames in a call, with the interpreter lock
@@ -117,10 +120,10 @@ def speech_probabilities(samples: Samples) -> Probabilities:
 
 
 def holds_speech(samples: Samples) -> bool:
-    """Whether anybody is likely to speak: a doubtful text of what holds no speech is no text.
+    """Whether anybody is likely to speak: a doubtful text of sound without speech is dropped.
 
-    What the detector makes of a short sound depends much on where its frames begin. So unless it is certain
-    at once, it hears the sound three times, each a third of a frame later, and the mean counts.
+    For a short sound the detector's answer depends much on where its frames begin. So unless it is certain at
+    once, it scores the sound three times, each a third of a frame later, and the mean counts.
     """
     first, *others = PHASES
     heard = _sustained_probability(samples, first)
@@ -145,7 +148,7 @@ def possible_speech_s(samples: Samples) -> list[tuple[float, float]]:
 
 
 def _stretches_s(samples: Samples, threshold: float, min_frames: int) -> list[tuple[float, float]]:
-    """Those in which somebody may speak, with so many frames in which it is as likely as `threshold`."""
+    """Stretches in which somebody may speak, with so many frames at least as likely as `threshold`."""
     probabilities = _score_isolated(samples)[SILENCE // FRAME :]
     return [
         (first * FRAME_S, end * FRAME_S)
@@ -174,7 +177,7 @@ def _score_isolated(samples: Samples, phase: int = 0) -> Probabilities:
 
 
 def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:
-    """For each frame: speech begins where the threshold is reached, and goes on as long as little less is."""
+    """Whether each frame is speech: it begins at the threshold, and goes on down to a little below."""
     flags: list[bool] = []
     for probability in probabilities.tolist():
         was_speech = probability >= threshold - (HYSTERESIS if was_speech else 0.0)
