@@ -237,7 +237,7 @@ class Settings:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may ask for: the served name first, then the aliases."""
+        """The names by which clients may ask for the model: the served name first, then the aliases."""
         path = Path(self.model).expanduser()
         own_name = path.stem if path.is_file() else path.name if path.is_dir() else self.model
         name = self.served_model_name or own_name
@@ -304,7 +304,7 @@ def naming(setting: str) -> str:
 
 
 def allowed_values(setting: str) -> str:
-    """What a setting takes, in words: `a whole number from 0 to 65535`."""
+    """Describes the values that a setting takes: `a whole number from 0 to 65535`."""
     kind = FIELDS[setting].annotation
     if words := _extra(setting)["allowed"]:
         return words

@@ -73,7 +73,7 @@ class ModelNotFound(RequestError):
 
 
 class Overloaded(RequestError):
-    """As many requests are in flight, or connections open, as the server takes."""
+    """The limit of requests in flight or of open connections is reached."""
 
     code = "server_overloaded"
 

@@ -96,7 +96,7 @@ def cpu_quota() -> float:
 
 
 def cpu_flags() -> set[str]:
-    """What the processor can do, as /proc/cpuinfo spells it; empty on another system than Linux."""
+    """Returns the processor's features, as /proc/cpuinfo spells them; empty on other systems than Linux."""
     lines = _read(Path("/proc/cpuinfo")).splitlines()
     return {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
 

@@ -134,8 +134,8 @@ replica_restarts: Final = _counter("asr_replica_restarts", "Starts in the place 
 
 
 class RequestStats:
-    """What one request or WebSocket has taken so far. It is counted for `/metrics` in the same place, and
-    summed up here for the request's line of the log.
+    """Sums up the work for one request or WebSocket so far, for its line of the log. The same methods count it
+    for `/metrics` too.
 
     Args:
         route: where it came in. It is asked late: the route is known only once the request has reached it.
