@@ -1,4 +1,4 @@
-"""What the API process and a replica say to each other, and the two ends of their connection.
+"""The messages between the API process and a replica, and the two ends of their connection.
 
 Commands go to a replica, events come back. Whatever is about a chunk names (request, chunk, part, attempt).
 `EngineClient` is the API's end, which never blocks the event loop; `EngineServer` is the replica's, used by
@@ -51,7 +51,7 @@ Command = Submit | SetLanguage | Cancel | Drain
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What a replica's engine runs with."""
+    """The settings that a replica's engine runs with."""
 
     device: str
     dtype: str
@@ -80,7 +80,7 @@ class LanguageDetected(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChunkTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Where a chunk's time in its slot went."""
+    """How long a chunk was encoded and decoded."""
 
     encode_s: float
     decode_s: float  # language detection and fallbacks included

@@ -212,7 +212,7 @@ class SharedMemoryWriter:
 
 
 def create_shared_memory() -> SharedMemoryWriter | None:
-    """None where the system has no unnamed files in memory: arrays then go along with their messages."""
+    """Returns None where the system has no unnamed files in memory: arrays then go with their messages."""
     try:
         return SharedMemoryWriter()
     except (OSError, AttributeError) as error:

@@ -37,7 +37,7 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 # How preprocessor_config.json describes the log-mel frames of every Whisper model.
 FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
 SHORT_STEP: Final = 100  # positions, 2 s: the cache's rows of keys are read in such blocks
-MARGIN_POSITIONS: Final = 25  # of silence that are always encoded behind a chunk, where its window has them
+MARGIN_POSITIONS: Final = 25  # of silence that are always encoded after a chunk, where its window has them
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class AudioWindow:
     @classmethod
     def from_directory(cls, directory: Path) -> AudioWindow:
         """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, two
-        keys of this server's own: `max_chunk_s`, for a checkpoint that hears better in shorter chunks, and
+        keys of this server's own: `max_chunk_s`, for a checkpoint that errs less in shorter chunks, and
         `padding` ("zeros"), for one that is to be read as openai-whisper reads it, to the digit.
 
         Raises:
@@ -119,7 +119,7 @@ ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4
 
 
 class StoredTensor(NamedTuple):
-    """Where a file has a tensor: its numbers row by row, little-endian, from the byte `offset` on."""
+    """The place of a tensor in a file: its numbers row by row, little-endian, from the byte `offset` on."""
 
     dtype: str  # as safetensors names them: F32, F16, BF16, I8 ...
     shape: tuple[int, ...]

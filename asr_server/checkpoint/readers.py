@@ -123,7 +123,7 @@ def _number(file: BinaryIO, kind: str) -> int:
 
 
 def _text(file: BinaryIO) -> str:
-    """A text with its length before it and a zero behind it."""
+    """Reads a text with its length before it and a zero after it."""
     length = _number(file, "H")
     if len(text := file.read(length)) < length:
         raise EOFError

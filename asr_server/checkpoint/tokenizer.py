@@ -246,7 +246,7 @@ class Timestamps:
         return closed + 1, tail_s
 
     def _last_closed(self, result: ChunkResult) -> int | None:
-        """The index of the timestamp behind which the audio is unread."""
+        """Returns the index of the timestamp after which the audio is unread."""
         tokens, borders = result.tokens, self.borders(result.tokens)
         last = len(tokens) - 1
         if last > 0 and self.is_time(tokens[last]) and last not in borders:

@@ -1,6 +1,6 @@
 """The configuration of an engine: chooses for this machine what is left open, and loads model and tokenizer.
 
-`engine_info` says what an engine runs with, and why, in words for whoever runs it. `load` takes from the
+`engine_info` says what an engine runs with, and why, in words for the operator. `load` takes from the
 checkpoint what an engine needs, whole or one rank's share. Runs in the replica's process, once at the start.
 Used by `engine.py`, `runner.py`, `encoding.py` and the ranks; computes no step.
 """
@@ -58,7 +58,7 @@ class EngineConfig:
     encoder_dtype: str = "auto"  # of the products of the encoder's layers; the same
     num_on_device: int = 1  # engines that share the device's memory
     num_ranks: int = 1  # processes that are one engine, each with its part of the model (tensor parallelism)
-    short_audio: str = "exact"  # tail: the silence behind a chunk is not encoded with it; see `config.py`
+    short_audio: str = "exact"  # tail: the silence after a chunk is not encoded with it; see `config.py`
 
     @classmethod
     def from_settings(cls, settings: Settings, num_on_device: int = 1) -> EngineConfig:
@@ -189,8 +189,8 @@ def choose_num_slots(
     audio_dtype: torch.dtype | None = None,
     num_more: int = 0,
 ) -> int:
-    """As many slots as a share of the free memory holds beside `num_more` others, up to the number that still
-    speeds up a step.
+    """Returns as many slots as a share of the free memory holds beside `num_more` others, up to the
+    number that still speeds up a step.
     """
     share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device, num_on_device)
     # On CPU all parts of a slot lie in one memory.

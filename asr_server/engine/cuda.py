@@ -1,4 +1,4 @@
-"""What an engine needs of a GPU beyond torch: streams, graphs, and copies that the host does not wait for.
+"""Has what an engine needs of a GPU beyond torch: streams, graphs, copies that the host does not wait for.
 
 A decode step is hundreds of kernels, and launching them one by one takes longer than running them: it is
 recorded as CUDA graphs, one for each shape, of which the one that fits is replayed. On the CPU there are no
@@ -202,7 +202,7 @@ class Transfers:
             self._h2d, self._d2h = new_stream(), new_stream()
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """For use in the current stream."""
+        """Copies to the device, for use in the current stream."""
         if self._device.type == "cuda" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
         if self._h2d is None:

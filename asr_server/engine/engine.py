@@ -341,7 +341,7 @@ class Engine:
 
     def _align(self) -> None:
         """Gives tokens their times, of a few sequences a step: those that run do not wait for long where many
-        finish together. The slots are free as soon as the device has been told to.
+        finish together. The slots are free as soon as the work is launched.
         """
         batch, self._to_align = self._to_align[:ALIGN_BATCH], self._to_align[ALIGN_BATCH:]
         if batch:

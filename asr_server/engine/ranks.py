@@ -124,7 +124,7 @@ def join(config: EngineConfig, rank: int, store: str) -> None:
 
 
 class LeadingRunner:
-    """Rank 0's runner: each call is told to the other ranks before it is made here."""
+    """Rank 0's runner: each call is sent to the other ranks before it is made here."""
 
     def __init__(self, runner: Runner, broadcast: Broadcast) -> None:
         self.model = runner.model

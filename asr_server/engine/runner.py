@@ -55,7 +55,7 @@ class StepPlan:
     restricted: bool = False  # some of these within a top-k, top-p or min-p
     penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
     beams: tuple[int, ...] = ()  # rows that are hypotheses of a beam search
-    num_candidates: int = 0  # next tokens that are told of each of these
+    num_candidates: int = 0  # next tokens that are reported of each of these
 
 
 class StepResult(NamedTuple):

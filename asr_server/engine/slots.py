@@ -79,7 +79,7 @@ class SlotState:
         self.active[source].zero_()
 
     def begin(self, starts: Sequence[SlotStart], before_first_time: int, transfers: Transfers) -> None:
-        """Sets slots to the ends of their prompts and of the tokens behind these. Which tokens these are is
+        """Sets slots to the ends of their prompts and of the tokens after these. Which tokens these are is
         not noted in `generated`: a beam search has no penalties.
 
         All values cross to the device in one copy: on CUDA, storing a Python number in a tensor makes the

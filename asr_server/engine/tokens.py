@@ -167,7 +167,7 @@ def _gumbel_noise(state: SlotState, vocabulary: int) -> Tensor:
 
 
 def _shifted(bits: Tensor, count: int) -> Tensor:
-    """To the right, with zeros coming in: torch's own shift repeats the sign."""
+    """Shifts bits to the right, filling with zeros: torch's own shift repeats the sign."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 

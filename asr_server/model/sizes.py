@@ -79,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_alignment_heads(directory: Path, sizes: WhisperSizes) -> AlignmentHeads:
-    """As generation_config.json names them, `[[layer, head], ...]`, else openai/whisper's default.
+    """Reads generation_config.json's heads, `[[layer, head], ...]`; openai/whisper's default if it has none.
 
     Raises:
         ValueError: it names a head that the model does not have.
