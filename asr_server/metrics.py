@@ -134,8 +134,8 @@ replica_restarts: Final = _counter("asr_replica_restarts", "Starts in the place 
 
 
 class RequestStats:
-    """Sums up the work for one request or WebSocket so far, for its line of the log. The same methods count it
-    for `/metrics` too.
+    """Sums up the work for one request or WebSocket so far, for its line of the log. The same methods count
+    it for `/metrics` too.
 
     Args:
         route: where it came in. It is asked late: the route is known only once the request has reached it.
