@@ -1,7 +1,10 @@
 """Turns the arguments of the command line into recordings, and chooses the paths of their results.
 
-Checks that each can be opened; whether it is audio, only decoding tells. No two inputs share a result and no
-input is written over; only names are compared: whether a result exists already is the outputs' business.
+Runs in the process of `asr-server transcribe`, for `run.py`, `outputs.py` and `manifest*.py`. Its calls may
+block; it decodes nothing.
+
+Checks that each can be opened; only decoding tells whether it is audio. No two inputs share a result and no
+input is written over. Only names are compared: `outputs.py` checks whether a result exists already.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ def collect_inputs(arguments: Iterable[str], recursive: bool) -> tuple[list[Inpu
 
 
 def buffered(input: Input) -> Input:
-    """The same for a recording in a file. Of a stream everything is read into a nameless file, since the
+    """The input itself if it is a file. A stream is read to its end into a nameless file, since the
     decoders' libraries need to seek. Raises OSError.
     """
     if isinstance(input.source, Path):
@@ -73,7 +76,7 @@ def buffered(input: Input) -> Input:
 
 
 def require_file(path: Path) -> None:
-    """Raises OSError for what is no file or cannot be read."""
+    """Raises OSError where the path is no file or cannot be read."""
     if not path.is_file():
         path.stat()
         raise OSError("neither a file nor a folder")
@@ -112,7 +115,7 @@ def _file(path: Path, relative: PurePath) -> Input:
 
 
 def _whole_path(path: Path) -> PurePath:
-    """The path from the working directory down, or from the root for what lies elsewhere."""
+    """The path below the working directory, or below the root for a file that lies elsewhere."""
     absolute = Path(os.path.abspath(path))
     below = Path.cwd() if absolute.is_relative_to(Path.cwd()) else Path(absolute.anchor)
     return absolute.relative_to(below)
@@ -148,7 +151,7 @@ def result_paths(inputs: Sequence[Input], folder: Path, endings: Sequence[str]) 
     """For each input the paths of its results, one for each ending.
 
     `talk.wav` gives `talk.srt`. Beside a `talk.mp3` it gives `talk.wav.srt`; beside a `talk.wav` of another
-    folder it keeps its own folder. Disks that ignore case are thought of.
+    folder it keeps its own folder. Names that differ in case alone count as equal.
     """
     levels = [0] * len(inputs)
     taken = {_key(input.source) for input in inputs if isinstance(input.source, Path)}

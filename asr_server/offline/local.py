@@ -1,6 +1,8 @@
 """Takes one recording to its transcript with the pipeline of this process, as a call of the command asked.
 
-`run.py` knows the protocol `FileTranscriber` alone; `remote.py` has the one that asks a server elsewhere.
+Runs in the process of `asr-server transcribe`, or in an actor of `manifest_ray.py`, on the event loop, and
+imports no torch. `cli/transcribe.py` and `manifest*.py` make its transcriber. `run.py` knows the protocol
+`FileTranscriber` alone; `remote.py` has the transcriber that asks a server elsewhere.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class TranscribeJob:
 
     @property
     def has_several_inputs(self) -> bool:
-        """By what was written, not by what was found, so that a script's output keeps its shape."""
+        """Judged by the arguments, not by the files found, so that a script's output keeps its shape."""
         return len(self.arguments) > 1 or Path(self.arguments[0]).is_dir()
 
 
@@ -67,7 +69,7 @@ OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and i
 
 class FileTranscriber(Protocol):
     def running(self) -> AbstractAsyncContextManager[object]:
-        """What it needs runs while the block does. Raises EngineUnavailable, InvalidValue."""
+        """Starts what it needs, and ends it with the block. Raises EngineUnavailable, InvalidValue."""
         ...
 
     async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
@@ -126,7 +128,7 @@ class LocalTranscriber:
             return session.transcript()
 
     def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
-        """The job's options with what one recording has of its own. Raises InvalidValue."""
+        """The job's options with the language and prompt of one recording. Raises InvalidValue."""
         own = self.options
         if language is not None:
             own = msgspec.structs.replace(own, language=self._transcriber.languages.code(language))

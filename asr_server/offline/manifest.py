@@ -1,4 +1,6 @@
-"""What a manifest says and what becomes of each of its lines, for `manifest_run.py` and `manifest_ray.py`.
+"""Reads a manifest and has its lines transcribed and reported, for `manifest_run.py` and `manifest_ray.py`.
+
+Runs in the process of `asr-server transcribe`, or in an actor of `manifest_ray.py`. Imports no torch, no Ray.
 
 A manifest is JSON lines, each of which names a recording; one line is held at a time. Results are written
 below one folder, each whole or not at all. A result's path follows from the entry's id alone, so that another
@@ -36,7 +38,7 @@ _BLOCK_BYTES: Final = 1 << 20
 
 
 class _Line(msgspec.Struct):
-    """What a line may say; other fields are let pass, since manifests of other tools have their own."""
+    """The fields of a line; others are ignored, since manifests of other tools have their own."""
 
     audio: Annotated[str, msgspec.Meta(min_length=1)]
     id: Annotated[str, msgspec.Meta(min_length=1)] | None = None
@@ -70,7 +72,7 @@ def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Ite
 
 
 def count_lines(manifest: Path) -> int:
-    """Those that are not blank, without parsing them: a gigabyte takes seconds. Raises OSError."""
+    """Counts lines that are not blank, without parsing: a gigabyte takes seconds. Raises OSError."""
     count, at_beginning = 0, True
     with manifest.open("rb") as file:
         while part := file.readline(_BLOCK_BYTES):  # of a long line the beginning decides
@@ -129,7 +131,7 @@ class ManifestResults:
         return all(os.path.exists(self._path(id, ENDINGS[name])) for name in self._job.formats)
 
     def write(self, id: str, transcript: Transcript) -> None:
-        """Raises OSError for this one; OutputError where no other result could be written either."""
+        """Raises OSError if this result cannot be written, OutputError if no other could be either."""
         try:
             for name in self._job.formats:
                 content = rendered(transcript, name, self._job.render_options)
@@ -145,7 +147,7 @@ class ManifestResults:
 
 
 def _file_name(id: str, digest: str) -> str:
-    """The id, with what a file's name cannot hold as %XX. Two ids never share a name."""
+    """The id, with characters that a file's name cannot have as %XX. Two ids never share a name."""
     name = _UNFIT.sub(lambda found: f"%{ord(found[0]):02X}", id)
     encoded = name.encode()
     if len(encoded) <= _MAX_NAME_BYTES:
@@ -160,7 +162,7 @@ Outcome = Literal["transcribed", "skipped", "failed"]
 
 
 class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """What became of one line."""
+    """The outcome of one line."""
 
     offset: int  # of the line in the manifest, in bytes
     outcome: Outcome
@@ -171,7 +173,7 @@ class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class JobStopped(msgspec.Struct, frozen=True, tag=True):
-    """From an actor that can go on with no line, in the place of reports."""
+    """Sent instead of reports by an actor that cannot go on with any line."""
 
     reason: str
 
@@ -273,7 +275,7 @@ class LineTranscriber:
         return LineReport(entry.offset, "transcribed", entry.id, str(entry.audio), duration_s=duration_s)
 
     async def _transcribe(self, entry: Entry) -> float:
-        """The recording's length in seconds. What could be read of a damaged one is transcribed."""
+        """Returns the recording's length in seconds. Of a damaged one, what is readable is transcribed."""
         options = self._transcriber.options_for(entry.language, entry.prompt)
         await asyncio.to_thread(require_file, entry.audio)
         transcript = await self._transcriber.transcribe(entry.audio, lambda done_s, total_s: None, options)

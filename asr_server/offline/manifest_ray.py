@@ -1,8 +1,12 @@
 """Runs a manifest job as a pool of actors over a Ray cluster. Imported only for `--executor ray`.
 
-The driver names parts of the manifest by their numbers and takes reports; an actor reads its parts itself and
-does with each line what `run.py` does. So the driver holds neither lines nor texts, and what an actor had
-under way when its node was lost is done again elsewhere, but for the results that are there already.
+`run_on_ray` runs in the process of `asr-server transcribe` (the driver), for `manifest_run.py`, and blocks;
+`PartTranscriber` runs in the actors' processes. Neither imports torch.
+
+A part here is a range of the manifest's bytes. The driver names parts by their numbers and takes reports; an
+actor reads its parts itself and does with each line what `manifest_run.py` does. So the driver holds neither
+lines nor texts. The lines that an actor had under way when its node was lost are done again elsewhere, except
+those whose results are there already.
 """
 
 from __future__ import annotations
@@ -164,11 +168,11 @@ class PartTranscriber:
 
 
 def _settings_elsewhere(settings: Settings) -> Settings:
-    """For an actor: one replica, and the model by the name that every node finds it by."""
+    """The settings for an actor: one replica, and the model by a name by which every node finds it."""
     model = name_elsewhere(Path(settings.model))
     return replace(settings, executor="multiprocess", replicas=1, model=model)
 
 
 def _settings_here(settings: Settings) -> Settings:
-    """The same with the model's directory on this node, fetched if need be."""
+    """The settings with the model's directory on this node; the model is fetched if need be."""
     return replace(settings, model=str(resolve_checkpoint(settings.model)))

@@ -1,4 +1,8 @@
-"""Takes a call of `asr-server transcribe --manifest` from its checks to its exit status."""
+"""Takes a call of `asr-server transcribe --manifest` from its checks to its exit status.
+
+Runs in the process of `asr-server transcribe`. Called by `cli/transcribe.py`. Imports no torch, and Ray
+only for `--executor ray`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     """Transcribes every entry that has no result yet. Returns the exit status of the command.
 
     Raises:
-        OutputError, InvalidValue: something is wrong for all; nothing was decoded.
+        OutputError, InvalidValue: no entry can be transcribed or written; nothing was decoded.
     """
     assert job.manifest is not None
     assert job.output_dir is not None

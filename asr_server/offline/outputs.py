@@ -1,6 +1,7 @@
 """Writes results: as files in a folder, each whole or not at all, or to standard output in order.
 
-`run.py` knows `Outputs` alone.
+Runs in the process of `asr-server transcribe`; writes in threads, not on the event loop.
+`run.py` knows the protocol `Outputs` alone; `manifest.py` uses the functions. Knows no transcriber.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from asr_server.offline.local import TranscribeJob
 
 
 class OutputError(Exception):
-    """Nothing more can be written there, whatever the input; the message is a line."""
+    """No result of any input can be written there any more; the message is one line."""
 
 
 class Outputs(ABC):
@@ -38,17 +39,17 @@ class Outputs(ABC):
         return None
 
     def begin(self, indices: Sequence[int]) -> None:  # noqa: B027  (nothing to do is the usual case)
-        """These inputs, in this order, will each be written or left out."""
+        """Announces the inputs that will each be written or left out, in this order."""
 
     @abstractmethod
     async def write(self, index: int, transcript: Transcript) -> str:
         """Writes the result; says in which files. Raises OSError for this one, OutputError for all."""
 
     async def leave_out(self, index: int) -> None:  # noqa: B027
-        """There will be no result for this input."""
+        """Says that there will be no result for this input."""
 
     def close(self) -> None:  # noqa: B027
-        """Nothing more comes, perhaps because of an interruption."""
+        """Called when no more results come, perhaps because of an interruption."""
 
 
 def rendered(
@@ -59,7 +60,7 @@ def rendered(
 
 
 def printable(text: str) -> str:
-    """As one line without control characters, which file names may have, and what is no text as escapes."""
+    """The text in one line: control characters (file names may have them) and undecodable bytes escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -143,7 +144,7 @@ async def _finished(write: Coroutine[Any, Any, str]) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """By way of a hidden file beside it, so that half a result never has a result's name."""
+    """Writes a hidden file beside it, then renames it: half a result never has a result's name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".asr-server-{os.getpid()}-{next(_numbers)}.partial")
     try:
@@ -188,7 +189,7 @@ class StandardOutput(Outputs):
         await self._add(index, b"")
 
     def close(self) -> None:
-        """What still waits is printed although something before it is missing."""
+        """Prints the results that still wait, although one before them is missing."""
         _print(b"".join(content for _, content in sorted(self._held.items())))
         self._held.clear()
 

@@ -1,5 +1,8 @@
 """Takes one recording to its transcript on a server elsewhere. `run.py` keeps several under way.
 
+Runs in the process of `asr-server transcribe --url`, on its event loop. Made by `cli/transcribe.py`. Loads no
+model and imports no torch.
+
 The answer is asked for as a stream: it tells how far the server is, and no proxy takes a long recording's
 silence for the end. Its last event becomes a transcript that renders as it would have on the server.
 Recordings are sent as they are read, and read again for another try; the server's answer says whether and
@@ -105,7 +108,7 @@ T = TypeVar("T")
 
 
 class TryAgain(Exception):
-    """Worth another try, after `wait_s` where the server said so. `error` is what it is in the end."""
+    """Another try is worthwhile, after `wait_s` if the server says so. `error` is raised after the last."""
 
     def __init__(self, error: Exception, wait_s: float | None = None) -> None:
         super().__init__(str(error))
@@ -114,7 +117,7 @@ class TryAgain(Exception):
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of the first attempt that does not ask for another. Raises what the last one had."""
+    """The result of the first attempt that does not ask for another. Raises the error of the last one."""
     started_at, num_unasked = time.monotonic(), 0
     while True:
         try:
@@ -128,7 +131,7 @@ async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 def _backoff_s(num_tries: int) -> float:
-    """Spread, so that many recordings do not come back together."""
+    """The time to wait, spread at random so that many recordings do not come back together."""
     return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)
 
 
@@ -160,7 +163,7 @@ def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
 
 
 def _refusal_of_a_request(detail: Mapping[str, Any], message: str) -> RequestError:
-    """What is wrong with a field is wrong for every file; what is wrong with the file is not."""
+    """The exception for a refusal: an error in a field concerns every file, one in the file only that."""
     return InvalidAudio(message) if detail.get("param") in PARAMS_OF_ONE_FILE else InvalidValue(message)
 
 
@@ -328,7 +331,7 @@ def _checked(body: Any) -> Done:
 
 
 def _form_fields(job: TranscribeJob) -> dict[str, Any]:
-    """All but the file and the model. What is left to the server's defaults is left out."""
+    """The form's fields but the file and the model. Those with the server's defaults are left out."""
     fields: dict[str, Any] = {
         "stream": "true",
         "stream_include_segments": "true",

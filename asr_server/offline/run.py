@@ -1,8 +1,10 @@
 """Takes a call of `asr-server transcribe` from its checks to its exit status, for `cli/transcribe.py`.
 
-Many recordings go through one transcriber at once, and their results to the outputs. What goes wrong with one
-recording does not stop the others. How far the run is, standard error shows: bars on a terminal, lines where
-there is none, and at the end what became of the inputs.
+Runs in the process of `asr-server transcribe`, whose event loop it starts; imports no torch.
+
+Many recordings go through one transcriber at once, and their results to the outputs. An error in one
+recording does not stop the others. Standard error shows how far the run is: bars on a terminal, lines where
+there is none, and at the end the outcome of the inputs.
 """
 
 from __future__ import annotations
@@ -225,7 +227,7 @@ def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber
     The transcriber is made only if there is something to transcribe.
 
     Raises:
-        OutputError, InvalidValue: something is wrong for all; nothing was decoded.
+        OutputError, InvalidValue: no recording can be transcribed or written; nothing was decoded.
     """
     if job.output_dir is not None:
         check_writable(job.output_dir)
