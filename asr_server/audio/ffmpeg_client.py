@@ -136,7 +136,7 @@ class DecodeProcesses:
         return process
 
     def give_back(self, process: DecodeProcess) -> None:
-        """Only one whose last file is done: it will say nothing more."""
+        """Takes back a process whose last file is done, so that it sends nothing more."""
         with self._lock:
             if len(self._idle) < MAX_IDLE and self._forkserver is not None:
                 self._idle.append(process)

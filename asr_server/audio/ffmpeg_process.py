@@ -187,7 +187,7 @@ def _kind(frame: Any) -> tuple[str, int, int]:
 
 
 def _to_block(frame: Any) -> Block:
-    """[frames, channels] float32, full scale 1.0; planar samples stay planar underneath."""
+    """A frame as [frames, channels] float32, full scale 1.0; planar samples stay planar underneath."""
     array = frame.to_ndarray()  # planar: [channels, frames]; packed: [1, frames * channels]
     samples: Block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
     kind = frame.format.name.removesuffix("p")

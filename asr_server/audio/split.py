@@ -141,7 +141,7 @@ def _next_chunk(held: Samples, max_chunk: int, min_rest: int, last: bool) -> tup
 
 
 def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
-    """Where a chunk that may go on to `end` ends: a silence before its end is left to the next piece."""
+    """The end of a chunk that may go on to `end`: a silence before its end is left to the next piece."""
     before = loud[loud * HOP < end]
     speech_end = (int(before[-1]) + HOPS_PER_LEVEL) * HOP if len(before) else 0
     return speech_end + MARGIN if end - speech_end >= MIN_SILENCE else end
@@ -206,7 +206,7 @@ class LoudnessNormalizer:
         return self._give_back(padded, num_blocks, num_blocks)[:num_samples]
 
     def _give_back(self, held: Samples, num_known: int, num_given: int) -> Samples:
-        """The first `num_given` blocks of those held, by the levels of the first `num_known`."""
+        """Gives back the first `num_given` held blocks, amplified by the levels of the first `num_known`."""
         if not num_given:
             return np.empty(0, np.float32)
         blocks = held[: num_known * BLOCK].reshape(-1, BLOCK)
@@ -221,7 +221,7 @@ class LoudnessNormalizer:
         return given.reshape(-1)
 
     def _ramps(self, gains: PerBlock, num_given: int) -> npt.NDArray[np.float32]:
-        """[num_given, BLOCK]: between two blocks the gain is the lower of both, which keeps every peak in."""
+        """Gains, [num_given, BLOCK]; between two blocks the lower of both, which keeps every peak in."""
         before = gains[0] if self._last_gain is None else self._last_gain
         self._last_gain = float(gains[num_given - 1])
         around = np.concatenate([[before], gains[: num_given + 1]])

@@ -87,7 +87,7 @@ def _rest(resampler: soxr.ResampleStream | None, empty: Samples) -> Samples:
 
 
 def _finite(samples: Samples) -> Samples:
-    """One NaN would silence the whole filter; and of numbers too large the model makes infinity and NaN."""
+    """Samples without NaN and huge values: one NaN would silence the filter, a huge one upsets the model."""
     flat = samples.ravel(order="K")  # no copy
     with np.errstate(over="ignore", invalid="ignore"):
         if np.einsum("i,i->", flat, flat) <= _LOUDEST**2:  # then none of them is larger

@@ -7,8 +7,8 @@ gives.
 A replica grants credits, each a leave to send it one more chunk; without one a chunk waits here, where it can
 still be cancelled or sent to another replica. The order is that of `queue.py`, and no request holds more than
 half of all slots (places for chunks in the replicas). Chunks that a replica had in flight when it ended are
-sent again, each alone: see `Isolation`. When the first replica is ready,
-`describe` says in one line of the log what is being served.
+sent again, each alone: see `Isolation`. When the first replica is ready, `describe` says in one line of the
+log what is being served.
 """
 
 from __future__ import annotations

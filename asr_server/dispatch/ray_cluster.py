@@ -1,7 +1,7 @@
 """Starts a Ray cluster of this machine alone, where there is none to join, for as long as the server runs.
 
-Used by `ray.py` and `offline/manifest_run.py`, in the API process and that of `asr-server transcribe`. Calls
-block: `ray.py` makes them in a thread. Only `main`, a process of its own, imports Ray; nothing imports torch.
+Runs in the API process for `ray.py`, and in that of `asr-server transcribe` for `offline/manifest_run.py`.
+Calls block: `ray.py` makes them in a thread. Only `main`, a process of its own, imports Ray, none torch.
 `LocalCluster` starts `python -m asr_server.dispatch.ray_cluster`, which owns the cluster's processes and
 ends them when its standard input ends, however the server ends. Ray would leave some behind after SIGKILL.
 """

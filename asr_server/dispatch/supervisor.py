@@ -77,7 +77,7 @@ HUNG_AFTER_STEPS = 10.0  # times the longest step so far
 
 @dataclass(eq=False)
 class ReplicaState:
-    """From the launch of one replica to its end."""
+    """The state of one replica, from its launch to its end."""
 
     replica: Replica
     ready: bool = False

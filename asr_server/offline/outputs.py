@@ -1,7 +1,7 @@
 """Writes results: as files in a folder, each whole or not at all, or to standard output in order.
 
-Runs in the process of `asr-server transcribe`; writes in threads, not on the event loop.
-`run.py` knows the protocol `Outputs` alone; `manifest.py` uses the functions. Knows no transcriber.
+Runs in the process of `asr-server transcribe`; writes in threads, not on the event loop. `run.py` knows the
+protocol `Outputs` alone; `manifest*.py` use the functions. Knows no transcriber.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def _detail_of(body: bytes) -> dict[str, Any]:
 
 
 def _wait_s(headers: Mapping[str, str]) -> float | None:
-    """What the server asks for, in milliseconds where it says that too; None: nothing that can be read."""
+    """The wait that the server asks for, by its milliseconds if it gives them; None: it asks for none."""
     for name, per_s in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             return min(MAX_RETRY_AFTER_S, max(0.0, float(headers[name]) / per_s))

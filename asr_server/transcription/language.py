@@ -212,7 +212,7 @@ def likeliest(probabilities: Mapping[str, float], candidates: Collection[str]) -
 
 
 def continuation(so_far: str, text: str, language: str | None) -> str:
-    """What `text` adds to the end of `so_far`: no space around the whole, one between two stretches.
+    """The text that `text` adds to `so_far`: no space around the whole, one between two stretches.
 
     Languages written without spaces get one only where the model wrote it.
     """

@@ -79,7 +79,7 @@ async def drop_inventions(
 
 
 async def _next_speech_s(span: Span, chunk: Chunk, pool: PreprocessPool) -> float | None:
-    """From where the chunk is to be read again, behind a segment in which nobody speaks."""
+    """The time from which the chunk is to be read again, behind a segment in which nobody speaks."""
     behind = rest_of(chunk, round(span.start_s * SAMPLE_RATE))
     speech_s = await pool.run(next_speech_s, behind.samples, 0.0)
     if speech_s is None:
