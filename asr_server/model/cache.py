@@ -192,8 +192,10 @@ class DecoderCache:
             if audio_dtype == FP8
             else None
         )
-        # Audio positions stored in each slot; silence follows them.
-        self.audio_lengths = torch.zeros(num_slots, device=device, dtype=torch.int32)
+        # Audio positions stored in each slot; silence follows them. A slot that was never written may be read
+        # between others: it has a whole window of zeros.
+        whole = sizes.audio_positions
+        self.audio_lengths = torch.full((num_slots,), whole, device=device, dtype=torch.int32)
         self.shares_silence = False
         self.silent_keys = self.silent_values = torch.empty(0)  # [layers, H, d, F], [layers, H, F, d]
         self._own_blocks: tuple[object, OwnBlocks] | None = None  # of the last step, and of which slots

@@ -124,3 +124,18 @@ def test_published_weights_hear_people_as_well(dtype: torch.dtype) -> None:
 
     exact, rounded = Checkpoint.load(directory), Checkpoint.load(directory, dtype, int8=True)
     assert abs(num_errors(rounded) - num_errors(exact)) <= 1
+
+
+@torch.inference_mode()
+def test_a_slot_that_was_never_written_may_lie_between_others(embedded: Checkpoint) -> None:
+    """As where encoding into it has failed."""
+    model = embedded.model
+    cache = model.new_cache(3, audio_dtype=torch.uint8)
+    audio = model.encoder(model.log_mel([say("427", "f3").samples]))
+    cache.write_audio(slice(2, 3), model.decoder.cross_keys_values(audio))
+    heads, depth = cache.keys.shape[2], cache.keys.shape[-1]
+    query = torch.randn(1, 1, heads, depth).expand(3, -1, -1, -1)
+    positions = torch.zeros(3, 1, dtype=torch.long)
+    among = cache.rows(slice(0, 3), positions, 1).attend_audio(0, query)
+    alone = cache.rows(slice(2, 3), positions[:1], 1).attend_audio(0, query[:1])
+    torch.testing.assert_close(among[2:], alone)
