@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import struct
 import time
-from contextlib import closing
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, closing
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -110,6 +112,7 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
 ATTRIBUTION: Final = Attribution("asr-server", "")
 AUDIO: Final = ("audio-start", "audio-chunk")
 ROUTE: Final = "wyoming"  # among those of HTTP, in the log and the metrics
+LEAST_SILENCE_S: Final = 1.0  # of a connection that makes room: who has just come is about to ask
 LAST_WORDS_S: Final = 0.2  # in which who is cut off by the server's end is told so
 GONE: Final = (ClientDisconnect, ConnectionError, TimeoutError)
 
@@ -124,7 +127,32 @@ class WyomingConnection:
         self._has_left = asyncio.Event()
         self._wanted = Transcribe()
         self._asked_at: float | None = None  # when the utterance under way began
+        self._waiting_since: float | None = None  # for the client to send or read; None: it is our turn
         self._stats = metrics.RequestStats()  # of that utterance
+
+    @property
+    def patience(self) -> tuple[bool, float]:
+        """By which connections make room for new ones, the least first: those between two utterances before
+        those in one, and of these those on which nothing has come for longest.
+        """
+        waiting_since = math.inf if self._waiting_since is None else self._waiting_since
+        return self._asked_at is not None, waiting_since
+
+    @property
+    def is_closing(self) -> bool:
+        return self._writer.is_closing()
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that wait for the client to read."""
+        return self._writer.transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+    def may_leave(self, now: float) -> bool:
+        """Whether nothing has come for a moment, though it is the client's turn."""
+        return self._waiting_since is not None and now - self._waiting_since > LEAST_SILENCE_S
 
     async def run(self) -> None:
         """Runs until the client leaves, or has been sent an error, which ends the connection."""
@@ -152,10 +180,20 @@ class WyomingConnection:
         """Waits for the next event. Raises TooSlow."""
         limit_s = self._state.settings.keep_alive_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with self._client_s_turn(limit_s):
                 return await self._events.get()
         except TimeoutError:
             raise TooSlow(f"No event has come for {limit_s} s: {naming('keep_alive_s')}.") from None
+
+    @asynccontextmanager
+    async def _client_s_turn(self, limit_s: float) -> AsyncIterator[None]:
+        """Raises TimeoutError."""
+        self._waiting_since = time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        finally:
+            self._waiting_since = None
 
     async def _handle(self, event: Event) -> None:
         """Acts on an event; those of other services are ignored, as the protocol asks."""
@@ -241,7 +279,7 @@ class WyomingConnection:
     # -- What is written -----------------------------------------------------------------------------------
 
     async def _write(self, event: Eventable, limit_s: float) -> None:
-        async with asyncio.timeout(limit_s):
+        async with self._client_s_turn(limit_s):
             await async_write_event(event.event(), self._writer)
 
     async def _refuse(self, error: BaseException, limit_s: float) -> None:
@@ -282,12 +320,18 @@ class WyomingConnection:
 
 
 class WyomingServer:
-    """Accepts up to `max_connections` connections; more are closed as they come."""
+    """Accepts up to `max_connections` connections. Beyond them one on which nothing comes makes room for a new
+    one; where something comes on all, new ones are closed as they come.
+    """
 
     def __init__(self, state: AppState) -> None:
         self._state = state
-        self._writers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._open: dict[asyncio.Task[None], WyomingConnection] = {}
         self._listener: asyncio.Server | None = None
+
+    @property
+    def connections(self) -> Collection[WyomingConnection]:
+        return self._open.values()
 
     async def start(self) -> tuple[str, int]:
         """Starts to listen and returns address and port. Raises OSError."""
@@ -302,28 +346,40 @@ class WyomingServer:
         """Ends every connection, also those still transcribing: `api.server` has already waited for them."""
         if self._listener is not None:
             self._listener.close()
-        tasks = list(self._writers)
+        tasks = list(self._open)
         if tasks:
             await asyncio.wait(tasks, timeout=LAST_WORDS_S)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=2 * LAST_WORDS_S)
-        for writer in self._writers.values():  # of clients that do not read
-            writer.transport.abort()
+        for connection in self.connections:  # of clients that do not read
+            connection.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= self._state.settings.max_connections:
+        if not self._has_room():
             writer.close()
             return
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._writers[task] = writer
-        task.add_done_callback(self._writers.pop)
+        connection = WyomingConnection(self._state, reader, writer)
+        task = asyncio.create_task(self._serve(connection, writer))
+        self._open[task] = connection
+        task.add_done_callback(self._open.pop)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _has_room(self) -> bool:
+        """Closes a connection if need be and possible."""
+        open_now = [connection for connection in self.connections if not connection.is_closing]
+        if len(open_now) < self._state.settings.max_connections:
+            return True
+        now = time.monotonic()
+        leaving = [connection for connection in open_now if connection.may_leave(now)]
+        if leaving:
+            min(leaving, key=lambda connection: connection.patience).abort()
+        return bool(leaving)
+
+    async def _serve(self, connection: WyomingConnection, writer: asyncio.StreamWriter) -> None:
         try:
-            await WyomingConnection(self._state, reader, writer).run()
+            await connection.run()
         except Exception:
             logger.exception("wyoming: a connection has failed")
         finally:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -34,6 +35,8 @@ TICK_S: Final = 1.0
 MAX_HEADERS: Final = 128  # header fields of one request
 MAX_PIPELINED: Final = 8  # requests sent before the reply to an earlier one
 RESERVED_CONNECTIONS: Final = 64  # beyond the limit, for requests without a body: probes
+SLOW_FACTOR: Final = 4.0  # times the least rate: slower clients may have to make room
+RATE_MEMORY: Final = 0.8  # of a client's rate, the part that a further tick leaves
 OVER_LIMIT: Final = "over_connection_limit"  # in the request's state: its connection is one of those
 
 logger = logging.getLogger(__name__)
@@ -46,7 +49,10 @@ class _Phase(enum.Enum):
 
 
 class _MinimumRate:
-    """The time that a client has left: waiting uses it up, and bytes that move give it back."""
+    """The time that a client has left: waiting uses it up, and bytes that move give it back.
+
+    `bytes_per_s` is how fast they have moved lately; None until somebody has waited.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -54,12 +60,18 @@ class _MinimumRate:
 
     def restart(self) -> None:
         self._left_s = self._settings.client_grace_s
+        self._num_moved = 0
+        self.bytes_per_s: float | None = None
 
     def on_moved(self, num_bytes: int) -> None:
+        self._num_moved += num_bytes
         gained_s = num_bytes / self._settings.min_client_bytes_per_s
         self._left_s = min(self._settings.client_grace_s, self._left_s + gained_s)
 
     def is_too_slow_after(self, waited_s: float) -> bool:
+        rate, self._num_moved = self._num_moved / waited_s, 0
+        before = rate if self.bytes_per_s is None else self.bytes_per_s
+        self.bytes_per_s = RATE_MEMORY * before + (1 - RATE_MEMORY) * rate
         self._left_s -= waited_s
         return self._left_s <= 0
 
@@ -81,7 +93,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refusal: RequestError | None = None
         self._next_tick: asyncio.TimerHandle | None = None
         self._is_websocket = False
-        self._silent_since = self.loop.time()  # in the phase of headers
+        self.silent_since = self.loop.time()  # when it began to wait for its last request
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
 
     @property
     def is_idle(self) -> bool:
@@ -91,6 +107,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def is_silent(self) -> bool:
         """Whether no request has come whole and no reply is under way."""
         return self._phase is _Phase.HEADERS and not self._is_replying
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its client sends a body, or reads a reply, hardly faster than it must."""
+        return self.bytes_per_s < SLOW_FACTOR * self._settings.min_client_bytes_per_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """How fast the client lately sends a body or reads a reply; infinite where nobody waits for it."""
+        rate = self._reader.bytes_per_s if self._num_unsent else None
+        if self._phase is _Phase.BODY and not self.flow.read_paused:
+            rate = self._sender.bytes_per_s
+        return math.inf if rate is None else rate
 
     @property
     def _is_replying(self) -> bool:
@@ -117,20 +146,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def _exceed_max_connections(self) -> None:
-        """Closes the idle connections, or else the one that has sent no whole request for longest. On the
-        reserved connections beyond the limit only requests without a body are served.
-        """
+        """Makes room. On the reserved connections beyond the limit, requests with a body are refused."""
         open_now = [other for other in self.connections if not other.transport.is_closing()]
         others = [other for other in open_now if isinstance(other, BoundedHttpProtocol) and other is not self]
-        idle = [other for other in others if other.is_idle]
-        silent = [other for other in others if other.is_silent]
-        leaving = idle or sorted(silent, key=lambda other: other._silent_since)[:1]
+        num_over = len(open_now) - self._settings.max_connections
+        leaving = _who_makes_room(others, num_over, self.loop.time() - TICK_S)
         for connection in leaving:
-            connection.transport.close()
-        num_over = len(open_now) - len(leaving) - self._settings.max_connections
+            connection.make_room()
+        num_over -= len(leaving)
         if num_over > RESERVED_CONNECTIONS:
             self.transport.abort()
         self.app_state = self.app_state | {OVER_LIMIT: num_over > 0}
+
+    def make_room(self) -> None:
+        """Closes the connection because others are waiting for one."""
+        if self._num_unsent:
+            self.transport.abort()
+        elif self._phase is _Phase.BODY:
+            full = f"All connections are taken: {naming('max_connections')}"
+            self._refuse(
+                TooSlow(f"{full}, and this one's body arrives slowly, at {self.bytes_per_s:.0f} B/s.")
+            )
+        else:
+            self.transport.close()
 
     # -- What the client sends --
 
@@ -140,7 +178,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().data_received(data)
             return
         if self._phase is _Phase.COMPLETE:
-            self._phase, self._silent_since = _Phase.HEADERS, self.loop.time()
+            self._phase, self.silent_since = _Phase.HEADERS, self.loop.time()
         room = self._settings.max_header_bytes - self._num_header_bytes
         super().data_received(data[:room])
         if self._phase is not _Phase.HEADERS:
@@ -215,12 +253,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _reader_is_too_slow(self) -> bool:
         """Whether the client reads too slowly. Bytes wait in this buffer only if the system's is full."""
-        num_unsent = self.transport.get_write_buffer_size()
-        self._reader.on_moved(abs(num_unsent - self._num_unsent))
-        self._num_unsent = num_unsent
-        if not num_unsent:
+        before, self._num_unsent = self._num_unsent, self.transport.get_write_buffer_size()
+        if not before or not self._num_unsent:
             self._reader.restart()
             return False
+        self._reader.on_moved(abs(self._num_unsent - before))
         return self._reader.is_too_slow_after(TICK_S)
 
     def _refuse(self, error: RequestError) -> None:
@@ -237,6 +274,37 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             head.append(f"{REQUEST_ID}: {request_id}\r\n\r\n".encode())
             self.transport.write(b"".join([*head, bytes(response.body)]))
         self.transport.close()
+
+
+def _who_makes_room(
+    others: list[BoundedHttpProtocol], num_wanted: int, now_but_a_tick: float
+) -> list[BoundedHttpProtocol]:
+    """Chooses all idle connections, and as many more as are wanted: those that have sent no whole request for
+    longest, then slow ones. Who has connected within the last tick, and may be about to ask, comes last.
+    """
+    idle = [other for other in others if other.is_idle]
+    silent = sorted((other for other in others if other.is_silent), key=lambda other: other.silent_since)
+    waiting = [other for other in silent if other.silent_since < now_but_a_tick]
+    in_order = [*waiting, *_slow_ones(others), *silent[len(waiting) :]]
+    return idle + in_order[: max(0, num_wanted - len(idle))]
+
+
+def _slow_ones(others: list[BoundedHttpProtocol]) -> list[BoundedHttpProtocol]:
+    """Those that may have to leave: the slowest of the address with most slow ones first, and of those that
+    stand still the oldest. Each address keeps one, so that nobody who has a single slow line is sent away.
+    """
+    of_address: dict[str, list[BoundedHttpProtocol]] = {}
+    for other in others:
+        if other.is_slow:
+            of_address.setdefault(other.address, []).append(other)
+    with_rest = [
+        (len(own) - place, other)
+        for own in of_address.values()
+        for place, other in enumerate(
+            sorted(own, key=lambda other: (other.bytes_per_s, other.silent_since)), 1
+        )
+    ]
+    return [other for rest, other in sorted(with_rest, key=lambda ranked: -ranked[0]) if rest]
 
 
 @asynccontextmanager

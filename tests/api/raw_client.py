@@ -29,9 +29,10 @@ class RawClient:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def connect(cls, host: str, port: int, receive_buffer: int = 0) -> RawClient:
-        """With a small receive buffer a reply soon waits for its reader."""
+    async def connect(cls, host: str, port: int, receive_buffer: int = 0, address: str = "") -> RawClient:
+        """With a small receive buffer a reply soon waits for its reader. `address` is the client's own."""
         connection = socket.socket()
+        connection.bind((address, 0))
         if receive_buffer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.setblocking(False)

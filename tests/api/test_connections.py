@@ -14,6 +14,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from asr_server.api import connections
+from asr_server.api.connections import BoundedHttpProtocol
 from asr_server.config import MIB
 from asr_server.telemetry import TextFormatter
 from tests.api.figures import growth, read
@@ -32,6 +33,7 @@ STRICT = embedded(
     keep_alive_s=1,
 )
 Connect = Callable[..., Awaitable[RawClient]]
+UPLOAD_BYTES = 1 << 20
 BIG = "x" * (12 * MIB)  # more than the system's buffers take
 
 
@@ -55,8 +57,8 @@ async def strict_app(**changes: Any) -> AsyncIterator[RunningApp]:
 async def connect() -> AsyncIterator[Connect]:
     clients: list[RawClient] = []
 
-    async def connect(app: RunningApp, receive_buffer: int = 0) -> RawClient:
-        clients.append(await RawClient.connect(app.host, app.port, receive_buffer))
+    async def connect(app: RunningApp, receive_buffer: int = 0, address: str = "") -> RawClient:
+        clients.append(await RawClient.connect(app.host, app.port, receive_buffer, address))
         return clients[-1]
 
     yield connect
@@ -285,13 +287,55 @@ async def test_connections_that_send_nothing_make_room_oldest_first(connect: Con
         assert (await newest.reply()).status == 200
 
 
-async def test_beyond_the_limit_of_connections_uploads_are_turned_away_and_probes_answered(
-    connect: Connect,
-) -> None:
+async def test_bodies_that_stall_make_room_slowest_first(connect: Connect) -> None:
+    async with strict_app(max_connections=3, client_grace_s=100.0) as app:
+        least_slow, *crowd = [await stalling(connect, app) for _ in range(3)]
+        least_slow.send(b"x" * 300)
+        await until(lambda: max(one.bytes_per_s for one in bounded_connections(app)) > 1000)
+        async with waiting_for_answers(app, 2):
+            for reply in [await slowest.reply() for slowest in crowd]:
+                assert reply.status == 408
+                assert "--max-connections" in reply.error["message"]
+            assert num_connections(app) == 3  # the last of them could be an honest one
+            assert (await app.post()).status_code == 429
+
+
+async def test_a_single_slow_line_is_not_closed_for_the_crowd_of_another_address(connect: Connect) -> None:
+    async with strict_app(max_connections=4, client_grace_s=100.0) as app:
+        alone = await stalling(connect, app, "127.0.0.2")
+        for _ in range(3):
+            await stalling(connect, app)
+        async with waiting_for_answers(app, 2):
+            await until(lambda: sum(one.is_slow for one in bounded_connections(app)) == 2)
+        alone.send(b"x" * (UPLOAD_BYTES - len(FILE_PART)))
+        assert (await alone.reply()).status == 400  # no audio: but it was read to its end
+
+
+async def test_replies_that_nobody_reads_make_room(connect: Connect) -> None:
     async with strict_app(max_connections=2, client_grace_s=100.0) as app:
-        for _ in range(2):
-            (await connect(app)).begin_upload()
-        await until(lambda: num_connections(app) == 2)
+        crowd = [await connect(app, receive_buffer=4096) for _ in range(2)]
+        for client in crowd:
+            client.ask("/big")
+        await until(lambda: sum(one.is_slow for one in bounded_connections(app)) == 2)
+        assert (await app.post()).status_code == 200
+
+
+async def stalling(connect: Connect, app: RunningApp, address: str = "") -> RawClient:
+    """One whose body has begun and does not go on, once the server knows so."""
+    num_before = sum(one.is_slow for one in bounded_connections(app))
+    client = await connect(app, address=address)
+    client.begin_upload(UPLOAD_BYTES)
+    await until(lambda: sum(one.is_slow for one in bounded_connections(app)) > num_before)
+    return client
+
+
+def bounded_connections(app: RunningApp) -> list[BoundedHttpProtocol]:
+    connections = app.server.server_state.connections
+    return [one for one in connections if isinstance(one, BoundedHttpProtocol)]
+
+
+async def test_beyond_the_limit_of_connections_uploads_are_turned_away_and_probes_answered() -> None:
+    async with strict_app(max_connections=2) as app, waiting_for_answers(app, 2):
         reply = await app.post()
         assert reply.status_code == 429
         assert "--max-connections" in reply.json()["error"]["message"]
@@ -302,9 +346,21 @@ async def test_connections_far_beyond_the_limit_are_closed(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "RESERVED_CONNECTIONS", 1)
-    async with strict_app(max_connections=1, client_grace_s=100.0) as app:
-        for _ in range(2):
-            (await connect(app)).begin_upload()
+    async with strict_app(max_connections=1, client_grace_s=100.0) as app, waiting_for_answers(app, 1):
+        (await connect(app)).begin_upload()
         await until(lambda: num_connections(app) == 2)
         assert await (await connect(app)).is_closed()
         assert num_connections(app) == 2
+
+
+@asynccontextmanager
+async def waiting_for_answers(app: RunningApp, num_clients: int) -> AsyncIterator[None]:
+    """Clients whose requests are being worked on for as long as the block takes."""
+    app.replica.holding = True
+    replies = [asyncio.create_task(app.post()) for _ in range(num_clients)]
+    await until(lambda: len(app.replica.held) == num_clients)
+    yield
+    app.replica.holding = False
+    for submit in app.replica.held:
+        app.replica.release(submit)
+    assert [(await reply).status_code for reply in replies] == [200] * num_clients

@@ -25,6 +25,8 @@ from tests.speech import say
 from tests.wyoming.wyoming_client import (
     FORMAT,
     AsyncTcpClient,
+    AudioChunk,
+    AudioStop,
     Event,
     Transcribe,
     WyomingServer,
@@ -224,8 +226,7 @@ async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_u
             await speaking.write_event(event_of("audio-start", **FORMAT))
             await until(lambda: app.app.state.server.admission.num_open)
             flood = asyncio.create_task(describe_for_ever(deaf))
-            writers = server._writers.values()
-            await until(lambda: any(writer.transport.get_write_buffer_size() for writer in writers))
+            await until(lambda: any(one.num_unsent for one in server.connections))
             started_at = time.monotonic()
             await server.close()
             assert time.monotonic() - started_at < app.app.state.server.settings.client_grace_s / 2
@@ -277,7 +278,28 @@ async def test_a_client_that_says_nothing_is_closed() -> None:
         assert time.monotonic() - started_at >= 0.9
 
 
-async def test_connections_beyond_the_limit_are_closed_as_they_come() -> None:
+async def test_a_connection_on_which_nothing_comes_makes_room_those_between_utterances_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asr_server.wyoming.LEAST_SILENCE_S", 0.05)
+    async with door(max_connections=3) as (_, port), client_at(port) as speaking:
+        await speaking.write_event(AudioChunk(audio=SECOND, **FORMAT).event())
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        async with contextlib.AsyncExitStack() as newcomers:
+            for reader, _ in silent:
+                await asyncio.sleep(0.1)
+                newcomer = await newcomers.enter_async_context(client_at(port))
+                await newcomer.write_event(event_of("ping"))
+                assert await next_event(newcomer) is not None
+                async with asyncio.timeout(5):
+                    assert await reader.read() == b""
+        await speaking.write_event(AudioStop().event())
+        assert (await heard_by(speaking)).text == "zero"
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_connections_beyond_the_limit_are_closed_as_they_come_where_all_are_at_work() -> None:
     async with door(max_connections=1) as (_, port), client_at(port) as client:
         await client.write_event(event_of("ping"))
         assert await next_event(client) is not None

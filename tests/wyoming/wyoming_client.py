@@ -74,4 +74,4 @@ async def answers_to(port: int, data: bytes, leave: bool = False) -> list[Event]
     return events
 
 
-__all__ = ["AsyncTcpClient", "Event", "Transcribe", "Transcript", "WyomingServer"]
+__all__ = ["AsyncTcpClient", "AudioChunk", "AudioStop", "Event", "Transcribe", "Transcript", "WyomingServer"]
