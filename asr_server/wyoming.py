@@ -320,8 +320,8 @@ class WyomingConnection:
 
 
 class WyomingServer:
-    """Accepts up to `max_connections` connections. Beyond them one on which nothing comes makes room for a new
-    one; where something comes on all, new ones are closed as they come.
+    """Accepts up to `max_connections` connections. Beyond them one on which nothing comes makes room for a
+    new one; where something comes on all, new ones are closed as they come.
     """
 
     def __init__(self, state: AppState) -> None:
