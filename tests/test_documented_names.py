@@ -1,20 +1,23 @@
-"""What README and docs say by name or number is so in the code: metrics, errors, defaults, paths, files, flags."""
+"""What README and docs say by name or number is so in the code: metrics, errors, defaults, paths, files."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from asr_server import errors
 from asr_server.api.errors import response_to
-from asr_server.config import FIELDS, Settings, environment_name, flag_name
+from asr_server.cli import main
+from asr_server.config import DEFAULT_MODEL, FIELDS, Settings, environment_name, flag_name
 from tests.conftest import Server
 from tests.test_documentation import PAGES, README, ROOT, blocks_of
 
@@ -174,6 +177,25 @@ def test_flags_and_variables_that_stand_together_are_of_one_setting() -> None:
     for page in PAGES:
         for flag, variable in re.findall(r"`(--[a-z-]+)[^`]*`\s\(`([A-Z_]+)`[,)]", page.read_text()):
             assert flags[flag] == variable, page.name
+
+
+def test_readmes_models_have_the_sizes_and_languages_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    lines = CliRunner().invoke(main, ["models"]).stdout.splitlines()
+    listed = {name: line for line in lines for name in line.split("  ")[0].split(", ")}
+    for cell, size, languages, *_ in rows_of(README, "model"):
+        name = re.findall(r"`(.+?)`", cell)[0]
+        assert [size, languages] == re.split(r" {2,}", listed[name])[1:3]
+        assert ("the default" in cell) == (name == DEFAULT_MODEL)
+    for name, size in re.findall(r"`([\w.-]+)` \(([\d.]+ [MG]B)\)", README.read_text().replace("\n", " ")):
+        assert f" {size} " in listed[name]
+
+
+def test_readme_is_two_screens_without_an_empty_cell() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 140
+    under_heads = [line for head, line in pairwise(lines) if head.startswith("| ") and line.startswith("| ")]
+    assert [line for line in under_heads if re.search(r"^\|.*\S.*\| +\|", line)] == []
 
 
 # -- Files, benchmarks and packages --------------------------------------------------------------------------
