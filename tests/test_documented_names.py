@@ -19,7 +19,7 @@ from asr_server.api.errors import response_to
 from asr_server.cli import main
 from asr_server.config import DEFAULT_MODEL, FIELDS, Settings, environment_name, flag_name
 from tests.conftest import Server
-from tests.test_documentation import PAGES, README, ROOT, blocks_of
+from tests.test_documentation import PAGES, README, ROOT, blocks_of, unknown_flags
 
 DOCS = ROOT / "docs"
 OPERATIONS, API = DOCS / "operations.md", DOCS / "api.md"
@@ -265,3 +265,33 @@ def test_the_image_is_as_it_is_told() -> None:
     assert "ARG MODELS=base\n" in image
     assert re.findall(r"HF_HOME=(\S+)", image)[-1] in set(re.findall(r"-v [\w-]+:(/\w+)", text))
     assert 'ENTRYPOINT ["asr-server", "serve"]' in image
+
+
+def test_what_the_image_is_started_with_are_flags_of_the_server() -> None:
+    own = {"--read-only", "--tmpfs", "--cap-drop", "--security-opt", "-v", "-p", "--gpus"}  # docker's
+    places = [*(page.read_text() for page in PAGES), (ROOT / "Dockerfile").read_text()]
+    started = re.findall(r"docker run ([^`\n]*(?:\\\n[^`\n]*)*)", "\n".join(places))
+    assert len(started) >= 3
+    for line in started:
+        before, _, after = f"{line} ".replace("\\\n", " ").partition(" asr-server ")
+        assert set(re.findall(r"(?:^| )(-[\w-]+)", before)) <= own, line
+        assert unknown_flags(["serve", *after.split()]) == set(), line
+
+
+# -- The way of a request, and the clients that were tried ---------------------------------------------------
+
+
+def test_the_files_on_the_way_of_a_request_are_counted_right() -> None:
+    count = 0
+    for _, files, so_far in rows_of(DOCS / "architecture.md", "| files"):
+        count += len(re.findall(r"`[\w/]+\.py`", files))
+        assert int(so_far) == count
+
+
+def test_clients_were_tried_in_the_versions_that_the_tests_install() -> None:
+    texts = [(ROOT / "constraints.txt").read_text(), (ROOT / "tests/node/package.json").read_text()]
+    texts += [path.read_text() for path in (ROOT / "tests" / "clients").glob("*.txt")]
+    for client, told, *_ in rows_of(DOCS / "clients.md", "client"):
+        version = re.findall(r"\d+\.\d+\.\d+", told)
+        if version:
+            assert re.search(rf"(==|: \"){re.escape(version[0])}\b", "\n".join(texts)), client
