@@ -270,7 +270,7 @@ def test_the_image_is_as_it_is_told() -> None:
 def test_what_the_image_is_started_with_are_flags_of_the_server() -> None:
     own = {"--read-only", "--tmpfs", "--cap-drop", "--security-opt", "-v", "-p", "--gpus"}  # docker's
     places = [*(page.read_text() for page in PAGES), (ROOT / "Dockerfile").read_text()]
-    started = re.findall(r"docker run ([^`\n]*(?:\\\n[^`\n]*)*)", "\n".join(places))
+    started = re.findall(r"docker run ((?:[^`\n\\]|\\\n)*)", "\n".join(places))
     assert len(started) >= 3
     for line in started:
         before, _, after = f"{line} ".replace("\\\n", " ").partition(" asr-server ")
