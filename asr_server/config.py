@@ -205,7 +205,9 @@ class Settings:
     ssl_certfile: str = _setting("", "TLS certificate file")
     ssl_keyfile: str = _setting("", "TLS key file")
     max_connections: int = _setting(
-        1000, "connections open at once; beyond them uploads are told 429, and more are closed", ge=1
+        1000,
+        "connections open at once; beyond them idle and slow ones are closed, else uploads are told 429",
+        ge=1,
     )
     max_header_bytes: int = _setting(64 * 1024, "largest headers of one request, in bytes", ge=1024)
     header_timeout_s: float = _setting(10.0, "seconds a client may take to send a request's headers", gt=0)

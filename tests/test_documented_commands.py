@@ -130,6 +130,17 @@ def test_each_call_of_curl_gives_what_it_asks_for(page: Path, run: Run) -> None:
         assert digits_of(text) == "314", call
 
 
+def test_make_calls_the_command_with_what_it_is_given(run: Run) -> None:
+    """Its dry run says which command it would call; that of a recording is called."""
+    serve, transcribe = [line.partition("#")[0] for line in lines_of(README) if line.startswith("make ")]
+    for target, wanted in ((serve, "serve"), (transcribe, "transcribe")):
+        words = [*shlex.split(target), "--dry-run", "--no-print-directory", "--directory", str(ROOT)]
+        *_, last = subprocess.check_output(words, text=True, timeout=LIMIT_S).splitlines()
+        program, command, *_ = shlex.split(last)
+        assert (program, command) == (".venv/bin/asr-server", wanted)
+    assert digits_of(run(last.removeprefix(".venv/bin/"))) == "314"
+
+
 def test_the_calls_of_transcribe_do_what_is_written_beside_them(run: Run, desk: Path) -> None:
     alone, folder, pipe, elsewhere = blocks_of(DOCS / "command-line.md")[0].splitlines()
     assert digits_of(run(alone)) == "314"
