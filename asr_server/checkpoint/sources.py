@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # A start waits 10 s at most for a hub that cannot be reached and what comes after it: the host of its
 # files, or the package index, whose time begins when pip has started.
-ANSWER_LIMIT_S: Final = 6.0  # for the list of files, connecting included
+ANSWER_LIMIT_S: Final = 5.0  # for the list of files, connecting included
 CONNECT_LIMIT_S: Final = 4.0  # to who has the files
 INDEX_ANSWER_LIMIT_S: Final = 3.0  # until the package index has said where the package lies
 SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
