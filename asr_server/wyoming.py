@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import struct
 import time
 from collections.abc import AsyncIterator, Collection
@@ -112,7 +111,7 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
 ATTRIBUTION: Final = Attribution("asr-server", "")
 AUDIO: Final = ("audio-start", "audio-chunk")
 ROUTE: Final = "wyoming"  # among those of HTTP, in the log and the metrics
-LEAST_SILENCE_S: Final = 1.0  # of a connection that makes room: who has just come is about to ask
+LEAST_SILENCE_S: Final = 1.0  # of what makes room: who has just come is about to ask
 LAST_WORDS_S: Final = 0.2  # in which who is cut off by the server's end is told so
 GONE: Final = (ClientDisconnect, ConnectionError, TimeoutError)
 
@@ -127,16 +126,9 @@ class WyomingConnection:
         self._has_left = asyncio.Event()
         self._wanted = Transcribe()
         self._asked_at: float | None = None  # when the utterance under way began
+        self._idle_since = time.monotonic()  # when it was opened, or the last utterance ended
         self._waiting_since: float | None = None  # for the client to send or read; None: it is our turn
         self._stats = metrics.RequestStats()  # of that utterance
-
-    @property
-    def patience(self) -> tuple[bool, float]:
-        """By which connections make room for new ones, the least first: those between two utterances before
-        those in one, and of these those on which nothing has come for longest.
-        """
-        waiting_since = math.inf if self._waiting_since is None else self._waiting_since
-        return self._asked_at is not None, waiting_since
 
     @property
     def is_closing(self) -> bool:
@@ -150,9 +142,13 @@ class WyomingConnection:
     def abort(self) -> None:
         self._writer.transport.abort()
 
-    def may_leave(self, now: float) -> bool:
-        """Whether nothing has come for a moment, though it is the client's turn."""
-        return self._waiting_since is not None and now - self._waiting_since > LEAST_SILENCE_S
+    def to_leave(self, now: float) -> tuple[bool, float] | None:
+        """Where it stands among those that make room for a new one, the least first: those between utterances
+        before those in one, and of these who has been idle, or has stalled, for longest. None: it does not.
+        """
+        is_speaking = self._asked_at is not None
+        since = self._waiting_since if is_speaking else self._idle_since
+        return None if since is None or now - since < LEAST_SILENCE_S else (is_speaking, since)
 
     async def run(self) -> None:
         """Runs until the client leaves, or has been sent an error, which ends the connection."""
@@ -307,7 +303,7 @@ class WyomingConnection:
         """Logs and counts the end of the utterance under way, if there is one."""
         if self._asked_at is not None:
             report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at, self._stats)
-            self._asked_at = None
+            self._asked_at, self._idle_since = None, time.monotonic()
 
     def _info(self) -> Info:
         settings = self._state.settings
@@ -320,8 +316,8 @@ class WyomingConnection:
 
 
 class WyomingServer:
-    """Accepts up to `max_connections` connections. Beyond them one on which nothing comes makes room for a
-    new one; where something comes on all, new ones are closed as they come.
+    """Accepts up to `max_connections` connections. Beyond them an idle one, or one that has stalled, makes
+    room for a new one; where all are at work, new ones are closed as they come.
     """
 
     def __init__(self, state: AppState) -> None:
@@ -372,9 +368,9 @@ class WyomingServer:
         if len(open_now) < self._state.settings.max_connections:
             return True
         now = time.monotonic()
-        leaving = [connection for connection in open_now if connection.may_leave(now)]
+        leaving = [(rank, each) for each in open_now if (rank := each.to_leave(now)) is not None]
         if leaving:
-            min(leaving, key=lambda connection: connection.patience).abort()
+            min(leaving, key=lambda ranked: ranked[0])[1].abort()
         return bool(leaving)
 
     async def _serve(self, connection: WyomingConnection, writer: asyncio.StreamWriter) -> None:

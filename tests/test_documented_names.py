@@ -226,8 +226,12 @@ def test_benchmarks_and_tests_that_are_named_take_the_options_shown(page: Path) 
         code = "".join(file.read_text() for file in [*files, *(ROOT / "benchmarks").glob("*.py")])
         for flag in re.findall(r" (--[a-z-]+)", options):
             assert f'"{flag}"' in code, f"{module} {flag}"
-    for path_named in re.findall(r"python -m pytest [^`]*?(tests/[\w/]+(?:\.py)?)", text):
-        assert (ROOT / path_named).exists(), path_named
+    for path_named, chosen in re.findall(
+        r"python -m pytest [^`]*?(tests/[\w/]+(?:\.py)?)(?: -k (\w+))?`", text
+    ):
+        path = ROOT / path_named
+        assert path.exists(), path_named
+        assert not chosen or chosen in path.read_text(), chosen
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -278,7 +278,7 @@ async def test_a_client_that_says_nothing_is_closed() -> None:
         assert time.monotonic() - started_at >= 0.9
 
 
-async def test_a_connection_on_which_nothing_comes_makes_room_those_between_utterances_first(
+async def test_idle_connections_make_room_before_the_utterance_that_has_stalled_though_they_ping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("asr_server.wyoming.LEAST_SILENCE_S", 0.05)
@@ -286,17 +286,29 @@ async def test_a_connection_on_which_nothing_comes_makes_room_those_between_utte
         await speaking.write_event(AudioChunk(audio=SECOND, **FORMAT).event())
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         async with contextlib.AsyncExitStack() as newcomers:
-            for reader, _ in silent:
+            for reader, writer in silent:
                 await asyncio.sleep(0.1)
+                writer.write(wire("ping"))
                 newcomer = await newcomers.enter_async_context(client_at(port))
                 await newcomer.write_event(event_of("ping"))
                 assert await next_event(newcomer) is not None
                 async with asyncio.timeout(5):
-                    assert await reader.read() == b""
+                    assert b"pong" in await reader.read()
         await speaking.write_event(AudioStop().event())
         assert (await heard_by(speaking)).text == "zero"
         for _, writer in silent:
             writer.close()
+
+
+async def test_an_utterance_that_has_stalled_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asr_server.wyoming.LEAST_SILENCE_S", 0.05)
+    async with door(max_connections=1) as (_, port), client_at(port) as stalling:
+        await stalling.write_event(AudioChunk(audio=SECOND, **FORMAT).event())
+        await asyncio.sleep(0.2)
+        async with client_at(port) as newcomer:
+            await newcomer.write_event(event_of("ping"))
+            assert await next_event(newcomer) is not None
+        assert await next_event(stalling) is None
 
 
 async def test_connections_beyond_the_limit_are_closed_as_they_come_where_all_are_at_work() -> None:
