@@ -21,6 +21,7 @@ import soundfile
 from click.testing import CliRunner
 
 from asr_server.cli import main
+from asr_server.cli.transcribe import EMBEDDED_HINT
 from asr_server.core import SAMPLE_RATE
 from tests.audio.audio_files import write_ffmpeg
 from tests.conftest import Server
@@ -143,7 +144,8 @@ def test_make_calls_the_command_with_what_it_is_given(run: Run) -> None:
 
 def test_the_calls_of_transcribe_do_what_is_written_beside_them(run: Run, desk: Path) -> None:
     alone, folder, pipe, elsewhere = blocks_of(DOCS / "command-line.md")[0].splitlines()
-    assert digits_of(run(alone)) == "314"
+    hint, text = run(f"exec 2>&1; {alone}").splitlines()
+    assert (hint, digits_of(text)) == (EMBEDDED_HINT, "314")  # and nothing else of one recording
     assert run(folder) == ""
     names = {"one.srt", "one.json", "two.srt", "two.json"}
     assert {path.name for path in (desk / "subtitles").iterdir()} == names

@@ -28,12 +28,10 @@ COMMAND = [sys.executable, "-m", "asr_server", "transcribe"]
 DIGITS = "3141592"
 
 
-def transcribe(
-    *arguments: str | Path, stdin: bytes = b"", **environment: str
-) -> subprocess.CompletedProcess[bytes]:
+def transcribe(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
-        input=stdin,
+        input=b"",
         env=os.environ | environment,
         capture_output=True,
         timeout=200,
@@ -103,14 +101,6 @@ def test_several_recordings_on_standard_output_stay_apart(tmp_path: Path) -> Non
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["file"] for line in lines] == [str(first), str(second)]
     assert all(heard(line["text"]) for line in lines)
-
-
-def test_standard_input_and_one_file_give_the_text_alone(tmp_path: Path) -> None:
-    recording = record(tmp_path / "a.ogg").read_bytes()
-    done = transcribe("-", "--language", "english", stdin=recording)
-    assert done.returncode == 0
-    assert heard(done.stdout.decode())
-    assert said(done) == []
 
 
 def test_on_a_terminal_a_bar_knows_how_long_the_recording_is(tmp_path: Path) -> None:
