@@ -19,7 +19,7 @@ from typing import Any
 
 import soundfile
 from PIL import Image
-from playwright.sync_api import Browser, FilePayload, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, FilePayload, Locator, Page, ViewportSize, expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.speech.digits import Spoken, say
@@ -60,16 +60,31 @@ def new_page(browser: Browser, **options: Any) -> Page:
     return page
 
 
-def transcribe_files(browser: Browser, url: str, name: str, **options: Any) -> None:
+def card(page: Page, name: str) -> Locator:
+    return page.locator("#cards > li", has=page.get_by_role("heading", name=name, exact=True))
+
+
+def transcribe_files(browser: Browser, url: str, name: str, searched: str = "", **options: Any) -> None:
     page = new_page(browser, viewport=DESK, **options)
     page.goto(url)
     long = say("31415926535897932384", gap_s=[0.2, 0.2, 0.9] * 6 + [0.2, 0.5])
     bad: FilePayload = {"name": "letter.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7"}
     number = file_of("number.wav", say("271828", gap_s=0.3))
-    page.set_input_files("#files", [bad, number, file_of("order.wav", long)])
-    page.locator("#cards .card:not(.is-working)").nth(2).wait_for()
-    page.locator(".card .word").nth(7).click()
+    page.set_input_files("#files", [file_of("order.wav", long)])
+    page.locator("#cards .word").nth(7).wait_for()
+    page.set_input_files("#files", [number, bad])
+    expect(page.locator("#cards .is-working")).to_have_count(0)
+    number_card, order_card = (card(page, each) for each in ("number.wav", "order.wav"))
+    number_card.locator(".word").first.wait_for()
+    number_card.locator(".fold").click()
+    order_card.locator(".fold").click()
+    order_card.locator(".word").nth(7).click()
     page.mouse.move(0, 0)
+    if searched:
+        page.reload()
+        page.get_by_label("Search your transcripts").fill(searched)
+        order_card.locator(".fold").click()
+        order_card.locator(".word").first.wait_for()
     save(page, name, full_page=True)
 
 
@@ -79,12 +94,12 @@ def show_server(browser: Browser, url: str) -> None:
     worker.goto(url)
     spoken = say("3141592653" * 6, gap_s=0.3)
     worker.set_input_files("#files", [file_of(f"{number}.wav", spoken) for number in range(32)])
-    page = new_page(browser, viewport={"width": 1000, "height": 600}, color_scheme="dark")
+    page = new_page(browser, viewport={"width": 1000, "height": 720}, color_scheme="dark")
     page.goto(f"{url}/#server")
     expect(page.locator("#throughput")).not_to_have_text(re.compile("^(0.0|–)$"))
     page.wait_for_timeout(8_000)
     save(page, "page-server")
-    worker.locator("#cards .card:not(.is-working)").nth(7).wait_for()
+    worker.locator("#cards > li:not(.is-working)").nth(7).wait_for()
 
 
 def speak(browser: Browser, url: str) -> None:
@@ -96,8 +111,8 @@ def speak(browser: Browser, url: str) -> None:
     page.wait_for_timeout(6_000)
     save(page, "page-phone-live")
     page.get_by_role("button", name="Stop").click()
-    page.locator(".card .word").first.wait_for()
-    page.locator(".card .word").nth(3).click()
+    page.locator("#cards .word").nth(3).click()
+    page.locator("#cards").evaluate("cards => cards.scrollIntoView({ block: 'center' })")
     save(page, "page-phone")
 
 
@@ -105,7 +120,7 @@ def main(url: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     with chromium() as browser:
         transcribe_files(browser, url, "page-files")
-        transcribe_files(browser, url, "page-files-dark", color_scheme="dark")
+        transcribe_files(browser, url, "page-files-dark", "eight", color_scheme="dark")
         speak(browser, url)
         show_server(browser, url)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import soundfile
 from axe_playwright_python.sync_playwright import Axe
@@ -24,10 +27,13 @@ from playwright.sync_api import (
     sync_playwright,
 )
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
+from scipy.signal import resample_poly
 
+from asr_server.api.schemas import TranslationFields
 from asr_server.core import SAMPLE_RATE
+from asr_server.formats.bodies import VerboseJson
 from tests.api.sample_files import sound_file
-from tests.conftest import Server
+from tests.conftest import Server, run_server
 from tests.speech import Spoken, say
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -100,6 +106,16 @@ def card(page: Page, name: str) -> Locator:
     return page.locator("#cards .card", has=page.get_by_role("heading", name=name, exact=True))
 
 
+def downloaded(page: Page, name: str, suffix: str) -> str:
+    """The file behind a choice of the card's menu."""
+    found = card(page, name)
+    found.locator("summary", has_text="Download").click()
+    with page.expect_download() as download:
+        found.get_by_role("button", name=suffix).click()
+    assert download.value.suggested_filename == f"{name.rpartition('.')[0]}{suffix}"
+    return Path(download.value.path()).read_text()
+
+
 def test_a_file_becomes_text_with_language_times_and_speed(open_page: OpenPage) -> None:
     page = open_page()
     expect(page.locator("#model")).to_contain_text(
@@ -133,9 +149,7 @@ def test_the_upload_is_shown_as_it_goes_and_text_as_it_is_recognised(open_page: 
     seen = page.evaluate("window.seen")
     assert len({facts for facts, _ in seen if facts.startswith("uploading, ")}) >= 2
     assert len({text for _, text in seen if text}) >= 2  # not all of it at once
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Download call.wav as json").click()
-    segments = json.loads(Path(download.value.path()).read_text())["segments"]
+    segments = json.loads(downloaded(page, "call.wav", ".json"))["segments"]
     assert max(segment["seek"] for segment in segments) > 0  # a border of chunks to draw
     borders = page.evaluate(
         """async () => (await import("/web/waveform.js")).chunkBorders(
@@ -144,15 +158,45 @@ def test_the_upload_is_shown_as_it_goes_and_text_as_it_is_recognised(open_page: 
     assert borders == [6, 24.5]
 
 
-def test_the_languages_to_choose_from_are_those_of_the_model(open_page: OpenPage) -> None:
+def test_language_task_and_prompt_are_chosen_from_what_the_model_has_and_sent(open_page: OpenPage) -> None:
     def multilingual(page: Page) -> None:
-        model = {"id": "turbo", "description": "a Whisper model", "languages": ["yue", "de", "en"]}
-        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [model]}))
+        languages, tasks = ["yue", "de", "en"], ["transcribe", "translate"]
+        model = {"id": "turbo", "description": "a Whisper model", "languages": languages, "tasks": tasks}
+        page.route(
+            "**/v1/models", lambda route: route.fulfill(json={"data": [model | {"max_upload_bytes": 10**9}]})
+        )
+        page.route("**/v1/audio/*", receive)
+
+    def receive(route: Route) -> None:
+        sent.append((route.request.url.rpartition("/")[2], fields_of(route.request.post_data_buffer or b"")))
+        route.fulfill(status=502)
+
+    sent: list[tuple[str, dict[str, str]]] = []
 
     page = open_page(mock=multilingual)
     expect(page.locator("#model")).to_have_text("Served here: turbo, a Whisper model.")
     offered = page.get_by_label("Language").locator("option")
     expect(offered).to_have_text(["detected", "Cantonese", "English", "German"])
+    page.get_by_label("Language").select_option("German")
+    page.get_by_label("Names and words to expect").fill(" Oberursel ")
+    choose(page, payload("a.wav"))
+    card(page, "a.wav").get_by_role("button", name="Try again").wait_for()
+    page.get_by_label("Write it").select_option("in English")
+    expect(page.get_by_label("Language")).to_be_disabled()
+    choose(page, payload("b.wav"))
+    card(page, "b.wav").get_by_role("button", name="Try again").wait_for()
+    (first, fields), (second, others) = sent
+    assert (first, second) == ("transcriptions", "translations")
+    assert {"language": "de", "prompt": "Oberursel"}.items() <= fields.items()
+    assert "timestamp_granularities[]" in fields
+    assert "language" not in others
+    assert others["prompt"] == "Oberursel"
+    TranslationFields.model_validate(others)
+
+
+def fields_of(form: bytes) -> dict[str, str]:
+    found = re.findall(rb'name="([^"]+)"\r\n\r\n(.*?)\r\n', form)
+    return {name.decode(): value.decode() for name, value in found}
 
 
 def test_several_files_wait_their_turn_and_a_bad_one_says_why(open_page: OpenPage) -> None:
@@ -162,33 +206,258 @@ def test_several_files_wait_their_turn_and_a_bad_one_says_why(open_page: OpenPag
         page,
         *(payload(name) for name in names),
         {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"},
+        {"name": "empty.mp3", "mimeType": "audio/mpeg", "buffer": b""},
     )
     for name in names:
-        expect(card(page, name).locator(".transcript")).to_have_text(SPOKEN.text)
-    bad = card(page, "letter.mp3")
-    expect(bad.get_by_role("alert")).to_contain_text("not audio")
-    bad.get_by_role("button", name="Try again").click()
-    expect(bad.get_by_role("alert")).to_contain_text("not audio")
-    bad.get_by_role("button", name="Remove letter.mp3").click()
+        expect(card(page, name)).to_contain_text(SPOKEN.text)  # its text, or folded the beginning of it
+    expect(page.locator(".fold[aria-expanded=true]:enabled")).to_have_count(1)
+    for name, reason in (("letter.mp3", "not audio"), ("empty.mp3", "This file is empty.")):
+        bad = card(page, name)
+        expect(bad.get_by_role("alert")).to_contain_text(reason)
+        expect(bad.get_by_role("button", name="Try again")).to_be_hidden()  # nothing would be different
+        bad.get_by_role("button", name=f"Delete {name}").click()
     expect(page.locator("#cards > li")).to_have_count(4)
 
 
-@pytest.mark.parametrize(
-    ("format", "beginning"),
-    [("txt", "three one four"), ("srt", "1\n00:00:00,"), ("vtt", "WEBVTT\n\n00:00:00."), ("json", "{")],
-)
-def test_the_transcript_is_downloaded_in_each_format(
-    open_page: OpenPage, format: str, beginning: str
-) -> None:
+def test_the_transcript_is_downloaded_in_each_format_as_it_was_corrected(open_page: OpenPage) -> None:
     page = open_page(accept_downloads=True)
     choose(page, payload("call.wav"))
-    with page.expect_download() as download:
-        page.get_by_role("button", name=f"Download call.wav as {format}").click()
-    assert download.value.suggested_filename == f"call.{format}"
-    text = Path(download.value.path()).read_text()
-    assert text.startswith(beginning)
-    if format == "json":
-        assert json.loads(text)["segments"][0]["start"] == pytest.approx(SPOKEN.times[0][0], abs=0.2)
+    done = card(page, "call.wav")
+    done.get_by_role("button", name="Correct words").click()
+    done.locator(".word").nth(1).click()
+    field = done.get_by_label("Correct “one”")
+    field.fill("forty two")
+    field.press("Escape")
+    expect(done.locator(".transcript")).to_have_text(SPOKEN.text)
+    for number, text in ((1, "forty  two"), (3, "")):
+        done.locator(".word").nth(number).click()
+        done.locator(".word input").fill(text)
+        done.locator(".word input").press("Enter")
+    corrected = "three forty two four five nine"
+    expect(done.locator(".transcript")).to_have_text(corrected)
+    assert downloaded(page, "call.wav", ".txt") == f"{corrected}\n"
+    assert re.match(
+        r"1\n00:00:00,\d+ --> 00:00:0\d,\d+\nthree forty two", downloaded(page, "call.wav", ".srt")
+    )
+    assert downloaded(page, "call.wav", ".vtt").startswith("WEBVTT\n\n00:00:00.")
+    body = VerboseJson.model_validate_json(downloaded(page, "call.wav", ".json"))
+    assert (body.task, body.language, body.text) == ("transcribe", "english", corrected)
+    assert body.segments
+    assert body.words
+    assert " ".join(segment.text.strip() for segment in body.segments) == corrected
+    assert [word.word for word in body.words] == ["three", "forty two", "four", "five", "nine"]
+    assert body.segments[0].start == pytest.approx(SPOKEN.times[0][0], abs=0.2)
+    assert body.usage.seconds == math.ceil(body.duration)
+
+
+def test_transcripts_are_kept_in_this_browser_until_they_are_deleted(open_page: OpenPage) -> None:
+    """One context, so that a reload finds what was there before."""
+    page = open_page(accept_downloads=True)
+    page.on("dialog", lambda dialog: dialog.accept())
+    expect(page.locator("#history")).to_be_hidden()
+    choose(page, payload("one.wav"), payload("two.wav", say("271828", gap_s=0.2)))
+    expect(page.locator("#cards .is-working")).to_have_count(0)
+    opened = page.locator(".fold[aria-expanded=true]")
+    expect(opened).to_have_count(1)  # the first to finish; the other is folded
+    first = card(page, "one.wav")
+    if opened.text_content() != "one.wav":
+        first.locator(".fold").click()
+    first.locator(".word").first.dblclick()
+    first.locator(".word input").fill("Thirty")
+    first.locator(".word input").press("Enter")
+    corrected = SPOKEN.text.replace("three", "Thirty")
+    wait_until_kept(page, corrected)
+
+    page.reload()
+    expect(page.locator("#cards > li")).to_have_count(2)
+    expect(page.locator("#kept")).to_contain_text("in this browser and nowhere else")
+    expect(page.locator(".transcript .word")).to_have_count(0)  # all are folded
+    expect(first.locator(".preview")).to_have_text(corrected)
+    page.get_by_label("Search your transcripts").fill("THIRTY one")
+    expect(page.locator("#found")).to_have_text("1 of 2 transcripts")
+    expect(card(page, "two.wav")).to_be_hidden()
+    expect(first.locator("mark")).to_have_text("Thirty one")
+    first.locator(".fold").click()
+    expect(first.locator(".word.is-found")).to_have_text(["Thirty", "one"])
+    assert downloaded(page, "one.wav", ".txt") == f"{corrected}\n"
+    page.get_by_label("Search your transcripts").fill("")
+
+    first.get_by_role("button", name="Delete one.wav").click()
+    expect(first).to_have_count(0)
+    page.get_by_role("button", name="Undo").click()
+    expect(first).to_have_count(1)
+    card(page, "two.wav").get_by_role("button", name="Delete two.wav").click()
+    expect(page.locator("#undo-text")).to_have_text("two.wav is deleted.")
+    page.reload()
+    expect(page.locator("#cards .fold")).to_have_text(["one.wav"])
+    page.get_by_role("button", name="Delete all").click()
+    expect(page.locator("#cards > li")).to_have_count(0)
+    page.reload()
+    expect(page.locator("#kept")).to_have_text(re.compile("."))  # it has looked
+    expect(page.locator("#cards > li")).to_have_count(0)
+
+
+def wait_until_kept(page: Page, text: str) -> None:
+    page.wait_for_function(
+        """async (text) => {
+            const { History } = await import("/web/history.js");
+            return (await (await History.open()).entries()).some((entry) => entry.text === text);
+        }""",
+        arg=text,
+    )
+
+
+def test_what_is_kept_is_bounded_and_a_browser_that_keeps_nothing_says_so(open_page: OpenPage) -> None:
+    page = open_page()
+    found = page.evaluate(
+        """async () => {
+            const { History } = await import("/web/history.js");
+            const history = await History.open();
+            for (let i = 0; i < 203; i++) await history.save({ name: `${i}`, text: "" }, {});
+            const kept = (await history.entries()).map(({ name }) => Number(name));
+            const dropped = await history.answer(1);
+            await history.save({ name: "newest", text: "x".repeat(3e7) }, {});
+            const few = (await history.entries()).map(({ name }) => name);
+            return [kept.length, kept[0], kept.at(-1), dropped, few];
+        }"""
+    )
+    assert found == [200, 202, 3, None, ["newest"]]
+    refuse = "IDBFactory.prototype.open = () => { throw new DOMException('no', 'SecurityError'); }"
+    page = open_page(mock=lambda page: page.add_init_script(refuse))
+    expect(page.locator("#kept")).to_contain_text("keeps nothing")
+    choose(page, payload("call.wav"))
+    expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)
+    expect(page.locator("#message")).to_be_hidden()
+
+
+def test_ten_thousand_words_are_shown_at_once_and_in_paragraphs(open_page: OpenPage) -> None:
+    def answer(route: Route) -> None:
+        done = hour_of_words()
+        events = f"data: {json.dumps(done)}\n\ndata: [DONE]\n\n"
+        route.fulfill(body=events, headers={"content-type": "text/event-stream"})
+
+    page = open_page(mock=lambda page: page.route("**/v1/audio/transcriptions", answer))
+    choose(page, payload("hour.wav"))
+    done = card(page, "hour.wav")
+    expect(done.locator(".word")).to_have_count(10_000)
+    assert done.locator(".transcript p").count() > 50
+    assert done.locator(".transcript p").nth(1).get_attribute("data-time") == "0:21"
+    times_ms = page.evaluate(
+        """async () => {
+            const times = [];
+            for (let i = 0; i < 6; i++) {
+                const since = performance.now();
+                document.querySelector(".fold").click();
+                do await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+                while (document.querySelectorAll(".word").length !== (i % 2 ? 10000 : 0));
+                times.push(performance.now() - since);
+            }
+            return times;
+        }"""
+    )
+    assert min(times_ms[1::2]) < 1_000  # unfolding
+    page.get_by_label("Search your transcripts").fill("end. start9")
+    box, word = done.locator(".transcript"), done.locator(".word.is-found").first
+    num_places = sum(str(number % 97).startswith("9") for number in range(1, 834))
+    expect(done.locator(".word.is-found")).to_have_count(2 * num_places)
+    seen, place = box.bounding_box(), word.bounding_box()
+    assert seen is not None
+    assert place is not None
+    assert seen["height"] < 1_000
+    assert seen["y"] <= place["y"] < seen["y"] + seen["height"]
+
+
+@pytest.mark.trial
+def test_a_recording_of_an_hour_goes_from_drop_to_download(browser: Browser, tmp_path: Path) -> None:
+    recording = tmp_path / "hour.mp3"
+    spoken = say("31415926535897932384" * 8, gap_s=0.4)
+    write_mp3(recording, spoken, HOUR_S)
+    assert recording.stat().st_size >= 60e6
+    with run_server() as server, closing(browser.new_context(accept_downloads=True)) as context:
+        page = context.new_page()
+        page.set_default_timeout(600_000)
+        page.goto(server.url)
+        # A file of the disk reaches a page through a field alone; from there it is dropped.
+        page.evaluate(
+            """() => {
+                const field = document.createElement("input");
+                Object.assign(field, { type: "file", id: "dropped" });
+                field.onchange = () => {
+                    const dataTransfer = new DataTransfer();
+                    dataTransfer.items.add(field.files[0]);
+                    document.dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+                };
+                document.body.append(field);
+            }"""
+        )
+        page.set_input_files("#dropped", recording)
+        done = card(page, "hour.mp3")
+        expect(done.locator(".facts")).to_contain_text("× real time", timeout=600_000)
+        print(done.locator(".facts").text_content())
+        num_words = done.locator(".word").count()
+        assert num_words > 0.8 * HOUR_S / spoken.samples.size * SAMPLE_RATE * len(spoken.text.split())
+        last = done.locator(".word").last
+        last.click()
+        expect(done.locator(".clock")).to_contain_text("1:02:")
+        expect(last).to_be_in_viewport()
+        heap = page.evaluate("performance.memory.usedJSHeapSize") / 2**20
+        print(f"{num_words} words, {heap:.0f} MiB of JavaScript's heap")
+        assert heap < 200
+        page.reload()
+        expect(done.locator(".preview")).to_contain_text("three one four")
+        body = VerboseJson.model_validate_json(downloaded(page, "hour.mp3", ".json"))
+        assert body.duration == pytest.approx(HOUR_S, abs=1)
+        assert len(body.words or ()) == num_words
+        assert downloaded(page, "hour.mp3", ".srt").count(" --> ") == len(body.segments or ())
+
+
+HOUR_S = 3_760.0  # so long are 60 MB at 128 kbit/s
+
+
+def write_mp3(path: Path, spoken: Spoken, duration_s: float) -> None:
+    """At 128 kbit/s, the usual rate, over and over."""
+    rate = 44_100
+    samples = resample_poly(spoken.samples, rate // 100, SAMPLE_RATE // 100).astype(np.float32)
+    with soundfile.SoundFile(
+        path, "w", rate, 1, format="MP3", bitrate_mode="CONSTANT", compression_level=2 / 3
+    ) as file:
+        left = round(duration_s * rate)
+        while left:
+            file.write(samples[:left])
+            left -= len(samples[:left])
+
+
+def hour_of_words() -> dict[str, Any]:
+    """The last event of a stream: sentences of twelve words, 0.36 s each."""
+    words = [
+        {
+            "word": {0: f"start{i // 12 % 97}", 11: "end."}.get(i % 12, "and"),
+            "start": i * 0.36,
+            "end": i * 0.36 + 0.3,
+        }
+        for i in range(10_000)
+    ]
+    sentences = [words[first : first + 12] for first in range(0, len(words), 12)]
+    segments = [
+        {
+            "id": number,
+            "seek": 0,
+            "start": sentence[0]["start"],
+            "end": sentence[-1]["end"],
+            "text": "".join(f" {word['word']}" for word in sentence),
+        }
+        for number, sentence in enumerate(sentences)
+    ]
+    text = "".join(str(segment["text"]) for segment in segments).strip()
+    kind = "transcript.text.done"
+    return {
+        "type": kind,
+        "text": text,
+        "language": "english",
+        "duration": 3600.0,
+        "segments": segments,
+        "words": words,
+    }
 
 
 def test_words_light_up_while_it_plays_and_a_click_on_one_goes_there(open_page: OpenPage) -> None:
@@ -272,11 +541,15 @@ def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:
     for _ in range(15):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.getAttribute('aria-label')"))
-    assert {"Play call.wav", "Position in call.wav", "Download call.wav as srt", "Remove call.wav"} <= reached
-    tab_to(page, "document.activeElement.getAttribute('role') === 'group'", "Shift+Tab")
+    assert {"Play call.wav", "Position in call.wav", "Download call.wav", "Delete call.wav"} <= reached
+    tab_to(page, "document.activeElement.matches('.transcript')", "Shift+Tab")
     for word in ("three", "one"):
         page.keyboard.press("ArrowRight")
         expect(done.locator(".word.is-lit")).to_have_text(word)
+    page.keyboard.press("Enter")
+    page.keyboard.type("won")
+    page.keyboard.press("Enter")
+    expect(done.locator(".word.is-lit")).to_have_text("won")
     tab_to(page, "document.activeElement.getAttribute('role') === 'slider'", "Shift+Tab")
     page.keyboard.press("End")
     expect(done.locator(".clock")).to_contain_text("0:05 / 0:05")
@@ -284,9 +557,17 @@ def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")  # on "Play"
     expect(done.locator(".word.is-lit")).to_have_text("three")
-    tab_to(page, "document.activeElement.textContent === 'SRT'")
+    tab_to(page, "document.activeElement.textContent === 'Download'", "Shift+Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(done.locator(".menu-choices")).to_be_hidden()
+    page.keyboard.press("Enter")
+    tab_to(page, "document.activeElement.textContent === 'Subtitles .srt'")
     with page.expect_download():
         page.keyboard.press("Enter")
+    tab_to(page, "document.activeElement.textContent === 'call.wav'", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(done.locator(".transcript")).to_be_hidden()
     tab_to(page, "document.activeElement.textContent === 'Server'", "Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.locator("#replicas")).to_contain_text("slots in use")
@@ -312,7 +593,7 @@ def test_each_error_is_told_in_words(open_page: OpenPage) -> None:
         "The engine stumbled.": lambda route: route.fulfill(body=ERROR_STREAM),
         "The answer ended early": lambda route: route.fulfill(body=""),
     }
-    pending = list(answers.values())
+    pending: list[Callable[[Route], None]] = [*answers.values(), lambda route: route.continue_()]
     page = open_page(
         mock=lambda page: page.route("**/v1/audio/transcriptions", lambda route: pending.pop(0)(route))
     )
@@ -320,6 +601,8 @@ def test_each_error_is_told_in_words(open_page: OpenPage) -> None:
         choose(page, payload(f"{number}.wav"))
         expect(card(page, f"{number}.wav").get_by_role("alert")).to_contain_text(message)
         expect(page.locator("#announce")).to_have_text(f"{number}.wav could not be transcribed.")
+    card(page, "0.wav").get_by_role("button", name="Try again").click()
+    expect(card(page, "0.wav").locator(".transcript")).to_have_text(SPOKEN.text)
 
 
 def test_a_file_that_the_server_would_refuse_is_not_sent(open_page: OpenPage) -> None:
@@ -384,7 +667,14 @@ def test_the_second_view_shows_the_server_live(open_page: OpenPage) -> None:
     expect(card(other, "call.wav").locator(".facts")).to_contain_text("× real time")
     expect(page.locator("#throughput")).not_to_have_text("0.0")
     expect(page.locator("#preprocess")).to_contain_text("waiting for a slot")
-    expect(page.locator("#tries")).to_have_text(re.compile(r"^\d+ fallbacks, \d+ chunks read again so far$"))
+    expect(page.locator("#tries")).to_have_text(
+        re.compile(r"^\d+ fallbacks?, \d+ chunks? read again so far$")
+    )
+    one = "asr_realtime_turns_total 1.0\nasr_preprocess_workers 1.0\nasr_fallbacks_total 1.0\n"
+    page.route("**/metrics", lambda route: route.fulfill(body=one))
+    expect(page.locator("#turns")).to_have_text("1 turn so far")
+    expect(page.locator("#preprocess")).to_contain_text("0 of 1 decoding thread busy")
+    expect(page.locator("#tries")).to_have_text("1 fallback, 0 chunks read again so far")
     error = {"message": "The engine is starting."}
     page.route("**/ready", lambda route: route.fulfill(status=503, json={"error": error}))
     expect(page.locator("#health.is-bad")).to_have_text("The engine is starting.")
@@ -459,6 +749,10 @@ def test_axe_finds_no_fault(open_page: OpenPage, scheme: str) -> None:
     choose(page, payload("call.wav"), {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"})
     page.locator(".word").first.wait_for()
     card(page, "letter.mp3").get_by_role("alert").wait_for()
+    card(page, "call.wav").locator("summary").click()
+    card(page, "call.wav").locator(".word").first.dblclick()  # which closes the menu
+    card(page, "call.wav").locator("summary").press("Enter")
+    card(page, "call.wav").get_by_role("button", name="Correct words").press("Enter")
     for view in ("transcribe", "server"):
         page.locator(f"nav a[data-view={view}]").click()
         if view == "server":

@@ -43,13 +43,13 @@ function messageOf(body, status) {
 }
 
 /**
- * Transcribes one file. Calls `on.upload(share)`, `on.delta(text)` and `on.wait(seconds)` on the way; resolves to
+ * Transcribes one file, as `options` = {model, language, task, prompt} say. Calls `on.upload(share)`, `on.delta(text)` and `on.wait(seconds)` on the way; resolves to
  * the last event, with segments and times. A busy server is asked again when it says so.
  */
-export async function transcribe(file, model, language, on, signal) {
+export async function transcribe(file, options, on, signal) {
   for (let tries = 1; ; tries++) {
     try {
-      return await send(file, model, language, on, signal);
+      return await send(file, options, on, signal);
     } catch (error) {
       if (!BUSY.has(error.status) || tries === MAX_TRIES) throw error;
       on.wait(error.retryAfter || 2);
@@ -58,14 +58,16 @@ export async function transcribe(file, model, language, on, signal) {
   }
 }
 
-function send(file, model, language, on, signal) {
+function send(file, options, on, signal) {
   const form = new FormData();
   form.append("file", file, file.name || "audio");
-  form.append("model", model);
+  form.append("model", options.model);
   form.append("stream", "true");
   form.append("stream_include_segments", "true");
-  for (const granularity of ["segment", "word"]) form.append("timestamp_granularities[]", granularity);
-  if (language) form.append("language", language);
+  if (options.prompt) form.append("prompt", options.prompt);
+  const isTranslation = options.task === "translate"; // into English; the words of it have no times
+  if (!isTranslation) for (const times of ["segment", "word"]) form.append("timestamp_granularities[]", times);
+  if (!isTranslation && options.language) form.append("language", options.language);
   return new Promise((resolve, reject) => {
     const call = new XMLHttpRequest(); // fetch tells nothing of an upload's progress
     const events = new EventReader();
@@ -77,7 +79,7 @@ function send(file, model, language, on, signal) {
         else if (event.type === "transcript.text.done") done = event;
       }
     };
-    call.open("POST", "v1/audio/transcriptions");
+    call.open("POST", `v1/audio/${isTranslation ? "translations" : "transcriptions"}`);
     for (const [name, value] of Object.entries(headers())) call.setRequestHeader(name, value);
     call.upload.onprogress = (event) => event.lengthComputable && on.upload(event.loaded / event.total);
     call.upload.onload = () => on.upload(1);

@@ -1,16 +1,17 @@
 // Puts the page together: views, the queue of files, the microphone, the key.
 
 import { models, request, setApiKey } from "./api.js";
-import { Card } from "./card.js";
-import { $, clock, color, context2d, h, show } from "./dom.js";
-import { Microphone } from "./microphone.js";
+import { Cards } from "./cards.js";
+import { $, h, show } from "./dom.js";
+import { Live } from "./live.js";
+import { chosenOptions, offerOptions } from "./options.js";
 import { startWatching, stopWatching } from "./server-view.js";
 
 const AT_ONCE = 2; // files; the others wait in the queue
 
 let model = "";
 let maxUploadBytes = Infinity;
-const queue = [];
+const queue = []; // [card, options] each
 let running = 0;
 
 // -- The model, and the key --
@@ -21,7 +22,7 @@ async function greet() {
     model = served.id;
     maxUploadBytes = served.max_upload_bytes;
     $("model").replaceChildren("Served here: ", h("strong", {}, model), `, ${served.description}.`);
-    offerLanguages(served.languages);
+    offerOptions(served);
     $("key-form").hidden = true;
     return true;
   } catch (error) {
@@ -29,15 +30,6 @@ async function greet() {
     $("model").textContent = error.status === 401 ? "This server is locked." : error.message;
     return false;
   }
-}
-
-/** A choice where the model knows more than one. */
-function offerLanguages(codes) {
-  $("language-row").hidden = codes.length < 2;
-  const names = new Intl.DisplayNames(["en"], { type: "language" });
-  const options = codes.map((code) => h("option", { value: code }, names.of(code)));
-  options.sort((a, b) => a.textContent.localeCompare(b.textContent));
-  $("language").replaceChildren(h("option", { value: "" }, "detected"), ...options);
 }
 
 $("key-form").onsubmit = async (event) => {
@@ -50,45 +42,29 @@ $("key-form").onsubmit = async (event) => {
 
 // -- Files --
 
-function add(files) {
-  show($("message"), "");
-  for (const file of files) {
-    const card = addCard(file, file.name);
-    queue.push(card);
-  }
-  advance();
+const cards = new Cards({
+  retry: (card) => enqueue([card]),
+  forget: (card) => queue.splice(0, queue.length, ...queue.filter(([other]) => other !== card)),
+});
+
+/** With what is chosen now, whatever is chosen when their turn comes. */
+function enqueue(added) {
+  const options = chosenOptions();
+  queue.push(...added.map((card) => [card, options]));
+  while (running < AT_ONCE && queue.length) run(...queue.shift());
 }
 
-function addCard(file, name) {
-  const card = new Card(file, name, {
-    onRemove: removeCard,
-    onRetry: (again) => {
-      queue.push(again);
-      advance();
-    },
-  });
-  $("cards").prepend(card.element);
-  $("drop").classList.add("is-compact");
-  return card;
-}
-
-function removeCard(card) {
-  if (queue.includes(card)) queue.splice(queue.indexOf(card), 1);
-  const next = card.element.nextElementSibling || card.element.previousElementSibling;
-  card.element.remove();
-  (next?.querySelector("button") || $("files")).focus();
-}
-
-async function advance() {
-  while (running < AT_ONCE && queue.length) run(queue.shift());
-}
-
-async function run(card) {
+async function run(card, options) {
   running++;
-  const isDone = (model || (await greet())) && (await card.run(model, $("language").value, maxUploadBytes));
+  const isDone = (model || (await greet())) && (await card.run({ model, ...options }, maxUploadBytes));
   $("announce").textContent = isDone ? `${card.name} is transcribed.` : `${card.name} could not be transcribed.`;
   running--;
-  advance();
+  if (queue.length) run(...queue.shift());
+}
+
+function add(files) {
+  show($("message"), "");
+  enqueue(cards.add([...files].map((file) => [file, file.name])));
 }
 
 $("files").onchange = () => {
@@ -115,71 +91,15 @@ document.addEventListener("drop", (event) => {
 
 // -- The microphone --
 
-let microphone = null;
-let recordings = 0;
-const levels = [];
-
-$("record").onclick = () => (microphone ? microphone.stop() : record());
-
-async function record() {
-  show($("message"), "");
-  microphone = new Microphone({ text: showLive, level: showLevel, end: endRecording });
-  setRecording(true);
-  try {
-    await microphone.start();
-  } catch (error) {
-    if (!microphone) return; // stopped meanwhile
-    show($("message"), error.message);
-    microphone.hasEnded = true;
-    microphone = null;
-    setRecording(false);
-  }
-}
-
-function setRecording(isOn) {
-  $("record").classList.toggle("is-recording", isOn);
-  $("record").setAttribute("aria-pressed", isOn);
-  $("record-label").textContent = isOn ? "Stop" : "Speak";
-  $("live").hidden = !isOn;
-  $("live-text").replaceChildren();
-  $("live-time").textContent = "";
-  levels.length = 0;
-}
-
-function showLive(turns) {
-  const spans = turns.map((turn) => h("span", { className: turn.final ? "" : "pending" }, `${turn.failed || turn.text} `));
-  $("live-text").replaceChildren(...spans);
-}
-
-function showLevel(block) {
-  levels.push(Math.sqrt(block.reduce((sum, value) => sum + (value / 32768) ** 2, 0) / block.length));
-  $("live-time").textContent = clock(microphone?.duration);
-  const { context, width, height } = context2d($("live-level"));
-  context.fillStyle = color("accent");
-  levels.slice(-Math.floor(width / 5)).forEach((level, i) => {
-    const bar = Math.max(2, Math.min(1, Math.sqrt(level * 3)) * height);
-    context.fillRect(i * 5, (height - bar) / 2, 3, bar);
-  });
-}
-
-async function endRecording(turns, error) {
-  const spoken = microphone;
-  microphone = null;
-  setRecording(false);
-  if (error) show($("message"), error);
-  if (!spoken.blocks.length) return;
-  const name = `Recording ${++recordings}`;
-  const card = addCard(spoken.recording(`${name}.wav`), name);
-  await card.ready;
-  card.finish(answerOf(turns, spoken.duration));
-}
-
-/** The same shape as the answer to a file. */
-function answerOf(turns, duration) {
-  const said = turns.filter((turn) => turn.text);
-  const segments = said.map(({ start, end, text }, id) => ({ id, start, end: Math.min(end ?? duration, duration), text }));
-  return { text: said.map((turn) => turn.text).join(" "), duration, segments };
-}
+new Live(
+  () => cards.nextName(),
+  async (file, answer, name) => {
+    const [card] = cards.add([[file, name]]);
+    if (chosenOptions().task === "translate") return enqueue([card]); // what is live is not translated
+    await card.ready;
+    card.finish(answer);
+  },
+);
 
 // -- Views --
 
@@ -197,4 +117,5 @@ function route() {
 addEventListener("hashchange", route);
 route();
 greet();
+cards.restore();
 request("version").then(async (reply) => ($("version").textContent = `version ${(await reply.json()).version}`), () => {});

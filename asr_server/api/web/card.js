@@ -1,112 +1,108 @@
-// One recording: its progress, then waveform, player, text and downloads.
+// One recording: its progress, then its text with player and downloads. Folded, it is a heading and a line.
 
 import { transcribe } from "./api.js";
 import { clock, h, show } from "./dom.js";
 import { download, FORMATS } from "./downloads.js";
+import { menu } from "./menu.js";
+import { Player } from "./player.js";
 import { Transcript } from "./transcript.js";
-import { analyse, draw } from "./waveform.js";
 
-const PLAY = "M8 5v14l11-7z";
-const PAUSE = "M7 5h4v14H7zM13 5h4v14h-4z";
-const WAVE_MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks.";
-
-function pathIcon(path) {
-  const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  icon.setAttribute("viewBox", "0 0 24 24");
-  icon.setAttribute("aria-hidden", "true");
-  icon.innerHTML = `<path d="${path}"/>`;
-  return icon;
-}
+const PREVIEW = 160; // characters
+const FUTILE = new Set([400, 413, 415]); // the same file would get the same answer
 
 const inMebibytes = (bytes) => `${Number((bytes / 2 ** 20).toFixed(1))} MiB`;
-
 const tooLarge = (bytes, most) =>
   `This file has ${inMebibytes(bytes)}, and the server takes ${inMebibytes(most)} at most. As mp3, m4a or opus it is smaller.`;
 
+const dateOf = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+class Refusal extends Error {
+  status = 400;
+}
+
 export class Card {
-  constructor(file, name, { onRemove, onRetry }) {
-    this.file = file;
-    this.name = name;
-    this.segments = [];
+  /**
+   * Of a `file`, or of an `entry` of the history. `on.done(card)` when there is a text, `on.change(card)` when one
+   * was corrected, `on.remove(card)`, `on.retry(card)`, `on.load(card)` for an answer that the history has.
+   */
+  constructor({ name, file = null, entry = null }, on) {
+    [this.name, this.file, this.entry, this.on] = [name, file, entry, on];
+    this.answer = null;
+    this.isFolded = false;
     this.abort = new AbortController();
-    this.#build(onRemove, onRetry);
-    this.ready = this.#analyse();
+    this.#build();
+    this.ready = this.player?.ready;
+    if (entry) this.#settle();
   }
 
-  #build(onRemove, onRetry) {
+  #build() {
+    this.toggle = h("button", { type: "button", className: "fold", disabled: true, "aria-expanded": "true" }, this.name);
+    this.toggle.onclick = () => (this.isFolded ? this.unfold() : this.fold());
     this.facts = h("p", { className: "facts" }, h("span", {}, "waiting"));
-    this.remove = h("button", { type: "button", className: "icon small", "aria-label": `Remove ${this.name}` }, "✕");
+    this.menu = menu("Download", this.name, Object.entries(FORMATS).map(([format, { label }]) => [label, `.${format}`, () => this.#download(format)]));
+    this.menu.hidden = true;
+    this.remove = h("button", { type: "button", className: "icon small quiet", "aria-label": `Delete ${this.name}`, title: "Delete" }, "✕");
+    this.remove.onclick = () => this.on.remove(this);
+    const title = h("div", { className: "card-title" }, h("h2", {}, this.toggle), this.facts);
+    const head = h("div", { className: "card-head" }, title, this.menu, this.remove);
+    this.preview = h("p", { className: "preview", hidden: true });
     this.progress = h("progress", { max: 1, value: 0, "aria-label": `Progress of ${this.name}` });
     this.error = h("p", { className: "error", role: "alert", hidden: true });
     this.retry = h("button", { type: "button", className: "small retry", hidden: true }, "Try again");
-    this.audio = h("audio", { preload: "metadata", src: URL.createObjectURL(this.file) });
-    this.text = h("p", { className: "transcript" });
-    this.transcript = new Transcript(this.text, (time) => this.#seek(time));
-    this.downloads = h("div", { className: "row downloads", hidden: true });
-    this.#buildPlayer();
-    const head = h("div", { className: "card-head" }, h("div", {}, h("h2", {}, this.name), this.facts), this.remove);
-    const parts = [head, this.progress, this.error, this.retry, this.player, this.text, this.downloads, this.audio];
-    this.element = h("li", { className: "card is-working" }, ...parts);
-    this.remove.onclick = () => {
-      this.abort.abort();
-      this.audio.pause();
-      URL.revokeObjectURL(this.audio.src);
-      onRemove(this);
+    this.retry.onclick = () => this.on.retry(this);
+    this.body = h("div", { className: "card-body" }, ...this.#bodyParts());
+    this.element = h("li", { className: "card is-working" }, head, this.preview, this.progress, this.error, this.retry, this.body);
+  }
+
+  #bodyParts() {
+    const text = h("div", { className: "transcript" });
+    this.transcript = new Transcript(text, { seek: (time) => this.player?.seek(time), change: () => this.#onCorrection() });
+    this.player = this.file?.size ? new Player(this.file, this.name, (time) => this.transcript.light(time)) : null;
+    const edit = h("button", { type: "button", className: "small", "aria-pressed": "false" }, "Correct words");
+    edit.onclick = () => edit.setAttribute("aria-pressed", text.classList.toggle("is-editing"));
+    const copy = h("button", { type: "button", className: "small" }, "Copy text");
+    copy.onclick = async () => {
+      await navigator.clipboard.writeText(this.answer.text);
+      copy.textContent = "Copied";
+      setTimeout(() => (copy.textContent = "Copy text"), 1500);
     };
-    this.retry.onclick = () => onRetry(this);
-  }
-
-  #buildPlayer() {
-    this.play = h("button", { type: "button", className: "icon play", "aria-label": `Play ${this.name}` }, pathIcon(PLAY));
-    this.canvas = h("canvas", { "aria-hidden": "true" });
-    this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-label": `Position in ${this.name}`, title: WAVE_MEANING }, this.canvas);
-    this.clock = h("span", { className: "clock" });
-    this.player = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock);
-    this.play.onclick = () => (this.audio.paused ? this.audio.play() : this.audio.pause());
-    this.wave.onpointerdown = (event) => this.#seek((event.offsetX / this.wave.clientWidth) * this.duration);
-    this.wave.onkeydown = (event) => this.#onWaveKey(event);
-    this.audio.onplay = this.audio.onpause = this.audio.onended = () => this.#onPlayState();
-    this.audio.ontimeupdate = this.audio.onseeked = () => this.#onTime();
-    this.audio.onloadedmetadata = () => this.#onTime();
-    this.audio.onerror = () => (this.play.disabled = true);
-    new ResizeObserver(() => this.#draw()).observe(this.wave);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
-  }
-
-  get duration() {
-    const known = Number.isFinite(this.audio.duration) ? this.audio.duration : 0;
-    return this.picture?.duration || known || this.answer?.duration || 0;
-  }
-
-  async #analyse() {
-    this.picture = await analyse(this.file);
-    this.player.hidden = !this.picture && !this.error.hidden;
-    this.#onTime();
+    this.actions = h("div", { className: "row actions", hidden: true }, copy, edit);
+    return [this.player?.element, text, this.actions];
   }
 
   // -- Being transcribed --
 
-  async run(model, language, maxUploadBytes) {
-    this.maxUploadBytes = maxUploadBytes;
+  async run(options, maxUploadBytes) {
     this.#begin();
     try {
-      if (this.file.size > maxUploadBytes) throw new Error(tooLarge(this.file.size, maxUploadBytes));
-      const answer = await transcribe(this.file, model, language, this.#listeners(), this.abort.signal);
-      this.finish(answer, (performance.now() - this.startedAt) / 1000);
+      if (!this.file.size) throw new Refusal("This file is empty.");
+      if (this.file.size > maxUploadBytes) throw new Refusal(tooLarge(this.file.size, maxUploadBytes));
+      const answer = await transcribe(this.file, options, this.#listeners(), this.abort.signal);
+      const took = (performance.now() - this.startedAt) / 1000;
+      this.finish({ ...answer, task: options.task }, took);
       return true;
     } catch (error) {
       this.#fail(error);
       return false;
+    } finally {
+      clearInterval(this.timer);
     }
   }
 
   #begin() {
     this.startedAt = performance.now();
-    this.transcript.element.replaceChildren();
+    this.transcript.clear();
     show(this.error, "");
     this.retry.hidden = true;
     this.progress.hidden = false;
     this.element.classList.add("is-working");
+    this.doing = "waiting";
+    this.timer = setInterval(() => this.#showDoing(), 1000);
+  }
+
+  #showDoing(doing = this.doing) {
+    this.doing = doing;
+    this.#setFacts(doing, clock((performance.now() - this.startedAt) / 1000));
   }
 
   #listeners() {
@@ -114,104 +110,118 @@ export class Card {
       upload: (share) => {
         if (share < 1) this.progress.value = share;
         else this.progress.removeAttribute("value"); // no one knows how far it is
-        this.#setFacts(share < 1 ? `uploading, ${Math.round(share * 100)} %` : "listening …");
+        this.#showDoing(share < 1 ? `uploading, ${Math.round(share * 100)} %` : "listening …");
       },
       delta: (text) => this.transcript.append(text),
-      wait: (seconds) => this.#setFacts(`the server is busy; asking again in ${seconds} s`),
+      wait: (seconds) => this.#showDoing(`the server is busy; asking again in ${seconds} s`),
     };
   }
 
   #fail(error) {
-    this.#end("not transcribed");
-    this.player.hidden = !this.picture; // nothing to hear either
+    this.#end();
+    this.#setFacts("not transcribed");
+    if (this.player) this.player.element.hidden = !this.player.picture; // nothing to hear either
     show(this.error, error.message);
-    this.retry.hidden = this.file.size > this.maxUploadBytes; // nothing would be different
+    this.retry.hidden = FUTILE.has(error.status);
   }
 
   /** `took`: seconds from start to end, if that says anything. */
-  finish(answer, took) {
+  finish(answer, took = null) {
+    const { duration, language, text, task } = answer;
     this.answer = answer;
-    this.segments = answer.segments || [];
-    const language = answer.language && answer.language !== "unknown" ? answer.language : "";
-    const facts = [clock(answer.duration), language.charAt(0).toUpperCase() + language.slice(1)];
-    if (took) facts.push(`${took.toFixed(1)} s`, `${Math.max(1, Math.round(answer.duration / took))} × real time`);
-    this.#end(...facts.filter(Boolean));
-    this.player.hidden = false;
-    this.transcript.finish(answer);
-    this.#offerDownloads();
-    this.#onTime();
+    this.entry = { name: this.name, createdAt: Date.now(), duration, language, task, took, text };
+    this.#settle();
+    this.on.done(this);
   }
 
-  #end(...facts) {
+  #end() {
     this.element.classList.remove("is-working");
     this.progress.hidden = true;
-    this.#setFacts(...facts);
+  }
+
+  /** There is a text: folded until it is unfolded. */
+  #settle() {
+    const { duration, language, took, task, createdAt } = this.entry;
+    const spoken = language && language !== "unknown" ? language.charAt(0).toUpperCase() + language.slice(1) : "";
+    const speed = took && `${Math.max(1, Math.round(duration / took))} × real time`;
+    const pace = took && (took < 60 ? `in ${took.toFixed(1)} s` : `in ${clock(took)}`);
+    const kind = task === "translate" ? "translated into English" : spoken;
+    this.#end();
+    this.#setFacts(...[clock(duration), kind, pace, speed, dateOf(createdAt)].filter(Boolean));
+    this.menu.hidden = this.actions.hidden = this.toggle.disabled = false;
+    this.fold();
   }
 
   #setFacts(...facts) {
     this.facts.replaceChildren(...facts.map((fact) => h("span", {}, fact)));
   }
 
-  #offerDownloads() {
-    const buttons = Object.keys(FORMATS).map((format) => {
-      const label = `Download ${this.name} as ${format}`;
-      const button = h("button", { type: "button", className: "small", "aria-label": label }, format.toUpperCase());
-      button.onclick = () => download(this.answer, format, this.name);
-      return button;
-    });
-    const copy = h("button", { type: "button", className: "small" }, "Copy text");
-    copy.onclick = async () => {
-      await navigator.clipboard.writeText(this.answer.text);
-      copy.textContent = "Copied";
-      setTimeout(() => (copy.textContent = "Copy text"), 1500);
-    };
-    this.downloads.replaceChildren(...buttons, copy);
-    this.downloads.hidden = false;
+  // -- Folded and unfolded --
+
+  fold() {
+    this.#setFolded(true);
+    this.player?.audio.pause();
+    this.transcript.clear();
+    if (this.entry.id) this.answer = null; // the history has it
+    this.showPreview("");
   }
 
-  // -- Being played --
-
-  #seek(time) {
-    this.audio.currentTime = Math.min(Math.max(0, time), this.duration);
-    this.#onTime();
+  async unfold() {
+    if (!(await this.load())) return;
+    this.#setFolded(false);
+    this.transcript.finish(this.answer);
+    this.player?.show(this.answer);
+    this.transcript.find(this.query);
   }
 
-  #onWaveKey(event) {
-    const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
-    const ends = { Home: 0, End: this.duration };
-    if (event.key in steps) this.#seek(this.audio.currentTime + steps[event.key]);
-    else if (event.key in ends) this.#seek(ends[event.key]);
-    else if (event.key === " ") this.play.click();
-    else return;
-    event.preventDefault();
+  #setFolded(isFolded) {
+    this.isFolded = isFolded;
+    this.body.hidden = isFolded;
+    this.preview.hidden = !isFolded;
+    this.toggle.setAttribute("aria-expanded", !isFolded);
   }
 
-  #onPlayState() {
-    const isPaused = this.audio.paused;
-    this.play.replaceChildren(pathIcon(isPaused ? PLAY : PAUSE));
-    this.play.setAttribute("aria-label", `${isPaused ? "Play" : "Pause"} ${this.name}`);
-    if (!isPaused) this.#follow();
+  /** The answer; null, and said so, where it is not kept any more. */
+  async load() {
+    this.answer ??= await this.on.load(this);
+    if (!this.answer) show(this.error, "This browser does not have the text any more: it was deleted in another tab.");
+    return this.answer;
   }
 
-  #follow() {
-    this.#onTime();
-    if (!this.audio.paused) requestAnimationFrame(() => this.#follow());
+  async #download(format) {
+    if (await this.load()) download(this.answer, format, this.name);
+    if (this.isFolded && this.entry.id) this.answer = null;
   }
 
-  #onTime() {
-    const time = this.audio.currentTime;
-    this.clock.textContent = `${clock(time)} / ${clock(this.duration)}`;
-    this.wave.setAttribute("aria-valuemin", "0");
-    this.wave.setAttribute("aria-valuemax", this.duration.toFixed(1));
-    this.wave.setAttribute("aria-valuenow", time.toFixed(1));
-    this.wave.setAttribute("aria-valuetext", `${clock(time)} of ${clock(this.duration)}`);
-    this.transcript.light(this.audio.paused && time === 0 ? -1 : time);
-    this.#draw();
+  #onCorrection() {
+    this.entry.text = this.answer.text;
+    this.on.change(this);
   }
 
-  #draw() {
-    if (this.player.hidden || !this.wave.clientWidth) return;
-    const { duration, segments } = this;
-    draw(this.canvas, { peaks: this.picture?.peaks, duration, segments, position: this.audio.currentTime });
+  // -- Being searched --
+
+  /** Whether it has `query`, in lower case; shows where. */
+  find(query) {
+    this.query = query;
+    if (!this.entry) return !query || this.name.toLowerCase().includes(query);
+    const at = this.entry.text.toLowerCase().indexOf(query);
+    if (this.isFolded) this.showPreview(query, at);
+    else this.transcript.find(query);
+    return at >= 0 || this.name.toLowerCase().includes(query);
+  }
+
+  showPreview(query, at = 0) {
+    const text = this.entry.text;
+    const from = Math.max(0, at - PREVIEW / 4);
+    const isHit = query && at >= 0;
+    const [before, hit] = isHit ? [text.slice(from, at), text.slice(at, at + query.length)] : ["", ""];
+    const rest = text.slice(isHit ? at + query.length : 0).slice(0, PREVIEW);
+    const mark = isHit ? h("mark", {}, hit) : null;
+    this.preview.replaceChildren(...[from && isHit ? "… " : "", before, mark, rest || (isHit ? "" : "Nothing was said.")].filter(Boolean));
+  }
+
+  close() {
+    this.abort.abort();
+    this.player?.close();
   }
 }

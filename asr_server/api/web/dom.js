@@ -18,6 +18,9 @@ export function show(element, text) {
   element.textContent = text || "";
 }
 
+/** `1 turn`, `2 turns`. */
+export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+
 /** `1:05` or `1:02:05`. */
 export function clock(seconds) {
   const whole = Math.max(0, Math.floor(seconds || 0));

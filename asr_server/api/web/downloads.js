@@ -1,5 +1,7 @@
 // A transcript as files, made here from what the server answered.
 
+import { verboseJson } from "./answer.js";
+
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");
 
 function stamp(seconds, point) {
@@ -11,20 +13,28 @@ function stamp(seconds, point) {
 const line = (text) => text.trim().replace(/\s+/g, " ").replaceAll("-->", "->");
 const escaped = (text) => line(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
+const spoken = (segments) => segments.filter(({ text }) => text.trim()); // all its words may have been deleted
+
 const cue = (segment, point, text) =>
   `${stamp(segment.start, point)} --> ${stamp(segment.end, point)}\n${text}\n\n`;
 
 export const FORMATS = {
-  txt: { type: "text/plain", render: (answer) => `${answer.text}\n` },
+  txt: { label: "Text", type: "text/plain", render: (answer) => `${answer.text}\n` },
   srt: {
+    label: "Subtitles",
     type: "application/x-subrip",
-    render: ({ segments }) => segments.map((s, i) => `${i + 1}\n${cue(s, ",", line(s.text))}`).join(""),
+    render: ({ segments }) => spoken(segments).map((s, i) => `${i + 1}\n${cue(s, ",", line(s.text))}`).join(""),
   },
   vtt: {
+    label: "Web subtitles",
     type: "text/vtt",
-    render: ({ segments }) => `WEBVTT\n\n${segments.map((s) => cue(s, ".", escaped(s.text))).join("")}`,
+    render: ({ segments }) => `WEBVTT\n\n${spoken(segments).map((s) => cue(s, ".", escaped(s.text))).join("")}`,
   },
-  json: { type: "application/json", render: (answer) => JSON.stringify(answer, null, 2) },
+  json: {
+    label: "All details",
+    type: "application/json",
+    render: (answer) => `${JSON.stringify(verboseJson(answer), null, 2)}\n`,
+  },
 };
 
 export function download(answer, format, fileName) {

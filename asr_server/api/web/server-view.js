@@ -1,7 +1,7 @@
 // The server, live: `/metrics` once a second while this view is seen.
 
 import { request } from "./api.js";
-import { $, h } from "./dom.js";
+import { $, count, h } from "./dom.js";
 
 const EVERY_MS = 1000;
 const HISTORY = 60;
@@ -56,15 +56,15 @@ function showMetrics(metrics) {
   const rate = now > since ? Math.max(0, last - first) / (now - since) : 0;
   plot("throughput", rate, rate < 10 ? rate.toFixed(1) : Math.round(rate));
   const numReadAgain = sum("asr_chunks_read_again_total");
-  $("tries").textContent = `${sum("asr_fallbacks_total")} fallbacks, ${numReadAgain} chunks read again so far`;
+  $("tries").textContent = `${count(sum("asr_fallbacks_total"), "fallback")}, ${count(numReadAgain, "chunk")} read again so far`;
   plot("requests", sum("asr_requests_in_flight"));
   plot("chunks", sum("asr_chunks"));
   plot("sessions", sum("asr_realtime_sessions"));
   $("rejected").textContent = `${sum("asr_requests_rejected_total")} turned away so far`;
   const numWaiting = Math.max(0, sum("asr_chunks") - sum("asr_slots_in_use"));
-  const threads = `${sum("asr_preprocess_busy")} of ${sum("asr_preprocess_workers")} decoding threads busy`;
+  const threads = `${sum("asr_preprocess_busy")} of ${count(sum("asr_preprocess_workers"), "decoding thread")} busy`;
   $("preprocess").textContent = `${numWaiting} waiting for a slot; ${threads}`;
-  $("turns").textContent = `${sum("asr_realtime_turns_total")} turns so far`;
+  $("turns").textContent = `${count(sum("asr_realtime_turns_total"), "turn")} so far`;
   showReplicas(metrics);
 }
 
@@ -72,8 +72,10 @@ function plot(name, value, text = value) {
   const values = (history[name] = [...(history[name] || []), value].slice(-HISTORY));
   $(name).textContent = text;
   const most = Math.max(...values, 1);
-  const points = values.map((v, i) => `${(120 * (i + HISTORY - values.length)) / (HISTORY - 1)} ${30 - (28 * v) / most}`);
-  $(`${name}-spark`).firstElementChild.setAttribute("d", `M${points.join("L")}`);
+  const points = values.map((v, i) => `${(120 * i) / Math.max(1, values.length - 1)} ${38 - (34 * v) / most}`);
+  const [area, line] = $(`${name}-spark`).children;
+  line.setAttribute("d", `M${points.join("L")}`);
+  area.setAttribute("d", `M0 40L${points.join("L")}L120 40Z`);
 }
 
 function showReplicas(metrics) {

@@ -1,33 +1,33 @@
-// The text of a recording, whose words light up while it plays and can be clicked or walked through by keys.
+// The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
-import { h } from "./dom.js";
+import { correct, piecesOf } from "./answer.js";
+import { clock, h } from "./dom.js";
 
-/** Words with times: the server's own; else each segment's words, spread over its time. */
-export function wordsOf(answer) {
-  if (answer.words?.length) return answer.words.map(({ word, start, end }) => ({ text: word, start, end }));
-  return (answer.segments || []).flatMap(spread);
-}
-
-function spread({ text, start, end }) {
-  const words = text.trim().split(/\s+/).filter(Boolean);
-  const total = words.join("").length || 1;
-  let at = start;
-  return words.map((word) => {
-    const from = at;
-    at += ((end - start) * word.length) / total;
-    return { text: word, start: from, end: at };
-  });
-}
+const PARAGRAPH = 60; // words, after which a sentence's end begins a new one
+const SENTENCE_END = /[.!?。！？…]["'”»)]?$/;
+const PAUSE_S = 4; // as good as a sentence's end
+const LONG = 400; // words, above which the text scrolls in a box of its own
 
 export class Transcript {
-  /** `seek(time)` is called for a word that is chosen. */
-  constructor(element, seek) {
+  /** `on.seek(time)` for a word that is chosen; `on.change()` behind a correction. */
+  constructor(element, on) {
     this.element = element;
-    this.words = [];
-    this.lit = -1;
-    this.seek = seek;
-    element.addEventListener("click", (event) => this.#choose(this.spans?.indexOf(event.target.closest(".word"))));
+    this.on = on;
+    this.clear();
+    element.addEventListener("click", (event) => this.#onClick(event));
+    element.addEventListener("dblclick", (event) => this.edit(this.#indexOf(event)));
     element.addEventListener("keydown", (event) => this.#onKey(event));
+  }
+
+  clear() {
+    this.pieces = [];
+    this.spans = [];
+    this.lit = -1;
+    this.element.replaceChildren();
+    this.element.removeAttribute("tabindex");
+    this.element.removeAttribute("role");
+    this.element.removeAttribute("aria-label");
+    this.element.classList.remove("is-long");
   }
 
   append(text) {
@@ -35,39 +35,150 @@ export class Transcript {
   }
 
   finish(answer) {
-    this.words = wordsOf(answer);
-    this.spans = this.words.map(({ text }) => h("span", { className: "word" }, text));
-    this.element.replaceChildren(...this.spans.flatMap((span) => [span, " "]));
-    if (this.words.length) {
-      this.element.tabIndex = 0;
-      this.element.setAttribute("role", "group");
-      this.element.setAttribute("aria-label", "Transcript. Left and right arrow keys go from word to word.");
+    this.clear();
+    this.answer = answer;
+    this.pieces = piecesOf(answer);
+    this.spans = this.pieces.map(({ text }) => h("span", { className: "word" }, text));
+    this.element.replaceChildren(...this.#paragraphs());
+    this.element.classList.toggle("is-empty", !this.pieces.length);
+    if (!this.pieces.length) {
+      this.element.textContent = answer.text || "Nothing was said.";
       return;
     }
-    this.element.textContent = answer.text || "Nothing was said.";
-    this.element.classList.toggle("is-empty", !answer.text);
+    this.element.classList.toggle("is-long", this.pieces.length > LONG);
+    this.element.tabIndex = 0;
+    this.element.setAttribute("role", "group");
+    this.element.setAttribute("aria-label", "Transcript. Left and right arrow keys go from word to word, Enter corrects one.");
   }
 
+  #paragraphs() {
+    const isLong = this.pieces.length > PARAGRAPH * 2;
+    const paragraphs = [];
+    let paragraph = null;
+    this.pieces.forEach((piece, i) => {
+      if (!paragraph || (isLong && this.#begins(i, paragraph.first))) {
+        const at = isLong ? { "data-time": clock(piece.start) } : {};
+        paragraph = { first: i, element: h("p", at) };
+        paragraphs.push(paragraph);
+      }
+      paragraph.element.append(piece.gap, this.spans[i], piece.tail);
+    });
+    return paragraphs.map(({ element }) => element);
+  }
+
+  #begins(i, first) {
+    const [before, piece] = [this.pieces[i - 1], this.pieces[i]];
+    const isEnd = SENTENCE_END.test(before.text + before.tail) || piece.start - before.end > PAUSE_S;
+    return i - first >= PARAGRAPH * 3 || (i - first >= PARAGRAPH && isEnd);
+  }
+
+  // -- Being played --
+
   light(time) {
-    let found = -1;
-    for (let i = 0; i < this.words.length && this.words[i].start <= time + 0.01; i++) found = i;
-    if (found >= 0 && time > this.words[found].end + 0.15) found = -1;
-    if (found === this.lit) return;
+    let [low, high] = [0, this.pieces.length]; // the first that begins later
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.pieces[middle].start <= time + 0.01) low = middle + 1;
+      else high = middle;
+    }
+    const found = low && time <= this.pieces[low - 1].end + 0.15 ? low - 1 : -1;
+    if (found !== this.lit) this.#light(found);
+  }
+
+  #light(index) {
     this.spans[this.lit]?.classList.remove("is-lit");
-    this.spans[found]?.classList.add("is-lit");
-    this.lit = found;
+    this.spans[index]?.classList.add("is-lit");
+    this.lit = index;
+    if (index >= 0 && this.element.classList.contains("is-long")) this.#bringIntoView(this.spans[index]);
+  }
+
+  #bringIntoView(span) {
+    const [box, word] = [this.element.getBoundingClientRect(), span.getBoundingClientRect()];
+    if (word.top >= box.top && word.bottom <= box.bottom) return;
+    this.element.scrollTop += word.top - box.top - box.height / 3;
+  }
+
+  // -- Being found --
+
+  /** Marks where `query` stands, across words, and goes to the first. */
+  find(query) {
+    for (const span of this.element.querySelectorAll(".is-found")) span.classList.remove("is-found");
+    if (!query) return;
+    const ends = [];
+    let text = "";
+    for (const piece of this.pieces) {
+      text += piece.gap + piece.text + piece.tail;
+      ends.push(text.length);
+    }
+    text = text.toLowerCase();
+    let [index, first] = [0, null];
+    for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + query.length)) {
+      while (ends[index] <= at) index++;
+      for (let i = index; i < ends.length; i++) {
+        this.spans[i].classList.add("is-found");
+        first ??= this.spans[i];
+        if (ends[i] >= at + query.length) break;
+      }
+    }
+    if (first && this.element.classList.contains("is-long")) this.#bringIntoView(first);
+  }
+
+  // -- Being corrected --
+
+  #indexOf(event) {
+    return this.spans.indexOf(event.target.closest(".word"));
+  }
+
+  #onClick(event) {
+    const index = this.#indexOf(event);
+    if (event.target.matches("input")) return;
+    if (this.element.classList.contains("is-editing")) this.edit(index);
+    else this.#choose(index);
   }
 
   #onKey(event) {
+    if (event.target !== this.element || !this.pieces.length) return;
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step || !this.words.length) return;
+    if (step) this.#choose(Math.min(this.pieces.length - 1, Math.max(0, this.lit + step)));
+    else if (event.key === "Enter" && this.lit >= 0) this.edit(this.lit);
+    else return;
     event.preventDefault();
-    this.#choose(Math.min(this.words.length - 1, Math.max(0, this.lit + step)));
   }
 
   #choose(index) {
-    if (index === undefined || index < 0) return;
-    this.seek(this.words[index].start);
-    this.light(this.words[index].start);
+    if (index < 0) return;
+    this.on.seek(this.pieces[index].start);
+    this.#light(index);
+  }
+
+  /** A field in the place of a word: Enter or leaving it takes what it says, Escape does not. */
+  edit(index) {
+    const span = this.spans[index];
+    if (!span || span.querySelector("input")) return;
+    const before = this.pieces[index].text;
+    const field = h("input", { value: before, "aria-label": `Correct “${before}”`, autocomplete: "off" });
+    const fit = () => (field.size = Math.max(3, field.value.length + 1));
+    let isOpen = true;
+    const end = (text) => {
+      if (!isOpen) return;
+      isOpen = false;
+      span.replaceChildren(text);
+      if (text === before) return;
+      correct(this.answer, this.pieces, index, text);
+      this.on.change();
+    };
+    fit();
+    field.oninput = fit;
+    field.onblur = () => end(field.value.trim().replace(/\s+/g, " "));
+    field.onkeydown = (event) => {
+      if (event.key === "Escape") end(before);
+      else if (event.key === "Enter") end(field.value.trim().replace(/\s+/g, " "));
+      else return;
+      event.preventDefault();
+      this.element.focus();
+    };
+    span.replaceChildren(field);
+    field.select();
+    field.focus();
   }
 }

@@ -3,12 +3,14 @@
 
 import { color, context2d } from "./dom.js";
 
-const MAX_DECODED_BYTES = 64 * 1024 * 1024; // a browser holds a file decoded in memory
+// A browser holds a file decoded in memory: a quarter of an hour of stereo at 48 kHz is 350 MB.
+const MAX_DECODED_S = 900;
+const MAX_DECODED_BYTES = 64 * 1024 * 1024;
 const NUM_PEAKS = 1200;
 
-/** Peaks from 0 to 1 and the duration; null for what this browser cannot decode. */
-export async function analyse(file) {
-  if (file.size > MAX_DECODED_BYTES) return null;
+/** Peaks from 0 to 1 and the duration; null for what this browser cannot decode, or not in little memory. */
+export async function analyse(file, duration) {
+  if (file.size > MAX_DECODED_BYTES || duration > MAX_DECODED_S) return null;
   try {
     const context = new OfflineAudioContext(1, 1, 16000);
     const audio = await context.decodeAudioData(await file.arrayBuffer());
@@ -28,6 +30,18 @@ function peaksOf(samples) {
   }
   const loudest = Math.max(...peaks, 1e-4);
   return peaks.map((peak) => Math.sqrt(peak / loudest));
+}
+
+/** In the place of peaks for a long recording: how much of each stretch is words, from 0 to 1. */
+export function loudnessOfWords({ words, segments }, duration) {
+  const shares = new Array(NUM_PEAKS).fill(0);
+  const perBar = duration / NUM_PEAKS;
+  for (const { start, end } of words?.length ? words : segments || []) {
+    for (let i = Math.floor(start / perBar); i < NUM_PEAKS && i * perBar < end; i++) {
+      shares[i] += (Math.min(end, (i + 1) * perBar) - Math.max(start, i * perBar)) / perBar;
+    }
+  }
+  return shares.map((share) => 0.08 + 0.72 * Math.min(1, share));
 }
 
 /** Seconds at which another chunk begins: a segment names the start of its own, in hundredths. */

@@ -1,0 +1,64 @@
+// A transcript as data: its words within its text, the correction of one, and the document that is downloaded.
+
+const REACH = 32; // most characters between two words of a text
+
+/**
+ * The words of an answer with what stands between them: {gap, text, tail, start, end, segment, word}. `segment` is
+ * an index; `word` is the answer's own word, null where it has none and a segment's time is shared out.
+ */
+export function piecesOf(answer) {
+  const words = answer.words || [];
+  const pieces = [];
+  let [at, next] = [0, 0];
+  (answer.segments || []).forEach((segment, index) => {
+    const body = segment.text.trim();
+    const found = answer.text.indexOf(body, at);
+    const gap = found < 0 ? " " : answer.text.slice(at, found);
+    if (found >= 0) at = found + body.length;
+    let within = 0;
+    const own = [];
+    for (; next < words.length; next++) {
+      const word = words[next];
+      const place = body.indexOf(word.word, within);
+      if (place >= 0 && place - within <= REACH) {
+        own.push({ gap: body.slice(within, place), text: word.word, tail: "", start: word.start, end: word.end, segment: index, word });
+        within = place + word.word.length;
+      } else if (word.start >= segment.end) break;
+    }
+    if (own.length) own[own.length - 1].tail = body.slice(within);
+    else own.push(...spread(segment, body, index));
+    if (own.length) own[0].gap = gap + own[0].gap;
+    pieces.push(...own);
+  });
+  return pieces;
+}
+
+function spread({ start, end }, body, segment) {
+  const words = body.split(/\s+/).filter(Boolean);
+  const total = words.join("").length || 1;
+  let at = start;
+  return words.map((text, i) => {
+    const from = at;
+    at += ((end - start) * text.length) / total;
+    return { gap: i ? " " : "", text, tail: "", start: from, end: at, segment, word: null };
+  });
+}
+
+/** Puts `text`, which may be empty, in the place of a word: in the answer's text, its segment and its words. */
+export function correct(answer, pieces, index, text) {
+  const piece = pieces[index];
+  piece.text = text;
+  if (piece.word) piece.word.word = text;
+  if (piece.word && !text) answer.words = answer.words.filter((word) => word !== piece.word);
+  const join = (some) => some.map(({ gap, text, tail }) => (text ? gap + text : "") + tail).join("").trim();
+  const segment = answer.segments[piece.segment];
+  segment.text = segment.text.match(/^\s*/)[0] + join(pieces.filter((each) => each.segment === piece.segment));
+  if (segment.tokens) segment.tokens = []; // they say what was heard, not what stands here now
+  answer.text = join(pieces);
+}
+
+/** As the server writes `verbose_json`. */
+export function verboseJson({ task = "transcribe", language = "unknown", duration, text, segments, words }) {
+  const usage = { type: "duration", seconds: Math.ceil(duration) };
+  return { task, language, duration, text, segments, words, usage };
+}

@@ -1,0 +1,20 @@
+// What is chosen before a recording is sent: its language, what to do with it, and words to expect.
+
+import { $, h } from "./dom.js";
+
+/** Shows the choices that the model has. */
+export function offerOptions({ languages, tasks = [] }) {
+  const names = new Intl.DisplayNames(["en"], { type: "language" });
+  const offered = languages.map((code) => h("option", { value: code }, names.of(code)));
+  offered.sort((a, b) => a.textContent.localeCompare(b.textContent));
+  $("language").replaceChildren(h("option", { value: "" }, "detected"), ...offered);
+  $("language-field").hidden = languages.length < 2;
+  $("task-field").hidden = !tasks.includes("translate");
+  $("task").onchange = () => ($("language").disabled = $("task").value === "translate");
+  $("options").hidden = false;
+}
+
+export function chosenOptions() {
+  const task = $("task-field").hidden ? "transcribe" : $("task").value;
+  return { task, language: $("language").value, prompt: $("prompt").value.trim() };
+}
