@@ -55,7 +55,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def new_page(browser: Browser, **options: Any) -> Page:
-    page = browser.new_page(**options)
+    page = browser.new_page(reduced_motion="reduce", **options)  # nothing is caught half way
     page.set_default_timeout(LIMIT_MS)
     return page
 

@@ -149,6 +149,8 @@ def test_the_upload_is_shown_as_it_goes_and_text_as_it_is_recognised(open_page: 
     seen = page.evaluate("window.seen")
     assert len({facts for facts, _ in seen if facts.startswith("uploading, ")}) >= 2
     assert len({text for _, text in seen if text}) >= 2  # not all of it at once
+    assert any(re.fullmatch(r"uploading, \d+ %0:0[1-9]", facts) for facts, _ in seen)  # and for how long
+    assert any(re.fullmatch(r"listening …0:\d\d", facts) for facts, _ in seen)
     segments = json.loads(downloaded(page, "call.wav", ".json"))["segments"]
     assert max(segment["seek"] for segment in segments) > 0  # a border of chunks to draw
     borders = page.evaluate(
@@ -476,6 +478,7 @@ def test_words_light_up_while_it_plays_and_a_click_on_one_goes_there(open_page: 
 
 def test_the_microphone_is_heard_while_one_speaks(open_page: OpenPage) -> None:
     page = open_page(permissions=["microphone"])
+    page.get_by_label("Names and words to expect").fill("one")
     page.get_by_role("button", name="Speak").click()
     expect(page.locator("#live-text")).to_contain_text("two seven one")
     page.get_by_role("button", name="Stop").click()
@@ -496,9 +499,13 @@ def test_what_the_server_had_not_heard_when_one_stopped_is_waited_for(open_page:
             socket.send(json.dumps({"type": type, **fields}))
 
         def on_message(message: str | bytes) -> None:
-            received.append(json.loads(message)["type"])
+            event = json.loads(message)
+            received.append(event["type"])
             match received[-1]:
-                case "input_audio_buffer.append" if len(received) == 1:
+                case "session.update" if len(received) == 1:
+                    asked_for.append(event["session"])
+                    send("session.updated")
+                case "input_audio_buffer.append" if len(received) == 2:
                     send("input_audio_buffer.speech_started", item_id="a", audio_start_ms=0)
                     send(f"{TURN}.delta", item_id="a", delta="one")
                     send("input_audio_buffer.speech_stopped", item_id="a", audio_end_ms=100)
@@ -515,7 +522,9 @@ def test_what_the_server_had_not_heard_when_one_stopped_is_waited_for(open_page:
         send("session.created")
 
     received: list[str] = []
+    asked_for: list[dict[str, Any]] = []
     page = open_page(permissions=["microphone"], mock=lagging)
+    page.get_by_label("Names and words to expect").fill("Oberursel")
     page.get_by_role("button", name="Speak").click()
     expect(page.locator("#live-text")).to_contain_text("one")
     page.evaluate(
@@ -525,7 +534,10 @@ def test_what_the_server_had_not_heard_when_one_stopped_is_waited_for(open_page:
         }"""
     )
     expect(card(page, "Recording 1").locator(".transcript")).to_have_text("one two")
-    *appends, commit, update = received  # audio behind the commit would never be committed
+    assert asked_for == [
+        {"type": "transcription", "audio": {"input": {"transcription": {"prompt": "Oberursel"}}}}
+    ]
+    _, *appends, commit, update = received  # audio behind the commit would never be committed
     assert set(appends) == {"input_audio_buffer.append"}
     assert (commit, update) == ("input_audio_buffer.commit", "session.update")
 
@@ -667,14 +679,12 @@ def test_the_second_view_shows_the_server_live(open_page: OpenPage) -> None:
     expect(card(other, "call.wav").locator(".facts")).to_contain_text("× real time")
     expect(page.locator("#throughput")).not_to_have_text("0.0")
     expect(page.locator("#preprocess")).to_contain_text("waiting for a slot")
-    expect(page.locator("#tries")).to_have_text(
-        re.compile(r"^\d+ fallbacks?, \d+ chunks? read again so far$")
-    )
+    expect(page.locator("#tries")).to_have_text(re.compile(r"^\d+ fallbacks?, \d+ chunks? read again$"))
     one = "asr_realtime_turns_total 1.0\nasr_preprocess_workers 1.0\nasr_fallbacks_total 1.0\n"
     page.route("**/metrics", lambda route: route.fulfill(body=one))
     expect(page.locator("#turns")).to_have_text("1 turn so far")
     expect(page.locator("#preprocess")).to_contain_text("0 of 1 decoding thread busy")
-    expect(page.locator("#tries")).to_have_text("1 fallback, 0 chunks read again so far")
+    expect(page.locator("#tries")).to_have_text("1 fallback, 0 chunks read again")
     error = {"message": "The engine is starting."}
     page.route("**/ready", lambda route: route.fulfill(status=503, json={"error": error}))
     expect(page.locator("#health.is-bad")).to_have_text("The engine is starting.")

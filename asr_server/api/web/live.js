@@ -2,6 +2,7 @@
 
 import { $, clock, color, context2d, h, show } from "./dom.js";
 import { Microphone } from "./microphone.js";
+import { chosenOptions } from "./options.js";
 
 export class Live {
   /** `onEnd(file, answer, name)` with what was said, as a file and in the same shape as the answer to one. */
@@ -15,7 +16,7 @@ export class Live {
 
   async #start() {
     show($("message"), "");
-    this.microphone = new Microphone({
+    this.microphone = new Microphone(chosenOptions(), {
       text: (turns) => this.#showText(turns),
       level: (block) => this.#showLevel(block),
       end: (turns, error) => this.#end(turns, error),

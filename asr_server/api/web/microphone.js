@@ -12,9 +12,11 @@ const FAILURES = {
 };
 
 export class Microphone {
-  /** `on.text(turns)`, `on.level(samples)`, `on.end(turns, error)`. */
-  constructor(on) {
+  /** `options` = {language, prompt}; `on.text(turns)`, `on.level(samples)`, `on.end(turns, error)`. */
+  constructor(options, on) {
+    this.options = options;
     this.on = on;
+    this.numUpdates = 0; // asked for and not answered
     this.turns = new Map(); // by item id: {start, end, text, final}
     this.blocks = [];
   }
@@ -42,11 +44,25 @@ export class Microphone {
       this.socket.onerror = () => reject(new Error("The server cannot be reached."));
       this.socket.onmessage = ({ data }) => {
         const event = JSON.parse(data);
-        if (event.type === "session.created") resolve();
-        else if (event.type === "error") reject(new Error(event.error.message));
+        if (event.type === "session.created") {
+          this.#sendOptions();
+          resolve();
+        }
+        if (event.type === "error") reject(new Error(event.error.message));
         this.#onEvent(event);
       };
     });
+  }
+
+  #sendOptions() {
+    const { language, prompt } = this.options;
+    const transcription = { ...(language && { language }), ...(prompt && { prompt }) };
+    if (language || prompt) this.#update({ audio: { input: { transcription } } });
+  }
+
+  #update(session = {}) {
+    this.numUpdates++;
+    this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription", ...session } }));
   }
 
   async #listen() {
@@ -84,7 +100,7 @@ export class Microphone {
     } else if (type.endsWith("transcription.delta")) turn.text += event.delta;
     else if (type.endsWith("transcription.completed")) Object.assign(turn, { text: event.transcript, final: true });
     else if (type.endsWith("transcription.failed")) Object.assign(turn, { failed: event.error.message, final: true });
-    else if (type === "session.updated") this.isHeard = true;
+    else if (type === "session.updated") this.isHeard = --this.numUpdates === 0 && this.hasCommitted;
     else return;
     this.on.text([...this.turns.values()]);
     if (this.isHeard && [...this.turns.values()].every((t) => t.final)) this.#end();
@@ -109,7 +125,7 @@ export class Microphone {
     this.#release();
     if (this.socket?.readyState !== WebSocket.OPEN) return this.#end();
     this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
-    this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription" } }));
+    this.#update();
   }
 
   #release() {

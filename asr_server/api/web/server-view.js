@@ -56,7 +56,7 @@ function showMetrics(metrics) {
   const rate = now > since ? Math.max(0, last - first) / (now - since) : 0;
   plot("throughput", rate, rate < 10 ? rate.toFixed(1) : Math.round(rate));
   const numReadAgain = sum("asr_chunks_read_again_total");
-  $("tries").textContent = `${count(sum("asr_fallbacks_total"), "fallback")}, ${count(numReadAgain, "chunk")} read again so far`;
+  $("tries").textContent = `${count(sum("asr_fallbacks_total"), "fallback")}, ${count(numReadAgain, "chunk")} read again`;
   plot("requests", sum("asr_requests_in_flight"));
   plot("chunks", sum("asr_chunks"));
   plot("sessions", sum("asr_realtime_sessions"));
