@@ -32,9 +32,9 @@ PHONE: ViewportSize = {"width": 390, "height": 720}
 
 
 def save(page: Page, name: str, **options: Any) -> None:
-    """As a small file: 128 colours are enough for it."""
+    """As a small file: 256 colours are enough for it."""
     picture = Image.open(io.BytesIO(page.screenshot(**options))).convert("RGB")
-    picture.quantize(128, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
+    picture.quantize(256, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
 
 
 def file_of(name: str, spoken: Spoken) -> FilePayload:
@@ -85,6 +85,7 @@ def transcribe_files(browser: Browser, url: str, name: str, searched: str = "", 
         page.get_by_label("Search your transcripts").fill(searched)
         order_card.locator(".fold").click()
         order_card.locator(".word").first.wait_for()
+        page.mouse.move(0, 0)
     save(page, name, full_page=True)
 
 
@@ -97,7 +98,7 @@ def show_server(browser: Browser, url: str) -> None:
     page = new_page(browser, viewport={"width": 1000, "height": 720}, color_scheme="dark")
     page.goto(f"{url}/#server")
     expect(page.locator("#throughput")).not_to_have_text(re.compile("^(0.0|–)$"))
-    page.wait_for_timeout(8_000)
+    page.wait_for_timeout(5_000)
     save(page, "page-server")
     worker.locator("#cards > li:not(.is-working)").nth(7).wait_for()
 

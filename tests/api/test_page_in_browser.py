@@ -743,13 +743,15 @@ def test_a_busy_server_is_asked_again_when_it_says(open_page: OpenPage) -> None:
                 "param": None,
                 "code": "server_overloaded",
             }
-            route.fulfill(status=429, json={"error": error}, headers={"retry-after": "1"})
+            route.fulfill(status=429, json={"error": error}, headers={"retry-after": "2"})
         else:
             route.continue_()
 
     page = open_page(mock=busy)
     choose(page, payload("call.wav"))
-    expect(card(page, "call.wav").locator(".facts")).to_contain_text("asking again in 1 s")
+    expect(card(page, "call.wav").locator(".facts")).to_contain_text(
+        "asking again in 2 s0:01"  # the seconds go on
+    )
     expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)
 
 

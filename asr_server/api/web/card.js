@@ -162,7 +162,7 @@ export class Card {
     this.#setFolded(true);
     this.player?.audio.pause();
     this.transcript.clear();
-    if (this.entry.id) this.answer = null; // the history has it
+    if (this.entry.id) this.#release();
     this.showPreview("");
   }
 
@@ -188,9 +188,15 @@ export class Card {
     return this.answer;
   }
 
+  /** The history has it: an hour of words takes megabytes. */
+  #release() {
+    this.answer = null;
+    if (this.player) this.player.answer = null;
+  }
+
   async #download(format) {
     if (await this.load()) download(this.answer, format, this.name);
-    if (this.isFolded && this.entry.id) this.answer = null;
+    if (this.isFolded && this.entry.id) this.#release();
   }
 
   #onCorrection() {

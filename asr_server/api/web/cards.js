@@ -67,9 +67,16 @@ export class Cards {
     this.#search();
   }
 
-  async #save(card) {
+  /** One after the other, so that the first gives the entry its id. */
+  #save(card) {
+    const { answer } = card; // the card may let go of it when it is folded
+    card.saving = Promise.resolve(card.saving).then(() => this.#saveNow(card, answer));
+    return card.saving;
+  }
+
+  async #saveNow(card, answer) {
     try {
-      await this.history?.save(card.entry, card.answer);
+      await this.history?.save(card.entry, answer);
     } catch (error) {
       show($("message"), `The transcript of ${card.name} could not be kept in this browser: ${error?.message || "it has no space left"}.`);
     }

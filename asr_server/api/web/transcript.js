@@ -40,7 +40,7 @@ export class Transcript {
     this.pieces = piecesOf(answer);
     this.spans = this.pieces.map(({ text }) => h("span", { className: "word" }, text));
     this.element.replaceChildren(...this.#paragraphs());
-    this.element.classList.toggle("is-empty", !this.pieces.length);
+    this.element.classList.toggle("is-empty", !answer.text);
     if (!this.pieces.length) {
       this.element.textContent = answer.text || "Nothing was said.";
       return;
