@@ -28,6 +28,7 @@ HOPS_PER_PAUSE = 40  # 200 ms
 REACH_HOPS = 8 * SAMPLE_RATE // HOP  # how far before the latest place a pause is looked for
 QUIET_SHARE = 0.05  # of the places within reach are taken to be pauses
 MAX_ABOVE_DB = 15.0  # the quietest place
+LONG_SHARE = 0.5  # of the longest pause within reach
 MIN_SILENCE = 1 * SAMPLE_RATE  # shorter pauses stay within their chunk
 MIN_MAX_CHUNK = 3 * SAMPLE_RATE  # in less there is no room to choose
 MIN_REST = (
@@ -148,12 +149,13 @@ def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
 
 
 def quietest_cut(powers: Powers) -> int:
-    """The sample at which so much sound is best cut: in the latest of the pauses within reach, but not in its
-    first half.
+    """The sample at which so much sound is best cut: in the latest of the long pauses within reach, but not
+    in its first half.
 
     A place counts as a pause when the fifth of a second around it is not much louder than the quiet of this
-    recording; how much that is depends on how far apart its sound and its quiet are. Within the pause the
-    cut falls in the middle of the quietest 20 ms.
+    recording; how much that is depends on how far apart its sound and its quiet are. A pause is long if it
+    lasts half as long as the longest or more: sentences end there. At its end the cut falls in the middle of
+    the quietest 20 ms.
     """
     reach = decibels(powers[-min(REACH_HOPS, len(powers) // 2) :])
     means = np.convolve(reach, np.full(HOPS_PER_PAUSE, 1 / HOPS_PER_PAUSE), mode="valid")
@@ -161,7 +163,9 @@ def quietest_cut(powers: Powers) -> int:
     quiet, middle = np.partition(means, ranks)[ranks]
     limit = quiet + min(8.0, max(1.0, (middle - quiet) / 5))
     limit = min(limit, float(means.min()) + MAX_ABOVE_DB)  # one pause alone is less than the share
-    pause = int(np.flatnonzero(means <= limit)[-1])
+    pauses = runs(means <= limit)
+    durations = pauses[:, 1] - pauses[:, 0]
+    pause = int(pauses[durations >= LONG_SHARE * durations.max(), 1][-1]) - 1
     within = reach[pause : pause + HOPS_PER_PAUSE - HOPS_PER_LEVEL]
     # Among equally quiet places the middle one is farthest from the words on both sides.
     candidates = np.flatnonzero(within <= within.min() + 1.0)

@@ -85,17 +85,23 @@ def test_shorter_chunks_are_cut_by_the_same_rule(max_chunk_s: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_windows_are_filled_as_far_as_the_pauses_allow(seed: int) -> None:
+def test_windows_are_filled_as_far_as_the_long_pauses_allow(seed: int) -> None:
     talk = long_talk(seed=seed)
     for chunk in chunks(split(talk.samples))[:-1]:
         end_s = chunk.start_s + chunk.duration_s
         window_end_s = chunk.start_s + 30
-        last_pause_s = max(
-            end
-            for (_, end), (start, _) in zip(talk.times, talk.times[1:], strict=False)
-            if start < window_end_s
-        )
-        assert end_s > last_pause_s - 0.1
+        pauses = [(end, start) for (_, end), (start, _) in zip(talk.times, talk.times[1:], strict=False)]
+        in_reach = [(begin, end) for begin, end in pauses if window_end_s - 7 < begin and end < window_end_s]
+        longest_s = max(end - begin for begin, end in in_reach)
+        last_long_s = max(begin for begin, end in in_reach if end - begin > 0.75 * longest_s)
+        assert end_s > last_long_s - 0.1
+
+
+def test_the_later_of_two_pauses_is_passed_over_where_it_is_much_shorter() -> None:
+    samples = noise(MAX_CHUNK, 0.1)
+    for pause_s, duration_s in ((24.0, 1.0), (28.0, 0.3)):
+        samples[int(pause_s * SAMPLE_RATE) : int((pause_s + duration_s) * SAMPLE_RATE)] = 0
+    assert 24.0 <= quietest_cut(powers(samples)) / SAMPLE_RATE <= 25.0
 
 
 def test_the_later_of_two_equal_pauses_is_taken() -> None:
