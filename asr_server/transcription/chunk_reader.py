@@ -3,8 +3,9 @@
 A part is one reading of a chunk: the first of all of it, each next one of the tail that the one before left
 unread. Runs on the event loop of the API process, and no model there: chunks go to `dispatch`.
 
-A part's prompt is the request's, followed by the text so far where the request asks for that, by the rules of
-openai-whisper (its `transcribe.py`, `condition_on_previous_text`). `prompt_tokens` makes a prompt's tokens
+A part's prompt is the request's, followed by the text so far, by the rules of openai-whisper (its
+`transcribe.py`, `condition_on_previous_text`): that of the chunk, or of all chunks where the request asks for
+that. `prompt_tokens` makes a prompt's tokens
 for `api`, `realtime`, `wyoming.py` and `offline`, which make the decoding options.
 
 `ChunkProgress` holds what is final of a chunk while it is still being read, for a stream that must not take
@@ -229,13 +230,14 @@ class ChunkReader:
         """
         options = msgspec.structs.replace(self._options, language=language)
         parts: list[DecodedPart] = []
-        previous_text = self._previous_texts[chunk.channel]
+        previous_text = PreviousText(self._options.prompt_tokens)
+        if options.condition_on_previous_text:
+            previous_text = self._previous_texts[chunk.channel]
         tail: Chunk | None = chunk
         for part in range(first_part, first_part + MAX_PARTS):
             if tail is None:
                 break
-            if options.condition_on_previous_text:
-                options = msgspec.structs.replace(options, prompt_tokens=previous_text.tokens)
+            options = msgspec.structs.replace(options, prompt_tokens=previous_text.tokens)
             is_last = part == first_part + MAX_PARTS - 1
             if is_last:  # what is sent of it early could not be followed by another part
                 options = msgspec.structs.replace(options, early_results=False, is_last_part=True)
