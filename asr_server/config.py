@@ -128,7 +128,7 @@ class Settings:
     )
     beam_size: int = _setting(
         5,
-        "hypotheses of the beam search by which a chunk whose greedy text is in doubt is read again; 1: none",
+        "most hypotheses of a beam search, which has one while the model is sure; 1: greedy decoding",
         ge=1,
         le=16,
     )

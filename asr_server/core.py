@@ -119,7 +119,6 @@ class ChunkResult(msgspec.Struct, frozen=True):
     token_peaks_s: tuple[float, ...] = ()  # where the audio was attended to most for each text token
     pauses_s: tuple[tuple[float, float], ...] = ()  # start and end of each pause in the audio, in order
     num_fallbacks: int = 0  # steps of the ladder that were tried above the first
-    beam_searched: bool = False  # a beam search was among the tries
 
 
 class Word(msgspec.Struct, frozen=True):

@@ -105,9 +105,8 @@ chunk_decode_seconds: Final = _histogram(
 chunks_transcribed: Final = _counter(
     "asr_chunks_transcribed", "Results, by the temperature of the try that was kept.", ("temperature",)
 )
-BEAM_LABEL: Final = "beam"
 fallbacks: Final = _counter(
-    "asr_fallbacks", "Tries above a chunk's first, by the temperature tried, or beam.", ("temperature",)
+    "asr_fallbacks", "Tries above a chunk's first, by the temperature tried.", ("temperature",)
 )
 chunks_read_again: Final = _counter(
     "asr_chunks_read_again", "Chunks read again, all or in part.", ("reason",)
@@ -122,7 +121,6 @@ for _reason in get_args(ReadAgainReason):
     chunks_read_again.labels(_reason)
 for _reason in get_args(DroppedReason):
     segments_dropped.labels(_reason)
-fallbacks.labels(BEAM_LABEL)
 for _number, _temperature in enumerate(TEMPERATURE_LADDER):
     chunks_transcribed.labels(f"{_temperature:g}")
     if _number:
@@ -144,7 +142,7 @@ class RequestStats:
     def __init__(self, route: Callable[[], str] = lambda: "other") -> None:
         self._route = route
         self._num_chunks = 0
-        self._fallbacks = Tally[str]()  # by temperature, or beam
+        self._fallbacks = Tally[str]()  # by temperature
         self._read_again = Tally[ReadAgainReason]()
         self._segments_dropped = Tally[DroppedReason]()
         self._audio_s: defaultdict[str, float] = defaultdict(float)  # by language
@@ -176,7 +174,7 @@ class RequestStats:
         self._num_chunks += submit.id.part == 0
         chunks_transcribed.labels(_temperature_label(result.temperature)).inc()
         climbed = submit.options.temperatures[1 : 1 + result.num_fallbacks]
-        for label in [*[BEAM_LABEL] * result.beam_searched, *map(_temperature_label, climbed)]:
+        for label in map(_temperature_label, climbed):
             self._fallbacks[label] += 1
             fallbacks.labels(label).inc()
 

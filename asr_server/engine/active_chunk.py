@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
@@ -22,8 +23,6 @@ from asr_server.engine.beam import BeamSearch
 from asr_server.levels import Pauses, find_pauses
 from asr_server.model import WhisperSizes
 
-# Mean log-probability of a greedy text below which a beam search reads the chunk again.
-BEAM_BELOW: Final = -0.8
 # Above it only what repeats itself is read again: of an unlikely text a try there is hardly ever likelier.
 HIGHEST_FOR_UNLIKELY: Final = 0.4
 # A sentence that somebody says twice compresses to less than this; a loop of the model's to a fifth and less.
@@ -32,20 +31,25 @@ LOOP_COMPRESSION_RATIO: Final = 3.5
 
 @dataclass(eq=False)
 class ActiveChunk:
-    """A chunk from submission to result. Its slots change when others free up before them."""
+    """A chunk from submission to result. Its slots change when others free up before them.
+
+    Its first try is a beam search, which has one hypothesis while the model is sure, or with a `beam_size`
+    of 1 greedy decoding, as for a translation, and where the client asks for a temperature or penalties.
+    """
 
     id: ChunkId
     samples: Samples
     options: DecodingOptions
     language: str | None
     slots: list[int] = field(default_factory=list)  # one, or of a beam search one for each hypothesis
-    beam_size: int = 1  # hypotheses of a beam search; 1: there is none
+    audio_slot: int = -1  # what all of them attend to
+    beam_size: int = 1  # most hypotheses of its beam search; 1: there is none
     prompt: list[int] = field(default_factory=list)
     sot_index: int = 0  # of <|startoftranscript|> in the prompt
     max_tokens: int = 0
     temperature_index: int = 0  # of the temperature ladder
     beam: BeamSearch | None = None  # where the try under way is one
-    beam_searched: bool = False  # one of the tries was one
+    restarts: int = 0  # how often its slots were set anew: results of steps before that are dropped
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sum_logprob: float = 0.0  # end-of-text included
@@ -53,8 +57,7 @@ class ActiveChunk:
     admitted_at: float = 0.0  # to its slot
     encoded_at: float = 0.0
     pauses: Pauses = field(default_factory=lambda: np.empty((0, 2)))  # of the audio, for word times
-    # The text so far could be reported: no beam search replaces it, so that a stream says what others say.
-    is_settled: bool = False
+    num_examined: int = 0  # tokens up to the last segment that was examined for an early result
     early_result: ChunkResult | None = None  # reported: what follows may not take it back
     tries: list[ChunkResult] = field(default_factory=list)  # that have ended, each at the whole chunk
     finished: bool = False  # finished, failed or cancelled: what still comes for it is dropped
@@ -115,6 +118,12 @@ class ActiveChunk:
         wanted = self.options.max_new_tokens
         self.max_tokens = room if wanted is None else min(room, wanted)
 
+    def begin(self, end_of_text: int) -> None:
+        """Begins the first try."""
+        is_greedy = self.temperature == 0 and not self.is_penalised
+        if self.beam_size > 1 and is_greedy and self.options.task != "translate":
+            self.beam = BeamSearch(self.beam_size, self.max_tokens, end_of_text)
+
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         """Adds a token; returns why the text ends with it, or None."""
         self.sum_logprob += logprob
@@ -144,23 +153,33 @@ class ActiveChunk:
         return self.result("stop" if best.is_ended else "length", tokenizer)
 
     def next_early_result(self, tokenizer: Tokenizer) -> ChunkResult | None:
-        """The segments so far, where the last token closes one, and they are plausible by themselves.
+        """The segments so far, where one more is closed, and they are plausible by themselves.
 
-        A segment closed at the audio's start is not reported: nothing could be read after it.
+        A segment closed at the audio's start is not reported: nothing could be read after it. In a beam
+        search segments are final when all hypotheses have them.
         """
-        first_time = tokenizer.specials.timestamp_begin
-        if len(self.tokens) < 2:
-            return None
-        if self.tokens[-1] <= first_time or self.tokens[-2] >= first_time:
-            return None
-        result = self.result("length", tokenizer)
-        if is_implausible(result, self.options) or self._wants_beam(result):
-            return None
-        self.is_settled = True
         if not self.options.early_results:
+            return None
+        tokens = self.tokens if self.beam is None else self._common_tokens(self.beam)
+        num_tokens = _num_closed(tokens, self.num_examined, tokenizer.specials.timestamp_begin)
+        if num_tokens == self.num_examined:
+            return None
+        self.num_examined = num_tokens
+        if self.beam is not None:
+            self.logprobs = list(self.beam.running[0].logprobs[:num_tokens])
+            self.tokens, self.sum_logprob = list(tokens[:num_tokens]), sum(self.logprobs)
+        result = self.result("length", tokenizer)
+        if is_implausible(result, self.options):
             return None
         self.early_result = result
         return result
+
+    @staticmethod
+    def _common_tokens(beam: BeamSearch) -> Sequence[int]:
+        """The tokens of a search with one hypothesis left; none where a text that has ended differs."""
+        tokens = beam.running[0].tokens
+        differ = any(tokens[: len(each.tokens)] != each.tokens for each in beam.ended)
+        return () if len(beam.running) > 1 or differ else tokens
 
     def keep_early_result(self, result: ChunkResult) -> ChunkResult:
         """Returns the result, or the early one, where all of the result is to be read again or is silence."""
@@ -177,35 +196,21 @@ class ActiveChunk:
         """To be called when it is finished: the time of the call is the end of decoding."""
         return ChunkTimes(self.encoded_at - self.admitted_at, time.monotonic() - self.encoded_at)
 
-    def next_try(self, result: ChunkResult, end_of_text: int) -> bool:
-        """Whether the result needs another try; if so, starts it: a beam search or the next temperature."""
+    def next_try(self, result: ChunkResult) -> bool:
+        """Whether the result needs another try; if so, starts it at the next temperature."""
         if self.early_result is not None or is_broken(result):
             return False
         self.tries.append(result)
-        if self._wants_beam(result):
-            self.beam = BeamSearch(self.beam_size, self.max_tokens, end_of_text)
-            self.beam_searched = True
-        elif self._wants_temperature():
-            self.beam = None
-            self.temperature_index += 1
-        else:
+        if not self._wants_temperature():
             return False
+        self.beam = None
+        self.temperature_index += 1
+        self.restarts += 1
         self.tokens.clear()
         self.logprobs.clear()
         self.sum_logprob = 0.0
+        self.num_examined = 0
         return True
-
-    def _wants_beam(self, result: ChunkResult) -> bool:
-        """Whether the greedy text is in doubt. False where the client set a temperature or penalties, and
-        for a translation, because the likeliest text is often none (docs/exactness.md).
-        """
-        if self.options.task == "translate":
-            return False
-        is_greedy = self.beam is None and self.temperature == 0 and not self.is_penalised
-        is_final = self.is_settled or is_silence(result, self.options)
-        if self.beam_size == 1 or not is_greedy or is_final:
-            return False
-        return result.avg_logprob < BEAM_BELOW or is_repetitive(result, self.options)
 
     def _wants_temperature(self) -> bool:
         above = self.options.temperatures[self.temperature_index + 1 :]
@@ -221,11 +226,9 @@ class ActiveChunk:
             return result
         return self._best_try()
 
-    def with_counts(self, result: ChunkResult) -> ChunkResult:
-        """Returns the result with its number of fallbacks, and whether beams were searched."""
-        return msgspec.structs.replace(
-            result, num_fallbacks=self.temperature_index, beam_searched=self.beam_searched
-        )
+    def with_fallbacks(self, result: ChunkResult) -> ChunkResult:
+        """Returns the result with its number of fallbacks."""
+        return msgspec.structs.replace(result, num_fallbacks=self.temperature_index)
 
     def _best_try(self) -> ChunkResult:
         fluent = self._fluent_tries()
@@ -236,6 +239,16 @@ class ActiveChunk:
 
     def _fluent_tries(self) -> list[ChunkResult]:
         return [each for each in self.tries if not is_repetitive(each, self.options)]
+
+
+def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
+    """Returns how many tokens there are up to the last segment that is closed, by the second of the two
+    timestamps around its text; `num_before` where there is none behind these.
+    """
+    for end in range(len(tokens), max(1, num_before), -1):
+        if tokens[end - 1] > first_time and tokens[end - 2] < first_time:
+            return end
+    return num_before
 
 
 def compression_ratio(text: str) -> float:

@@ -151,7 +151,7 @@ class Aligner:
             for (sequence, _), text, query, (gain, attention) in zip(
                 finished, texts, queries, sums, strict=True
             ):
-                keys = self._cache.audio_keys(layer, sequence.slot, gain.shape[1])
+                keys = self._cache.audio_keys(layer, sequence.audio_slot, gain.shape[1])
                 self._add_layer(gain, attention, text, layer, query, keys)
         sums = [self._model.shard.sum(each) / self._num_heads for each in sums]
         return [

@@ -1,16 +1,36 @@
-"""Beam search over one chunk's tokens: the host's record of it; `runner.py` has the slots.
+"""Beam search over one chunk's tokens: the host's record of it; `loop.py` has its slots.
 
 The rules are openai-whisper's (`decoding.py`: BeamSearchDecoder, with a patience of 1, and
-MaximumLikelihoodRanker). Runs in the replica's process. Used by `loop.py` and `active_chunk.py`; imports no
-torch and knows no device.
+MaximumLikelihoodRanker), with two of speech recognition's beside them, by which a search is hardly wider than
+the doubt: hypotheses far below the likeliest are pruned, but for the greedy one (Steinbiss, Tran and Ney,
+"Improvements in beam search", 1994), and of those that have come to say the same the likelier one goes on
+alone (recombination, as of equal states of a language model). Runs in the replica's process. Used by
+`loop.py` and `active_chunk.py`; imports no torch and knows no device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+# How far a hypothesis' log-probability may lie below the likeliest one's.
+PRUNING_MARGIN: Final = 2.0
+# Hypotheses that end in the same tokens go on alike.
+NUM_SAME_TOKENS: Final = 5
+# By how many tokens one of these may be ahead of the other: words are spelt in one token or in several.
+_MAX_AHEAD = 2
+
+
+class _Branch(NamedTuple):
+    """One of the next hypotheses."""
+
+    sum_logprob: float
+    parent: int  # which of the running hypotheses it continues
+    token: int
+    logprob: float
+    is_greedy: bool
 
 
 @dataclass(frozen=True)
@@ -21,35 +41,34 @@ class Hypothesis:
     logprobs: tuple[float, ...] = ()  # of each token
     sum_logprob: float = 0.0  # end-of-text included
     is_ended: bool = False
+    is_greedy: bool = True  # each token is the likeliest after those before it
 
-    def followed_by(self, token: int, logprob: float, end_of_text: int) -> Hypothesis:
-        total = self.sum_logprob + logprob
+    def followed_by(self, branch: _Branch, end_of_text: int) -> Hypothesis:
+        _, _, token, logprob, is_greedy = branch
         if token == end_of_text:
-            return Hypothesis(self.tokens, self.logprobs, total, is_ended=True)
-        return Hypothesis((*self.tokens, token), (*self.logprobs, logprob), total)
-
-
-class Branch(NamedTuple):
-    """One of the next hypotheses, and which of the running ones it continues."""
-
-    parent: int  # which of the running hypotheses it continues
-    hypothesis: Hypothesis
+            return Hypothesis(self.tokens, self.logprobs, branch.sum_logprob, True, is_greedy)
+        tokens, logprobs = (*self.tokens, token), (*self.logprobs, logprob)
+        return Hypothesis(tokens, logprobs, branch.sum_logprob, False, is_greedy)
 
 
 class BeamSearch:
     """The likeliest hypotheses of one chunk, each a token longer with every step."""
 
-    def __init__(self, width: int, max_tokens: int, end_of_text: int) -> None:
+    def __init__(self, width: int, max_tokens: int, end_of_text: int, margin: float = PRUNING_MARGIN) -> None:
         """
         Args:
-            width: hypotheses that go on after each step, and ended ones after which the search is over.
+            width: most hypotheses that go on after a step, and ended ones after which the search is over.
             max_tokens: the longest a hypothesis may become.
+            margin: hypotheses that lie further below the likeliest are dropped. Infinite: the search is
+                openai-whisper's, in which those that say the same go on, too.
         """
         self.width = width
         self.running = [Hypothesis()]
-        self._ended: list[Hypothesis] = []
+        self.ended: list[Hypothesis] = []
         self._max_tokens = max_tokens
         self._end_of_text = end_of_text
+        self._margin = margin
+        self._is_pruned = margin < math.inf
 
     @property
     def num_candidates(self) -> int:
@@ -58,7 +77,7 @@ class BeamSearch:
 
     @property
     def is_over(self) -> bool:
-        if not self.running or len(self._ended) >= self.width:
+        if not self.running or len(self.ended) >= self.width:
             return True
         return len(self.running[0].tokens) >= self._max_tokens
 
@@ -71,27 +90,94 @@ class BeamSearch:
             for each hypothesis that runs now, which of those before it continues.
         """
         branches = [
-            Branch(parent, before.followed_by(token, logprob, self._end_of_text))
+            _Branch(before.sum_logprob + logprob, parent, token, logprob, before.is_greedy and rank == 0)
             for parent, (before, following) in enumerate(zip(self.running, candidates, strict=True))
-            for token, logprob in following
+            for rank, (token, logprob) in enumerate(self._one_time(following))
             if logprob > -math.inf  # not forbidden, and a number
         ]
-        branches.sort(key=lambda branch: branch.hypothesis.sum_logprob, reverse=True)
-        kept: list[Branch] = []
+        branches.sort(key=self._rank, reverse=True)
+        totals = [each.sum_logprob for each in branches if each.token != self._end_of_text]
+        lowest = max(totals, default=-math.inf) - self._margin
+        kept: list[Hypothesis] = []
+        parents: list[int] = []
         for branch in branches:
             if len(kept) == self.width:
                 break  # an end that is less likely than all that go on does not count
-            if not branch.hypothesis.is_ended:
-                kept.append(branch)
-            elif len(self._ended) < self.width:
-                self._ended.append(branch.hypothesis)
-        self.running = [branch.hypothesis for branch in kept]
-        return [branch.parent for branch in kept]
+            if branch.sum_logprob < lowest and not (branch.is_greedy and self._is_pruned):
+                continue
+            hypothesis = self.running[branch.parent].followed_by(branch, self._end_of_text)
+            if hypothesis.is_ended:
+                if len(self.ended) < self.width:
+                    self.ended.append(hypothesis)
+            elif self._has_lost(hypothesis):
+                continue
+            elif (same := self._find_same(hypothesis, kept)) is None:
+                kept.append(hypothesis)
+                parents.append(branch.parent)
+            else:
+                is_greedy = hypothesis.is_greedy or kept[same].is_greedy  # it goes on for the greedy one
+                if (self._lead(hypothesis, kept[same]) or 0.0) > 0:
+                    kept[same], parents[same] = hypothesis, branch.parent
+                kept[same] = replace(kept[same], is_greedy=is_greedy)
+        self.running = kept
+        return parents
+
+    def _rank(self, branch: _Branch) -> tuple[bool, float]:
+        """What branches are sorted by. The greedy one is never among those for which there is no place."""
+        return self._is_pruned and branch.is_greedy, branch.sum_logprob
+
+    def _one_time(self, candidates: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+        """Only the likeliest of the timestamps, which come after end-of-text in the vocabulary: hypotheses
+        that differ in nothing else would leave no room for other words.
+        """
+        has_time = False
+        for token, logprob in candidates:
+            if token > self._end_of_text and has_time and self._is_pruned:
+                continue
+            has_time |= token > self._end_of_text
+            yield token, logprob
+
+    def reorder(self, order: Sequence[int]) -> None:
+        self.running = [self.running[index] for index in order]
 
     def best(self) -> Hypothesis:
-        """The likeliest for its length: of the ended ones, and where too few have ended of the others too."""
-        missing = max(0, self.width - len(self._ended))
-        return max([*self._ended, *self.running[:missing]], key=_score, default=Hypothesis())
+        """The likeliest for its length: of the ended ones, and where too few have ended of the others too.
+
+        Without any, because the model's numbers are none, one whose log-probability is NaN.
+        """
+        missing = max(0, self.width - len(self.ended))
+        none = Hypothesis(sum_logprob=math.nan)
+        return max([*self.ended, *self.running[:missing]], key=_score, default=none)
+
+    def _has_lost(self, hypothesis: Hypothesis) -> bool:
+        """Whether a text that has ended is far likelier, and for its length likelier too."""
+        best = max(self.ended, key=_score, default=None)
+        if best is None or hypothesis.sum_logprob >= best.sum_logprob - self._margin:
+            return False
+        return _score(hypothesis) < _score(best)
+
+    def _find_same(self, hypothesis: Hypothesis, others: Sequence[Hypothesis]) -> int | None:
+        """The place of the first that says the same; None: there is none."""
+        found = (place for place, each in enumerate(others) if self._lead(hypothesis, each) is not None)
+        return next(found, None)
+
+    def _lead(self, hypothesis: Hypothesis, other: Hypothesis) -> float | None:
+        """How much likelier the hypothesis is than another one that has come to the same words, or was there
+        a few tokens before, or will be; None where it has not. What took more tokens may be as much less
+        likely as so many tokens are on average: texts are compared by their mean in the end.
+        """
+        count, own, others = NUM_SAME_TOKENS, hypothesis.tokens, other.tokens
+        if not self._is_pruned or len(own) < count:
+            return None
+        if own[-count:] == others[-count:]:
+            return hypothesis.sum_logprob - other.sum_logprob
+        for ahead in range(1, min(_MAX_AHEAD, len(own) - count) + 1):
+            allowed = ahead * _score(hypothesis)
+            if others[-count - ahead : -ahead] == own[-count:]:
+                return hypothesis.sum_logprob - allowed - sum(other.logprobs[:-ahead])
+            if own[-count - ahead : -ahead] == others[-count:]:
+                return sum(hypothesis.logprobs[:-ahead]) - other.sum_logprob + allowed
+        return None
 
 
 def _score(hypothesis: Hypothesis) -> float:

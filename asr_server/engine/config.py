@@ -26,6 +26,7 @@ from asr_server.model.float8 import FP8
 from asr_server.model.int8 import VNNI_FLAGS, can_multiply_in_int8
 
 _ENCODE_BATCH_ON_CUDA = 8
+_CHUNKS_PER_SEARCH = 2  # on CUDA: of so many chunks one may have several hypotheses, which take memory
 _SHORT_AT_ONCE = 8  # short chunks that a worker of the CPU encodes in one step at most
 _MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,7 +47,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     num_slots: int = 0  # chunks decoded at once
-    beam_size: int = 1  # hypotheses of the beam search that reads a doubtful chunk again; 1: there is none
+    beam_size: int = 1  # most hypotheses of a chunk's beam search; 1: greedy
     encode_batch: int = 0  # chunks encoded in one step at most
     cpu_threads: int = 0
     compute_workers: int = 0  # encode batches under way at once: threads on CPU, streams on CUDA
@@ -77,9 +78,14 @@ class EngineConfig:
         )
 
     @property
-    def num_cache_slots(self) -> int:
-        """Slots of the cache: a beam search can begin however many chunks are being decoded."""
-        return self.num_slots + self.beam_size - 1
+    def num_searches(self) -> int:
+        """How many chunks may have several hypotheses at once: on CPU all, as unused slots take no memory."""
+        return self.num_slots if self.device == "cpu" else -(-self.num_slots // _CHUNKS_PER_SEARCH)
+
+    @property
+    def num_texts(self) -> int:
+        """Slots for texts: one for each chunk, and those of further hypotheses."""
+        return self.num_slots + self.num_searches * (self.beam_size - 1)
 
     @property
     def audio_dtype(self) -> torch.dtype | None:
@@ -112,7 +118,7 @@ class EngineConfig:
                 self.num_on_device,
                 self.num_ranks,
                 chosen.audio_dtype,
-                num_more=self.beam_size - 1,
+                num_texts=1 if on_cpu else 1 + (self.beam_size - 1) / _CHUNKS_PER_SEARCH,
             ),
             encode_batch=self.encode_batch
             or (workers * chunks_of_worker if on_cpu else _ENCODE_BATCH_ON_CUDA),
@@ -187,16 +193,16 @@ def choose_num_slots(
     num_on_device: int = 1,
     num_ranks: int = 1,
     audio_dtype: torch.dtype | None = None,
-    num_more: int = 0,
+    num_texts: float = 1,
 ) -> int:
-    """Returns as many slots as a share of the free memory holds beside `num_more` others, up to the
-    number that still speeds up a step.
+    """Returns as many slots as a share of the free memory holds, each with so many texts, up to the number
+    that still speeds up a step.
     """
     share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device, num_on_device)
     # On CPU all parts of a slot lie in one memory.
     ranks_elsewhere = num_ranks if device.type == "cuda" else 1
-    slot_bytes = DecoderCache.bytes_per_slot(sizes, dtype, audio_dtype) // ranks_elsewhere
-    return max(1, min(MAX_SLOTS[device.type], int(share) // slot_bytes - num_more))
+    chunk_bytes = DecoderCache.bytes_per_chunk(sizes, dtype, audio_dtype, num_texts) // ranks_elsewhere
+    return max(1, min(MAX_SLOTS[device.type], int(share) // chunk_bytes))
 
 
 def free_bytes(device: torch.device, num_on_device: int = 1) -> int:

@@ -3,8 +3,8 @@
 Chunks wait in one queue, first in, first out. A step takes some of them into free slots, encodes these, and
 then decodes one token of every sequence, so that new ones join while others run. Sequences lie in slots 0 to
 n - 1; where one leaves early, the next chunk or else the last sequence takes its place. A beam search takes a
-slot for each of its hypotheses. Runs in the replica's process, on one thread. Called by `replica/loop.py`;
-knows no HTTP, files or text.
+slot for each of its hypotheses, which share an audio slot. Runs in the replica's process, on one thread.
+Called by `replica/loop.py`; knows no HTTP, files or text.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Engine:
         self.draining = False
         self.step_timer = StepTimer()
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
-        self._slots = SlotTable(config.num_cache_slots)
+        self._slots = SlotTable(config.num_slots, config.num_searches, config.beam_size)
         self._loop = DecodeLoop(self._runner, tokenizer, self._slots, bool(config.lookahead), self._report)
         self._waiting: deque[ActiveChunk] = deque()
         self._encoding: list[tuple[PendingEncode, list[ActiveChunk]]] = []
@@ -116,6 +116,7 @@ class Engine:
 
     @property
     def slots_in_use(self) -> int:
+        """Chunks that are being encoded, decoded or aligned."""
         return len(self._slots)
 
     @property
@@ -218,8 +219,8 @@ class Engine:
 
     @property
     def _num_admissible(self) -> int:
-        """Free slots for chunks: those that beam searches have taken, or wait for, come first."""
-        return max(0, self.num_slots - self.slots_in_use - self._loop.num_slots_wanted)
+        """Audio slots that are free."""
+        return self.num_slots - self.slots_in_use
 
     def _encode_allowance(self) -> int:
         """Chunks to encode in one step: fewer where that would stall sequences being decoded for long."""
@@ -242,7 +243,9 @@ class Engine:
         if admitted:
             with self._failing(admitted):
                 slots = [sequence.slot for sequence in admitted]
-                pending = self._runner.encode(slots, [sequence.samples for sequence in admitted])
+                audio_slots = [sequence.audio_slot for sequence in admitted]
+                samples = [sequence.samples for sequence in admitted]
+                pending = self._runner.encode(slots, audio_slots, samples)
                 self._encoding.append((pending, admitted))
                 for sequence in admitted:
                     sequence.drop_samples()
@@ -317,7 +320,6 @@ class Engine:
         with self._failing(run, "prefill"):
             self._runner.prefill(slots, [sequence.prompt[:fed] for sequence in run], start)
             self._loop.start(run)
-            self._loop.sequences.extend(run)
 
     # -- Decode -------------------------------------------------------------------------------------------
 
@@ -326,7 +328,7 @@ class Engine:
         self._compact()
         for sequence, result in self._loop.step():
             if is_broken(result):
-                self._runner.clear(sequence.slot)
+                self._runner.clear(sequence.slot, sequence.audio_slot)
                 message = "the model comes to no numbers on this audio: the weights or --dtype may be why"
                 self._finish(sequence, Failed(sequence.id, message))
             elif sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):

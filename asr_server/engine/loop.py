@@ -7,7 +7,7 @@ thread. Used by `engine.py`; launches nothing on the device itself, `runner.py` 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
@@ -21,11 +21,18 @@ from asr_server.engine.slots import SlotStart, SlotTable
 from asr_server.engine.tokens import noise_seed_of
 
 
+class LaunchedSearch(NamedTuple):
+    sequence: ActiveChunk
+    beam: BeamSearch
+    slots: tuple[int, ...]  # of its hypotheses
+    restarts: int  # of the sequence, before this step
+
+
 class Launched(NamedTuple):
     """A step on the device, and the sequence of each of its rows."""
 
-    rows: list[tuple[ActiveChunk, int, int]]  # sequence, its slot, and the number of tries before this one
-    beams: list[tuple[ActiveChunk, BeamSearch]]
+    rows: list[tuple[ActiveChunk, int, int]]  # sequence, its slot, and its restarts before this step
+    searches: list[LaunchedSearch]
     result: StepResult
 
 
@@ -53,18 +60,15 @@ class DecodeLoop:
         self._overlapped = overlapped
         self._on_early_result = on_early_result
         self._in_flight: Launched | None = None
+        # Searches that have more hypotheses than slots, and which of those before each one continues.
+        self._waiting: list[tuple[ActiveChunk, BeamSearch, list[int]]] = []
 
     @property
     def has_work(self) -> bool:
         return bool(self.sequences) or self._in_flight is not None
 
-    @property
-    def num_slots_wanted(self) -> int:
-        """How many slots beam searches wait for."""
-        return sum(each.beam_size - 1 for each in self.sequences if _waits_for_slots(each))
-
     def step(self) -> Finished:
-        self._begin_beams()
+        self._branch_waiting()
         return self._step_overlapped() if self._overlapped else self._step_plain()
 
     def _step_plain(self) -> Finished:
@@ -82,6 +86,13 @@ class DecodeLoop:
         return finished
 
     def start(self, sequences: list[ActiveChunk]) -> None:
+        """Begins the first try of sequences that are fed with their prompts."""
+        for sequence in sequences:
+            sequence.begin(self._tokenizer.specials.end_of_text)
+        self._start(sequences)
+        self.sequences.extend(sequences)
+
+    def _start(self, sequences: list[ActiveChunk]) -> None:
         """Sets slots to their prompts' ends: at first, and again at each step of the temperature ladder."""
         if sequences:
             self._runner.start([self._slot_start(sequence, sequence.slot) for sequence in sequences])
@@ -94,39 +105,45 @@ class DecodeLoop:
     # -- Launch -------------------------------------------------------------------------------------------
 
     def _launch(self) -> Launched | None:
-        """A beam search takes part when the host has said with which tokens it goes on: with lookahead in
-        every second step.
-        """
-        in_flight = [sequence for sequence, _ in self._in_flight.beams] if self._in_flight else []
         single = [sequence for sequence in self.sequences if sequence.beam is None]
-        beams = [
-            (sequence, sequence.beam)
+        searches = [
+            LaunchedSearch(sequence, sequence.beam, tuple(sequence.slots), sequence.restarts)
             for sequence in self.sequences
-            if sequence.beam and not _waits_for_slots(sequence) and sequence not in in_flight
+            if sequence.beam is not None and self._can_go_on(sequence, sequence.beam)
         ]
-        if not single and not beams:
+        if not single and not searches:
             return None
-        plan = self._plan(single, beams)
+        plan = self._plan(single, searches)
         self.num_steps += 1
         self.num_tokens += len(single) + len(plan.beams)
-        rows = [(sequence, sequence.slot, len(sequence.tries)) for sequence in single]
-        return Launched(rows, beams, self._runner.decode(plan))
+        rows = [(sequence, sequence.slot, sequence.restarts) for sequence in single]
+        return Launched(rows, searches, self._runner.decode(plan))
 
-    def _plan(self, single: list[ActiveChunk], beams: list[tuple[ActiveChunk, BeamSearch]]) -> StepPlan:
+    def _can_go_on(self, sequence: ActiveChunk, beam: BeamSearch) -> bool:
+        """Whether a search takes part in the next step. With lookahead one of several hypotheses waits until
+        the host has said how these go on; a single one goes on with the token that the device has chosen.
+        """
+        if any(sequence is waiting for waiting, _, _ in self._waiting):
+            return False
+        in_flight = self._in_flight.searches if self._in_flight else []
+        unread = [(id(each.sequence), each.restarts) for each in in_flight]
+        return len(beam.running) == 1 or (id(sequence), sequence.restarts) not in unread
+
+    def _plan(self, single: list[ActiveChunk], searches: list[LaunchedSearch]) -> StepPlan:
         unread = 0 if self._in_flight is None else 1
-        positions = [sequence.position + unread for sequence in single]
-        positions += [sequence.position_behind(len(beam.running[0].tokens)) for sequence, beam in beams]
-        hypotheses = [slot for sequence, beam in beams for slot in sequence.slots[: len(beam.running)]]
+        positions = [sequence.position for sequence in single]
+        positions += [each.sequence.position_behind(len(each.beam.running[0].tokens)) for each in searches]
+        hypotheses = [slot for each in searches for slot in each.slots]
         return StepPlan(
             num_rows=1 + max([*(sequence.slot for sequence in single), *hypotheses]),
-            context=min(1 + max(positions), self._runner.model.sizes.text_positions),
+            context=min(1 + unread + max(positions), self._runner.model.sizes.text_positions),
             sampled=tuple(sequence.slot for sequence in single if sequence.temperature > 0),
             restricted=any(sequence.is_restricted for sequence in single if sequence.temperature > 0),
             penalised=tuple(
                 sequence.slot for sequence in single if sequence.is_penalised and sequence.temperature == 0
             ),
             beams=tuple(hypotheses),
-            num_candidates=max((beam.num_candidates for _, beam in beams), default=0),
+            num_candidates=max((each.beam.num_candidates for each in searches), default=0),
         )
 
     # -- Collect ------------------------------------------------------------------------------------------
@@ -139,13 +156,13 @@ class DecodeLoop:
         finished: Finished = []
         again: list[ActiveChunk] = []
         for sequence, result in ended:
-            if sequence.next_try(result, self._tokenizer.specials.end_of_text):
+            if sequence.next_try(result):
                 again.append(sequence)
             else:
                 sequence.finished = True
                 kept = sequence.best_result(result)
-                finished.append((sequence, sequence.with_counts(kept)))
-        self.start([sequence for sequence in again if sequence.beam is None])
+                finished.append((sequence, sequence.with_fallbacks(kept)))
+        self._start(again)
         self.sequences = [sequence for sequence in self.sequences if not sequence.finished]
         return finished
 
@@ -153,8 +170,8 @@ class DecodeLoop:
         """Gives each sequence without a beam its token; returns the tries that ended with it."""
         ended: Finished = []
         tokens, logprobs, no_speech = launched.result.tokens.read()
-        for sequence, slot, num_tries in launched.rows:
-            if sequence.finished or len(sequence.tries) != num_tries:
+        for sequence, slot, restarts in launched.rows:
+            if sequence.finished or sequence.restarts != restarts:
                 continue
             sequence.no_speech_prob = no_speech[slot]
             reason = sequence.append(int(tokens[slot]), logprobs[slot], self._tokenizer.specials.end_of_text)
@@ -167,44 +184,93 @@ class DecodeLoop:
 
     # -- Beam search --------------------------------------------------------------------------------------
 
-    def _begin_beams(self) -> None:
-        """Starts waiting beam searches in order, each once there are slots for all its hypotheses."""
-        for sequence in filter(_waits_for_slots, self.sequences):
-            if self._slots.num_free < sequence.beam_size - 1:
-                return
-            self._slots.place(sequence, sequence.beam_size - 1)
-            self._runner.fork(sequence.slot, sequence.slots[1:])
-            self.start([sequence])  # the first hypothesis, from which all others come
-
     def _collect_candidates(self, launched: Launched) -> Finished:
-        """Continues beam searches with their likeliest hypotheses; returns those that ended."""
+        """Continues searches with their likeliest hypotheses; returns those that ended."""
         if launched.result.candidates is None:
             return []
         ended: Finished = []
-        sources: list[int] = []
-        starts: list[SlotStart] = []
+        branches: list[tuple[int, SlotStart]] = []
+        chosen, _, no_speech = launched.result.tokens.read()
         candidates = iter(launched.result.candidates.array().tolist())
-        for sequence, beam in launched.beams:
-            rows = [next(candidates) for _ in beam.running]
-            if sequence.finished:
+        for sequence, beam, slots, restarts in launched.searches:
+            rows = [next(candidates) for _ in slots]
+            if sequence.finished or sequence.restarts != restarts:
                 continue
+            sequence.no_speech_prob = no_speech[slots[0]]
             parents = beam.advance(
                 [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
             )
             if beam.is_over:
-                self._slots.free(sequence, kept=1)
-                ended.append((sequence, sequence.result_of_beam(beam, self._tokenizer)))
+                self._slots.resize(sequence, 1)
+                result = sequence.result_of_beam(beam, self._tokenizer)
+                ended.append((sequence, sequence.keep_early_result(result)))
                 continue
-            for slot, parent, hypothesis in zip(sequence.slots, parents, beam.running, strict=False):
-                sources.append(sequence.slots[parent])
-                starts.append(self._slot_start(sequence, slot, hypothesis.tokens))
-        if starts:
-            self._runner.branch(sources, starts)
+            if early_result := sequence.next_early_result(self._tokenizer):
+                self._on_early_result(sequence, early_result)
+            branches += self._branch(sequence, beam, parents, [int(chosen[slot]) for slot in slots])
+        self._apply(branches)
         return ended
 
+    def _branch(
+        self, sequence: ActiveChunk, beam: BeamSearch, parents: list[int], chosen: Sequence[int]
+    ) -> list[tuple[int, SlotStart]]:
+        """Gives each hypothesis a slot, that of its parent where it can.
 
-def _waits_for_slots(sequence: ActiveChunk) -> bool:
-    return sequence.beam is not None and len(sequence.slots) < sequence.beam_size
+        Args:
+            chosen: the token by which each slot's text has gone on already, on the device.
+        Returns:
+            the slots that have to be set, and for each the slot of its parent.
+        """
+        slots_before = list(sequence.slots)
+        order = _in_place(parents)
+        if not self._slots.resize(sequence, len(order)):
+            self._waiting.append((sequence, beam, parents))
+            sequence.restarts += 1
+            return []
+        beam.reorder(order)
+        going_on = [
+            parents[index] == place and chosen[place : place + 1] == [beam.running[place].tokens[-1]]
+            for place, index in enumerate(order)
+        ]
+        if self._overlapped and (len(slots_before) > 1 or len(order) > 1 or not all(going_on)):
+            going_on = [False] * len(order)  # all have run on, in a step that is not for these hypotheses
+        branches = [
+            (slots_before[parents[index]], self._slot_start(sequence, slot, hypothesis.tokens))
+            for index, slot, hypothesis, goes_on in zip(
+                order, sequence.slots, beam.running, going_on, strict=True
+            )
+            if not goes_on
+        ]
+        sequence.restarts += bool(branches)
+        return branches
+
+    def _branch_waiting(self) -> None:
+        """Goes on with searches that waited for slots, in order."""
+        waiting, self._waiting = self._waiting, []
+        branches: list[tuple[int, SlotStart]] = []
+        for sequence, beam, parents in waiting:
+            if not sequence.finished:
+                branches += self._branch(sequence, beam, parents, [])
+        self._apply(branches)
+
+    def _apply(self, branches: list[tuple[int, SlotStart]]) -> None:
+        if branches:
+            sources, starts = zip(*branches, strict=True)
+            self._runner.branch(sources, starts)
+
+
+def _in_place(parents: list[int]) -> list[int]:
+    """Orders hypotheses so that as many as can be take the places of their parents.
+
+    Args:
+        parents: of each hypothesis, the place of the one that it continues.
+    Returns:
+        for each place the index of a hypothesis.
+    """
+    count = len(parents)
+    first = {parent: index for index, parent in reversed(list(enumerate(parents))) if parent < count}
+    others = iter(sorted({*range(count)} - {*first.values()}))
+    return [first[place] if place in first else next(others) for place in range(count)]
 
 
 class StepTimer:

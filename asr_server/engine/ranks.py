@@ -41,6 +41,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 class Encode(msgspec.Struct, frozen=True, tag=True):
     slots: tuple[int, ...]
+    audio_slots: tuple[int, ...]
     samples: tuple[bytes, ...]  # float32
 
 
@@ -58,11 +59,6 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     starts: tuple[SlotStart, ...]
 
 
-class Fork(msgspec.Struct, frozen=True, tag=True):
-    source: int
-    targets: tuple[int, ...]
-
-
 class Branch(msgspec.Struct, frozen=True, tag=True):
     sources: tuple[int, ...]
     starts: tuple[SlotStart, ...]
@@ -74,6 +70,7 @@ class Decode(msgspec.Struct, frozen=True, tag=True):
 
 class FinishedSlot(msgspec.Struct, frozen=True):
     slot: int
+    audio_slot: int
     num_samples: int
     options: DecodingOptions
     language: str | None
@@ -92,9 +89,10 @@ class Move(msgspec.Struct, frozen=True, tag=True):
 
 class Clear(msgspec.Struct, frozen=True, tag=True):
     slot: int
+    audio_slot: int
 
 
-Operation = Begin | Encode | Prefill | DetectLanguages | Start | Fork | Branch | Decode | Align | Move | Clear
+Operation = Begin | Encode | Prefill | DetectLanguages | Start | Branch | Decode | Align | Move | Clear
 Broadcast = Callable[[Operation], None]
 
 
@@ -135,9 +133,11 @@ class LeadingRunner:
     def launching(self) -> AbstractContextManager[object]:
         return self._runner.launching()
 
-    def encode(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
-        operation = Encode(tuple(slots), tuple(chunk.tobytes() for chunk in chunks))
-        return self._together(operation, lambda: self._runner.encode(slots, chunks))
+    def encode(
+        self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]
+    ) -> PendingEncode:
+        operation = Encode(tuple(slots), tuple(audio_slots), tuple(chunk.tobytes() for chunk in chunks))
+        return self._together(operation, lambda: self._runner.encode(slots, audio_slots, chunks))
 
     def prefill(self, slots: Sequence[int], prompts: list[list[int]], sot_index: int) -> None:
         operation = Prefill(tuple(slots), tuple(map(tuple, prompts)), sot_index)
@@ -149,9 +149,6 @@ class LeadingRunner:
 
     def start(self, starts: Sequence[SlotStart]) -> None:
         self._together(Start(tuple(starts)), lambda: self._runner.start(starts))
-
-    def fork(self, source: int, targets: Sequence[int]) -> None:
-        self._together(Fork(source, tuple(targets)), lambda: self._runner.fork(source, targets))
 
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
         operation = Branch(tuple(sources), tuple(starts))
@@ -167,8 +164,8 @@ class LeadingRunner:
     def move(self, source: int, target: int) -> None:
         self._together(Move(source, target), lambda: self._runner.move(source, target))
 
-    def clear(self, slot: int) -> None:
-        self._together(Clear(slot), lambda: self._runner.clear(slot))
+    def clear(self, slot: int, audio_slot: int) -> None:
+        self._together(Clear(slot, audio_slot), lambda: self._runner.clear(slot, audio_slot))
 
     def close(self) -> None:
         self._runner.close()
@@ -198,16 +195,14 @@ def follow(loaded: Loaded, receive: Callable[[], Operation | None]) -> None:
 
 def _do(runner: Runner, operation: Operation) -> None:
     match operation:
-        case Encode(slots, samples):
-            runner.encode(slots, [np.frombuffer(each, np.float32) for each in samples]).join()
+        case Encode(slots, audio_slots, samples):
+            runner.encode(slots, audio_slots, [np.frombuffer(each, np.float32) for each in samples]).join()
         case Prefill(slots, prompts, sot_index):
             runner.prefill(slots, [list(prompt) for prompt in prompts], sot_index)
         case DetectLanguages(slots):
             runner.language_probabilities(slots)
         case Start(starts):
             runner.start(starts)
-        case Fork(source, targets):
-            runner.fork(source, targets)
         case Branch(sources, starts):
             runner.branch(sources, starts)
         case Decode(plan):
@@ -216,8 +211,8 @@ def _do(runner: Runner, operation: Operation) -> None:
             runner.align([(_sequence(each), _result(each)) for each in finished])
         case Move(source, target):
             runner.move(source, target)
-        case Clear(slot):
-            runner.clear(slot)
+        case Clear(slot, audio_slot):
+            runner.clear(slot, audio_slot)
         case Begin():
             raise RanksFailed("a second beginning")
 
@@ -225,6 +220,7 @@ def _do(runner: Runner, operation: Operation) -> None:
 def _finished(sequence: ActiveChunk, result: ChunkResult) -> FinishedSlot:
     return FinishedSlot(
         sequence.slot,
+        sequence.audio_slot,
         len(sequence.samples),
         sequence.options,
         sequence.language,
@@ -236,7 +232,8 @@ def _finished(sequence: ActiveChunk, result: ChunkResult) -> FinishedSlot:
 def _sequence(finished: FinishedSlot) -> ActiveChunk:
     """Rebuilds the parts of a sequence that alignment needs."""
     samples = np.broadcast_to(np.float32(0), finished.num_samples)
-    return ActiveChunk(ChunkId("", 0), samples, finished.options, finished.language, [finished.slot])
+    slots, audio_slot = [finished.slot], finished.audio_slot
+    return ActiveChunk(ChunkId("", 0), samples, finished.options, finished.language, slots, audio_slot)
 
 
 def _result(finished: FinishedSlot) -> ChunkResult:

@@ -71,7 +71,7 @@ class Runner:
     def __init__(
         self, model: Whisper, rules: GenerationRules, tokenizer: Tokenizer, config: EngineConfig
     ) -> None:
-        num_slots, device, specials = config.num_cache_slots, model.device, tokenizer.specials
+        num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
         self._kernels, self.kernels_report = choose_kernels(
@@ -84,22 +84,22 @@ class Runner:
             config.audio_dtype,
             config.encoder_dtype == "fp8",
         )
-        self.cache = model.new_cache(num_slots, self._kernels, config.audio_dtype)
-        self.state = SlotState.empty(num_slots, model.sizes.text_positions, device)
+        self.cache = model.new_cache(config.num_slots, self._kernels, config.audio_dtype, num_texts)
+        self.state = SlotState.empty(num_texts, model.sizes.text_positions, device)
         self._specials = specials
         self._language_tokens = torch.tensor(
             list(specials.languages.values()), dtype=torch.long, device=device
         )
         # What the current step has chosen for each slot: written by its first half, read by its second.
-        self._tokens = torch.zeros(num_slots, dtype=torch.long, device=device)
-        self._logprobs = torch.zeros(num_slots, device=device)
+        self._tokens = torch.zeros(num_texts, dtype=torch.long, device=device)
+        self._logprobs = torch.zeros(num_texts, device=device)
         self._decode_stream = DecodeStream(device)
         self._transfers = Transfers(device, config.copy_overlap)
         self._encoder = make_encoder(model, self.cache, config, self._transfers, self._kernels)
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._score_graphs = self._advance_graphs = None
         if config.cuda_graphs:
-            rows, contexts = row_buckets(num_slots), context_buckets(model.sizes.text_positions)
+            rows, contexts = row_buckets(num_texts), context_buckets(model.sizes.text_positions)
             shapes = list(product(rows, contexts))
             self._score_graphs = record_graphs(self._score, shapes, device, DECODE_PRIORITY)
             if self._score_graphs is not None:
@@ -116,9 +116,13 @@ class Runner:
 
     # -- Encode -------------------------------------------------------------------------------------------
 
-    def encode(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
-        """Fills the audio part of these slots, or on CUDA begins to."""
-        return self._encoder.start(slots, chunks)
+    def encode(
+        self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]
+    ) -> PendingEncode:
+        """Fills these audio slots, or on CUDA begins to; the slots attend to them from now on."""
+        on_device = self._transfers.to_device(torch.tensor([slots, audio_slots]))
+        self.cache.attend_to(slots, audio_slots, on_device)
+        return self._encoder.start(audio_slots, chunks)
 
     # -- Prefill ------------------------------------------------------------------------------------------
 
@@ -232,18 +236,14 @@ class Runner:
         return torch.stack([tokens.double(), self._logprobs[:num_rows].double(), state.no_speech.double()])
 
     @torch.inference_mode()
-    def fork(self, source: int, targets: Sequence[int]) -> None:
-        """Copies a slot's audio and text into the `targets`."""
-        for target in targets:
-            self.cache.move(source, target)
-
-    @torch.inference_mode()
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
         """Copies the text of the slots `sources` into those of `starts`, which go on from there."""
-        length = max(len(start.prompt) + len(start.tokens) for start in starts) - 1
-        slots = torch.tensor([sources, [start.slot for start in starts]])
-        from_slots, to_slots = self._transfers.to_device(slots).unbind()
-        self.cache.copy_text(from_slots, to_slots, length)
+        pairs = zip(sources, starts, strict=True)
+        moves = [(source, start) for source, start in pairs if source != start.slot]
+        if moves:
+            length = max(len(start.prompt) + len(start.tokens) for _, start in moves) - 1
+            slots = [(source, start.slot) for source, start in moves]
+            self.cache.copy_text(slots, self._transfers.to_device(torch.tensor(slots)), length)
         self.start(starts)
 
     # -- Align --------------------------------------------------------------------------------------------
@@ -255,9 +255,9 @@ class Runner:
 
     # -- Slots --------------------------------------------------------------------------------------------
 
-    def clear(self, slot: int) -> None:
-        """Clears the slot after a chunk whose numbers were NaN."""
-        self.cache.clear(slot)
+    def clear(self, slot: int, audio_slot: int) -> None:
+        """Clears the slots of a chunk whose numbers were NaN."""
+        self.cache.clear(slot, audio_slot)
 
     def move(self, source: int, target: int) -> None:
         self.cache.move(source, target)

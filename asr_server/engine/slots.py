@@ -27,7 +27,7 @@ class SlotStart:
     options: DecodingOptions
     temperature: float = 0.0
     noise_seed: int = 0  # of a try at a temperature above 0
-    tokens: Sequence[int] = ()  # generated already: what a beam search goes on from
+    tokens: Sequence[int] = ()  # generated already: a hypothesis that goes on
 
 
 @dataclass
@@ -134,32 +134,58 @@ _SETTINGS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_p
 
 
 class SlotTable:
-    """Slots and their sequences; a sequence knows its slots too."""
+    """Which sequence holds which slots and audio slots; a sequence knows its own too."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._holders: list[ActiveChunk | None] = [None] * num_slots
+    def __init__(self, num_chunks: int, num_searches: int, beam_size: int) -> None:
+        """
+        Args:
+            num_searches: how many sequences may have more than one slot. So many can have `beam_size` of
+                them: none of these waits for another.
+        """
+        self._holders: list[ActiveChunk | None] = [None] * (num_chunks + num_searches * (beam_size - 1))
+        self._audio_holders: list[ActiveChunk | None] = [None] * num_chunks
+        self._searching: set[int] = set()  # audio slots of the sequences with several slots
+        self._num_searches = num_searches
 
     def __len__(self) -> int:
-        """Slots in use."""
-        return len(self._holders) - self.num_free
+        """Chunks that hold slots."""
+        return len(self._audio_holders) - self._audio_holders.count(None)
 
-    @property
-    def num_free(self) -> int:
-        return self._holders.count(None)
+    def place(self, sequence: ActiveChunk) -> None:
+        """Gives the sequence its first slot and its audio slot, the first that are free."""
+        sequence.audio_slot = self._audio_holders.index(None)
+        self._audio_holders[sequence.audio_slot] = sequence
+        self._add_slot(sequence)
 
-    def place(self, sequence: ActiveChunk, count: int = 1) -> None:
-        """Gives the sequence more slots, the first that are free."""
-        for _ in range(count):
-            slot = self._holders.index(None)
-            self._holders[slot] = sequence
-            sequence.slots.append(slot)
+    def _add_slot(self, sequence: ActiveChunk) -> None:
+        slot = self._holders.index(None)
+        self._holders[slot] = sequence
+        sequence.slots.append(slot)
 
-    def free(self, sequence: ActiveChunk, kept: int = 0) -> None:
-        """Frees the sequence's slots except the first `kept`. With none kept, its own list of slots stays."""
-        for slot in sequence.slots[kept:]:
+    def resize(self, sequence: ActiveChunk, num_slots: int) -> bool:
+        """Gives the sequence as many slots, or takes them, the last first. False where too many sequences
+        have several already.
+        """
+        if num_slots == 1:
+            self._searching.discard(sequence.audio_slot)
+        elif sequence.audio_slot not in self._searching:
+            if len(self._searching) == self._num_searches:
+                return False
+            self._searching.add(sequence.audio_slot)
+        while len(sequence.slots) < num_slots:
+            self._add_slot(sequence)
+        for slot in sequence.slots[num_slots:]:
             self._holders[slot] = None
-        if kept:
-            del sequence.slots[kept:]
+        del sequence.slots[num_slots:]
+        return True
+
+    def free(self, sequence: ActiveChunk) -> None:
+        """Frees all that the sequence holds."""
+        for slot in sequence.slots:
+            self._holders[slot] = None
+        self._audio_holders[sequence.audio_slot] = None
+        self._searching.discard(sequence.audio_slot)
+        sequence.slots.clear()
 
     def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:
         """Moves these sequences from the last slots into free ones before; returns the old and new slots."""

@@ -1,7 +1,8 @@
 """The keys and values of every slot, allocated once because Whisper's lengths are bounded.
 
-A slot holds one sequence: the keys and values of its audio (written once, after encoding) and of its tokens.
-Sequences being decoded lie side by side from slot 0 on, so that a decode step reads one contiguous block.
+A slot holds the keys and values of one text's tokens, an audio slot those of one chunk's audio (written once,
+after encoding). `audio_of` says which audio a slot attends to: the hypotheses of a beam search share one.
+Texts being decoded lie side by side from slot 0 on, so that a decode step reads one contiguous block.
 
 `DecoderCache.rows` gives some slots for one call of the decoder, and how its layers attend to them: by
 torch's products, which gather slots that do not lie side by side, by `OwnBlocks` on the CPU, or by the
@@ -60,7 +61,8 @@ class TorchRows:
         mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
         self._mask = mask[:, None]  # [B, 1, T, context], zero or minus infinity
         self._context = context
-        self._own_blocks = cache.own_blocks(slots, positions.shape[1])
+        self._audio_slots = cache.audio_slots(slots)
+        self._own_blocks = cache.own_blocks(self._audio_slots, positions.shape[1])
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -72,7 +74,13 @@ class TorchRows:
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
         cache = self._cache
         if self._own_blocks is None:
-            return attend_cached_audio(query, *cache.audio(layer, self._slots), cache.cross_rows)
+            if not isinstance(self._audio_slots, list):
+                return attend_cached_audio(query, *cache.audio(layer, self._audio_slots), cache.cross_rows)
+            each = [
+                attend_cached_audio(one, *cache.audio(layer, slice(slot, slot + 1)), cache.cross_rows)
+                for one, slot in zip(query[:, None], self._audio_slots, strict=True)
+            ]
+            return torch.cat(each)
         silence = (cache.silent_keys[layer], cache.silent_values[layer]) if cache.shares_silence else None
         return self._own_blocks.attend(query, cache.cross_keys[layer], cache.cross_values[layer], silence)
 
@@ -92,11 +100,13 @@ class FlashRows:
         self._cache, self._positions, self._context = cache, positions, context
         self._flash_decode = flash_decode
         self._slots = slot_ids(slots, positions.device)[:, None].expand_as(positions)  # [B, T]
-        text, audio = positions + 1, cache.audio_lengths[self._slots]
+        audio_slots = cache.audio_of[self._slots]
+        text, audio = positions + 1, cache.audio_lengths[audio_slots]
         if active is not None:
             text, audio = text * active[:, None], audio * active[:, None]
         self._text_lengths, self._audio_lengths = text.flatten(), audio.flatten()
         self._row_slots = self._slots.flatten().contiguous()  # of an expanded one, flatten gives a view
+        self._row_audio_slots = audio_slots.flatten()
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -107,7 +117,7 @@ class FlashRows:
         return attended.view(*query.shape[:2], -1)
 
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
-        cache, lengths, rows = self._cache, self._audio_lengths, self._row_slots
+        cache, lengths, rows = self._cache, self._audio_lengths, self._row_audio_slots
         keys, values = cache.cross_keys[layer].transpose(2, 3), cache.cross_values[layer]
         scales = () if cache.audio_scales is None else cache.audio_scales[:, layer].unbind()
         queries, most = query.flatten(0, 1), keys.shape[2]
@@ -115,9 +125,11 @@ class FlashRows:
         return attended.view(*query.shape[:2], -1)
 
 
-def slot_ids(slots: Slots, device: torch.device) -> Tensor:
+def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
     """As indices [B]."""
-    return torch.arange(slots.start, slots.stop, device=device) if isinstance(slots, slice) else slots
+    if isinstance(slots, slice):
+        return torch.arange(slots.start, slots.stop, device=device)
+    return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
 
 
 # Beyond that many queries a sequence, the kernel or the lookup would read the same keys too often.
@@ -139,14 +151,14 @@ def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Te
 class DecoderCache:
     """Keys and values of every layer and slot, [layers, slots, H, positions, d] each.
 
-    The keys of the audio are the other way round, [layers, slots, H, d, positions]: the form in which both
-    products of a decode step read their matrix row by row. In 8-bit floats both have a scale for each slot
-    and head: `audio_scales`, float32 [2, layers, slots, H], those of keys and those of values. In 8-bit
-    integers they are packed rows, of which the last dimension has the bytes; a row of keys is a block of
-    positions then, [layers, slots, H, blocks, d, bytes].
+    The keys of the audio are the other way round, [layers, audio slots, H, d, positions]: the form in which
+    both products of a decode step read their matrix row by row. In 8-bit floats both have a scale for each
+    audio slot and head: `audio_scales`, float32 [2, layers, audio slots, H], those of keys and those of
+    values. In 8-bit integers they are packed rows, of which the last dimension has the bytes; a row of keys
+    is a block of positions then, [layers, audio slots, H, blocks, d, bytes].
 
-    Where a chunk is shorter than its window, silence follows it: `write_silence`. On CPU all slots share it;
-    where a kernel reads slots, or the audio has scales, each slot has a copy.
+    Where a chunk is shorter than its window, silence follows it: `write_silence`. On CPU all audio slots
+    share it; where a kernel reads slots, or the audio has scales, each has a copy.
     """
 
     def __init__(
@@ -158,15 +170,19 @@ class DecoderCache:
         num_ranks: int = 1,
         kernels: Kernels = TORCH,
         audio_dtype: torch.dtype | None = None,
+        num_texts: int | None = None,
     ) -> None:
         """
         Args:
+            num_slots: audio slots, and slots unless `num_texts` says otherwise.
             num_ranks: ranks that share out the heads.
             audio_dtype: of the audio's keys and values, uint8 for packed rows; None: `dtype`.
+            num_texts: slots.
         """
         self._kernels = kernels
+        num_texts = num_texts or num_slots
         heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
-        text = (sizes.decoder_layers, num_slots, heads, sizes.text_positions, depth)
+        text = (sizes.decoder_layers, num_texts, heads, sizes.text_positions, depth)
         alignment = _ROW_ALIGNMENT if device.type == "cuda" or kernels.flash_decode is not None else 1
         row = -(-sizes.audio_positions // alignment) * alignment
         audio_keys = (sizes.decoder_layers, num_slots, heads, depth, row)
@@ -192,7 +208,10 @@ class DecoderCache:
             if audio_dtype == FP8
             else None
         )
-        # Audio positions stored in each slot; silence follows them. A slot that was never written may be read
+        # The audio slot of each slot: one of the same number, until `attend_to` gives another.
+        self.audio_of = torch.arange(num_texts, device=device) % num_slots
+        self._audio_of = [slot % num_slots for slot in range(num_texts)]  # the same, for the host
+        # Positions stored in each audio slot; silence follows them. One that was never written may be read
         # between others: it has a whole window of zeros.
         whole = sizes.audio_positions
         self.audio_lengths = torch.full((num_slots,), whole, device=device, dtype=torch.int32)
@@ -204,11 +223,14 @@ class DecoderCache:
         )
 
     @staticmethod
-    def bytes_per_slot(
-        sizes: WhisperSizes, dtype: torch.dtype, audio_dtype: torch.dtype | None = None
+    def bytes_per_chunk(
+        sizes: WhisperSizes,
+        dtype: torch.dtype,
+        audio_dtype: torch.dtype | None = None,
+        num_texts: float = 1,
     ) -> int:
-        """On all ranks together."""
-        text_bytes = sizes.text_positions * dtype.itemsize
+        """Of an audio slot and so many slots, on all ranks together."""
+        text_bytes = round(num_texts * sizes.text_positions) * dtype.itemsize
         audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize
         whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
         if audio_dtype == torch.uint8:
@@ -231,7 +253,7 @@ class DecoderCache:
         self.silent_values = split_heads(torch.cat(values), heads).transpose(1, 2).contiguous()
 
     def write_audio(self, slots: Slots, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Puts each layer's keys [B, D, N] and values [B, N, D] into B slots; silence follows them."""
+        """Puts each layer's keys [B, D, N] and values [B, N, D] into B audio slots; silence follows them."""
         heads, length = self.cross_keys.shape[2], 0
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
@@ -254,32 +276,60 @@ class DecoderCache:
         self.audio_lengths.index_fill_(0, slot_ids(slots, self.audio_lengths.device), length)
         self._own_blocks = None
 
-    def move(self, source: int, target: int) -> None:
-        """Copies one slot's sequence into another slot."""
-        length = int(self.audio_lengths[source]) if self.shares_silence else self._num_positions
-        num_blocks = length // self._block
-        keys = self.cross_keys[:, :, :, :num_blocks] if self._packed else self.cross_keys[..., :length]
-        for tensor in (self.keys, self.values, keys, self.cross_values[..., :length, :]):
-            tensor[:, target] = tensor[:, source]
-        if self.audio_scales is not None:
-            self.audio_scales[:, :, target] = self.audio_scales[:, :, source]
-        self.audio_lengths[target : target + 1] = self.audio_lengths[source : source + 1]
-        self._own_blocks = None
+    def attend_to(self, slots: Sequence[int], audio_slots: Sequence[int], on_device: Tensor) -> None:
+        """Gives each slot the audio that it attends to.
 
-    def copy_text(self, sources: Tensor, targets: Tensor, length: int) -> None:
-        """Copies the first `length` text positions of some slots into others, which may be among them."""
+        Args:
+            on_device: [2, B], the slots and the audio slots.
+        """
+        for slot, audio_slot in zip(slots, audio_slots, strict=True):
+            self._audio_of[slot] = audio_slot
+        self.audio_of.index_copy_(0, *on_device)
+
+    def move(self, source: int, target: int) -> None:
+        """Copies one slot's text into another slot, which attends to the same audio then."""
+        for tensor in (self.keys, self.values):
+            tensor[:, target] = tensor[:, source]
+        self.audio_of[target : target + 1] = self.audio_of[source : source + 1]
+        self._audio_of[target] = self._audio_of[source]
+
+    def copy_text(self, moves: Sequence[tuple[int, int]], on_device: Tensor, length: int) -> None:
+        """Copies the first `length` text positions of some slots into others, which may be among them, and
+        which attend to the same audio then.
+
+        Args:
+            moves: each source and target.
+            on_device: [B, 2], the same.
+        """
+        sources, targets = on_device.unbind(1)
         for tensor in (self.keys, self.values):
             tensor[:, targets, :, :length] = tensor[:, sources, :, :length]
+        audio_slots = [self._audio_of[source] for source, _ in moves]
+        self.audio_of[targets] = self.audio_of[sources]
+        for (_, target), audio_slot in zip(moves, audio_slots, strict=True):
+            self._audio_of[target] = audio_slot
 
-    def clear(self, slot: int) -> None:
+    def clear(self, slot: int, audio_slot: int) -> None:
         """Back to zeros. NaN would outlive its sequence: what is masked is read all the same."""
-        for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
-            as_bytes(tensor)[:, slot].zero_()
+        for tensor in (self.keys, self.values):
+            tensor[:, slot].zero_()
+        for tensor in (self.cross_keys, self.cross_values):
+            as_bytes(tensor)[:, audio_slot].zero_()
         if self.audio_scales is not None:
-            self.audio_scales[:, :, slot].zero_()
+            self.audio_scales[:, :, audio_slot].zero_()
 
-    def audio(self, layer: int, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Keys [B, H, d, F] and values [B, H, F, d] of some slots."""
+    def audio_slots(self, slots: Slots) -> Slots | list[int]:
+        """Returns the audio slots of some slots: a slice where the host knows that they lie side by side in
+        this order, a list where it knows that they do not.
+        """
+        if isinstance(slots, Tensor) or self.audio_of.is_cuda:
+            return self.audio_of[slots]
+        audio_slots = self._audio_of[slots]
+        block = slice(audio_slots[0], audio_slots[0] + len(audio_slots))
+        return block if audio_slots == list(range(block.start, block.stop)) else audio_slots
+
+    def audio(self, layer: int, slots: Slots | list[int]) -> tuple[Tensor, Tensor]:
+        """Keys [B, H, d, F] and values [B, H, F, d] of some audio slots."""
         keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))
         if self._packed:
             keys, values = (unpack_rows(each, self.keys.dtype) for each in (keys, values))
@@ -296,13 +346,13 @@ class DecoderCache:
             values.view(FP8), value_scales, dtype
         )
 
-    def has_short_audio(self, slots: Slots) -> bool:
-        """Whether shared silence follows the audio of any of these slots."""
+    def has_short_audio(self, slots: Slots | list[int]) -> bool:
+        """Whether shared silence follows the audio in any of these audio slots."""
         return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
 
-    def own_blocks(self, slots: Slots, num_queries: int) -> OwnBlocks | None:
-        """The blocks for `num_queries` of each slot, kept from step to step until a slot is written. None:
-        torch's products read the slots.
+    def own_blocks(self, slots: Slots | list[int], num_queries: int) -> OwnBlocks | None:
+        """The blocks for `num_queries` of each audio slot, kept from step to step until one is written. None:
+        torch's products read them.
         """
         is_read = self._packed or (WEIGHTED_ROWS and self.has_short_audio(slots))
         if not is_read or num_queries > _MAX_QUERIES:
@@ -322,7 +372,7 @@ class DecoderCache:
         return self.cross_values.shape[3]
 
     def audio_keys(self, layer: int, slot: int, num_positions: int) -> Tensor:
-        """The first keys of one slot, [H, d, num_positions]."""
+        """The first keys of one audio slot, [H, d, num_positions]."""
         if self._packed:
             keys = unpack_rows(self.cross_keys[layer, slot], self.keys.dtype)
             return keys.transpose(-3, -2).flatten(-2)[..., :num_positions]

@@ -335,10 +335,14 @@ class Whisper(nn.Module):
                 self.decoder = Decoder(sizes, shard, decoder_linear, int8)
 
     def new_cache(
-        self, num_slots: int, kernels: Kernels = TORCH, audio_dtype: torch.dtype | None = None
+        self,
+        num_slots: int,
+        kernels: Kernels = TORCH,
+        audio_dtype: torch.dtype | None = None,
+        num_texts: int | None = None,
     ) -> DecoderCache:
-        ranks = self.shard.count
-        return DecoderCache(self.sizes, num_slots, self.device, self.dtype, ranks, kernels, audio_dtype)
+        ranks, device, dtype = self.shard.count, self.device, self.dtype
+        return DecoderCache(self.sizes, num_slots, device, dtype, ranks, kernels, audio_dtype, num_texts)
 
     @torch.inference_mode()
     def encode_silence(self, kernels: Kernels = TORCH) -> Silence:

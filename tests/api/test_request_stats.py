@@ -71,19 +71,6 @@ async def test_fallbacks_are_counted_by_the_temperature_tried_and_results_by_the
         }
 
 
-async def test_a_beam_search_counts_as_a_fallback() -> None:
-    def searched(submit: Submit) -> ChunkResult:
-        return msgspec.structs.replace(say(*words("1")), beam_searched=True)
-
-    async with run_app(answer=searched) as app:
-        before = await read(app)
-        await app.post()
-        assert grown(before, await read(app), "asr_fallbacks", "asr_chunks_transcribed") == {
-            'asr_fallbacks_total{temperature="beam"}': 1,
-            'asr_chunks_transcribed_total{temperature="0"}': 1,
-        }
-
-
 async def test_a_temperature_of_the_clients_own_adds_no_series() -> None:
     def as_asked(submit: Submit) -> ChunkResult:
         return msgspec.structs.replace(say(*words("1")), temperature=submit.options.temperatures[0])

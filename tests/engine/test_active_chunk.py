@@ -19,7 +19,7 @@ def climb(tries: list[tuple[float, float]]) -> tuple[int, float]:
     for number, (logprob, ratio) in enumerate(tries, 1):
         sequence.tokens = [number]
         result = ChunkResult((number,), (logprob,), logprob, 0.0, ratio, sequence.temperature, "en", "stop")
-        if not sequence.next_try(result, END_OF_TEXT):
+        if not sequence.next_try(result):
             kept = sequence.best_result(result)
             return number, kept.temperature
     raise AssertionError("it wants to climb further")

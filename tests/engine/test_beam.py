@@ -1,9 +1,10 @@
-"""Beam search: openai-whisper's, token for token, whoever else is decoded; nothing is held when it ends."""
+"""Beam search: openai-whisper's, pruned; the same whoever else is decoded; nothing is held when it ends."""
 
 from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from asr_server.channel.messages import Cancel, Event
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.engine import Engine, active_chunk
 from asr_server.engine.beam import BeamSearch
+from asr_server.engine.config import EngineConfig
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
 from benchmarks.openai_whisper import load_openai_whisper
@@ -43,7 +45,7 @@ def next_logprobs(tokens: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def search(width: int, seed: int, max_tokens: int) -> tuple[tuple[int, ...], float]:
-    beam = BeamSearch(width, max_tokens, END)
+    beam = BeamSearch(width, max_tokens, END, margin=math.inf)
     while not beam.is_over:
         rows = [next_logprobs(each.tokens, seed).topk(beam.num_candidates) for each in beam.running]
         beam.advance([zip(row.indices.tolist(), row.values.tolist(), strict=True) for row in rows])
@@ -89,54 +91,92 @@ def test_numbers_that_are_none_end_the_search() -> None:
     assert beam.best().tokens == ()
 
 
+def read_on(beam: BeamSearch, *candidates: dict[int, float]) -> list[tuple[int, ...]]:
+    """One step: for each hypothesis its next tokens with their probabilities. The hypotheses then."""
+    beam.advance([[(token, math.log(each[token])) for token in each] for each in candidates])
+    return [each.tokens for each in beam.running]
+
+
+def test_unlikely_hypotheses_are_dropped_but_for_the_greedy_one() -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    assert read_on(beam, {1: 0.9, 2: 0.09}) == [(1,)], "a tenth as likely"
+    assert read_on(beam, {3: 0.5, 4: 0.4}) == [(1, 3), (1, 4)]
+    followed = {5: 0.02, 6: 0.01}
+    assert read_on(beam, followed, {7: 0.9}) == [(1, 3, 5), (1, 4, 7)], "greedy decoding went there"
+
+
+def test_of_hypotheses_that_come_to_say_the_same_the_likelier_goes_on() -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    read_on(beam, {1: 0.5, 2: 0.4})
+    for token in (3, 4, 5, 6):
+        assert len(read_on(beam, {token: 0.9}, {token: 0.9})) == 2
+    assert read_on(beam, {7: 0.9}, {7: 0.9}) == [(1, 3, 4, 5, 6, 7)]
+
+
+def test_a_word_that_is_spelt_in_more_tokens_is_the_same_a_step_later() -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    read_on(beam, {1: 0.5, 2: 0.4})
+    read_on(beam, {4: 0.9}, {3: 0.9})  # the second one is a token behind
+    for ahead, behind in ((5, 4), (6, 5), (7, 6), (8, 7)):
+        read_on(beam, {ahead: 0.9}, {behind: 0.9})
+    assert read_on(beam, {0: 0.9}, {8: 0.9}) == [(1, 4, 5, 6, 7, 8, 0)]
+
+
+def test_a_hypothesis_goes_on_with_one_timestamp() -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    assert read_on(beam, {END + 1: 0.4, END + 2: 0.3, 1: 0.2}) == [(END + 1,), (1,)]
+
+
+def test_a_long_text_is_not_given_up_for_a_short_one_that_is_less_likely_for_its_length() -> None:
+    beam = BeamSearch(WIDTH, 30, END)
+    read_on(beam, {1: 0.6, 2: 0.4})
+    read_on(beam, {END: 0.1}, {3: 0.3})
+    for token in (4, 5, 6, 7, 8):
+        assert read_on(beam, {token: 0.5})
+    read_on(beam, {END: 0.9})
+    assert beam.is_over
+    assert beam.best().tokens == (2, 3, 4, 5, 6, 7, 8)
+
+
 # -- In the engine ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every greedy text is in doubt."""
-    monkeypatch.setattr(active_chunk, "BEAM_BELOW", math.inf)
+def unpruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of the engine is openai-whisper's."""
+    monkeypatch.setattr(active_chunk, "BeamSearch", partial(BeamSearch, margin=math.inf))
 
 
-def likelier_of_theirs(theirs: Any, features: torch.Tensor, **asked: Any) -> list[tuple[Any, bool]]:
-    """openai-whisper's greedy text or its beam's, whichever is likelier; whether it is the beam's."""
+def with_beam(theirs: Any, features: torch.Tensor, **asked: Any) -> list[Any]:
     import whisper
 
-    def decoded(beam_size: int | None) -> list[Any]:
-        options = whisper.DecodingOptions(temperature=0.0, beam_size=beam_size, fp16=False, **asked)
-        with torch.inference_mode():
-            return [whisper.decode(theirs, each, options) for each in features]
-
-    pairs = zip(decoded(None), decoded(WIDTH), strict=True)
-    return [
-        (beam, True) if beam.avg_logprob > greedy.avg_logprob + 1e-4 else (greedy, False)
-        for greedy, beam in pairs
-    ]
+    options = whisper.DecodingOptions(temperature=0.0, beam_size=WIDTH, fp16=False, **asked)
+    with torch.inference_mode():
+        return [whisper.decode(theirs, each, options) for each in features]
 
 
 @THEIR_WARNING
-@pytest.mark.usefixtures("always")
+@pytest.mark.usefixtures("unpruned")
 @pytest.mark.parametrize("lookahead", [False, True])
 def test_texts_are_those_of_openai_whispers_beam_search(pocket: Checkpoint, lookahead: bool) -> None:
     import whisper
 
     mels = [whisper.log_mel_spectrogram(clip, padding=whisper.audio.N_SAMPLES) for clip in HEARD]
     features = torch.stack([whisper.pad_or_trim(mel, whisper.audio.N_FRAMES) for mel in mels])
-    expected = likelier_of_theirs(
-        load_openai_whisper(pocket.directory), features, language="de", sample_len=ASKED.max_new_tokens
-    )
+    theirs = load_openai_whisper(pocket.directory)
+    expected = with_beam(theirs, features, language="de", sample_len=ASKED.max_new_tokens)
     found = transcribe(pocket.engine(beam_size=WIDTH, lookahead=lookahead), HEARD, ASKED)
-    assert sum(is_beams for _, is_beams in expected) > 1, "a beam finds something likelier"
-    for ours, (theirs, _) in zip(found, expected, strict=True):
-        assert list(ours.tokens) == theirs.tokens
-        assert ours.beam_searched
+    greedy = transcribe(pocket.engine(lookahead=lookahead), HEARD, ASKED)
+    assert [each.tokens for each in found] != [each.tokens for each in greedy]
+    for ours, their in zip(found, expected, strict=True):
+        assert list(ours.tokens) == their.tokens
         assert ours.temperature == 0
         if ours.finish_reason == "stop":
-            assert ours.avg_logprob == pytest.approx(theirs.avg_logprob, abs=1e-3)
+            assert ours.avg_logprob == pytest.approx(their.avg_logprob, abs=1e-3)
 
 
 @THEIR_WARNING
-@pytest.mark.usefixtures("always")
+@pytest.mark.usefixtures("unpruned")
 def test_real_speech_is_read_as_openai_whispers_beam_search_reads_it() -> None:
     import whisper
 
@@ -150,9 +190,8 @@ def test_real_speech_is_read_as_openai_whispers_beam_search_reads_it() -> None:
     engine, theirs = checkpoint.engine(beam_size=WIDTH), load_openai_whisper(checkpoint.directory)
     for clip in clips:
         mel = whisper.log_mel_spectrogram(whisper.pad_or_trim(clip.samples()))
-        ((expected, _),) = likelier_of_theirs(theirs, mel[None], language=clip.language)
-        options = DecodingOptions(language=clip.language)
-        (found,) = transcribe(engine, [clip.samples()], options)
+        (expected,) = with_beam(theirs, mel[None], language=clip.language)
+        (found,) = transcribe(engine, [clip.samples()], DecodingOptions(language=clip.language))
         assert list(found.tokens) == expected.tokens, clip.name
         assert found.avg_logprob == pytest.approx(expected.avg_logprob, abs=2e-3), clip.name
 
@@ -184,9 +223,6 @@ def alone(pocket: Checkpoint) -> list[ChunkResult]:
 def test_beams_of_several_chunks_at_once_give_what_each_gives_alone(
     pocket: Checkpoint, alone: list[ChunkResult], num_slots: int, lookahead: bool
 ) -> None:
-    """With few slots, too: then a beam waits until there are enough for it."""
-    asked = [not (options.temperatures[0] or options.repetition_penalty > 1) for options in MIXED]
-    assert [result.beam_searched for result in alone] == asked
     found = run_mixed(pocket.engine(num_slots=num_slots, beam_size=WIDTH, lookahead=lookahead))
     assert [result.tokens for result in found] == [result.tokens for result in alone]
     assert [result.num_fallbacks for result in found] == [result.num_fallbacks for result in alone]
@@ -202,73 +238,46 @@ def test_a_beam_is_the_same_on_a_device_that_is_late(
 
 
 @pytest.mark.parametrize("lookahead", [False, True])
-def test_a_cancelled_beam_frees_all_its_slots_and_those_that_wait_go_on(
-    pocket: Checkpoint, lookahead: bool
+def test_few_searches_at_once_wait_for_each_other_and_change_nothing(
+    pocket: Checkpoint, alone: list[ChunkResult], lookahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(EngineConfig, "num_searches", 1)
+    found = run_mixed(pocket.engine(num_slots=8, beam_size=WIDTH, lookahead=lookahead))
+    assert [result.tokens for result in found] == [result.tokens for result in alone]
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_cancelled_search_frees_all_its_slots_and_those_that_wait_go_on(
+    pocket: Checkpoint, lookahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineConfig, "num_searches", 1)
     engine = pocket.engine(num_slots=2, beam_size=WIDTH, lookahead=lookahead)
     for name, clip in zip(("leaver", "stayer"), HEARD, strict=False):
         submit(engine, name, clip, ASKED)
-    while engine.slots_in_use <= 2:
+    for _ in range(6):
         engine.step()
-    assert engine.slots_in_use == 2 + WIDTH - 1, "one has a beam, the other waits for slots"
-    assert engine.has_work
     engine.handle(Cancel("leaver"))
     assert engine.slots_in_use == 1
     found = results(run(engine))
     assert list(found) == ["stayer"]
-    assert found["stayer"].beam_searched
+    assert found["stayer"].tokens == transcribe(pocket.engine(beam_size=WIDTH), HEARD[:2], ASKED)[1].tokens
     assert engine.slots_in_use == 0
 
 
-def test_chunks_are_not_admitted_into_slots_that_a_beam_waits_for(pocket: Checkpoint) -> None:
-    engine = pocket.engine(num_slots=2, beam_size=WIDTH)
-    for number in range(6):
-        submit(engine, str(number), HEARD[number % len(HEARD)], ASKED)
-    most = 0
-    events: list[Event] = []
-    while engine.has_work:
-        events += engine.step()
-        most = max(most, engine.slots_in_use)
-    assert len(results(events)) == 6
-    assert most == 2 + WIDTH - 1
-
-
-def test_a_stream_says_what_all_others_say(embedded: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What of a chunk could be sent is not read again, whether somebody waits for it or not."""
+def test_a_stream_says_what_all_others_say(embedded: Checkpoint) -> None:
     spoken = [say(digits).samples for digits in ("407", "98653", "12", "1234567")]
     options = DecodingOptions(language="en")
     streamed = msgspec.structs.replace(options, early_results=True)
-    searched: list[bool] = []
-    for below in (0.0, -0.3, -0.4, -0.5):
-        monkeypatch.setattr(active_chunk, "BEAM_BELOW", below)
-        found, of_stream = (
-            transcribe(embedded.engine(beam_size=WIDTH), spoken, each) for each in (options, streamed)
-        )
-        assert [each.tokens for each in of_stream] == [each.tokens for each in found]
-        assert [each.beam_searched for each in of_stream] == [each.beam_searched for each in found]
-        searched += [each.beam_searched for each in found]
-    assert set(searched) == {True, False}
+    found, of_stream = (
+        transcribe(embedded.engine(beam_size=WIDTH), spoken, each) for each in (options, streamed)
+    )
+    assert [each.tokens for each in of_stream] == [each.tokens for each in found]
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"temperatures": (0.3,)},
-        {"presence_penalty": 0.5},
-        {"logprob_threshold": 0.0, "no_speech_threshold": -1.0},
-        {"task": "translate"},
-    ],
-)
-def test_a_clients_own_temperature_or_penalty_silence_and_translations_know_no_beam(
+@pytest.mark.parametrize("own", [{"temperatures": (0.3,)}, {"presence_penalty": 0.5}, {"task": "translate"}])
+def test_a_clients_own_temperature_or_penalty_and_translations_know_no_beam(
     pocket: Checkpoint, own: dict[str, Any]
 ) -> None:
     options = msgspec.structs.replace(ASKED, **own)
     found, plain = (transcribe(pocket.engine(beam_size=width), HEARD[:2], options) for width in (WIDTH, 1))
     assert [each.tokens for each in found] == [each.tokens for each in plain]
-    assert not any(each.beam_searched for each in found)
-
-
-def test_a_text_that_is_likely_is_left_as_it_is(pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(active_chunk, "BEAM_BELOW", -math.inf)
-    found = transcribe(pocket.engine(beam_size=WIDTH), HEARD[:2], ASKED)
-    assert not any(each.beam_searched for each in found)

@@ -67,7 +67,7 @@ def test_replicas_on_one_device_share_its_memory(monkeypatch: pytest.MonkeyPatch
     slot = 2 * 2 * (448 + 1500) * 128 * 4
     monkeypatch.setattr(config, "free_memory_bytes", lambda: 4 * 30 * slot)
     shared = EngineConfig.from_settings(Settings(), num_on_device=3).resolved(sizes(), CPU, torch.float32)
-    assert shared.num_cache_slots == 10
+    assert shared.num_slots == 10
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def tokens_of(checkpoint: Checkpoint, kernels: str) -> list[tuple[int, ...]]:
 
 def heard(checkpoint: Checkpoint, kernels: str) -> list[ChunkResult]:
     """Three slots for four requests: one of them takes a slot that was used, and rows are held and free. What
-    is greedy is read again by a beam search, as random weights are always in doubt.
+    is greedy is a beam search of several hypotheses, as random weights are always in doubt.
     """
     engine = checkpoint.engine(num_slots=3, beam_size=2, kernels=kernels, short_audio="tail", lookahead=True)
     for i, (clip, options) in enumerate(REQUESTS):
@@ -51,7 +51,6 @@ def test_triton_gives_the_tokens_of_torch(checkpoint: Checkpoint, monkeypatch: p
     assert [result.tokens for result in found] == [result.tokens for result in expected]
     assert len({len(result.tokens) for result in expected}) > 1
     assert len(expected[1].token_times_s) > 1
-    assert [result.beam_searched for result in found] == [True, True, False, False]
     assert found[1].token_times_s == pytest.approx(expected[1].token_times_s, abs=0.0201)
 
 
