@@ -27,6 +27,10 @@ from asr_server.model import WhisperSizes
 HIGHEST_FOR_UNLIKELY: Final = 0.4
 # A sentence that somebody says twice compresses to less than this; a loop of the model's to a fifth and less.
 LOOP_COMPRESSION_RATIO: Final = 3.5
+# So many text tokens nobody says in a window; where they repeat at most so many, the rest will too.
+_LOOP_TOKENS: Final = 160
+_LONGEST_REPEATED: Final = 32
+_TOKENS_PER_LOOP_CHECK: Final = 16
 
 
 @dataclass(eq=False)
@@ -131,7 +135,8 @@ class ActiveChunk:
             return "stop"
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        return "length" if len(self.tokens) >= self.max_tokens else None
+        is_drawn_loop = self.temperature > 0 and is_loop(self.tokens, end_of_text)
+        return "length" if len(self.tokens) >= self.max_tokens or is_drawn_loop else None
 
     def result(self, reason: Literal["stop", "length"], tokenizer: Tokenizer) -> ChunkResult:
         return ChunkResult(
@@ -249,6 +254,19 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
         if tokens[end - 1] > first_time and tokens[end - 2] < first_time:
             return end
     return num_before
+
+
+def is_loop(tokens: Sequence[int], end_of_text: int) -> bool:
+    """Whether the text repeats itself longer than anybody speaks in a window. Looked at every few tokens.
+
+    Asked of texts that are drawn, which the ladder would reject at their end: at temperature 0 a text is what
+    openai-whisper's is.
+    """
+    if len(tokens) < _LOOP_TOKENS or len(tokens) % _TOKENS_PER_LOOP_CHECK:
+        return False
+    text = [token for token in tokens if token < end_of_text][-_LOOP_TOKENS:]
+    periods = range(1, _LONGEST_REPEATED + 1)
+    return len(text) == _LOOP_TOKENS and any(text[period:] == text[:-period] for period in periods)
 
 
 def compression_ratio(text: str) -> float:

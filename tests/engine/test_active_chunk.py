@@ -1,4 +1,4 @@
-"""Which of several tries at a chunk is kept."""
+"""Which of several tries at a chunk is kept, and when a try is ended."""
 
 from __future__ import annotations
 
@@ -44,3 +44,20 @@ def test_where_no_try_is_plausible_the_likeliest_that_does_not_repeat_itself_is_
     tries: list[tuple[float, float]], expected: tuple[int, float]
 ) -> None:
     assert climb(tries) == expected
+
+
+@pytest.mark.parametrize(("temperature", "expected"), [(0.0, 448), (0.4, 160)])
+def test_a_drawn_text_that_goes_on_repeating_itself_is_ended(temperature: float, expected: int) -> None:
+    options = DecodingOptions(temperatures=(temperature,))
+    sequence = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), options, "en", max_tokens=448)
+    while sequence.append(1 + len(sequence.tokens) % 3, -0.1, END_OF_TEXT) is None:
+        pass
+    assert len(sequence.tokens) == expected
+
+
+def test_a_drawn_text_that_repeats_little_is_not_ended() -> None:
+    options = DecodingOptions(temperatures=(0.4,))
+    sequence = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), options, "en", max_tokens=448)
+    while sequence.append(len(sequence.tokens) % 50, -0.1, 50) is None:
+        pass
+    assert len(sequence.tokens) == 448
