@@ -127,15 +127,22 @@ class BeamSearch:
         return self._is_pruned and branch.is_greedy, branch.sum_logprob
 
     def _one_time(self, candidates: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
-        """Only the likeliest of the timestamps, which come after end-of-text in the vocabulary: hypotheses
-        that differ in nothing else would leave no room for other words.
+        """Only the likeliest of the timestamps, which come after end-of-text in the vocabulary, as likely as
+        all of them: when a sentence ends is seldom sure, that it ends is what counts against other words.
         """
+        if not self._is_pruned:
+            yield from candidates
+            return
+        rows = list(candidates)
+        of_any = sum(math.exp(logprob) for token, logprob in rows if token > self._end_of_text)
         has_time = False
-        for token, logprob in candidates:
-            if token > self._end_of_text and has_time and self._is_pruned:
-                continue
-            has_time |= token > self._end_of_text
-            yield token, logprob
+        for token, logprob in rows:
+            is_time = token > self._end_of_text
+            if not is_time:
+                yield token, logprob
+            elif not has_time and of_any > 0:
+                yield token, min(0.0, math.log(of_any))
+            has_time |= is_time
 
     def reorder(self, order: Sequence[int]) -> None:
         self.running = [self.running[index] for index in order]

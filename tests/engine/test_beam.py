@@ -124,7 +124,8 @@ def test_a_word_that_is_spelt_in_more_tokens_is_the_same_a_step_later() -> None:
 
 def test_a_hypothesis_goes_on_with_one_timestamp() -> None:
     beam = BeamSearch(WIDTH, 30, END)
-    assert read_on(beam, {END + 1: 0.4, END + 2: 0.3, 1: 0.2}) == [(END + 1,), (1,)]
+    assert read_on(beam, {1: 0.45, END + 1: 0.3, END + 2: 0.2}) == [(1,), (END + 1,)]
+    assert beam.running[1].sum_logprob == pytest.approx(math.log(0.5)), "that there is one, whichever"
 
 
 def test_a_long_text_is_not_given_up_for_a_short_one_that_is_less_likely_for_its_length() -> None:
