@@ -1,11 +1,11 @@
 """Beam search over one chunk's tokens: the host's record of it; `loop.py` has its slots.
 
 The rules are openai-whisper's (`decoding.py`: BeamSearchDecoder, with a patience of 1, and
-MaximumLikelihoodRanker), with two of speech recognition's beside them, by which a search is hardly wider than
-the doubt: hypotheses far below the likeliest are pruned, but for the greedy one (Steinbiss, Tran and Ney,
-"Improvements in beam search", 1994), and of those that have come to say the same the likelier one goes on
-alone (recombination, as of equal states of a language model). Runs in the replica's process. Used by
-`loop.py` and `active_chunk.py`; imports no torch and knows no device.
+MaximumLikelihoodRanker), with two of speech recognition's and one for timestamps (`_one_time`), by
+which a search is hardly wider than the doubt: hypotheses far below the likeliest are pruned, but for the
+greedy one (Steinbiss, Tran and Ney, "Improvements in beam search", 1994), and of those that have come to say
+the same the likelier one goes on alone (recombination, as of equal states of a language model). Runs in the
+replica's process. Used by `loop.py` and `active_chunk.py`; imports no torch and knows no device.
 """
 
 from __future__ import annotations
@@ -115,10 +115,11 @@ class BeamSearch:
                 kept.append(hypothesis)
                 parents.append(branch.parent)
             else:
-                is_greedy = hypothesis.is_greedy or kept[same].is_greedy  # it goes on for the greedy one
-                if (self._lead(hypothesis, kept[same]) or 0.0) > 0:
-                    kept[same], parents[same] = hypothesis, branch.parent
-                kept[same] = replace(kept[same], is_greedy=is_greedy)
+                place, lead = same
+                is_greedy = hypothesis.is_greedy or kept[place].is_greedy  # it goes on for the greedy one
+                if lead > 0:
+                    kept[place], parents[place] = hypothesis, branch.parent
+                kept[place] = replace(kept[place], is_greedy=is_greedy)
         self.running = kept
         return parents
 
@@ -163,10 +164,12 @@ class BeamSearch:
             return False
         return _score(hypothesis) < _score(best)
 
-    def _find_same(self, hypothesis: Hypothesis, others: Sequence[Hypothesis]) -> int | None:
-        """The place of the first that says the same; None: there is none."""
-        found = (place for place, each in enumerate(others) if self._lead(hypothesis, each) is not None)
-        return next(found, None)
+    def _find_same(self, hypothesis: Hypothesis, others: Sequence[Hypothesis]) -> tuple[int, float] | None:
+        """The place of the first that says the same, and the lead over it; None: there is none."""
+        for place, each in enumerate(others):
+            if (lead := self._lead(hypothesis, each)) is not None:
+                return place, lead
+        return None
 
     def _lead(self, hypothesis: Hypothesis, other: Hypothesis) -> float | None:
         """How much likelier the hypothesis is than another one that has come to the same words, or was there
