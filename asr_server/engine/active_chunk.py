@@ -18,7 +18,7 @@ import numpy as np
 
 from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
-from asr_server.core import POSITIONS_PER_S, ChunkId, ChunkResult, DecodingOptions, Samples
+from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.beam import BeamSearch
 from asr_server.levels import Pauses, find_pauses
 from asr_server.model import WhisperSizes
@@ -27,8 +27,9 @@ from asr_server.model import WhisperSizes
 HIGHEST_FOR_UNLIKELY: Final = 0.4
 # A sentence that somebody says twice compresses to less than this; a loop of the model's to a fifth and less.
 LOOP_COMPRESSION_RATIO: Final = 3.5
-# So many text tokens nobody says in a window; where they repeat at most so many, the rest will too.
-_LOOP_TOKENS: Final = 160
+# A text that repeats itself for so many tokens a second, which nobody says, will go on so.
+_LOOP_TOKENS_PER_S: Final = 5.4
+_FEWEST_LOOP_TOKENS: Final = 48
 _LONGEST_REPEATED: Final = 32
 _TOKENS_PER_LOOP_CHECK: Final = 16
 
@@ -89,11 +90,8 @@ class ActiveChunk:
     @property
     def position(self) -> int:
         """The text position of the token that the next step feeds."""
-        return self.position_behind(len(self.tokens))
-
-    def position_behind(self, num_tokens: int) -> int:
-        """Returns the text position of the last of `num_tokens` tokens after the prompt."""
-        return len(self.prompt) - 1 + num_tokens
+        tokens = self.tokens if self.beam is None else self.beam.running[0].tokens
+        return len(self.prompt) - 1 + len(tokens)
 
     @cached_property
     def is_restricted(self) -> bool:
@@ -135,8 +133,22 @@ class ActiveChunk:
             return "stop"
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        is_drawn_loop = self.temperature > 0 and is_loop(self.tokens, end_of_text)
+        is_drawn_loop = self.temperature > 0 and self.is_loop(self.tokens, end_of_text)
         return "length" if len(self.tokens) >= self.max_tokens or is_drawn_loop else None
+
+    def is_loop(self, tokens: Sequence[int], end_of_text: int) -> bool:
+        """Whether the text repeats itself longer than anybody speaks. Looked at every few tokens.
+
+        Asked of texts that are drawn or searched, which the ladder will reject: a greedy one is
+        openai-whisper's to its end.
+        """
+        duration_s = len(self.samples) / SAMPLE_RATE
+        count = max(_FEWEST_LOOP_TOKENS, round(duration_s * _LOOP_TOKENS_PER_S))
+        if len(tokens) < count or len(tokens) % _TOKENS_PER_LOOP_CHECK:
+            return False
+        text = [token for token in tokens if token < end_of_text][-count:]
+        periods = range(1, min(_LONGEST_REPEATED, count // 3) + 1)
+        return len(text) == count and any(text[period:] == text[:-period] for period in periods)
 
     def result(self, reason: Literal["stop", "length"], tokenizer: Tokenizer) -> ChunkResult:
         return ChunkResult(
@@ -254,19 +266,6 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
         if tokens[end - 1] > first_time and tokens[end - 2] < first_time:
             return end
     return num_before
-
-
-def is_loop(tokens: Sequence[int], end_of_text: int) -> bool:
-    """Whether the text repeats itself longer than anybody speaks in a window. Looked at every few tokens.
-
-    Asked of texts that are drawn, which the ladder would reject at their end: at temperature 0 a text is what
-    openai-whisper's is.
-    """
-    if len(tokens) < _LOOP_TOKENS or len(tokens) % _TOKENS_PER_LOOP_CHECK:
-        return False
-    text = [token for token in tokens if token < end_of_text][-_LOOP_TOKENS:]
-    periods = range(1, _LONGEST_REPEATED + 1)
-    return len(text) == _LOOP_TOKENS and any(text[period:] == text[:-period] for period in periods)
 
 
 def compression_ratio(text: str) -> float:

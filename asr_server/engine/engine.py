@@ -233,8 +233,8 @@ class Engine:
 
         Only those being decoded: audio may still be on its way into the slots of the others.
         """
-        for source, target in self._slots.compact(self._loop.sequences):
-            self._runner.move(source, target)
+        if moves := self._slots.compact(self._loop.sequences):
+            self._runner.move(moves, self._loop.context)
 
     # -- Encode -------------------------------------------------------------------------------------------
 

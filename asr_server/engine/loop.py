@@ -67,6 +67,13 @@ class DecodeLoop:
     def has_work(self) -> bool:
         return bool(self.sequences) or self._in_flight is not None
 
+    @property
+    def context(self) -> int:
+        """Text positions that are looked at, in the next step or already."""
+        unread = 0 if self._in_flight is None else 1
+        last = max(sequence.position for sequence in self.sequences)
+        return min(1 + unread + last, self._runner.model.sizes.text_positions)
+
     def step(self) -> Finished:
         self._branch_waiting()
         return self._step_overlapped() if self._overlapped else self._step_plain()
@@ -130,13 +137,10 @@ class DecodeLoop:
         return len(beam.running) == 1 or (id(sequence), sequence.restarts) not in unread
 
     def _plan(self, single: list[ActiveChunk], searches: list[LaunchedSearch]) -> StepPlan:
-        unread = 0 if self._in_flight is None else 1
-        positions = [sequence.position for sequence in single]
-        positions += [each.sequence.position_behind(len(each.beam.running[0].tokens)) for each in searches]
         hypotheses = [slot for each in searches for slot in each.slots]
         return StepPlan(
             num_rows=1 + max([*(sequence.slot for sequence in single), *hypotheses]),
-            context=min(1 + unread + max(positions), self._runner.model.sizes.text_positions),
+            context=self.context,
             sampled=tuple(sequence.slot for sequence in single if sequence.temperature > 0),
             restricted=any(sequence.is_restricted for sequence in single if sequence.temperature > 0),
             penalised=tuple(
@@ -200,7 +204,7 @@ class DecodeLoop:
             parents = beam.advance(
                 [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
             )
-            if beam.is_over:
+            if beam.is_over or sequence.is_loop(beam.running[0].tokens, self._tokenizer.specials.end_of_text):
                 self._slots.resize(sequence, 1)
                 result = sequence.result_of_beam(beam, self._tokenizer)
                 ended.append((sequence, sequence.keep_early_result(result)))

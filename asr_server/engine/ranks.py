@@ -83,8 +83,8 @@ class Align(msgspec.Struct, frozen=True, tag=True):
 
 
 class Move(msgspec.Struct, frozen=True, tag=True):
-    source: int
-    target: int
+    moves: tuple[tuple[int, int], ...]
+    length: int
 
 
 class Clear(msgspec.Struct, frozen=True, tag=True):
@@ -161,8 +161,8 @@ class LeadingRunner:
         operation = Align(tuple(_finished(*each) for each in finished))
         return self._together(operation, lambda: self._runner.align(finished))
 
-    def move(self, source: int, target: int) -> None:
-        self._together(Move(source, target), lambda: self._runner.move(source, target))
+    def move(self, moves: Sequence[tuple[int, int]], length: int) -> None:
+        self._together(Move(tuple(moves), length), lambda: self._runner.move(moves, length))
 
     def clear(self, slot: int, audio_slot: int) -> None:
         self._together(Clear(slot, audio_slot), lambda: self._runner.clear(slot, audio_slot))
@@ -209,8 +209,8 @@ def _do(runner: Runner, operation: Operation) -> None:
             runner.decode(plan)
         case Align(finished):
             runner.align([(_sequence(each), _result(each)) for each in finished])
-        case Move(source, target):
-            runner.move(source, target)
+        case Move(moves, length):
+            runner.move(moves, length)
         case Clear(slot, audio_slot):
             runner.clear(slot, audio_slot)
         case Begin():

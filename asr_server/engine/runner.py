@@ -217,8 +217,9 @@ class Runner:
 
     def _candidates(self, scores: Tensor, plan: StepPlan) -> HostCopy:
         """The likeliest next tokens of the hypotheses of all beam searches, as in `StepResult`."""
-        _, _, allowed = self._allowed(scores, plan.beams)
-        logprobs, tokens = allowed.log_softmax(-1).topk(plan.num_candidates)
+        index, _, allowed = self._allowed(scores, plan.beams)
+        likeliest, tokens = allowed.topk(plan.num_candidates)
+        logprobs = likeliest - likeliest[:, :1] + self._logprobs[index, None]  # known of the first one
         return self._transfers.to_host(torch.stack([tokens.double(), logprobs.double()], dim=1))
 
     def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
@@ -259,6 +260,9 @@ class Runner:
         """Clears the slots of a chunk whose numbers were NaN."""
         self.cache.clear(slot, audio_slot)
 
-    def move(self, source: int, target: int) -> None:
-        self.cache.move(source, target)
-        self.state.move(source, target)
+    @torch.inference_mode()
+    def move(self, moves: Sequence[tuple[int, int]], length: int) -> None:
+        """Moves sequences from some slots into free ones, with their first `length` text positions."""
+        on_device = self._transfers.to_device(torch.tensor(moves))
+        self.cache.copy_text(moves, on_device, length)
+        self.state.move(*on_device.unbind(1))

@@ -72,11 +72,11 @@ class SlotState:
     def __getitem__(self, slots: slice | Tensor) -> SlotState:
         return SlotState(**{field.name: getattr(self, field.name)[slots] for field in fields(self)})
 
-    def move(self, source: int, target: int) -> None:
+    def move(self, sources: Tensor, targets: Tensor) -> None:
         for field in fields(self):
             column = getattr(self, field.name)
-            column[target] = column[source]
-        self.active[source].zero_()
+            column[targets] = column[sources]
+        self.active.index_fill_(0, sources, False)
 
     def begin(self, starts: Sequence[SlotStart], before_first_time: int, transfers: Transfers) -> None:
         """Sets slots to the ends of their prompts and of the tokens after these. Which tokens these are is

@@ -204,7 +204,7 @@ def choose_likeliest(
     """
     if kernels.choose_token is None:
         rules.apply(scores, state)
-        tokens.copy_(scores.argmax(-1))
+        tokens.copy_(scores.max(-1).indices)  # argmax takes twice the time
         logprobs.copy_(log_probabilities(scores, tokens))
         return
     history = (state.num_generated, state.token, state.previous, state.last_time)

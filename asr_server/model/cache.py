@@ -286,13 +286,6 @@ class DecoderCache:
             self._audio_of[slot] = audio_slot
         self.audio_of.index_copy_(0, *on_device)
 
-    def move(self, source: int, target: int) -> None:
-        """Copies one slot's text into another slot, which attends to the same audio then."""
-        for tensor in (self.keys, self.values):
-            tensor[:, target] = tensor[:, source]
-        self.audio_of[target : target + 1] = self.audio_of[source : source + 1]
-        self._audio_of[target] = self._audio_of[source]
-
     def copy_text(self, moves: Sequence[tuple[int, int]], on_device: Tensor, length: int) -> None:
         """Copies the first `length` text positions of some slots into others, which may be among them, and
         which attend to the same audio then.

@@ -46,10 +46,15 @@ def test_where_no_try_is_plausible_the_likeliest_that_does_not_repeat_itself_is_
     assert climb(tries) == expected
 
 
-@pytest.mark.parametrize(("temperature", "expected"), [(0.0, 448), (0.4, 160)])
-def test_a_drawn_text_that_goes_on_repeating_itself_is_ended(temperature: float, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "duration_s", "expected"), [(0.0, 30, 448), (0.4, 30, 176), (0.4, 2, 48)]
+)
+def test_a_drawn_text_that_goes_on_repeating_itself_is_ended(
+    temperature: float, duration_s: int, expected: int
+) -> None:
     options = DecodingOptions(temperatures=(temperature,))
-    sequence = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), options, "en", max_tokens=448)
+    samples = np.zeros(duration_s * 16_000, np.float32)
+    sequence = ActiveChunk(ChunkId("a", 0), samples, options, "en", max_tokens=448)
     while sequence.append(1 + len(sequence.tokens) % 3, -0.1, END_OF_TEXT) is None:
         pass
     assert len(sequence.tokens) == expected

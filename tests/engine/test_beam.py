@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from asr_server.channel.messages import Cancel, Event
-from asr_server.core import ChunkResult, DecodingOptions
+from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions
 from asr_server.engine import Engine, active_chunk
 from asr_server.engine.beam import BeamSearch
 from asr_server.engine.config import EngineConfig
@@ -195,6 +196,17 @@ def test_real_speech_is_read_as_openai_whispers_beam_search_reads_it() -> None:
         (found,) = transcribe(engine, [clip.samples()], DecodingOptions(language=clip.language))
         assert list(found.tokens) == expected.tokens, clip.name
         assert found.avg_logprob == pytest.approx(expected.avg_logprob, abs=2e-3), clip.name
+
+
+def test_a_search_that_repeats_itself_is_ended_long_before_its_last_position() -> None:
+    checkpoint = Checkpoint.load(hugging_face_checkpoint("base"))
+    laughter = tuple(checkpoint.tokenizer.encode(" Ha" * 60))  # what the model goes on with
+    noise = np.random.default_rng(0).normal(0, 0.05, 3 * SAMPLE_RATE).astype(np.float32)
+    options = DecodingOptions(language="en", prompt_tokens=laughter)
+    (heard,) = transcribe(checkpoint.engine(beam_size=WIDTH), [noise], options)
+    assert heard.finish_reason == "length"
+    assert heard.compression_ratio > options.compression_ratio_threshold
+    assert len(heard.tokens) < 100
 
 
 def run_mixed(engine: Engine) -> list[ChunkResult]:

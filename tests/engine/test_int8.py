@@ -65,7 +65,7 @@ def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
     plain, packed = (model.new_cache(4, audio_dtype=each) for each in (None, torch.uint8))
     for cache in (plain, packed):
         cache.write_audio(torch.tensor([3, 0, 1]), model.decoder.cross_keys_values(audio))
-        cache.move(3, 2)
+        cache.copy_text([(3, 2)], torch.tensor([[3, 2]]), 0)
     keys = (cache.audio_keys(1, 2, 7).float() for cache in (packed, plain))
     torch.testing.assert_close(*keys, atol=0.05, rtol=0.05)
     for slots in (slice(0, 3), torch.tensor([2, 0])):

@@ -159,7 +159,7 @@ def test_a_slot_moved_elsewhere_gives_the_same_numbers() -> None:
         )
         positions = torch.arange(3)[None]
         model.decoder(TOKENS[:1, :3], positions, cache.rows(slice(1, 2), positions, context=3))
-        cache.move(1, 0)
+        cache.copy_text([(1, 0)], torch.tensor([[1, 0]]), 3)
         last = torch.tensor([[3]])
         here = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(0, 1), last, context=4))
         there = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(1, 2), last, context=4))
