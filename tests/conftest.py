@@ -16,6 +16,12 @@ from typing import IO, NamedTuple
 import httpx
 import pytest
 
+# Before torch loads OpenMP: pytest-xdist's workers share the cores out among them. It does not hold for the
+# engines of servers, which set the number of their threads themselves.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    CORES_EACH = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, CORES_EACH)))
+
 import asr_server.audio.voice  # before any test imports onnxruntime: it turns its reports to Microsoft off
 import asr_server.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from asr_server.telemetry import JsonFormatter, TextFormatter

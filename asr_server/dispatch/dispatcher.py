@@ -46,7 +46,14 @@ from asr_server.dispatch.queue import (
     PendingChunk,
     RequestHandle,
 )
-from asr_server.dispatch.supervisor import Executor, ReplicaGone, ReplicaState, Supervisor
+from asr_server.dispatch.supervisor import (
+    USUAL_LIMITS,
+    Executor,
+    ReplicaGone,
+    ReplicaLimits,
+    ReplicaState,
+    Supervisor,
+)
 from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded
 from asr_server.machine import available_cores
 from asr_server.telemetry import working_for
@@ -116,7 +123,12 @@ class Dispatcher:
     """Owns the replicas' supervisor and the chunks that wait for replicas or lie with them."""
 
     def __init__(
-        self, settings: Settings, executor: Executor | None = None, window: AudioWindow | None = None
+        self,
+        settings: Settings,
+        executor: Executor | None = None,
+        window: AudioWindow | None = None,
+        limits: ReplicaLimits = USUAL_LIMITS,
+        min_attempts: int = MIN_ATTEMPTS,
     ) -> None:
         self.chunks_ahead = settings.chunks_ahead
         self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
@@ -127,7 +139,9 @@ class Dispatcher:
             self._on_event,
             self._on_gone,
             lambda: self.fail_all(_no_engine),
+            limits,
         )
+        self._min_attempts = min_attempts
         self._request_numbers = itertools.count()
         self._num_ended = 0  # replicas, of those that took work
         self._chunks: dict[ChunkId, PendingChunk] = {}  # waiting and in flight
@@ -336,7 +350,7 @@ class Dispatcher:
         id = chunk.submit.id
         num_attempts = id.attempt + 1
         num_ended_without_it = self._num_ended - chunk.num_ended_before - num_attempts
-        if num_attempts >= min(MAX_ATTEMPTS, MIN_ATTEMPTS + num_ended_without_it):
+        if num_attempts >= min(MAX_ATTEMPTS, self._min_attempts + num_ended_without_it):
             logger.error(
                 "chunk %d of request %s has ended %d replicas", id.chunk, id.request_id, num_attempts
             )

@@ -69,10 +69,19 @@ class Executor(Protocol):
         """Called once, when every replica has been closed, or when `start` has raised."""
 
 
-TICK_S = 0.5
-STARTUP_LIMIT_S = 900.0  # from the launch to the first credit
-HUNG_AFTER_S = 30.0
-HUNG_AFTER_STEPS = 10.0  # times the longest step so far
+@dataclass(frozen=True)
+class ReplicaLimits:
+    """How long a replica may keep its watch waiting, and the watch the next launch."""
+
+    tick_s: float = 0.5
+    frozen_after_s: float = FROZEN_AFTER_S
+    startup_s: float = 900.0  # from the launch to the first credit
+    hung_after_s: float = 30.0
+    hung_after_steps: float = 10.0  # times the longest step so far
+    pause_s: float = 30.0  # before another launch, at most
+
+
+USUAL_LIMITS = ReplicaLimits()
 
 
 @dataclass(eq=False)
@@ -80,6 +89,7 @@ class ReplicaState:
     """The state of one replica, from its launch to its end."""
 
     replica: Replica
+    limits: ReplicaLimits = USUAL_LIMITS
     ready: bool = False
     credit: int = 0
     num_slots: int = 0
@@ -106,19 +116,19 @@ class ReplicaState:
 
     def on_tick(self) -> None:
         """Raises ReplicaGone for a replica that does not start in time, is frozen or hangs."""
-        self.watched_s += TICK_S
+        limits = self.limits
+        self.watched_s += limits.tick_s
         name, silent_s = self.replica.name, self.watched_s - self.heard_at_s
-        if silent_s > (FROZEN_AFTER_S if self.ready else SILENT_STARTUP_LIMIT_S):
+        if silent_s > (limits.frozen_after_s if self.ready else SILENT_STARTUP_LIMIT_S):
             raise ReplicaGone(f"{name} has been silent for {silent_s:.0f} s: frozen")
-        if not self.ready and self.watched_s > STARTUP_LIMIT_S:
+        if not self.ready and self.watched_s > limits.startup_s:
             raise ReplicaGone(f"{name} was not ready {self.watched_s:.0f} s after its launch")
         stalled_s = self.watched_s - self.progress_at_s
-        if self.ready and stalled_s > max(HUNG_AFTER_S, HUNG_AFTER_STEPS * self.longest_step_s):
+        if self.ready and stalled_s > max(limits.hung_after_s, limits.hung_after_steps * self.longest_step_s):
             raise ReplicaGone(f"{name} has taken no step for {stalled_s:.0f} s: hung")
 
 
 MAX_FAILED_STARTS = 3
-MAX_PAUSE_S = 30.0
 DRAIN_S = 2.0  # for a replica to leave by itself at shutdown, when its work is done
 
 logger = logging.getLogger(__name__)
@@ -133,7 +143,9 @@ class Supervisor:
         on_event: Callable[[ReplicaState, Event], None],
         on_gone: Callable[[ReplicaState], None],
         on_given_up: Callable[[], None],
+        limits: ReplicaLimits = USUAL_LIMITS,
     ) -> None:
+        self.limits = limits
         self.replica_states: list[ReplicaState] = []
         self.was_ready = False  # at least one replica, at least once
         self.last_failure = ""  # in words, for whoever asks why there is no engine
@@ -193,7 +205,7 @@ class Supervisor:
             if failed_starts == MAX_FAILED_STARTS:
                 logger.error("replica %d failed to start %d times: given up", index, failed_starts)
                 break
-            await self._pause(min(MAX_PAUSE_S, 2.0**failed_starts - 1.0))
+            await self._pause(min(self.limits.pause_s, 2.0**failed_starts - 1.0))
             if not self._draining.is_set():
                 metrics.replica_restarts.inc()
         self._num_given_up += 1
@@ -208,9 +220,9 @@ class Supervisor:
     async def _launch_and_run(self, index: int) -> bool:
         """Runs a replica to its end; returns if it ever was ready. Whatever goes wrong is only logged."""
         try:
-            async with asyncio.timeout(STARTUP_LIMIT_S):
+            async with asyncio.timeout(self.limits.startup_s):
                 replica = await self._executor.launch(index)
-            return await self._run(ReplicaState(replica))
+            return await self._run(ReplicaState(replica, self.limits))
         except StartImpossible:
             raise
         except Exception as error:
@@ -288,5 +300,5 @@ class Supervisor:
 
 async def _tick(state: ReplicaState) -> None:
     while True:
-        await asyncio.sleep(TICK_S)
+        await asyncio.sleep(state.limits.tick_s)
         state.on_tick()

@@ -1,4 +1,5 @@
 import contextlib
+import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -82,12 +83,12 @@ async def test_the_file_needs_no_name(form: Form) -> None:
     assert await contents(form) == b"sound"
 
 
-async def test_a_large_file_goes_to_disk_whole(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(form_module, "MEMORY_BYTES", 100)
-    monkeypatch.setattr(form_module, "WRITE_BYTES", 30)
-    data = bytes(range(250)) * 3
-    await read(form, body(part("file", data)), piece=17)
+async def test_a_large_file_goes_to_disk_whole() -> None:
+    data = random.Random(0).randbytes(form_module.MEMORY_BYTES + 3 * form_module.WRITE_BYTES + 7)
+    form = Form(len(data), UploadMemory(2 * len(data)))
+    await read(form, body(part("file", data)), piece=100_000, limit=len(data))
     source = await form.upload.source()
+    assert isinstance(source.fileno(), int), "a file of the system's"
     assert await contents(form) == data
     form.close()
     assert source.closed
@@ -112,14 +113,12 @@ async def test_a_length_announced_over_the_limit_is_refused_before_it_arrives(fo
     assert client.num_taken == 0
 
 
-async def test_a_body_that_grows_without_end_beside_the_file_is_refused(
-    form: Form, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(form_module, "MAX_OVERHEAD_BYTES", 500)
-    client = Client(b"x" * 100_000 + body(FILE))
+async def test_a_body_that_grows_without_end_beside_the_file_is_refused(form: Form) -> None:
+    piece, most = 10_000, LIMIT + form_module.MAX_OVERHEAD_BYTES
+    client = Client(b"x" * 2 * most + body(FILE), piece)
     with pytest.raises((UploadTooLarge, InvalidValue)):
         await read_form(client.request(), form, LIMIT)
-    assert client.num_taken <= LIMIT + 600
+    assert client.num_taken <= most + piece
 
 
 @pytest.mark.parametrize(

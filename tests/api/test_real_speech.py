@@ -73,8 +73,8 @@ def padded_with(padding: str, checkpoint: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("padding", "num_clips"),
     [
-        ("silence", 6),
-        ("zeros", 3),
+        ("silence", 3),
+        ("zeros", 1),
         pytest.param("silence", 10, marks=pytest.mark.trial),
         pytest.param("zeros", 10, marks=pytest.mark.trial),
     ],
@@ -192,12 +192,12 @@ def no_language(clip: Clip) -> dict[str, str]:
 async def test_every_recording_says_the_same_as_stream_json_and_verbose_json(http: httpx.AsyncClient) -> None:
     """Without a language, which is where streams have to wait for it.
 
-    Left to `make trial`: the format matrix, and the telephone talk, which climbs the whole ladder.
+    One of each kind: several segments, a cough, silence, another language. `make trial` has all others.
     """
     needs("recordings")
-    left_out = ("one-two-three-", "telephone", "jfk.flac", "jfk.mp3")
-    recordings = [clip for clip in corpus("recordings") if not any(name in clip.name for name in left_out)]
-    clips = [*recordings, *sample(corpus("fillets"), 1), *one_window_a_language()[-1:]]
+    kinds = ("jfk.wav", "cough", "silence")
+    recordings = [clip for clip in corpus("recordings") if any(kind in clip.name for kind in kinds)]
+    clips = [*recordings, *one_window_a_language()[-1:]]
     assert await differing(http, clips, no_language) == []
 
 
@@ -215,7 +215,7 @@ async def test_every_recording_of_a_corpus_says_the_same_in_every_way(
 
 async def test_the_order_in_which_recordings_come_changes_nothing(http: httpx.AsyncClient) -> None:
     needs("librivox", "cards", "fillets")
-    clips = [*corpus("librivox")[:2], *corpus("cards")[:1], *sample(corpus("fillets"), 2)]
+    clips = [corpus("librivox")[1], *corpus("cards")[:1], *sample(corpus("fillets"), 1)]
     orders = [np.random.default_rng(seed).permutation(len(clips)) for seed in (1, 2)]
     heard = []
     for order in orders:
@@ -329,8 +329,8 @@ async def plain_json(http: httpx.AsyncClient, samples: Samples) -> str:
 @pytest.mark.parametrize(
     "duration_s",
     [
-        39.0,
-        pytest.param(30.0, marks=pytest.mark.trial),
+        31.0,
+        *(pytest.param(each, marks=pytest.mark.trial) for each in (30.0, 39.0)),
         pytest.param(244.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)]),
         pytest.param(977.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)]),
     ],
@@ -380,7 +380,7 @@ def letters_too_many(difference: tuple[str, str]) -> int:
 
 
 @pytest.mark.parametrize(
-    "duration_s", [70.0, pytest.param(1200.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)])]
+    "duration_s", [34.0, pytest.param(1200.0, marks=[pytest.mark.trial, pytest.mark.timeout(3600)])]
 )
 async def test_no_word_is_lost_doubled_or_invented_at_a_cut(
     http: httpx.AsyncClient, duration_s: float

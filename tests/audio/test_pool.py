@@ -63,7 +63,7 @@ async def until(condition: object, limit_s: float = ENOUGH_S) -> None:
 async def test_many_files_at_once_are_each_read_whole(
     pool: PreprocessPool, tmp_path: Path, name: str
 ) -> None:
-    path = talk(tmp_path, name, 1.5)
+    path = talk(tmp_path, name, 0.8)
     recordings = [Recording(path, AudioLimits()) for _ in range(12)]
     results = await asyncio.gather(*(finish(pool, recording) for recording in recordings))
     lengths = {tiled(pieces) for pieces in results}
@@ -178,7 +178,7 @@ async def test_an_error_of_one_file_is_its_own(pool: PreprocessPool, tmp_path: P
 async def test_the_event_loop_stays_free_while_all_threads_work(
     pool: PreprocessPool, tmp_path: Path, name: str
 ) -> None:
-    path = talk(tmp_path, name, 3.0)
+    path = talk(tmp_path, name, 1.0)
     tasks = [asyncio.create_task(finish(pool, Recording(path, AudioLimits()))) for _ in range(4)]
     delays = []
     while not all(task.done() for task in tasks):

@@ -89,7 +89,7 @@ def running_hub(folder: Path) -> Iterator[FakeHub]:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         hub.url = f"http://127.0.0.1:{server.server_port}"
         yield hub
         if hub.silent is not None:

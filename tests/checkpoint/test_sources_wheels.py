@@ -150,7 +150,7 @@ def test_an_index_that_has_the_package_may_take_longer_to_send_it(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
         assert resolve_checkpoint(NAME)
         server.shutdown()

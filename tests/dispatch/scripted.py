@@ -13,7 +13,7 @@ from asr_server.config import Settings
 from asr_server.core import Chunk, ChunkId, ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
-from asr_server.dispatch.supervisor import ReplicaGone
+from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
 
 
 class ScriptedReplica:
@@ -96,10 +96,15 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
+WITHOUT_PAUSE = ReplicaLimits(pause_s=0.0)  # between a replica's end and the next launch
+
+
 class RunningDispatcher:
     def __init__(self, credit: int = 1, replicas: int = 1, window: AudioWindow | None = None) -> None:
         self.executor = ScriptedExecutor(credit, replicas)
-        self.dispatcher = Dispatcher(Settings(replicas=replicas, chunks_ahead=2), self.executor, window)
+        self.dispatcher = Dispatcher(
+            Settings(replicas=replicas, chunks_ahead=2), self.executor, window, WITHOUT_PAUSE
+        )
 
     async def open(self) -> RunningDispatcher:
         await self.dispatcher.start()

@@ -8,8 +8,8 @@ import pytest
 
 from asr_server.channel.messages import Credit, EngineInfo, Failed, LanguageDetected, SetLanguage
 from asr_server.core import ChunkId, DecodingOptions
-from asr_server.dispatch import supervisor
 from asr_server.dispatch.dispatcher import MIN_ATTEMPTS
+from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.errors import ChunkFailed, EngineUnavailable, ShuttingDown
 from tests.dispatch.scripted import OPTIONS, RunningDispatcher, chunk, result, until
 
@@ -19,11 +19,6 @@ async def app() -> AsyncIterator[RunningDispatcher]:
     app = await RunningDispatcher().open()
     yield app
     await app.dispatcher.stop()
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
 
 
 async def test_a_chunk_comes_back_with_its_result(app: RunningDispatcher) -> None:
@@ -240,7 +235,7 @@ async def test_replicas_that_never_start_are_given_up_for_good() -> None:
     app = RunningDispatcher(credit=0)
     await app.dispatcher.start()
     task = app.send(app.dispatcher.open("a"), 0)
-    for start in range(supervisor.MAX_FAILED_STARTS):
+    for start in range(MAX_FAILED_STARTS):
         await until(lambda: len(app.executor.launched) == start + 1)
         app.replica.die()
     with pytest.raises(EngineUnavailable):

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from asr_server.core import Chunk, ChunkResult
-from asr_server.dispatch import dispatcher as dispatcher_module
-from asr_server.dispatch import supervisor
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.dispatch.supervisor import ReplicaLimits
 from asr_server.errors import ReplicasEnded
 from tests.dispatch.faulty_replica import FaultyExecutor, poisoned
+from tests.dispatch.scripted import WITHOUT_PAUSE
 from tests.dispatch.test_executors import OPTIONS, chunk, heard, running, until_ready
 from tests.embedded import embedded
 from tests.speech import say
@@ -33,8 +33,8 @@ async def until_given_up(dispatcher: Dispatcher) -> None:
 
 async def test_a_poisonous_chunk_takes_no_neighbour_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULT", "die")
-    monkeypatch.setattr(dispatcher_module, "MIN_ATTEMPTS", 2)  # each takes the start of a replica
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
+    # Each attempt takes the start of a replica.
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), min_attempts=2)
     await dispatcher.start()
     await until_ready(dispatcher)
     said = [say(digits) for digits in ("407", "12", "98653", "5", "60", "31")]
@@ -58,27 +58,25 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(
     marker = tmp_path / "stall"
     marker.touch()
     monkeypatch.setenv("FAULT", f"stall {marker}")
-    monkeypatch.setattr(supervisor, "STARTUP_LIMIT_S", 5.0)
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=ReplicaLimits(startup_s=5.0))
     await dispatcher.start()
     async with asyncio.timeout(60):
         while not dispatcher.supervisor.last_failure:
             await asyncio.sleep(0.02)
     assert "was not ready" in dispatcher.supervisor.last_failure
-    monkeypatch.undo()  # the next start has all the time it needs
-    monkeypatch.setenv("FAULT", f"stall {marker}")
+    dispatcher.supervisor.limits = ReplicaLimits()  # the next start has all the time it needs
     await until_ready(dispatcher)
     await dispatcher.stop()
 
 
-async def test_a_pause_of_the_api_process_ends_no_healthy_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pause_of_the_api_process_ends_no_healthy_replica() -> None:
     async with running("multiprocess") as dispatcher:
         (before,) = dispatcher.supervisor.replica_states
-        monkeypatch.setattr(supervisor, "FROZEN_AFTER_S", 3.0)
+        before.limits = ReplicaLimits(frozen_after_s=1.5)
         for _ in range(2):
-            time.sleep(4.0)  # noqa: ASYNC251  as a busy connection, or a paused container
+            time.sleep(2.5)  # noqa: ASYNC251  as a busy connection, or a paused container
             await asyncio.sleep(0.1)
-        monkeypatch.undo()
+        before.limits = ReplicaLimits()
         assert heard(await dispatcher.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
         assert dispatcher.supervisor.replica_states == [before]
 
@@ -86,9 +84,8 @@ async def test_a_pause_of_the_api_process_ends_no_healthy_replica(monkeypatch: p
 async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    dispatcher = Dispatcher(SETTINGS)
+    dispatcher = Dispatcher(SETTINGS, limits=WITHOUT_PAUSE)
     await dispatcher.start()
     await until_given_up(dispatcher)
     assert dispatcher.supervisor.failed_to_start
@@ -99,13 +96,12 @@ async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
 def test_without_file_handles_the_launch_fails_and_the_process_lives() -> None:
     script = """if True:
         import asyncio, os, resource
-        from asr_server.dispatch import supervisor
         from asr_server.dispatch.dispatcher import Dispatcher
+        from tests.dispatch.scripted import WITHOUT_PAUSE
         from tests.embedded import embedded
 
         async def main():
-            supervisor.MAX_PAUSE_S = 0.0
-            dispatcher = Dispatcher(embedded())
+            dispatcher = Dispatcher(embedded(), limits=WITHOUT_PAUSE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 6,) * 2)
             await dispatcher.start()
             while not dispatcher.supervisor.given_up:
@@ -126,9 +122,8 @@ class MuteExecutor(MultiprocessExecutor):
 async def test_a_replica_that_ends_before_it_is_ready_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dispatcher = Dispatcher(SETTINGS, MuteExecutor(SETTINGS))
+    dispatcher = Dispatcher(SETTINGS, MuteExecutor(SETTINGS), limits=WITHOUT_PAUSE)
     await dispatcher.start()
     await until_given_up(dispatcher)
     assert "exited with status 0" in dispatcher.supervisor.last_failure

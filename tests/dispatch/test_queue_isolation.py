@@ -6,15 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from asr_server.core import ChunkId, ChunkResult
-from asr_server.dispatch import supervisor
 from asr_server.dispatch.dispatcher import MIN_ATTEMPTS
 from asr_server.errors import ReplicasEnded
 from tests.dispatch.scripted import RunningDispatcher, ScriptedReplica, result, until
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
 
 
 @pytest.fixture

@@ -2,23 +2,23 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
-from asr_server.channel.messages import FROZEN_AFTER_S, Credit, Event, Heartbeat
-from asr_server.dispatch import supervisor
+from asr_server.channel.messages import Credit, Event, Heartbeat
 from asr_server.dispatch.supervisor import (
-    HUNG_AFTER_S,
     MAX_FAILED_STARTS,
-    STARTUP_LIMIT_S,
-    TICK_S,
+    USUAL_LIMITS,
     ReplicaGone,
+    ReplicaLimits,
     ReplicaState,
     Supervisor,
 )
 from tests.dispatch.scripted import ScriptedExecutor, ScriptedReplica
 
 Start = Callable[..., Supervisor]
+FAST = ReplicaLimits(tick_s=0.01, pause_s=0.0)
 
 
 def new_state(ready: bool = True) -> ReplicaState:
@@ -30,7 +30,7 @@ def new_state(ready: bool = True) -> ReplicaState:
 
 def pass_time(state: ReplicaState, duration_s: float, num_steps: int | None = None) -> None:
     """With heartbeats, if `num_steps` is given."""
-    for _ in range(round(duration_s / TICK_S)):
+    for _ in range(round(duration_s / USUAL_LIMITS.tick_s)):
         if num_steps is not None:
             state.on_event()
             state.on_heartbeat(Heartbeat(num_steps))
@@ -39,7 +39,7 @@ def pass_time(state: ReplicaState, duration_s: float, num_steps: int | None = No
 
 def test_a_replica_that_takes_no_step_is_hung() -> None:
     state = new_state()
-    pass_time(state, HUNG_AFTER_S, num_steps=0)
+    pass_time(state, USUAL_LIMITS.hung_after_s, num_steps=0)
     with pytest.raises(ReplicaGone, match="hung"):
         pass_time(state, 1.0, num_steps=0)
 
@@ -60,27 +60,29 @@ def test_long_steps_stretch_the_patience() -> None:
 
 def test_a_silent_replica_is_frozen() -> None:
     state = new_state()
-    pass_time(state, FROZEN_AFTER_S)
+    pass_time(state, USUAL_LIMITS.frozen_after_s)
     with pytest.raises(ReplicaGone, match="frozen"):
         pass_time(state, 1.0)
 
 
 def test_the_limit_of_a_start_counts_from_the_launch_whatever_is_heard() -> None:
     state = new_state(ready=False)
-    pass_time(state, STARTUP_LIMIT_S, num_steps=0)
+    pass_time(state, USUAL_LIMITS.startup_s, num_steps=0)
     with pytest.raises(ReplicaGone, match="not ready 900 s after its launch"):
         pass_time(state, 1.0, num_steps=0)
 
 
 @pytest.fixture
-async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+async def start() -> AsyncIterator[Start]:
     """Starts a supervisor whose clock runs fast."""
-    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 0.0)
-    monkeypatch.setattr(supervisor, "TICK_S", 0.01)
     started: list[Supervisor] = []
 
-    def start(executor: ScriptedExecutor, on_event: Callable[[ReplicaState, Event], None]) -> Supervisor:
-        started.append(Supervisor(executor, on_event, lambda state: None, lambda: None))
+    def start(
+        executor: ScriptedExecutor,
+        on_event: Callable[[ReplicaState, Event], None],
+        limits: ReplicaLimits = FAST,
+    ) -> Supervisor:
+        started.append(Supervisor(executor, on_event, lambda state: None, lambda: None, limits))
         started[0].start()
         return started[0]
 
@@ -94,10 +96,9 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_frozen_replica_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FROZEN_AFTER_S", 0.05)
+async def test_a_frozen_replica_is_replaced(start: Start) -> None:
     executor, events = ScriptedExecutor(), list[Event]()
-    start(executor, lambda state, event: events.append(event))
+    start(executor, lambda state, event: events.append(event), replace(FAST, frozen_after_s=0.05))
     await until(lambda: len(executor.launched) == 2)
     assert executor.launched[0].closed
     assert events[0] == Credit(1)
@@ -115,12 +116,9 @@ async def test_the_log_says_when_a_lost_replica_is_back(
     assert caplog.messages == ["replica 0", "replica 0 is back"]  # why it was lost, and then
 
 
-async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "STARTUP_LIMIT_S", 0.2)
+async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(start: Start) -> None:
     executor = ScriptedExecutor(credit=0)
-    keeper = start(executor, lambda state, event: None)
+    keeper = start(executor, lambda state, event: None, replace(FAST, startup_s=0.2))
     async with asyncio.timeout(10):
         while not keeper.given_up:
             if executor.launched:
@@ -130,13 +128,12 @@ async def test_a_start_that_stalls_is_given_up_although_its_heart_beats(
     assert not keeper.was_ready
 
 
-async def test_a_pause_of_this_process_ends_no_replica(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FROZEN_AFTER_S", 0.5)
+async def test_a_pause_of_this_process_ends_no_replica(start: Start) -> None:
     executor = ScriptedExecutor()
-    keeper = start(executor, lambda state, event: None)
+    keeper = start(executor, lambda state, event: None, replace(FAST, frozen_after_s=0.2))
     await until(lambda: keeper.was_ready)
     for _ in range(3):
-        time.sleep(1.0)  # noqa: ASYNC251  one callback that keeps the loop busy
+        time.sleep(0.4)  # noqa: ASYNC251  one callback that keeps the loop busy
         executor.launched[0].say(Heartbeat(1))
         await asyncio.sleep(0.05)
     assert len(executor.launched) == 1

@@ -133,7 +133,7 @@ def test_sixteen_at_once_give_what_one_at_a_time_gives(pocket: Checkpoint) -> No
     alone = pocket.engine(num_slots=1)
     one_by_one = [transcribe(alone, [clip], PLAIN)[0].tokens for clip in clips]
     assert len(set(one_by_one)) > 8, "the audio must matter"
-    for compute_workers in (1, 2, 3):
+    for compute_workers in (1, 3):
         together = transcribe(pocket.engine(compute_workers=compute_workers), clips, PLAIN)
         assert [result.tokens for result in together] == one_by_one, compute_workers
 

@@ -15,6 +15,7 @@ from benchmarks.engine_helpers import Checkpoint, Reference, transcribe
 from tests.checkpoints import (
     english_only_directory,
     large_directory,
+    narrow_large_directory,
     short_window_directory,
     tiny_directory,
 )
@@ -42,20 +43,20 @@ def test_whisper_tinys_layout_gives_transformers_tokens_batched_and_alone(
     tiny: Checkpoint, tiny_reference: Reference, language: str | None
 ) -> None:
     asked = options(language)
-    some = clips(8 if language else 16)  # sixteen in the trials
+    some = clips(4 if language else 16)  # sixteen in the trials
     expected = tiny_reference.transcribe(some, language, MAX_TOKENS)
-    assert len(set(expected)) >= 6, "the audio must matter"
+    assert len(set(expected)) >= min(6, len(some)), "the audio must matter"
     together = transcribe(tiny.engine(), some, asked)
     assert [result.tokens for result in together] == expected
     alone = [transcribe(tiny.engine(num_slots=1), [clip], asked)[0] for clip in some[:2]]
     assert [result.tokens for result in alone] == expected[:2]
 
 
-def test_large_v3s_layout_gives_transformers_tokens() -> None:
+def test_large_v3s_vocabulary_languages_and_features_give_transformers_tokens() -> None:
     some, asked = clips(2), options("yue")
-    expected = Reference(large_directory()).transcribe(some, "yue", MAX_TOKENS)
+    expected = Reference(narrow_large_directory()).transcribe(some, "yue", MAX_TOKENS)
     assert len(set(expected)) == 2, "the audio must matter"
-    checkpoint = Checkpoint.load(large_directory())
+    checkpoint = Checkpoint.load(narrow_large_directory())
     assert [result.tokens for result in transcribe(checkpoint.engine(), some, asked)] == expected
 
 

@@ -31,9 +31,12 @@ def spoken() -> list[Clip]:
 def test_token_times_of_real_speech_are_those_of_openai_whisper(
     share_frames: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A position of its own for each token moves it by one position, seldom by more."""
+    """A position of its own for each token moves it by one position, seldom by more.
+
+    Five languages are left to `make trial`.
+    """
     monkeypatch.setattr(alignment, "first_frames", partial(first_frames, share_frames=share_frames))
-    some = spoken() if share_frames else spoken()[:7]
+    some = spoken() if share_frames else spoken()[:4]
     clips, directory = {clip.language: clip.samples() for clip in some}, hugging_face_checkpoint("base")
     checkpoint, reference = Checkpoint.load(directory), load_openai_whisper(directory).float()
     engine = checkpoint.engine()
@@ -46,5 +49,5 @@ def test_token_times_of_real_speech_are_those_of_openai_whisper(
         result = found[language]
         expected = token_times_s(reference, checkpoint.tokenizer, samples, result.tokens, language)
         offs_s += np.abs(np.array(expected) - np.array(result.token_times_s)).tolist()
-    assert len(offs_s) > 100, "or one off is more than a hundredth"
+    assert len(offs_s) > 60, "or one off is more than a sixtieth"
     assert np.mean(np.array(offs_s) <= NEAR_S) >= 0.95
