@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import soundfile
@@ -25,6 +25,7 @@ from asr_server.channel.messages import (
     Submit,
 )
 from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, Samples
+from asr_server.dispatch.supervisor import ReplicaGone
 
 Say = Callable[[Submit], ChunkResult | Exception]
 
@@ -59,11 +60,12 @@ class FakeReplica:
         self.probabilities: dict[str, float] | None = None  # reported for chunks without a language
         self.probabilities_of: Callable[[Submit], dict[str, float] | None] = lambda _: self.probabilities
         self.holding = False
+        self.before_launch: Callable[[], Awaitable[object]] = _nothing  # may wait or raise
         self._answer = answer
         self._credit = credit
         self._held: dict[ChunkId, Submit] = {}
         self._num_beats = 0
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | ReplicaGone] = asyncio.Queue()
 
     async def start(self) -> int:
         return 1
@@ -72,6 +74,7 @@ class FakeReplica:
         pass
 
     async def launch(self, index: int) -> FakeReplica:
+        await self.before_launch()
         self._events.put_nowait(Credit(self._credit))
         return self
 
@@ -105,16 +108,28 @@ class FakeReplica:
         self._events.put_nowait(Failed(id, str(said)) if isinstance(said, Exception) else Result(id, said))
         self._events.put_nowait(Credit(1))
 
+    def die(self) -> None:
+        """What it holds is sent again to its successor, which is the same object."""
+        self._held.clear()
+        self._events.put_nowait(ReplicaGone("killed by a test"))
+
     async def receive(self) -> Event:
         try:
             async with asyncio.timeout(1.0):
-                return await self._events.get()
+                event = await self._events.get()
         except TimeoutError:
             self._num_beats += 1
             return Heartbeat(num_steps=self._num_beats)
+        if isinstance(event, ReplicaGone):
+            raise event
+        return event
 
     async def close(self, drain_s: float = 0.0) -> None:
         pass
+
+
+async def _nothing() -> None:
+    pass
 
 
 def noise(duration_s: float) -> Samples:

@@ -115,7 +115,7 @@ class EngineConfig:
                 sizes,
                 device,
                 dtype,
-                self.num_on_device,
+                free_bytes(device, self.num_on_device),
                 self.num_ranks,
                 chosen.audio_dtype,
                 num_texts=1 if on_cpu else 1 + (self.beam_size - 1) / _CHUNKS_PER_SEARCH,
@@ -190,7 +190,7 @@ def choose_num_slots(
     sizes: WhisperSizes,
     device: torch.device,
     dtype: torch.dtype,
-    num_on_device: int = 1,
+    num_free_bytes: int,
     num_ranks: int = 1,
     audio_dtype: torch.dtype | None = None,
     num_texts: float = 1,
@@ -198,7 +198,7 @@ def choose_num_slots(
     """Returns as many slots as a share of the free memory holds, each with so many texts, up to the number
     that still speeds up a step.
     """
-    share = SLOT_MEMORY_SHARE[device.type] * free_bytes(device, num_on_device)
+    share = SLOT_MEMORY_SHARE[device.type] * num_free_bytes
     # On CPU all parts of a slot lie in one memory.
     ranks_elsewhere = num_ranks if device.type == "cuda" else 1
     chunk_bytes = DecoderCache.bytes_per_chunk(sizes, dtype, audio_dtype, num_texts) // ranks_elsewhere

@@ -4,8 +4,9 @@ import re
 import httpx
 import pytest
 
+from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.telemetry import TextFormatter
-from tests.api.running_app import RunningApp, run_app
+from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 
 PATHS_OF_V1 = ["/v1/models", "/v1/models/whisper-1", "/v1/audio/transcriptions", "/v1/audio/translations"]
@@ -115,9 +116,14 @@ async def test_the_probes_answer_head_as_they_answer_get(app: RunningApp, path: 
     assert head.headers["content-type"] == get.headers["content-type"]
 
 
-async def test_an_engine_given_up_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_given_up_is_not_healthy() -> None:
+    async def impossible() -> None:
+        raise StartImpossible("the device is gone")
+
     async with run_app() as app:
-        monkeypatch.setattr(type(app.dispatcher.supervisor), "given_up", True)
+        app.replica.before_launch = impossible
+        app.replica.die()
+        await until(lambda: app.dispatcher.supervisor.given_up)
         for path in ("/health", "/ping", "/ready"):
             assert (await app.client.get(path)).status_code == 503
         assert (await app.post()).status_code == 503

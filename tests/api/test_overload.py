@@ -45,7 +45,7 @@ async def test_official_clients_get_through_a_burst_of_30_on_4_places() -> None:
     async with (
         run_app(FOUR_PLACES) as app,
         AsyncOpenAI(base_url=f"http://{app.host}:{app.port}/v1", api_key="none", max_retries=2) as client,
-        each_request_takes(app, 0.25),
+        each_request_takes(app, 0.5),
     ):
         outcomes = await asyncio.gather(
             *(transcribe(client, SECOND) for _ in range(30)), return_exceptions=True

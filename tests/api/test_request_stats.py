@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from asr_server.channel.messages import Event, Submit
+from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
-from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.telemetry import JsonFormatter
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import RunningApp, run_app, until
@@ -112,17 +111,13 @@ async def test_a_chunk_that_is_outvoted_counts_and_the_audio_is_the_winners() ->
     }
 
 
-async def test_a_chunk_whose_replica_is_lost_counts(app: RunningApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def gone() -> Event:
-        monkeypatch.undo()
-        app.replica.holding = False
-        raise ReplicaGone("killed by a test")
-
+async def test_a_chunk_whose_replica_is_lost_counts(app: RunningApp) -> None:
     before = await read(app)
     app.replica.holding = True
     asking = asyncio.create_task(app.post())
     await until(lambda: app.replica.held)
-    monkeypatch.setattr(app.replica, "receive", gone)
+    app.replica.holding = False
+    app.replica.die()
     assert (await asking).json()["text"] == "zero"
     assert grown(before, await read(app), "asr_chunks_read_again") == {read_again("replica_lost"): 1}
 

@@ -12,14 +12,11 @@ import pytest
 from asr_server import __version__
 from asr_server.api.routes import cumulative_buckets
 from asr_server.audio.recording import Recording
-from asr_server.channel.messages import Event
-from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.engine.loop import StepTimer
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server
 from tests.embedded import embedded
-from tests.fake_replica import FakeReplica
 from tests.memory_file import MemoryFile
 
 DIGITS = Path(__file__).parents[1] / "data" / "digits.wav"
@@ -98,19 +95,12 @@ async def test_samples_that_wait_for_the_rest_of_their_chunk_are_counted(app: Ru
     assert (await read(app))["asr_preprocess_held_bytes"] == 0
 
 
-async def test_readiness_is_0_and_not_absent_while_no_replica_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def gone() -> Event:
-        raise ReplicaGone("killed by a test")
-
-    async def starts_for_ever(index: int) -> FakeReplica:
-        await asyncio.Event().wait()
-        raise AssertionError
-
+async def test_readiness_is_0_and_not_absent_while_no_replica_lives() -> None:
     async with run_app(embedded()) as app:
         before = await read(app)
         assert (before["asr_ready"], before['asr_replica_ready{replica="replica 0"}']) == (1, 1)
-        monkeypatch.setattr(app.replica, "launch", starts_for_ever)
-        monkeypatch.setattr(app.replica, "receive", gone)
+        app.replica.before_launch = asyncio.Event().wait  # for ever
+        app.replica.die()
         await until(lambda: not app.dispatcher.supervisor.replica_states)
         while not growth(before, after := await read(app), "asr_replica_restarts_total"):
             await asyncio.sleep(0.01)

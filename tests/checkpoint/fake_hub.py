@@ -20,6 +20,7 @@ class FakeHub:
     """Has one repository's files, whatever its name. Faults are set by the test."""
 
     folder: Path
+    says: object = None  # instead of the listing
     url: str = ""
     status: int = 200  # of every answer
     error_code: str = ""
@@ -57,7 +58,7 @@ def running_hub(folder: Path) -> Iterator[FakeHub]:
             if hub.status != 200:
                 self._send(hub.status, b"", None, {"X-Error-Code": hub.error_code} if hub.error_code else {})
             elif path.startswith("/api/models/"):
-                self._send(200, json.dumps(hub.listing()).encode())
+                self._send(200, json.dumps(hub.says or hub.listing()).encode())
             elif hub.files_at:
                 self._send(302, b"", None, {"Location": hub.files_at + path})
             else:

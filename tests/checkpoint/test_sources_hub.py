@@ -181,10 +181,8 @@ def test_nobody_is_asked_offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch)
     assert fake.requests == []
 
 
-def test_what_answers_in_the_hub_s_place_is_told_apart(
-    fake: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeHub, "listing", lambda self: ["a login page"])
+def test_what_answers_in_the_hub_s_place_is_told_apart(fake: FakeHub) -> None:
+    fake.says = ["a login page"]
     assert "what answers as the Hugging Face hub is something else" in refusal()
 
 

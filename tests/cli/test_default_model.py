@@ -36,6 +36,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_base_is_what_hears_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example recording, as `make transcribe` and `make serve` give it."""
     real_checkpoint("base")
     monkeypatch.delenv("ASR_SERVER_MODEL")
     done = command("transcribe", str(SPEECH))

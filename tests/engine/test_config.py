@@ -42,14 +42,12 @@ def test_a_gpu_that_only_emulates_bfloat16_gets_float16(
     assert choose_dtype("auto", torch.device("cuda")) == dtype
 
 
-def test_slots_follow_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_follow_from_free_memory() -> None:
     slot = 2 * 2 * (448 + 1500) * 128 * 4  # keys and values, layers, positions, width, bytes
-    monkeypatch.setattr(config, "free_memory_bytes", lambda: 4 * 10 * slot)  # a quarter is for slots
-    assert choose_num_slots(sizes(), CPU, torch.float32) == 10
-    monkeypatch.setattr(config, "free_memory_bytes", lambda: 0)
-    assert choose_num_slots(sizes(), CPU, torch.float32) == 1
-    monkeypatch.setattr(config, "free_memory_bytes", lambda: 1 << 50)
-    assert choose_num_slots(sizes(), CPU, torch.float32) == 32
+    # A quarter is for slots.
+    assert choose_num_slots(sizes(), CPU, torch.float32, 4 * 10 * slot) == 10
+    assert choose_num_slots(sizes(), CPU, torch.float32, 0) == 1
+    assert choose_num_slots(sizes(), CPU, torch.float32, 1 << 50) == 32
     assert EngineConfig(num_slots=5).resolved(sizes(), CPU, torch.float32).num_slots == 5
 
 

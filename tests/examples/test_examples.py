@@ -15,7 +15,6 @@ from playwright.sync_api import expect, sync_playwright
 from asr_server.core import SAMPLE_RATE
 from tests.clients.recordings import write_wav
 from tests.conftest import Server
-from tests.real_weights import real_checkpoint
 from tests.speech import say
 
 ROOT = Path(__file__).parents[2]
@@ -92,10 +91,3 @@ def test_the_browser_recorder(server: Server, tmp_path: Path) -> None:
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_role("status")).to_contain_text(DIGITS, timeout=LIMIT_MS)
         browser.close()
-
-
-def test_the_example_recording_says_its_text() -> None:
-    """As `make transcribe` and `make serve` give it: by the default model."""
-    command = (sys.executable, "-m", "asr_server", "transcribe", "--quiet", "--model", "base")
-    real_checkpoint("base")
-    assert output_of(*command, EXAMPLES / "speech.wav") == (EXAMPLES / "speech.txt").read_text()

@@ -18,12 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from asr_server.audio.recording import Source
 from asr_server.core import Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue, UploadTooLarge
 from asr_server.offline import remote
-from asr_server.offline.local import OnProgress, TranscribeJob
-from asr_server.offline.remote import RemoteServer, RemoteTranscriber
+from asr_server.offline.local import TranscribeJob
+from asr_server.offline.remote import RemoteServer, RemoteTranscriber, Turns
 from tests.api.running_app import QuickServer
 
 DONE = {
@@ -214,31 +213,23 @@ async def test_a_server_labels_speakers_whose_words_overlap(recording: Path) -> 
 
 @pytest.mark.parametrize(("num_bytes", "most"), [(1 << 30, 2), (4 << 20, 4), (1000, 16)])
 async def test_recordings_are_sent_in_order_few_at_once_where_they_are_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int, most: int
+    num_bytes: int, most: int
 ) -> None:
     """All at once they would share the server, and none would be done before nearly all are."""
-    files = [tmp_path / f"{index}.wav" for index in range(16)]
-    for path in files:
-        with path.open("wb") as file:
-            file.truncate(num_bytes)  # takes no room
-    under_way: set[Path] = set()
-    begun: list[Path] = []
-    most_under_way = 0
+    turns, under_way, begun, most_under_way = Turns(), set[int](), list[int](), 0
 
-    async def scripted(self: RemoteTranscriber, source: Source, on_progress: OnProgress) -> None:
+    async def send(number: int) -> None:
         nonlocal most_under_way
-        assert isinstance(source, Path)
-        begun.append(source)
-        under_way.add(source)
-        most_under_way = max(most_under_way, len(under_way))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        under_way.remove(source)
+        async with turns.turn(num_bytes):
+            begun.append(number)
+            under_way.add(number)
+            most_under_way = max(most_under_way, len(under_way))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            under_way.remove(number)
 
-    monkeypatch.setattr(RemoteTranscriber, "_transcribe_once", scripted)
-    transcriber = RemoteTranscriber(RemoteServer("http://127.0.0.1:1"), TranscribeJob(("folder",)))
-    await asyncio.gather(*(transcriber.transcribe(path, lambda *_: None) for path in files))
-    assert begun == files
+    await asyncio.gather(*map(send, range(16)))
+    assert begun == list(range(16))
     assert most_under_way == most
 
 
