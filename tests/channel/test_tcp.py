@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from asr_server.channel import wire
 from asr_server.channel.messages import Cancel, Command, Credit, Submit
-from asr_server.channel.tcp import TcpEngineClient, TcpEngineServer
-from asr_server.channel.zeromq import CurveKeys, connect_with, make_curve_keys
+from asr_server.channel.tcp import MAX_COMMAND_BYTES, TcpEngineClient, TcpEngineServer
+from asr_server.channel.zeromq import Address, CurveKeys, connect_with, make_curve_keys
 from asr_server.core import ChunkId, DecodingOptions
 
 REFUSED = "somebody without the key"
@@ -123,37 +123,59 @@ async def test_bytes_of_another_protocol_harm_nobody(
     server.close()
 
 
+class Relay:
+    """Stands between a replica and the commands that the client sends it; can break that connection."""
+
+    def __init__(self, client: TcpEngineClient) -> None:
+        self._client = client
+        self.seen = bytearray()
+        self.ended = asyncio.Event()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await asyncio.wait_for(self.ended.wait(), 30)
+
+    @property
+    def address(self) -> Address:
+        port = self._server.sockets[0].getsockname()[1]
+        return replace(self._client.address, commands=f"tcp://127.0.0.1:{port}")
+
+    def break_connection(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._client.address.commands.removeprefix("tcp://").rpartition(":")
+        upstream_reader, upstream_writer = await asyncio.open_connection(host, int(port))
+        self._writers += [writer, upstream_writer]
+        await asyncio.gather(self._pump(reader, upstream_writer), self._pump(upstream_reader, writer))
+        self.ended.set()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                self.seen.extend(data)
+                writer.write(data)
+            writer.close()
+            await writer.wait_closed()
+
+
 async def test_what_crosses_cannot_be_read_on_the_way(client: TcpEngineClient) -> None:
     """A relay between the ends sees every byte, and nothing of the request."""
-    seen, ended = bytearray(), asyncio.Event()
-    host, _, port = client.address.commands.removeprefix("tcp://").rpartition(":")
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upstream_reader, upstream_writer = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(pump(reader, upstream_writer), pump(upstream_reader, writer))
-        ended.set()
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            seen.extend(data)
-            writer.write(data)
-        writer.close()
-        await writer.wait_closed()
-
-    relay_server = await asyncio.start_server(relay, "127.0.0.1", 0)
-    relay_port = relay_server.sockets[0].getsockname()[1]
-    server = TcpEngineServer(
-        replace(client.address, commands=f"tcp://127.0.0.1:{relay_port}"), on_lost=Lost()
-    )
-    await connected(client, server)
-    client.send(Submit(ChunkId("secret-request", 0), np.zeros(10_000, np.float32), DecodingOptions()))
-    assert len(await asyncio.to_thread(server.receive, 30.0)) == 1
-    assert len(seen) > 40_000
-    assert b"secret-request" not in seen
-    assert bytes(1000) not in seen
-    server.close()
-    await asyncio.wait_for(ended.wait(), 30)
-    relay_server.close()
+    async with Relay(client) as relay:
+        server = TcpEngineServer(relay.address, on_lost=Lost())
+        await connected(client, server)
+        client.send(Submit(ChunkId("secret-request", 0), np.zeros(10_000, np.float32), DecodingOptions()))
+        assert len(await asyncio.to_thread(server.receive, 30.0)) == 1
+        assert len(relay.seen) > 40_000
+        assert b"secret-request" not in relay.seen
+        assert bytes(1000) not in relay.seen
+        server.close()
 
 
 async def test_a_replica_learns_that_the_server_is_gone() -> None:
@@ -181,23 +203,19 @@ async def test_a_replica_learns_that_nobody_listens_or_lets_it_in(client: TcpEng
 async def test_a_connection_that_broke_is_not_made_again(client: TcpEngineClient) -> None:
     """What was under way on it may be lost, so that the replica has to begin anew."""
     lost = Lost()
-    server = TcpEngineServer(client.address, on_lost=lost)
-    await connected(client, server)
-    client._commands.unbind(client.address.commands)
-    client._commands.close(linger=0)
-    client._commands = client._context.socket(zmq.PUSH)
-    assert await lost.wait()
-    server.close()
+    async with Relay(client) as relay:
+        server = TcpEngineServer(relay.address, on_lost=lost)
+        await connected(client, server)
+        relay.break_connection()
+        assert await lost.wait()
+        server.close()
 
 
-async def test_a_message_longer_than_any_command_ends_the_connection(
-    client: TcpEngineClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asr_server.channel.tcp.MAX_COMMAND_BYTES", 100_000)
+async def test_a_message_longer_than_any_command_ends_the_connection(client: TcpEngineClient) -> None:
     lost = Lost()
     server = TcpEngineServer(client.address, on_lost=lost)
     await connected(client, server)
-    client.send(Submit(ChunkId("a", 0), np.zeros(100_000, np.float32), DecodingOptions()))
+    client.send(Submit(ChunkId("a", 0), np.zeros(MAX_COMMAND_BYTES // 4, np.float32), DecodingOptions()))
     assert await lost.wait()
     assert server.receive(wait_s=0.0) == []
     server.close()
