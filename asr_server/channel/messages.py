@@ -1,10 +1,10 @@
 """The messages between the API process and a replica, and the two ends of their connection.
 
 Commands go to a replica, events come back. Whatever is about a chunk names (request, chunk, part, attempt).
-`EngineClient` is the API's end, which never blocks the event loop; `EngineServer` is the replica's, used by
-the thread that runs the engine's steps. The two ends in this file join threads of one process by queues;
-`zeromq.py` has the ends for processes of one host, `tcp.py` for several hosts. Runs in the API process and in
-replicas; imports no torch. Used by `dispatch`, `replica`, `engine`, `metrics.py` and `api/routes.py`.
+The end of the API process never blocks the event loop; `EngineServer` is the replica's, used by the thread
+that runs the engine's steps. The two ends in this file join threads of one process by queues; `zeromq.py` has
+the ends for processes of one host, `tcp.py` for several hosts. Runs in the API process and in replicas;
+imports no torch. Used by `dispatch`, `replica`, `engine`, `metrics.py` and `api/routes.py`.
 """
 
 from __future__ import annotations
@@ -139,17 +139,6 @@ class LogLine(msgspec.Struct, frozen=True, tag=True):
 Event = (
     Credit | StartFailed | LanguageDetected | EarlyResult | Result | Failed | Heartbeat | Released | LogLine
 )
-
-
-class EngineClient(Protocol):
-    """The API's end."""
-
-    def send(self, command: Command) -> None:
-        """Hands the command over at once. The dispatcher's credits bound what can be under way."""
-
-    async def receive(self) -> Event: ...
-
-    def close(self) -> None: ...
 
 
 class EngineServer(Protocol):
