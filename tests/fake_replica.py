@@ -52,6 +52,7 @@ class FakeReplica:
     """Executor and replica in one. While `holding`, what has been submitted waits for `release`."""
 
     name = "replica 0"
+    beat_s = 1.0  # between heartbeats where it says nothing else
 
     def __init__(self, answer: Say, credit: int = 100) -> None:
         self.submits: list[Submit] = []
@@ -115,7 +116,7 @@ class FakeReplica:
 
     async def receive(self) -> Event:
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(self.beat_s):
                 event = await self._events.get()
         except TimeoutError:
             self._num_beats += 1

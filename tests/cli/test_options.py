@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from asr_server.cli import options
 from asr_server.cli.options import FOR_A_MODEL, FOR_A_SERVER, SettingsError, checked_settings
 from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, allowed_values, environment_name, flag_name
 from asr_server.errors import CheckpointError
@@ -180,6 +180,6 @@ def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
 
 
 def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "wyoming", None)
     (missing,) = problems(wyoming_port=0)
     assert missing.endswith("an extra: pip install '.[wyoming]' in the checkout")

@@ -23,7 +23,7 @@ ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.cli.options.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     (problem,) = ray_package(embedded(executor="ray"))
     assert problem.endswith("needs Ray, an extra: pip install '.[ray]' in the checkout")
     assert not list(ray_package(embedded()))

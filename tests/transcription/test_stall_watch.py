@@ -34,6 +34,8 @@ IN_DOUBT = {"de": 0.4, "en": 0.3, "zh": 0.3}
 class BusyReplica(FakeReplica):
     """Keeps whatever it is sent, and steps on."""
 
+    beat_s = 0.1
+
     def send(self, command: Command) -> None:
         self.holding = True
         super().send(command)
@@ -108,7 +110,7 @@ async def test_a_request_that_waits_for_its_turn_is_not_ended() -> None:
     replica.holding = True
     async with transcriber(replica, StallLimits(request_s=0.2)) as app, asyncio.timeout(30):
         running = asyncio.create_task(read(app))
-        await asyncio.wait([running], timeout=1.5)
+        await asyncio.wait([running], timeout=1.0)
         assert not running.done()
         replica.holding = False
         for submit in replica.held:
