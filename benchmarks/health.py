@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
-import httpx
-
-EVERY_S = 0.05
+EVERY_S = 0.02
 
 
 class HealthProbe:
@@ -50,13 +50,19 @@ def probing_health(url: str) -> Iterator[HealthProbe]:
 
 
 def main() -> None:
-    with httpx.Client(base_url=sys.argv[1], timeout=60) as client:
-        while True:
-            started = time.perf_counter()
-            client.get("/health").raise_for_status()
-            answered = time.perf_counter()
-            print(answered, answered - started, flush=True)
-            time.sleep(EVERY_S)
+    """Asks over one connection, by a client that costs little: it shares the machine with the server."""
+    url = urlsplit(sys.argv[1])
+    connection = HTTPConnection(url.hostname or "", url.port, timeout=60)
+    while True:
+        started = time.perf_counter()
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        response.read()
+        answered = time.perf_counter()
+        if response.status != 200:
+            raise RuntimeError(f"/health: {response.status}")
+        print(answered, answered - started, flush=True)
+        time.sleep(max(0.0, started + EVERY_S - answered))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from fastapi_offline import FastAPIOffline
 from asr_server import __version__
 from asr_server.api import errors, openapi, routes
 from asr_server.api.auth import ApiKeys
-from asr_server.api.form import UploadMemory
+from asr_server.api.form import ReadingTurns, UploadMemory
 from asr_server.api.middleware import (
     IGNORED_FIELDS,
     MODEL_LIMIT,
@@ -92,6 +92,7 @@ def create_app(
         Transcriber(dispatcher, pool, tokenizer, settings.check_voice, StallLimits.from_settings(settings)),
         AdmissionLimiter(settings.max_concurrent_requests),
         UploadMemory(settings.max_upload_memory_bytes),
+        ReadingTurns(),
         AudioLimits.from_settings(settings, window),
         RealtimeSessions(settings.max_realtime_sessions, dispatcher),
         ApiKeys(settings),

@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection, Request
 
 from asr_server.api.auth import ApiKeys
 from asr_server.api.errors import MAX_RETRY_AFTER_S
-from asr_server.api.form import UploadMemory
+from asr_server.api.form import ReadingTurns, UploadMemory
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
@@ -170,6 +170,7 @@ class AppState:
     transcriber: Transcriber
     admission: AdmissionLimiter
     upload_memory: UploadMemory
+    reading_turns: ReadingTurns
     audio_limits: AudioLimits
     realtime: RealtimeSessions
     api_keys: ApiKeys

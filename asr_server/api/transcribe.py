@@ -150,7 +150,8 @@ class TranscriptionResponse(Response):
         ):
             stats = metrics.current_request_stats()
             with stats.stage("upload"):
-                await read_form(Request(scope, receive), form, state.settings.max_upload_bytes)
+                limit = state.settings.max_upload_bytes
+                await read_form(Request(scope, receive), form, limit, state.reading_turns)
             request = self._parse_request(form.fields, state.transcriber, state.settings)
             stats.asked_for |= {
                 "model": request.fields.model,

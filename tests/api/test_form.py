@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from asr_server.api import form as form_module
-from asr_server.api.form import Form, UploadMemory, read_form
+from asr_server.api.form import Form, ReadingTurns, UploadMemory, read_form
 from asr_server.errors import InvalidAudio, InvalidValue, RequestError, UploadTooLarge
 
 BOUNDARY = "limit"
@@ -60,7 +61,7 @@ async def form() -> AsyncIterator[Form]:
 
 
 async def read(form: Form, data: bytes, piece: int = 64, limit: int = LIMIT) -> None:
-    await read_form(Client(data, piece).request(), form, limit)
+    await read_form(Client(data, piece).request(), form, limit, ReadingTurns())
 
 
 async def contents(form: Form) -> bytes:
@@ -97,7 +98,7 @@ async def test_a_large_file_goes_to_disk_whole() -> None:
 async def test_a_file_over_the_limit_is_refused_while_it_arrives(form: Form) -> None:
     client = Client(body(part("file", b"x" * 100_000)))
     with pytest.raises(UploadTooLarge, match="max-upload-bytes"):
-        await read_form(client.request(), form, LIMIT)
+        await read_form(client.request(), form, LIMIT, ReadingTurns())
     assert client.num_taken < LIMIT + 500
 
 
@@ -109,7 +110,7 @@ async def test_a_file_of_just_the_limit_is_taken(form: Form) -> None:
 async def test_a_length_announced_over_the_limit_is_refused_before_it_arrives(form: Form) -> None:
     client = Client(body(FILE))
     with pytest.raises(UploadTooLarge):
-        await read_form(client.request(content_length=str(10**9)), form, LIMIT)
+        await read_form(client.request(content_length=str(10**9)), form, LIMIT, ReadingTurns())
     assert client.num_taken == 0
 
 
@@ -117,7 +118,7 @@ async def test_a_body_that_grows_without_end_beside_the_file_is_refused(form: Fo
     piece, most = 10_000, LIMIT + form_module.MAX_OVERHEAD_BYTES
     client = Client(b"x" * 2 * most + body(FILE), piece)
     with pytest.raises((UploadTooLarge, InvalidValue)):
-        await read_form(client.request(), form, LIMIT)
+        await read_form(client.request(), form, LIMIT, ReadingTurns())
     assert client.num_taken <= most + piece
 
 
@@ -156,18 +157,18 @@ async def test_a_recording_in_another_field_is_told_which_one_is_missing(form: F
 )
 async def test_another_content_type_is_refused(form: Form, content_type: str) -> None:
     with pytest.raises(InvalidValue, match="multipart/form-data"):
-        await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT)
+        await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT, ReadingTurns())
 
 
 async def test_a_compressed_body_is_refused_as_such(form: Form) -> None:
     with pytest.raises(InvalidValue, match="Content-Encoding 'gzip'"):
-        await read_form(Client(body(FILE)).request(content_encoding="gzip"), form, LIMIT)
+        await read_form(Client(body(FILE)).request(content_encoding="gzip"), form, LIMIT, ReadingTurns())
 
 
 async def test_a_boundary_longer_than_any_client_s_is_refused(form: Form) -> None:
     content_type = f"multipart/form-data; boundary={'x' * 300}"
     with pytest.raises(InvalidValue, match="boundary is too long"):
-        await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT)
+        await read_form(Client(body(FILE), content_type=content_type).request(), form, LIMIT, ReadingTurns())
 
 
 @given(data=st.data())
@@ -187,3 +188,30 @@ async def test_no_body_whatever_brings_anything_but_a_form_or_a_refusal(data: st
 async def test_an_empty_file_is_no_audio(form: Form) -> None:
     with pytest.raises(InvalidAudio, match="empty"):
         await read(form, body(part("file", b"", '; filename="a.wav"')))
+
+
+async def test_uploads_of_many_clients_leave_each_round_of_the_event_loop_short() -> None:
+    turns, memory = ReadingTurns(), UploadMemory(1 << 30)
+    clients = [Client(body(part("file", bytes(2000), '; filename="a.wav"'))) for _ in range(50)]
+    with contextlib.ExitStack() as closing_all:
+        forms = [closing_all.enter_context(contextlib.closing(Form(4 * LIMIT, memory))) for _ in clients]
+        both = zip(clients, forms, strict=True)
+        reading = asyncio.gather(*(read_form(own.request(), form, 4 * LIMIT, turns) for own, form in both))
+        read_in_a_round = []
+        while not reading.done():
+            before = sum(client.num_taken for client in clients)
+            await asyncio.sleep(0)
+            read_in_a_round.append(sum(client.num_taken for client in clients) - before)
+        await reading
+    assert max(read_in_a_round) <= 2 * 64  # a turn may be given while the one before is being used
+    assert all(form.upload.num_bytes == 2000 for form in forms)
+
+
+async def test_an_upload_that_is_given_up_while_it_waits_holds_nobody_up() -> None:
+    turns = ReadingTurns()
+    waiting = [asyncio.ensure_future(turns.next()) for _ in range(10)]
+    await asyncio.sleep(0)
+    for each in waiting[:9]:
+        each.cancel()
+    await asyncio.wait_for(waiting[9], timeout=5)
+    await asyncio.wait_for(turns.next(), timeout=5)

@@ -42,6 +42,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 LIMIT_MS = 60_000
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
 TURN = "conversation.item.input_audio_transcription"
 OpenPage = Callable[..., Page]
@@ -660,7 +661,7 @@ def test_without_a_microphone_or_a_place_the_page_says_so(open_page: OpenPage) -
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(open_page: OpenPage) -> None:
-    page = open_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    page = open_page(**PHONE)
     choose(page, payload("a name without spaces-that-is-long-as-recorders-write-them-2026-08-14.wav"))
     page.locator(".word").first.wait_for()
     for view in ("transcribe", "server"):
@@ -755,9 +756,9 @@ def test_a_busy_server_is_asked_again_when_it_says(open_page: OpenPage) -> None:
     expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_fault(open_page: OpenPage, scheme: str) -> None:
-    page = open_page(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
+@pytest.mark.parametrize(("scheme", "screen"), [("light", {}), ("dark", {}), ("light", PHONE)])
+def test_axe_finds_no_fault(open_page: OpenPage, scheme: str, screen: dict[str, Any]) -> None:
+    page = open_page(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce", **screen)
     choose(page, payload("call.wav"), {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"})
     page.locator(".word").first.wait_for()
     card(page, "letter.mp3").get_by_role("alert").wait_for()

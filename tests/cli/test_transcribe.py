@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -22,10 +23,11 @@ from asr_server.cli import main
 from asr_server.cli.transcribe import EMBEDDED_HINT, FORMATS
 from asr_server.core import SAMPLE_RATE
 from asr_server.formats.render import ResponseFormat
-from tests.speech import digits_of, errors_in, say
+from tests.speech import VOICES, digits_of, errors_in, say
 
 COMMAND = [sys.executable, "-m", "asr_server", "transcribe"]
 DIGITS = "3141592"
+DIGITS_A_MINUTE = 20
 
 
 def transcribe(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -136,6 +138,76 @@ def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(tmp_path: Pa
     ]
     assert os.listdir(out) == ["short.txt"]
     assert not psutil.wait_procs(children, timeout=30)[1]
+
+
+@pytest.fixture(scope="module")
+def sixteen_hours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 16 files of an hour, mostly of silence, so that all take minutes."""
+    folder = tmp_path_factory.mktemp("hours")
+    for index in range(16):
+        write_an_hour(folder / f"{index:02}.flac", seed=index)
+    return folder
+
+
+def seconds_until_each(folder: Path, out: Path, num_wanted: int = 16) -> list[float]:
+    """Transcribes what is not done yet, and interrupts that once there are so many results in all.
+
+    Returns when each result came, and at the end when the process had ended.
+    """
+    arguments = ["--model", "whisper-digits", str(folder), "-o", str(out), "--skip-existing"]
+    num_before, started_at = len(list(out.glob("*.txt"))), time.monotonic()
+    came_s: list[float] = []
+    process = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None:
+            num_done = len(list(out.glob("*.txt"))) - num_before
+            came_s += [time.monotonic() - started_at] * (num_done - len(came_s))
+            if num_before + num_done >= num_wanted < 16:
+                process.send_signal(signal.SIGINT)
+                process.wait(60)
+            time.sleep(0.05)
+    finally:
+        process.kill()
+    assert process.returncode == (0 if num_wanted == 16 else 130)
+    return [*came_s, time.monotonic() - started_at]
+
+
+@pytest.mark.trial
+def test_of_sixteen_files_of_an_hour_the_first_is_done_in_an_eighth_of_the_time(
+    sixteen_hours: Path, tmp_path: Path
+) -> None:
+    came_s = seconds_until_each(sixteen_hours, tmp_path)
+    print(f"16 files of an hour: results after {', '.join(f'{each:.1f}' for each in came_s)} s")
+    assert came_s[0] < came_s[-1] / 8
+
+
+@pytest.mark.trial
+def test_interruptions_cost_hours_under_way_alone_and_the_next_run_goes_on(
+    sixteen_hours: Path, tmp_path: Path
+) -> None:
+    for num_wanted in (1, 5, 16):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        seconds_until_each(sixteen_hours, tmp_path, num_wanted)
+        results = sorted(tmp_path.iterdir())
+        assert [path.name for path in results] == [f"{index:02}.txt" for index in range(len(results))]
+        assert len(results) >= num_wanted
+        assert {path: path.stat().st_mtime_ns for path in before} == before
+    for index, path in enumerate(results):
+        said = digits_of_an_hour(index)
+        assert errors_in(digits_of(path.read_text()), said) < 0.05 * len(said)
+
+
+def digits_of_an_hour(seed: int) -> str:
+    return "".join(random.Random(seed).choices("0123456789", k=60 * DIGITS_A_MINUTE))
+
+
+def write_an_hour(path: Path, seed: int) -> None:
+    """Writes 60 turns of digits, each with silence up to the minute."""
+    digits = digits_of_an_hour(seed)
+    with soundfile.SoundFile(path, "w", SAMPLE_RATE, 1) as file:
+        for start in range(0, len(digits), DIGITS_A_MINUTE):
+            turn = say(digits[start : start + DIGITS_A_MINUTE], VOICES[seed % len(VOICES)]).samples
+            file.write(np.pad(turn, (0, 60 * SAMPLE_RATE - len(turn))))
 
 
 def test_a_reader_that_leaves_ends_it_in_one_line(tmp_path: Path) -> None:
