@@ -22,14 +22,16 @@ class HealthProbe:
         self._answers: list[tuple[float, float]] = []  # when, seconds
         command = [sys.executable, "-m", "benchmarks.health", url]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.endswith("\n"):  # the last one may be cut off
-                when, latency_s = map(float, line.split())
-                self._answers.append((when, latency_s))
+        with self._process.stdout as lines:
+            for line in lines:
+                if line.endswith("\n"):  # the last one may be cut off
+                    when, latency_s = map(float, line.split())
+                    self._answers.append((when, latency_s))
 
     def latencies_since(self, started: float) -> list[float]:
         """Those of every answer that came after that `time.perf_counter()`, which all processes share."""
@@ -38,6 +40,7 @@ class HealthProbe:
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait()
+        self._reader.join()
 
 
 @contextmanager
