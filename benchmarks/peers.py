@@ -2,6 +2,8 @@
 
     python -m benchmarks.peers               whisper-base, 40 recordings of several corpora, three rounds
     python -m benchmarks.peers --rounds 5 --systems ours "faster-whisper int8" --plot peers.png
+    python -m benchmarks.peers --at-once 1             one request at a time
+    python -m benchmarks.peers --reading-s 800         one long file: a voice that reads sentences
     python -m benchmarks.peers --quick       eight recordings, one round, two peers
 
 Every system has a process of its own with all cores, has loaded its model and has heard two recordings before
@@ -9,8 +11,9 @@ the clock starts. In each round each system hears all recordings once: seconds f
 text, the length of the recordings over that (RTFx), the errors in what it heard, and the most memory that
 its processes had at once (proportional set size: shared pages count once). Only one works at a time; the
 others wait, so that the ratio of two systems in one round says more than their seconds where the machine has
-other work. Ours is the whole server and gets files over HTTP, 16 at once; the peers are libraries and get
-samples. Shapes whose weights cannot be had are compared by `benchmarks.shapes`, on random ones.
+other work. Ours is the whole server and gets files over HTTP, 16 at once unless told otherwise; the peers
+are libraries and get samples. Shapes whose weights cannot be had are compared by `benchmarks.shapes`, on
+random ones.
 """
 
 from __future__ import annotations
@@ -47,9 +50,10 @@ from benchmarks.reporting import (
     write_json,
 )
 from benchmarks.speech import Clip, word_errors
-from benchmarks.speech.corpora import chosen_clips, corpora
+from benchmarks.speech.corpora import chosen_clips
 from benchmarks.speech.error_rates import Score, total
-from benchmarks.transcribers import SYSTEMS, Heard, Task, package_of
+from benchmarks.speech.synthesis import readings
+from benchmarks.transcribers import REQUESTS_AT_ONCE, SYSTEMS, Heard, Task, package_of
 
 NUM_WARM_UP = 2
 QUICK = ("ours", "faster-whisper int8", "openai-whisper greedy")
@@ -72,9 +76,10 @@ class Round:
 class Runner:
     """Starts a process for one system, which hears all recordings whenever it is told to."""
 
-    def __init__(self, system: str, checkpoint: Path, clips: Sequence[Clip]) -> None:
+    def __init__(self, system: str, checkpoint: Path, clips: Sequence[Clip], at_once: int) -> None:
         self.system = system
-        arguments = json.dumps([system, str(checkpoint), [clip.name for clip in clips]])
+        listed = [vars(clip) | {"path": str(clip.path)} for clip in clips]
+        arguments = json.dumps([system, str(checkpoint), listed, at_once])
         environment = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.peers", "--worker", arguments],
@@ -115,11 +120,10 @@ class Runner:
             self._process.wait()
 
 
-def work(system: str, checkpoint: str, names: Sequence[str]) -> None:
+def work(system: str, checkpoint: str, listed: Sequence[dict[str, Any]], at_once: int) -> None:
     """What the process does: for every line on standard input, one round; its figures as a line of JSON."""
-    by_name = {clip.name: clip for clip in corpora()}
-    clips = [by_name[name] for name in names]
-    with SYSTEMS[system](Task(Path(checkpoint))) as transcribe:
+    clips = [Clip(**fields | {"path": Path(fields["path"])}) for fields in listed]
+    with SYSTEMS[system](Task(Path(checkpoint), at_once=at_once)) as transcribe:
         transcribe(clips[:NUM_WARM_UP], lambda clip, heard: None)
         print(json.dumps({"ready": system}), flush=True)
         for _ in sys.stdin:
@@ -177,7 +181,7 @@ def take_turns(
     """Who comes first changes from round to round. What there is, is written after each."""
     checkpoint, budget = hugging_face_checkpoint(options.model), Budget(options.budget_s, console)
     rounds: Rounds = {system: [] for system in systems}
-    runners = [Runner(system, checkpoint, clips) for system in systems]
+    runners = [Runner(system, checkpoint, clips, options.at_once) for system in systems]
     try:
         for runner in runners:
             runner.wait_until_ready()  # else the first would be timed while the last still loads
@@ -264,6 +268,8 @@ def parse() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--recordings", type=int, default=40)
+    parser.add_argument("--reading-s", type=float, help="one reading of so many seconds instead")
+    parser.add_argument("--at-once", type=int, default=REQUESTS_AT_ONCE, help="requests to ours")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="[default: all that are installed]")
     parser.add_argument("--quick", action="store_true", help="eight recordings, one round, two peers")
@@ -281,7 +287,7 @@ def main() -> None:
     options = parse()
     console = Console(stderr=True, width=120)
     console.print(command(), machine())
-    clips = chosen_clips(options.recordings)
+    clips = readings(1, options.reading_s) if options.reading_s else chosen_clips(options.recordings)
     if not clips:
         raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
     systems = options.systems or list(SYSTEMS)

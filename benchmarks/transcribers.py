@@ -35,6 +35,7 @@ class Task(NamedTuple):
     checkpoint: Path  # in Hugging Face's layout
     url: str = ""  # of a server that runs; empty: one is started
     with_times: bool = False
+    at_once: int = REQUESTS_AT_ONCE
 
 
 Report = Callable[[Clip, Heard], None]  # called for each recording when it is done
@@ -44,7 +45,7 @@ System = Callable[[Task], AbstractContextManager[Transcribe]]
 
 @contextmanager
 def ours(task: Task, *, dtype: str = "auto") -> Iterator[Transcribe]:
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+    with ThreadPoolExecutor(task.at_once) as threads:
         if task.url:
             yield _over_http(task, task.url, threads)
             return

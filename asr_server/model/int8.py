@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.layers import Linear
+from asr_server.model.layers import Linear, padded_rows
 
 VNNI_FLAGS = {"avx512_vnni", "avx_vnni"}  # as /proc/cpuinfo spells them
 _LARGEST = 127
@@ -59,7 +59,7 @@ class Int8Weight:
 
     def _multiply(self, rounded: Tensor) -> Tensor:
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            rounded,
+            padded_rows(rounded),
             1.0,
             _SIGN_BIT,
             self._packed,
@@ -73,7 +73,7 @@ class Int8Weight:
             [],
             "none",
         )
-        return product
+        return product[: len(rounded)]
 
 
 def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
