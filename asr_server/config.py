@@ -58,7 +58,7 @@ class Settings:
     )
     served_model_name: str = _setting("", "name clients ask for; empty: the model's own name")
     model_alias: str = _setting(
-        "whisper-1,gpt-4o-transcribe,gpt-4o-mini-transcribe,gpt-transcribe,"
+        "whisper-1,gpt-4o-transcribe,gpt-4o-mini-transcribe,gpt-4o-transcribe-diarize,gpt-transcribe,"
         "gpt-live-transcribe,gpt-realtime-whisper",
         "further names the model answers to, separated by commas",
     )

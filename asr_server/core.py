@@ -141,7 +141,7 @@ class Segment(msgspec.Struct, frozen=True):
     compression_ratio: float
     no_speech_prob: float
     words: tuple[Word, ...] = ()  # where word times were asked for
-    speaker: str | None = None  # where each channel of the file is a speaker
+    speaker: str | None = None  # where speakers were asked for
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

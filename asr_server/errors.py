@@ -111,6 +111,12 @@ class DecodingUnavailable(ServiceUnavailable):
     code = "decoding_unavailable"
 
 
+class SpeakersUnavailable(ServiceUnavailable):
+    """The models that tell speakers apart have not been fetched."""
+
+    code = "speakers_unavailable"
+
+
 class ShuttingDown(EngineUnavailable):
     """The server is about to stop: another one, or the next one, can take the request."""
 

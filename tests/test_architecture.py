@@ -17,12 +17,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "asr_server"
 EVERYBODY = {"checkpoint", "config", "core", "errors", "levels", "machine", "metrics", "telemetry"}
 MAY_IMPORT = {
-    "cli": {"api", "formats", "model", "offline"},
-    "api": {"audio", "channel", "dispatch", "formats", "realtime", "transcription", "wyoming"},
+    "cli": {"api", "formats", "model", "offline", "speakers"},
+    "api": {"audio", "channel", "dispatch", "formats", "realtime", "speakers", "transcription", "wyoming"},
     "realtime": {"api", "audio", "dispatch", "transcription"},
     "wyoming": {"api", "audio", "transcription"},
-    "offline": {"audio", "dispatch", "formats", "transcription"},
-    "transcription": {"audio", "channel", "dispatch"},
+    "offline": {"audio", "dispatch", "formats", "speakers", "transcription"},
+    "transcription": {"audio", "channel", "dispatch", "speakers"},
+    "speakers": {"audio"},
     "audio": set(),
     "formats": set(),
     "dispatch": {"channel"},
@@ -38,6 +39,7 @@ API_PROCESS = (
     "wyoming",
     "offline",
     "transcription",
+    "speakers",
     "audio",
     "formats",
     "dispatch",

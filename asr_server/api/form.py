@@ -144,8 +144,10 @@ FILE: Final = "file"
 MAX_FIELDS: Final = 512
 MAX_NAME_BYTES: Final = 256
 MAX_VALUE_BYTES: Final = 64 * 1024
+VOICE_FIELD: Final = "known_speaker_references"
+MAX_VOICE_BYTES: Final = MIB  # of one such value, as base64: 10 s of 16 bits at 37 kHz
 MAX_HEADER_BYTES: Final = 4096  # of one part
-MAX_OVERHEAD_BYTES: Final = 2 * MIB  # of the body beyond the file: fields, boundaries
+MAX_OVERHEAD_BYTES: Final = 6 * MIB  # of the body beyond the file: fields, boundaries
 
 
 class Form:
@@ -320,8 +322,9 @@ class _PartReader:
             self._form.upload.add(memoryview(data)[start:end])
             return
         self._value += data[start:end]
-        if len(self._value) > MAX_VALUE_BYTES:
-            raise self._invalid_text(f"is longer than {MAX_VALUE_BYTES} bytes")
+        limit = MAX_VOICE_BYTES if self._name.startswith(VOICE_FIELD) else MAX_VALUE_BYTES
+        if len(self._value) > limit:
+            raise self._invalid_text(f"is longer than {limit} bytes")
 
     def _on_part_end(self) -> None:
         if self._name == FILE:

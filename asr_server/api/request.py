@@ -13,13 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import msgspec
 from pydantic import ValidationError
 
+from asr_server.api.form import VOICE_FIELD
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
+    COUNT_FIELDS,
     DEFAULT_SPEAKERS,
     LAYOUT_FIELDS,
-    NOT_SERVED,
     AudioFields,
     TranscriptionFields,
     TranslationFields,
@@ -28,6 +30,8 @@ from asr_server.config import Settings, naming
 from asr_server.core import DecodingOptions, VoiceChunking
 from asr_server.errors import InvalidValue, ModelNotFound
 from asr_server.formats.render import DEFAULTS, RenderOptions, SubtitleLayout
+from asr_server.speakers.clustering import SpeakerCount
+from asr_server.speakers.models import require_speaker_models
 from asr_server.transcription import Transcriber, prompt_tokens
 from asr_server.transcription.language import ENGLISH, is_given
 
@@ -56,11 +60,11 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
 def split_unknown(
     pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]
 ) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    """Returns the fields that `fields_type` has or that are refused by name, and the names of all others."""
+    """Returns the fields that `fields_type` has, and the names of all others."""
     known: list[tuple[str, str]] = []
     unknown: dict[str, None] = {}
     for name, value in pairs:
-        if name.partition("[")[0] in fields_type.model_fields.keys() | NOT_SERVED.keys():
+        if name.partition("[")[0] in fields_type.model_fields:
             known.append((name, value))
         else:
             unknown[name] = None
@@ -73,8 +77,6 @@ def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]) ->
     for name, value in pairs:
         match = _NAME.fullmatch(name)
         field, key = (match["field"], match["key"]) if match else (name, None)
-        if field in NOT_SERVED:
-            raise InvalidValue(f"'{name}' is not supported: {NOT_SERVED[field]}.", name)
         if not value.strip():
             continue
         if field in fields_type.model_fields:
@@ -86,7 +88,7 @@ def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]) ->
 
 def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value: str) -> None:
     if field in ARRAY_FIELDS:
-        gathered.setdefault(field, []).extend(_items(value))
+        gathered.setdefault(field, []).extend(_items(value, field))
     elif key and field == "chunking_strategy" and isinstance(gathered.setdefault(field, {}), dict):
         gathered[field][key] = value
     elif name in gathered:
@@ -95,8 +97,10 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
         gathered[name] = value
 
 
-def _items(value: str) -> list[Any]:
-    """The entries of an array's text: JSON, or separated by commas."""
+def _items(value: str, field: str) -> list[Any]:
+    """The entries of an array's text: JSON, or separated by commas, of which a data URL has one itself."""
+    if field == VOICE_FIELD:
+        return [value]
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(items := json.loads(value), list):
             return items
@@ -151,17 +155,37 @@ def _check_combinations(fields: TranscriptionFields) -> None:
 
 
 def _check_speakers(fields: AudioFields) -> None:
-    """Checks that speakers are asked for by channels: nothing else tells them apart."""
+    """Speakers are told apart by channels, or else by their voices, which transcriptions alone do."""
     if fields.channels == "split":
         _check_split(fields)
+    if not isinstance(fields, TranscriptionFields):
+        if fields.known_speaker_names and fields.channels != "split":
+            raise InvalidValue("'known_speaker_names[]' needs channels=split here.", "known_speaker_names[]")
         return
-    needs = (
-        "needs channels=split, a stereo file with a speaker in each channel: voices are not told apart here"
+    counts = [name for name in COUNT_FIELDS if getattr(fields, name)]
+    by_voice = (
+        [f"{VOICE_FIELD}[]"] * bool(fields.known_speaker_references) + counts + ["diarize"] * fields.diarize
     )
-    if fields.response_format == "diarized_json":
-        raise InvalidValue(f"response_format 'diarized_json' {needs}.", "response_format")
-    if fields.known_speaker_names:
-        raise InvalidValue(f"'known_speaker_names[]' {needs}.", "known_speaker_names[]")
+    if by_voice and fields.channels == "split":
+        raise InvalidValue(f"'{by_voice[0]}' tells voices apart: not with channels=split.", by_voice[0])
+    num_names, num_references = len(fields.known_speaker_names), len(fields.known_speaker_references)
+    if fields.channels != "split" and num_names != num_references:
+        raise InvalidValue(
+            f"'known_speaker_names[]' needs channels=split, or as many '{VOICE_FIELD}[]' as names.",
+            "known_speaker_names[]" if num_names > num_references else f"{VOICE_FIELD}[]",
+        )
+    if len(set(fields.known_speaker_names)) < len(fields.known_speaker_names):
+        raise InvalidValue("'known_speaker_names[]' are different names.", "known_speaker_names[]")
+    if by_voice and fields.response_format in ("json", "text") and not fields.stream_include_segments:
+        raise InvalidValue(
+            f"'{by_voice[0]}' needs a response_format that shows speakers: diarized_json, verbose_json, srt "
+            "or vtt.",
+            by_voice[0],
+        )
+    if fields.num_speakers and len(counts) > 1:
+        raise InvalidValue("'num_speakers' goes without min_speakers and max_speakers.", "num_speakers")
+    if (fields.min_speakers or 1) > (fields.max_speakers or 32):
+        raise InvalidValue("'min_speakers' is more than max_speakers.", "min_speakers")
 
 
 def _check_split(fields: AudioFields) -> None:
@@ -187,11 +211,25 @@ class TranscriptionRequest:
         names = tuple(self.fields.known_speaker_names) or DEFAULT_SPEAKERS
         return names if self.fields.channels == "split" else ()
 
+    @property
+    def count(self) -> SpeakerCount | None:
+        """How many voices to tell apart; None: none are."""
+        fields = self.fields
+        if not isinstance(fields, TranscriptionFields) or fields.channels == "split":
+            return None
+        wants = (
+            fields.diarize or fields.known_speaker_references or any(getattr(fields, n) for n in COUNT_FIELDS)
+        )
+        if not wants and fields.response_format != "diarized_json":
+            return None
+        exact = fields.num_speakers
+        return SpeakerCount(exact or fields.min_speakers or 1, exact or fields.max_speakers)
+
 
 def parse_transcription_request(
     pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
 ) -> TranscriptionRequest:
-    """Raises InvalidValue, ModelNotFound."""
+    """Raises InvalidValue, ModelNotFound, SpeakersUnavailable."""
     fields, ignored = _parse(pairs, TranscriptionFields, settings)
     check_model(fields.model, settings)
     language, candidates = transcriber.languages.choice(
@@ -209,6 +247,10 @@ def parse_transcription_request(
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
         **_shared_options(fields, settings),  # type: ignore[arg-type]
     )
+    request = TranscriptionRequest(fields, options, ignored, render_options)
+    if request.count is not None:
+        require_speaker_models()
+        options = msgspec.structs.replace(options, word_timestamps=True)
     chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else None
     return TranscriptionRequest(fields, options, ignored, render_options, chunking)
 

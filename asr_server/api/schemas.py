@@ -19,12 +19,14 @@ from asr_server.formats.render import ResponseFormat
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
 
 ARRAY_FIELDS: Final = frozenset(
-    ("include", "keywords", "known_speaker_names", "languages", "timestamp_granularities")
+    (
+        *("include", "keywords", "known_speaker_names", "known_speaker_references", "languages"),
+        "timestamp_granularities",
+    )
 )
 LAYOUT_FIELDS: Final = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
-NOT_SERVED: Final = {
-    "known_speaker_references": "voices are not recognised here; channels=split makes each channel a speaker"
-}
+COUNT_FIELDS: Final = ("num_speakers", "min_speakers", "max_speakers")
+MAX_REFERENCES: Final = 4
 DEFAULT_SPEAKERS: Final = ("A", "B")  # of the left and the right channel, as OpenAI labels speakers
 # Sentences rather than words: faster-whisper's numbers.
 AUTO_CHUNKING: Final = VoiceChunking(threshold=0.5, prefix_padding_ms=400, silence_duration_ms=2000)
@@ -93,7 +95,7 @@ class AudioFields(BaseModel):
     channels: Literal["mix", "split"] = "mix"
     """Not OpenAI's: with `split` each of two channels is a speaker; with `mix` they are one recording."""
     known_speaker_names: list[SpeakerName] = []
-    """Names of the speakers in the left and the right channel, with `channels` split."""
+    """Of those in `known_speaker_references`; with `channels` split, in the left and the right channel."""
     condition_on_previous_text: bool = False
     """Reads one chunk after another, each with the text so far as its prompt: slower, more even in style."""
     multilingual: bool = False
@@ -138,6 +140,16 @@ class TranscriptionFields(AudioFields):
     """What gets times in `verbose_json`; absent: segments. `word` alone: words and no segments."""
     include: list[Literal["logprobs"]] = []
     """`logprobs`: the log-probability of each token, with `json` only."""
+    known_speaker_references: list[str] = Field([], max_length=MAX_REFERENCES)
+    """Data URLs of 2 to 10 s of each known speaker's voice, in the order of their names."""
+    diarize: bool = False
+    """Not OpenAI's: tells voices apart in every format with times, as `diarized_json` always does."""
+    num_speakers: int | None = Field(None, ge=1, le=32)
+    """Not OpenAI's: how many people speak; absent: it is found out."""
+    min_speakers: int | None = Field(None, ge=1, le=32)
+    """Not OpenAI's: how many people speak at least."""
+    max_speakers: int | None = Field(None, ge=1, le=32)
+    """Not OpenAI's: how many people speak at most."""
     # The layout of srt and vtt, as whisper's command names it
     max_line_width: int | None = Field(None, ge=1, lt=2**31)
     """Most characters of a line of `srt` or `vtt`."""

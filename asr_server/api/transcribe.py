@@ -20,15 +20,23 @@ from starlette.types import Receive, Scope, Send
 from asr_server import metrics
 from asr_server.api.connections import OVER_LIMIT, cancel_on_disconnect
 from asr_server.api.errors import body_of
-from asr_server.api.form import Form, read_form
+from asr_server.api.form import VOICE_FIELD, Form, read_form
 from asr_server.api.middleware import answer_headers
 from asr_server.api.request import TranscriptionRequest
-from asr_server.api.schemas import AudioFields, TextDelta, TextDone
+from asr_server.api.schemas import AudioFields, TextDelta, TextDone, TranscriptionFields
 from asr_server.api.state import AppState
+from asr_server.api.voices import decode_reference
 from asr_server.audio.recording import Recording
 from asr_server.config import Settings, naming
 from asr_server.core import Segment, Transcript, TranscriptDelta
-from asr_server.errors import ChunkFailed, Overloaded, RequestError, ServiceUnavailable, ShuttingDown
+from asr_server.errors import (
+    ChunkFailed,
+    InvalidValue,
+    Overloaded,
+    RequestError,
+    ServiceUnavailable,
+    ShuttingDown,
+)
 from asr_server.formats.bodies import TokensUsage
 from asr_server.formats.render import (
     DEFAULTS,
@@ -40,6 +48,7 @@ from asr_server.formats.render import (
     render,
     verbose_body,
 )
+from asr_server.speakers.track import SpeakerTrack, reference_embeddings
 from asr_server.transcription import Transcriber, TranscriptionSession
 from asr_server.transcription.language import continuation
 
@@ -50,7 +59,9 @@ class EventWriter:
     """Turns transcript deltas into events. The deltas joined are the text of the last event."""
 
     def __init__(self, fields: AudioFields, options: RenderOptions = DEFAULTS) -> None:
-        """With `diarized_json` each segment is a delta, and an event that names its speaker."""
+        """With `diarized_json` each segment is an event that names its speaker: where channels are apart
+        behind a delta of its own, else at the end, when all voices are known.
+        """
         self._fields = fields
         self._options = options
         self._text = ""  # of the segments so far
@@ -63,7 +74,7 @@ class EventWriter:
         self._num_text_tokens += delta.num_text_tokens
         if not delta.text:
             return b""
-        if self._fields.response_format == "diarized_json":
+        if self._fields.response_format == "diarized_json" and self._fields.channels == "split":
             return b"".join(self._segment(segment, delta.language) for segment in delta.segments)
         return event(
             TextDelta(
@@ -91,7 +102,9 @@ class EventWriter:
             body.language, body.duration = verbose.language, verbose.duration
             body.segments, body.words = verbose.segments, verbose.words
             body.truncated = transcript.is_cut_short or None
-        return event(body)
+        by_voice = self._fields.response_format == "diarized_json" and self._fields.channels != "split"
+        segments = map(diarized_segment, transcript.segments) if by_voice else ()
+        return b"".join(map(event, segments)) + event(body)
 
     def _running_usage(self) -> TokensUsage | None:
         return self._usage() if self._fields.stream_continuous_usage_stats else None
@@ -175,10 +188,10 @@ def _require_connection(scope: Scope) -> None:
 
 
 async def _whole(state: AppState, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-    async with _transcribing(state, form, request, receive) as session:
+    async with _transcribing(state, form, request, receive) as (session, track):
         async for _ in session:
             pass
-        transcript = session.transcript()
+        transcript = await _transcript(session, track)
     response = await _run_in_thread_if_long(
         transcript, lambda: body_response(transcript, request.fields.response_format, request.render_options)
     )
@@ -196,17 +209,45 @@ async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made
 @asynccontextmanager
 async def _transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
-) -> AsyncIterator[TranscriptionSession]:
+) -> AsyncIterator[tuple[TranscriptionSession, SpeakerTrack | None]]:
     """Holds a place among the requests in flight and the upload, both only while the block runs."""
     stats = metrics.current_request_stats()
     with closing(form), state.admission.acquire(), stats.stage("transcription"):
         source = await form.upload.source()
-        recording = Recording(source, state.audio_limits, bool(request.speakers), request.chunking)
-        async with (
-            cancel_on_disconnect(receive),
-            state.transcriber.transcribe(recording, request.options, request.speakers) as session,
-        ):
-            yield session
+        async with cancel_on_disconnect(receive):
+            track = await _speaker_track(state, request)
+            listener = track.push if track else None
+            recording = Recording(
+                source, state.audio_limits, bool(request.speakers), request.chunking, listener
+            )
+            try:
+                async with state.transcriber.transcribe(
+                    recording, request.options, request.speakers, track
+                ) as session:
+                    yield session, track
+            finally:
+                if track:
+                    track.close()
+
+
+async def _transcript(session: TranscriptionSession, track: SpeakerTrack | None) -> Transcript:
+    """The whole transcript, with speakers where voices are told apart."""
+    transcript = session.transcript()
+    return await track.label(transcript) if track else transcript
+
+
+async def _speaker_track(state: AppState, request: TranscriptionRequest) -> SpeakerTrack | None:
+    """Listens for voices where the request asks for that. Raises InvalidValue for a bad reference."""
+    if request.count is None:
+        return None
+    assert isinstance(request.fields, TranscriptionFields)
+    references = [
+        await decode_reference(reference, state.pool) for reference in request.fields.known_speaker_references
+    ]
+    embeddings = await reference_embeddings(references)
+    if not all(embedding.any() for embedding in embeddings):
+        raise InvalidValue(f"In one of '{VOICE_FIELD}[]' nobody speaks.", f"{VOICE_FIELD}[]")
+    return SpeakerTrack(request.count, request.fields.known_speaker_names, embeddings)
 
 
 def body_response(
@@ -224,11 +265,11 @@ async def _stream(
 ) -> None:
     stream = _EventStream(send, answer_headers(state.settings, request.ignored_fields))
     try:
-        async with _transcribing(state, form, request, receive) as session:
+        async with _transcribing(state, form, request, receive) as (session, track):
             writer = EventWriter(request.fields, request.render_options)
             async for delta in session:
                 stream.write(writer.delta(delta))
-            transcript = session.transcript()
+            transcript = await _transcript(session, track)
             stream.write(await _run_in_thread_if_long(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:

@@ -17,6 +17,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -89,8 +90,11 @@ class Recording:
         limits: AudioLimits | None = None,
         split_channels: bool = False,
         chunking: VoiceChunking | None = None,
+        listener: Callable[[Samples], None] | None = None,
     ) -> None:
-        """`chunking` None: full chunks, cut at the quietest places."""
+        """`chunking` None: full chunks, cut at the quietest places. `listener` gets all samples of a mixed
+        recording as they are decoded, in the thread that decodes.
+        """
         self.truncated = False
         self.work_s = 0.0
         self.expected_duration_s: float | None = None  # by the file's header, once the first slice is decoded
@@ -99,6 +103,7 @@ class Recording:
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
         self._split_channels = split_channels
+        self._listener = listener
         num_streams = 2 if split_channels else 1
         self._splitters = [_splitter(self._limits.chunk_samples, chunking) for _ in range(num_streams)]
         self._numbers = itertools.count()  # of chunks, whatever their channel
@@ -193,6 +198,8 @@ class Recording:
         ]
 
     def _push(self, samples: Samples) -> list[Piece]:
+        if self._listener is not None:
+            self._listener(samples)
         channels = samples.T if self._split_channels else (samples,)
         return [
             self._numbered(piece, channel)

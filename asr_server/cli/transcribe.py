@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from dataclasses import fields
 from functools import partial
@@ -23,6 +24,7 @@ from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from asr_server.formats.render import SubtitleLayout
+    from asr_server.speakers.clustering import SpeakerCount
 
 INTERRUPTED: Final = 130
 FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt")
@@ -115,10 +117,8 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 )
 @click.option(
     "--speakers",
-    default="A,B",
-    show_default=True,
-    metavar="LEFT,RIGHT",
-    help="who speaks in each channel, with --channels split",
+    metavar="auto|N|N-M|LEFT,RIGHT",
+    help="tell voices apart: auto, so many, or so many to so many; with --channels split, two names  [A,B]",
 )
 @click.option("-r", "--recursive", is_flag=True, help="folders with all folders within them")
 @click.option("--skip-existing", is_flag=True, help="leave out inputs whose results are there: to go on")
@@ -150,7 +150,7 @@ def transcribe(
     """
     job = {name: options.pop(name) for name in _JOB_OPTIONS}
     job["layout"] = _layout(options)
-    job["speakers"] = _speakers(options, job)
+    job["speakers"], job["voices"] = _speakers(options, job)
     if skip_existing and overwrite:
         raise click.UsageError("--skip-existing and --overwrite exclude each other.")
     if job["output_dir"] is None and (skip_existing or overwrite or len(job["formats"]) > 1):
@@ -194,15 +194,34 @@ def _layout(options: dict[str, Any]) -> SubtitleLayout:
     return layout
 
 
-def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[str, ...]:
-    """Removes the options of channels from `options` and returns the two speakers' names, if any."""
-    is_split = options.pop("channels") == "split"
-    names = tuple(name.strip() for name in options.pop("speakers").split(","))
+def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[tuple[str, ...], SpeakerCount | None]:
+    """Removes the options of speakers from `options`. Returns the names of two channels, or how many
+    voices to tell apart: one of the two at most.
+    """
+    is_split, given = options.pop("channels") == "split", options.pop("speakers")
+    if "diarized_json" in job["formats"] and job["task"] == "translate":
+        raise click.UsageError("--format diarized_json does not go with a translation.")
+    if not is_split:
+        wanted = given or ("auto" if "diarized_json" in job["formats"] else None)
+        return (), _count(wanted) if wanted else None
+    names = tuple(name.strip() for name in (given or "A,B").split(","))
     if len(set(filter(str.isprintable, filter(None, names)))) != 2 or len(names) != 2:
         raise click.UsageError("--speakers are two different names: of the left and of the right channel.")
-    if "diarized_json" in job["formats"] and (not is_split or job["task"] == "translate"):
-        raise click.UsageError("--format diarized_json needs --channels split, and no translation.")
-    return names if is_split else ()
+    return names, None
+
+
+def _count(wanted: str) -> SpeakerCount:
+    """`auto`, `3`, or `2-4`."""
+    from asr_server.speakers.clustering import SpeakerCount
+
+    match = re.fullmatch(r"(\d{1,2})(?:-(\d{1,2}))?", wanted)
+    if wanted == "auto":
+        return SpeakerCount()
+    if not match or not 1 <= int(match[1]) <= int(match[2] or match[1]) <= 32:
+        raise click.UsageError(
+            "--speakers is auto, a number or two such as 2-4; names need --channels split."
+        )
+    return SpeakerCount(int(match[1]), int(match[2] or match[1]))
 
 
 def _run(options: dict[str, Any], job: dict[str, Any]) -> int:

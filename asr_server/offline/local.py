@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -24,8 +24,11 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.core import DecodingOptions, Task, Transcript
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import ChunkFailed, InvalidValue
+from asr_server.errors import CheckpointError, ChunkFailed, InvalidValue, SpeakersUnavailable
 from asr_server.formats.render import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
+from asr_server.speakers.clustering import SpeakerCount
+from asr_server.speakers.models import require_speaker_models
+from asr_server.speakers.track import SpeakerTrack
 from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
 
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
@@ -48,11 +51,12 @@ class TranscribeJob:
     multilingual: bool = False
     layout: SubtitleLayout = PLAIN_LAYOUT
     speakers: tuple[str, ...] = ()  # of each channel; empty: the channels are mixed
+    voices: SpeakerCount | None = None  # tell so many apart; None: no voices are told apart
     manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
 
     @property
     def needs_words(self) -> bool:
-        return self.word_timestamps or self.layout.needs_words
+        return self.word_timestamps or self.layout.needs_words or self.voices is not None
 
     @property
     def render_options(self) -> RenderOptions:
@@ -95,7 +99,13 @@ class LocalTranscriber:
 
         Raises:
             InvalidValue: the model does not know the language, or cannot translate.
+            CheckpointError: voices are to be told apart, and the models for that are not here.
         """
+        if job.voices:
+            try:
+                require_speaker_models()
+            except SpeakersUnavailable as error:
+                raise CheckpointError(error.message) from error
         directory = Path(settings.model)
         window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
         self._limits = AudioLimits.from_settings(settings, window)
@@ -105,7 +115,7 @@ class LocalTranscriber:
         self._transcriber = Transcriber(
             self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits
         )
-        self._speakers = job.speakers
+        self._speakers, self._voices = job.speakers, job.voices
         self._stands_in = bool(settings.why_embedded)
         self.model = settings.model_names[0]
         self.options = _decoding_options(job, self._transcriber, settings)
@@ -130,12 +140,17 @@ class LocalTranscriber:
 
         Raises ChunkFailed too where a model that nobody chose has heard nothing: most likely it could not.
         """
-        recording = Recording(source, self._limits, bool(self._speakers))
         own = options or self.options
-        async with self._transcriber.transcribe(recording, own, self._speakers) as session:
-            async for delta in session:
-                on_progress(delta.end_s, recording.expected_duration_s)
-            transcript = session.transcript()
+        with closing(SpeakerTrack(self._voices)) as voices:
+            track = voices if self._voices else None
+            listener = voices.push if self._voices else None
+            recording = Recording(source, self._limits, bool(self._speakers), listener=listener)
+            async with self._transcriber.transcribe(recording, own, self._speakers, track) as session:
+                async for delta in session:
+                    on_progress(delta.end_s, recording.expected_duration_s)
+                transcript = session.transcript()
+            if track:
+                transcript = await track.label(transcript)
         if self._stands_in and not transcript.text:
             raise ChunkFailed(
                 f"nothing was heard: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"

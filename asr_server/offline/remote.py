@@ -344,6 +344,9 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "timestamp_granularities[]": ["segment", "word"] if job.needs_words else None,
         "channels": "split" if job.speakers else None,
         "known_speaker_names[]": list(job.speakers),
+        "diarize": "true" if job.voices else None,
+        "min_speakers": f"{job.voices.least}" if job.voices and job.voices.least > 1 else None,
+        "max_speakers": f"{job.voices.most}" if job.voices and job.voices.most else None,
     }
     return {name: value for name, value in fields.items() if value}
 

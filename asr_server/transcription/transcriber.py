@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 import msgspec
 
 from asr_server.audio.pool import PreprocessPool
-from asr_server.audio.recording import ChunkSource, Recording
+from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import Chunk, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.queue import RequestHandle
+from asr_server.speakers.track import SpeakerTrack
 from asr_server.telemetry import unique_request_id
 from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language import Languages
@@ -51,16 +51,26 @@ class Transcriber:
 
     @asynccontextmanager
     async def transcribe(
-        self, recording: Recording, options: DecodingOptions, speakers: Sequence[str] = ()
+        self,
+        recording: Recording,
+        options: DecodingOptions,
+        speakers: Sequence[str] = (),
+        track: SpeakerTrack | None = None,
     ) -> AsyncIterator[TranscriptionSession]:
         """Runs the request while the block runs; leaving the block, however, cancels what is unfinished.
 
         Args:
             speakers: who speaks in each channel of a recording whose channels are kept apart; else empty.
+            track: listens to the recording, whose decoding waits while it is behind.
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
-        next_slice = partial(self.pool.decode_slice, recording)
+
+        async def next_slice(room: int) -> DecodeSlice:
+            if track is not None:
+                await track.wait_for_room()
+            return await self.pool.decode_slice(recording, room)
+
         async with self._run(recording, next_slice, options, speakers) as session:
             yield session
 

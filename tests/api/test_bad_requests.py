@@ -51,7 +51,6 @@ async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
     [
         ({"language": "klingon"}, "language"),
         ({"temperature": 1.5}, "temperature"),
-        ({"response_format": "diarized_json"}, "response_format"),
         ({"extra_body": {"colour": "red"}}, "colour"),
         (
             {"response_format": "json", "timestamp_granularities": ["word"]},

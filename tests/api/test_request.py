@@ -130,7 +130,6 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("presence_penalty", "-3")], "presence_penalty"),
         ([("max_completion_tokens", "0")], "max_completion_tokens"),
         ([("response_format", "xml")], "response_format"),
-        ([("response_format", "diarized_json")], "response_format"),
         ([("known_speaker_names[]", "Ann")], "known_speaker_names[]"),
         ([("known_speaker_references[]", "data:,")], "known_speaker_references[]"),
         ([("include[]", "tokens")], "include[]"),

@@ -166,8 +166,6 @@ async def test_a_file_counts_once_however_many_channels_are_heard(
 @pytest.mark.parametrize(
     ("num_channels", "options", "param", "message"),
     [
-        (2, {"response_format": "diarized_json"}, "response_format", "channels=split"),
-        (1, {"response_format": "diarized_json"}, "response_format", "channels=split"),
         (1, DIARIZED, "channels", "has 1 channel."),
         (3, DIARIZED, "channels", "has 3 channels."),
         (2, {"known_speaker_names": ["a", "b"]}, "known_speaker_names[]", "channels=split"),
@@ -179,7 +177,6 @@ async def test_a_file_counts_once_however_many_channels_are_heard(
             "two different",
         ),
         (2, {"known_speaker_names": ["a\nb", "c"], "extra_body": SPLIT}, "known_speaker_names[]", "one line"),
-        (2, {"known_speaker_references": ["data:,"]}, "known_speaker_references[]", "channels=split"),
         (2, {"include": ["logprobs"], "extra_body": SPLIT}, "include[]", "channels=split"),
         (2, {"extra_body": {"channels": "both"}}, "channels", "split"),
     ],

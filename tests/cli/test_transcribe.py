@@ -341,7 +341,9 @@ def test_each_channel_of_a_call_is_a_speaker_and_a_file_without_two_fails_alone(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["-f", "diarized_json"], "needs --channels split"),
+        (["-f", "diarized_json", "--task", "translate"], "does not go with a translation"),
+        (["--speakers", "agent,caller"], "names need --channels split"),
+        (["--speakers", "4-2"], "two such as 2-4"),
         (["--channels", "split", "--speakers", "a"], "two different names"),
         (["--channels", "split", "--speakers", "a,a"], "two different names"),
     ],

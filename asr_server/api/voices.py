@@ -1,0 +1,57 @@
+"""Reads the references of known speakers: data URLs with a few seconds of somebody's voice.
+
+Used by `transcribe.py`, on the event loop of the API process; the threads of the preprocess pool decode. What
+is read lives as long as its request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from contextlib import closing
+from typing import Final
+
+import numpy as np
+
+from asr_server.api.form import VOICE_FIELD
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording, memory_file
+from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.errors import InvalidValue, RequestError
+
+_PARAM: Final = f"{VOICE_FIELD}[]"
+MIN_S, MAX_S = 2.0, 10.0
+_SLACK_S: Final = 0.1  # that codecs add or take away
+_LIMITS: Final = AudioLimits(max_audio_s=4 * MAX_S)
+_DATA_URL: Final = re.compile(r"data:[\w.+/;=-]*;base64,", re.ASCII)
+
+
+async def decode_reference(url: str, pool: PreprocessPool) -> Samples:
+    """The samples of a data URL. Raises InvalidValue: it is none, no audio, or too short or too long."""
+    match = _DATA_URL.match(url)
+    try:
+        content = base64.b64decode(url[match.end() :], validate=True) if match else b""
+    except binascii.Error:
+        content = b""
+    if not content:
+        raise InvalidValue(f"'{_PARAM}' are data URLs: data:audio/wav;base64,...", _PARAM)
+    heard: list[Samples] = []
+    with memory_file() as file:
+        file.write(content)
+        with closing(
+            Recording(file, _LIMITS, listener=lambda samples: heard.append(samples.copy()))
+        ) as recording:
+            try:
+                while not (await pool.decode_slice(recording)).finished:
+                    pass
+            except RequestError as error:
+                raise InvalidValue(f"One of '{_PARAM}' cannot be read: {error.message}", _PARAM) from error
+    samples = np.concatenate(heard)
+    if not MIN_S - _SLACK_S <= len(samples) / SAMPLE_RATE <= MAX_S + _SLACK_S:
+        raise InvalidValue(
+            f"'{_PARAM}' are {MIN_S:g} to {MAX_S:g} s long; one has {len(samples) / SAMPLE_RATE:.1f} s.",
+            _PARAM,
+        )
+    return samples

@@ -1,0 +1,152 @@
+"""Decides which local speakers of the windows are one person, and how many people there are.
+
+Agglomerative clustering with average linkage on the cosine of embeddings (the mean of all pairs is the
+product of the means), where two local speakers of one window are never one. Voices heard for long make the
+clusters; the others join the nearest. Pure computation: used by `track.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+SAME: Final = 0.46  # mean cosine from which two groups are one person
+ALIKE: Final = 0.6  # cosine from which even two of one window are one person, heard as two
+SURE_S: Final = 1.5  # of clean speech, from which a voice may make a cluster
+SMALLEST_S: Final = 2.5  # of clean speech: a smaller cluster is no person of its own
+SMALLEST_SHARE: Final = 0.04  # of all speech; one of LARGE_S is a person in any case
+LARGE_S: Final = 18.0
+CENTRES: Final = 0.65  # cosine of the means of two clusters from which they are one person
+BLOCK: Final = 600  # voices clustered at once, an hour or so: the cost grows with the third power
+KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
+
+
+@dataclass(frozen=True)
+class SpeakerCount:
+    """What is known about the number of speakers."""
+
+    least: int = 1
+    most: int | None = None
+
+
+def cluster(embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints, count: SpeakerCount) -> Ints:
+    """[num_voices]: the number of each one's cluster.
+
+    Args:
+        embeddings: [num_voices, 192], of length 1.
+        clean_s: [num_voices], how much each has heard.
+        windows: [num_voices]; two of one window are different people.
+    """
+    sure = np.flatnonzero(clean_s >= min(SURE_S, float(np.median(clean_s))))
+    weights = np.minimum(clean_s, 3.5)
+    groups = [np.array([index]) for index in sure]
+    while len(groups) > BLOCK:
+        before = len(groups)
+        blocks = [groups[first : first + BLOCK] for first in range(0, len(groups), BLOCK)]
+        groups = [
+            each for block in blocks for each in _merge(block, embeddings, weights, windows, SpeakerCount())
+        ]
+        if len(groups) == before:
+            break
+    groups = _merge(groups, embeddings, weights, windows, count)
+    groups = _join_alike(groups, embeddings, weights, count)
+    smallest_s = max(SMALLEST_S, SMALLEST_SHARE * float(clean_s.sum()))
+    large = [group for group in groups if clean_s[group].sum() >= min(smallest_s, LARGE_S)]
+    if len(large) < count.least:
+        large = sorted(groups, key=lambda group: -clean_s[group].sum())[: max(1, count.least)]
+    means = np.stack([_mean(group, embeddings, weights) for group in large])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    labels = np.full(len(embeddings), -1, np.int64)
+    for number, group in enumerate(large):
+        labels[group] = number
+    for voice in sorted(np.flatnonzero(labels < 0), key=lambda voice: -clean_s[voice]):
+        scores = means @ embeddings[voice]
+        taken = labels[(windows == windows[voice]) & (labels >= 0)]
+        if len(set(taken.tolist())) < len(large):
+            scores[taken] = -np.inf
+        labels[voice] = int(scores.argmax())
+    return labels
+
+
+def name_known(
+    labels: Ints, embeddings: Floats, clean_s: npt.NDArray[np.float64], references: Floats
+) -> dict[int, int]:
+    """Cluster to reference, for clusters that sound like one; each at most once, the likeliest first."""
+    numbers = sorted(set(labels.tolist()))
+    means = np.stack([_mean(np.flatnonzero(labels == number), embeddings, clean_s) for number in numbers])
+    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
+    scores = means @ references.T
+    known: dict[int, int] = {}
+    while scores.size and scores.max() >= KNOWN:
+        place, reference = np.unravel_index(int(scores.argmax()), scores.shape)
+        known[numbers[place]] = int(reference)
+        scores[place], scores[:, reference] = -1, -1
+    return known
+
+
+def _join_alike(
+    groups: list[Ints], embeddings: Floats, weights: npt.NDArray[np.float64], count: SpeakerCount
+) -> list[Ints]:
+    """Joins clusters whose means point the same way: what differs between the voices of one person, a
+    whisper and a shout, is averaged out in them.
+    """
+    while len(groups) > max(1, count.least):
+        means = np.stack([_mean(group, embeddings, weights) for group in groups])
+        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
+        alike = means @ means.T
+        np.fill_diagonal(alike, -1)
+        first, second = sorted(divmod(int(alike.argmax()), len(groups)))
+        if alike[first, second] < CENTRES:
+            break
+        groups[first] = np.concatenate([groups[first], groups.pop(second)])
+    return groups
+
+
+def _mean(group: Ints, embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
+    mean = weights[group] @ embeddings[group] / max(float(weights[group].sum()), 1e-9)
+    return np.asarray(mean, np.float32)
+
+
+def _merge(
+    groups: list[Ints],
+    embeddings: Floats,
+    weights: npt.NDArray[np.float64],
+    windows: Ints,
+    count: SpeakerCount,
+) -> list[Ints]:
+    """Joins the two groups that are most alike until none are, within the count."""
+    if not groups:
+        return groups
+    means = np.stack([_mean(group, embeddings, weights) for group in groups])
+    totals = np.array([weights[group].sum() for group in groups])
+    held = [set(windows[group].tolist()) for group in groups]
+    alike = means @ means.T
+    for first, of_first in enumerate(held):
+        for second in range(first):
+            if not of_first.isdisjoint(held[second]) and alike[first, second] < ALIKE:
+                alike[first, second] = alike[second, first] = -2.0
+    np.fill_diagonal(alike, -3.0)
+    merged: dict[int, Ints] = dict(enumerate(groups))
+    while len(merged) > max(1, count.least):
+        first, second = divmod(int(alike.argmax()), len(groups))
+        too_many = count.most is not None and len(merged) > count.most
+        if alike[first, second] < (-2.5 if too_many else SAME):
+            break
+        merged[first] = np.concatenate([merged[first], merged.pop(second)])
+        held[first] |= held[second]
+        total = totals[first] + totals[second]
+        means[first] = (totals[first] * means[first] + totals[second] * means[second]) / total
+        totals[first] = total
+        alive = [each for each in merged if each != first]
+        alike[second] = alike[:, second] = -3.0
+        row = np.full(len(groups), -3.0, np.float32)
+        row[alive] = means[alive] @ means[first]
+        row[[each for each in alive if not held[each].isdisjoint(held[first])]] = -2.0
+        alike[first] = alike[:, first] = row
+    return list(merged.values())

@@ -1,0 +1,206 @@
+"""Makes ONNX files of the two published models: who speaks when in ten seconds, and what a voice is like.
+
+The networks are pyannote's segmentation-3.0 (`pyannote/audio/models/segmentation/PyanNet.py`, MIT; its
+filters are asteroid-filterbanks' `ParamSincFB`) and 3D-Speaker's CAM++ (`speakerlab/models/campplus`,
+Apache-2.0). Their weights are read by an unpickler that runs no code of the file; the same weights give the
+same bytes. Used by `models.py` once, where they are fetched. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from asr_server.checkpoint.readers import read_torch
+from asr_server.speakers.onnx_file import Attribute, Graph
+
+Weights: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
+
+NUM_CLASSES: Final = 7  # of the segmentation: nobody, each of three, each two of three
+NUM_FEATURES: Final = 80
+EMBEDDING_SIZE: Final = 192
+_SAMPLE_RATE: Final = 16_000
+_MIN_HZ: Final = 50.0  # of a sinc filter: of its lower edge, and of its width
+_STRIDE: Final = 10  # samples between two values of the sinc filters
+_POOLING: Final = 3
+_LSTM_LAYERS, _LSTM_SIZE = 4, 128
+_SLOPE: Final = 0.01  # of the leaky ReLU below zero
+_EPSILON: Final = 1e-5  # of all norms
+_DENSE_BLOCKS: Final = ((12, 1), (24, 2), (16, 2))  # CAM++'s: layers, dilation
+
+
+def convert_segmentation(source: Path) -> bytes:
+    """samples [batch, num_samples] in, log-probabilities of the classes [batch, num_frames, 7] out."""
+    weights = read_torch(source, "state_dict")
+    graph = Graph({"samples": ["batch", "samples"]}, ["batch", "frames", NUM_CLASSES])
+    x = graph.add("Unsqueeze", "samples", graph.constant([1]))
+    x = _instance_norm(graph, weights, x, "sincnet.wav_norm1d")
+    x = graph.add("Conv", x, graph.constant(_sinc_filters(weights)), strides=[_STRIDE])
+    x = graph.add("Abs", x)
+    for layer in range(3):
+        if layer:
+            x = _conv(graph, weights, x, f"sincnet.conv1d.{layer}")
+        x = graph.add("MaxPool", x, kernel_shape=[_POOLING], strides=[_POOLING])
+        x = graph.add("LeakyRelu", _instance_norm(graph, weights, x, f"sincnet.norm1d.{layer}"), alpha=_SLOPE)
+    x = graph.add("Transpose", x, perm=[2, 0, 1])  # time first, as ONNX's LSTM wants it
+    for layer in range(_LSTM_LAYERS):
+        x = graph.add(
+            "LSTM", x, *_lstm(graph, weights, layer), hidden_size=_LSTM_SIZE, direction="bidirectional"
+        )
+        x = graph.add("Transpose", x, perm=[0, 2, 1, 3])
+        x = graph.add("Reshape", x, graph.constant([0, 0, 2 * _LSTM_SIZE]))
+    for name in ("linear.0", "linear.1"):
+        x = graph.add("LeakyRelu", _linear(graph, weights, x, name), alpha=_SLOPE)
+    x = graph.add("LogSoftmax", _linear(graph, weights, x, "classifier"), axis=-1)
+    return graph.serialize(graph.add("Transpose", x, perm=[1, 0, 2]))
+
+
+def _sinc_filters(weights: Weights) -> npt.NDArray[np.float32]:
+    """[80, 1, 251]: band-passes between learned edges, even ones, then odd ones."""
+    bank = "sincnet.conv1d.0.filterbank."
+    low = _MIN_HZ + np.abs(weights[bank + "low_hz_"].astype(np.float64))
+    high = np.clip(
+        low + _MIN_HZ + np.abs(weights[bank + "band_hz_"].astype(np.float64)), _MIN_HZ, _SAMPLE_RATE / 2
+    )
+    times, window = (weights[bank + name].reshape(1, -1).astype(np.float64) for name in ("n_", "window_"))
+    even = (np.sin(high @ times) - np.sin(low @ times)) / (times / 2) * window
+    odd = (np.cos(low @ times) - np.cos(high @ times)) / (times / 2) * window
+    middle = 2 * (high - low)
+    filters = [
+        np.concatenate([even, middle, even[:, ::-1]], 1),
+        np.concatenate([odd, np.zeros_like(middle), -odd[:, ::-1]], 1),
+    ]
+    return (np.concatenate(filters) / np.tile(middle, (2, 1))).astype(np.float32)[:, None]
+
+
+def _lstm(graph: Graph, weights: Weights, layer: int) -> tuple[str, str, str]:
+    """torch's gates are in, forget, cell, out; ONNX's are in, out, forget, cell."""
+
+    def gates(name: str) -> npt.NDArray[np.float32]:
+        into, forget, cell, out = np.split(weights[f"lstm.{name}"], 4)
+        return np.concatenate([into, out, forget, cell])
+
+    ends = [f"_l{layer}", f"_l{layer}_reverse"]
+    into = np.stack([gates(f"weight_ih{end}") for end in ends])
+    recurrent = np.stack([gates(f"weight_hh{end}") for end in ends])
+    biases = np.stack([np.concatenate([gates(f"bias_ih{end}"), gates(f"bias_hh{end}")]) for end in ends])
+    return graph.constant(into), graph.constant(recurrent), graph.constant(biases)
+
+
+def _instance_norm(graph: Graph, weights: Weights, x: str, name: str) -> str:
+    scale, bias = graph.constant(weights[f"{name}.weight"]), graph.constant(weights[f"{name}.bias"])
+    return graph.add("InstanceNormalization", x, scale, bias, epsilon=_EPSILON)
+
+
+def _linear(graph: Graph, weights: Weights, x: str, name: str) -> str:
+    product = graph.add("MatMul", x, graph.constant(weights[f"{name}.weight"].T))
+    return graph.add("Add", product, graph.constant(weights[f"{name}.bias"]))
+
+
+def convert_embedding(source: Path) -> bytes:
+    """features [batch, num_frames, 80] in, voices [batch, 192] out.
+
+    A layer of CAM++ is gated by the mean of the whole and of a stretch of frames. The gate is the same all
+    through a stretch: `pool` [num_positions, num_stretches] takes these means, `spread` brings what was made
+    of them back, so that nothing of it is computed for each frame (`embedding.py` makes both).
+    """
+    weights = read_torch(source)
+    graph = Graph(
+        {
+            "features": ["batch", "frames", NUM_FEATURES],
+            "pool": ["positions", "stretches"],
+            "spread": ["stretches", "positions"],
+        },
+        ["batch", EMBEDDING_SIZE],
+    )
+    x = graph.add("Unsqueeze", graph.add("Transpose", "features", perm=[0, 2, 1]), graph.constant([1]))
+    x = graph.add("Relu", _conv_bn(graph, weights, x, "head.conv1", "head.bn1", pads=[1, 1, 1, 1]))
+    for layer in (1, 2):
+        for block, stride in enumerate((2, 1)):
+            x = _residual(graph, weights, x, f"head.layer{layer}.{block}", stride)
+    last: dict[str, Attribute] = {"pads": [1, 1, 1, 1], "strides": [2, 1]}
+    x = graph.add("Relu", _conv_bn(graph, weights, x, "head.conv2", "head.bn2", **last))
+    x = graph.add("Reshape", x, graph.constant([0, weights["xvector.tdnn.linear.weight"].shape[1], -1]))
+    x = _conv_bn(
+        graph, weights, x, "xvector.tdnn.linear", "xvector.tdnn.nonlinear.batchnorm", pads=[2, 2], strides=[2]
+    )
+    x = graph.add("Relu", x)
+    for block, (num_layers, dilation) in enumerate(_DENSE_BLOCKS, start=1):
+        for layer in range(1, num_layers + 1):
+            new = _dense_layer(graph, weights, x, f"xvector.block{block}.tdnnd{layer}", dilation)
+            x = graph.add("Concat", x, new, axis=1)
+        x = _bn_relu(graph, weights, x, f"xvector.transit{block}.nonlinear.batchnorm")
+        x = _conv(graph, weights, x, f"xvector.transit{block}.linear")
+    x = _bn_relu(graph, weights, x, "xvector.out_nonlinear.batchnorm")
+    return graph.serialize(_embedding(graph, weights, _statistics(graph, x)))
+
+
+def _residual(graph: Graph, weights: Weights, x: str, name: str, stride: int) -> str:
+    pads, strides = [1, 1, 1, 1], [stride, 1]
+    y = _conv_bn(graph, weights, x, f"{name}.conv1", f"{name}.bn1", pads=pads, strides=strides)
+    y = _conv_bn(graph, weights, graph.add("Relu", y), f"{name}.conv2", f"{name}.bn2", pads=pads)
+    if f"{name}.shortcut.0.weight" in weights:
+        x = _conv_bn(graph, weights, x, f"{name}.shortcut.0", f"{name}.shortcut.1", strides=strides)
+    return graph.add("Relu", graph.add("Add", x, y))
+
+
+def _dense_layer(graph: Graph, weights: Weights, x: str, name: str, dilation: int) -> str:
+    x = _bn_relu(graph, weights, x, f"{name}.nonlinear1.batchnorm")
+    x = graph.add("Relu", _conv_bn(graph, weights, x, f"{name}.linear1", f"{name}.nonlinear2.batchnorm"))
+    local = _conv(
+        graph, weights, x, f"{name}.cam_layer.linear_local", pads=[dilation] * 2, dilations=[dilation]
+    )
+    gate = graph.add("MatMul", x, "pool")
+    gate = graph.add("Relu", _conv(graph, weights, gate, f"{name}.cam_layer.linear1"))
+    gate = graph.add("Sigmoid", _conv(graph, weights, gate, f"{name}.cam_layer.linear2"))
+    return graph.add("Mul", local, graph.add("MatMul", gate, "spread"))
+
+
+def _statistics(graph: Graph, x: str) -> str:
+    """[batch, 2 * channels]: each channel's mean and standard deviation, with the divisor n - 1."""
+    mean = graph.add("ReduceMean", x, graph.constant([-1]), keepdims=1)
+    squares = graph.add("ReduceSumSquare", graph.add("Sub", x, mean), graph.constant([-1]), keepdims=1)
+    length = graph.add("Gather", graph.add("Shape", x), graph.constant([2]), axis=0)
+    divisor = graph.add("Sub", graph.add("Cast", length, to=1), graph.constant([1.0]))
+    deviation = graph.add("Sqrt", graph.add("Div", squares, divisor))
+    return graph.add("Concat", mean, deviation, axis=1)
+
+
+def _embedding(graph: Graph, weights: Weights, x: str) -> str:
+    linear = weights["xvector.dense.linear.weight"]
+    scale, shift = _scale_and_shift(weights, "xvector.dense.nonlinear.batchnorm")
+    x = graph.add("Squeeze", x, graph.constant([2]))
+    x = graph.add("MatMul", x, graph.constant((linear[:, :, 0] * scale[:, None]).T))
+    return graph.add("Add", x, graph.constant(shift))
+
+
+def _conv(graph: Graph, weights: Weights, x: str, name: str, **attributes: Attribute) -> str:
+    bias = f"{name}.bias"
+    more = [graph.constant(weights[bias])] if bias in weights else []
+    return graph.add("Conv", x, graph.constant(weights[f"{name}.weight"]), *more, **attributes)
+
+
+def _conv_bn(graph: Graph, weights: Weights, x: str, conv: str, norm: str, **attributes: Attribute) -> str:
+    """A convolution with the batch norm behind it, folded into its weights."""
+    scale, shift = _scale_and_shift(weights, norm)
+    kernel = weights[f"{conv}.weight"]
+    folded = kernel * scale.reshape(-1, *[1] * (kernel.ndim - 1))
+    return graph.add("Conv", x, graph.constant(folded), graph.constant(shift), **attributes)
+
+
+def _bn_relu(graph: Graph, weights: Weights, x: str, name: str) -> str:
+    scale, shift = _scale_and_shift(weights, name)
+    scaled = graph.add("Mul", x, graph.constant(scale[:, None]))
+    return graph.add("Relu", graph.add("Add", scaled, graph.constant(shift[:, None])))
+
+
+def _scale_and_shift(weights: Weights, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """What a batch norm does to each channel."""
+    deviation = np.sqrt(weights[f"{name}.running_var"].astype(np.float64) + _EPSILON)
+    scale = weights.get(f"{name}.weight", np.float32(1)) / deviation
+    shift = weights.get(f"{name}.bias", np.float32(0)) - weights[f"{name}.running_mean"] * scale
+    return scale.astype(np.float32), shift.astype(np.float32)

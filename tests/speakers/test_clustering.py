@@ -1,0 +1,62 @@
+"""Who is one person: clusters of embeddings made up around known voices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
+
+SIZE = 192
+
+
+def voices(num_people: int, num_each: int, spread: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    """[num_people * num_each, 192] of length 1, one person after another in turns, and whose each is."""
+    rng = np.random.default_rng(3)
+    centres = np.linalg.qr(rng.standard_normal((SIZE, num_people)))[0].T
+    people = np.tile(np.arange(num_people), num_each)
+    noise = rng.standard_normal((len(people), SIZE)) / np.sqrt(SIZE)
+    embeddings = centres[people] + spread * noise
+    return (embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)).astype(np.float32), people
+
+
+def is_same_partition(labels: np.ndarray, people: np.ndarray) -> bool:
+    pairs = set(zip(labels.tolist(), people.tolist(), strict=True))
+    return len(pairs) == len(set(labels.tolist())) == len(set(people.tolist()))
+
+
+def test_the_number_of_people_is_found() -> None:
+    for num_people in (1, 2, 5):
+        embeddings, people = voices(num_people, 12)
+        labels = cluster(embeddings, np.full(len(people), 3.0), np.arange(len(people)), SpeakerCount())
+        assert is_same_partition(labels, people)
+
+
+def test_two_of_one_window_are_two_people_however_alike() -> None:
+    first, second = np.linalg.qr(np.random.default_rng(1).standard_normal((SIZE, 2)))[0].T
+    pair = np.stack([first, 0.55 * first + np.sqrt(1 - 0.55**2) * second]).astype(np.float32)
+    embeddings, clean_s = np.tile(pair, (10, 1)), np.full(20, 3.0)
+    assert len(set(cluster(embeddings, clean_s, np.arange(20), SpeakerCount()).tolist())) == 1
+    labels = cluster(embeddings, clean_s, np.repeat(np.arange(10), 2), SpeakerCount())
+    assert is_same_partition(labels, np.tile([0, 1], 10))
+
+
+def test_more_voices_than_one_block_are_clustered_alike() -> None:
+    embeddings, people = voices(3, 500)
+    labels = cluster(embeddings, np.full(len(people), 3.0), np.arange(len(people)), SpeakerCount())
+    assert is_same_partition(labels, people)
+
+
+def test_a_count_that_is_given_is_kept() -> None:
+    embeddings, people = voices(4, 10)
+    for least, most in ((2, 2), (1, 3), (6, 6)):
+        labels = cluster(
+            embeddings, np.full(len(people), 3.0), np.arange(len(people)), SpeakerCount(least, most)
+        )
+        assert least <= len(set(labels.tolist())) <= most
+
+
+def test_a_reference_of_a_stranger_is_nobody_s() -> None:
+    embeddings, people = voices(3, 10)
+    references = np.stack([embeddings[1], voices(3, 1, 9.0)[0][0]])
+    known = name_known(people, embeddings, np.full(len(people), 3.0), references)
+    assert known == {1: 0}

@@ -1,0 +1,40 @@
+"""Words get speakers by their times, and segments are split between them."""
+
+from __future__ import annotations
+
+from asr_server.core import Segment, Word
+from asr_server.speakers.labels import SpeakerOfTime, Turn, label_segments
+
+TURNS = [Turn(0.0, 2.0, "A"), Turn(2.2, 4.0, "B"), Turn(3.5, 6.0, "A")]
+
+
+def segment(*words: tuple[str, float, float]) -> Segment:
+    made = tuple(Word(f" {text}", start_s, end_s) for text, start_s, end_s in words)
+    text = "".join(word.text for word in made)
+    return Segment(7, 0, made[0].start_s, made[-1].end_s, text, (1, 2), 0.0, -0.1, 1.0, 0.0, made)
+
+
+def test_a_segment_is_split_where_another_speaker_goes_on() -> None:
+    parts = label_segments([segment(("one", 0.1, 1.0), ("two", 1.2, 1.9), ("three", 2.3, 3.0))], TURNS)
+    assert [(part.id, part.speaker, part.text) for part in parts] == [
+        (0, "A", " one two"),
+        (1, "B", " three"),
+    ]
+    assert [(part.start_s, part.end_s) for part in parts] == [(0.1, 1.9), (2.3, 3.0)]
+
+
+def test_every_word_has_one_speaker_and_no_text_is_lost() -> None:
+    whole = segment(*((f"w{n}", n * 0.1, n * 0.1 + 0.1) for n in range(70)))
+    parts = label_segments([whole], TURNS)
+    assert "".join(part.text for part in parts) == whole.text
+    assert [word for part in parts for word in part.words] == list(whole.words)
+    assert {part.speaker for part in parts} == {"A", "B"}
+
+
+def test_a_word_in_a_pause_belongs_to_whoever_is_nearest() -> None:
+    assert SpeakerOfTime(TURNS).of(6.5, 6.6) == "A"
+    assert SpeakerOfTime([Turn(0, 1, "A"), Turn(9, 10, "B")]).of(8.0, 8.2) == "B"
+
+
+def test_where_nobody_was_found_text_has_a_speaker_all_the_same() -> None:
+    assert [part.speaker for part in label_segments([segment(("one", 0.1, 1.0))], [])] == ["A"]

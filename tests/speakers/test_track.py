@@ -1,0 +1,63 @@
+"""Who speaks when, by the real models, through whole recordings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.speakers.clustering import SpeakerCount
+from asr_server.speakers.labels import SpeakerOfTime, Turn
+from asr_server.speakers.track import SpeakerTrack, reference_embeddings
+from tests.speakers.people import TALK, join, require_models
+from tests.speech import say
+
+
+async def turns_of(samples: Samples, track: SpeakerTrack | None = None) -> list[Turn]:
+    require_models()
+    track = track or SpeakerTrack()
+    for first in range(0, len(samples), SAMPLE_RATE):
+        track.push(samples[first : first + SAMPLE_RATE])
+        await track.wait_for_room()
+    return await track.turns()
+
+
+async def test_two_people_are_told_apart_in_the_order_in_which_they_speak() -> None:
+    samples, places = join([said for _, said in TALK])
+    speakers = SpeakerOfTime(await turns_of(samples))
+    assert [speakers.of(*place) for place in places] == [label for label, _ in TALK]
+
+
+async def test_turns_do_not_depend_on_the_sizes_of_the_blocks() -> None:
+    require_models()
+    samples, _ = join([said for _, said in TALK])
+    whole = SpeakerTrack()
+    whole.push(samples)
+    assert await whole.turns() == await turns_of(samples)
+
+
+async def test_one_person_is_one_speaker_whatever_the_level() -> None:
+    samples, _ = join([say("3141592653"), say("5897932384"), say("6264338327")])
+    levels = np.repeat([1.0, 0.1, 0.5], -(-len(samples) // 3))[: len(samples)].astype(np.float32)
+    assert {turn.speaker for turn in await turns_of(samples * levels)} == {"A"}
+
+
+@pytest.mark.parametrize("level", [0.0, 0.01, 0.1])
+async def test_nobody_speaks_in_silence_and_noise(level: float) -> None:
+    noise = np.random.default_rng(0).standard_normal(12 * SAMPLE_RATE).astype(np.float32)
+    assert await turns_of(noise * np.float32(level)) == []
+
+
+async def test_a_count_that_is_given_is_kept() -> None:
+    samples, _ = join([said for _, said in TALK])
+    turns = await turns_of(samples, SpeakerTrack(SpeakerCount(1, 1)))
+    assert {turn.speaker for turn in turns} == {"A"}
+
+
+async def test_a_known_voice_gets_its_name_and_a_stranger_s_is_given_to_nobody() -> None:
+    require_models()
+    samples, places = join([said for _, said in TALK])
+    ann, stranger = say("90909090", "f3").samples, say("4567890", "linda").samples
+    track = SpeakerTrack(None, ["ann", "zoe"], await reference_embeddings([ann, stranger]))
+    speakers = SpeakerOfTime(await turns_of(samples, track))
+    assert [speakers.of(*place) for place in places] == ["ann", "A", "ann", "A"]
