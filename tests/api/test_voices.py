@@ -80,7 +80,7 @@ async def test_known_speakers_get_their_names_and_a_stranger_s_is_not_given(clie
 
 
 async def test_subtitles_and_words_have_the_labels_too(client: AsyncOpenAI) -> None:
-    extra = {"extra_body": {"diarize": "true"}}
+    extra: dict[str, Any] = {"extra_body": {"diarize": "true"}}
     srt = await transcribe(client, MIXED, response_format="srt", **extra)
     assert changes([line[0] for line in srt.splitlines() if line[1:2] == ":"]) == ["A", "B", "A", "B"]
     vtt = await transcribe(client, MIXED, response_format="vtt", **extra)
