@@ -186,7 +186,7 @@ def _wait_s(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-FEWEST_AT_ONCE: Final = 2  # recordings, of any size: a server gives one request half of its slots at most
+FEWEST_AT_ONCE: Final = 2  # recordings, of any size: one gets three quarters of a server's slots
 BYTES_AT_ONCE: Final = 16 << 20  # of more recordings than these
 
 

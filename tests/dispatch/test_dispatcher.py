@@ -92,8 +92,8 @@ async def test_equal_requests_take_turns(app: RunningDispatcher) -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_no_request_holds_more_than_half_of_the_slots(app: RunningDispatcher) -> None:
-    app.replica.say(Credit(7, num_slots=6))
+async def test_no_request_holds_more_than_three_quarters_of_the_slots(app: RunningDispatcher) -> None:
+    app.replica.say(Credit(7, num_slots=4))
     long, short = app.dispatcher.open("long"), app.dispatcher.open("short")
     tasks = [app.send(long, index) for index in range(5)]
     await until(lambda: len(app.replica.submitted) == 3)
