@@ -1,0 +1,26 @@
+"""Where the models lie, and what is said where they are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asr_server.errors import SpeakersUnavailable
+from asr_server.speakers.models import EMBEDDING, SEGMENTATION, require_speaker_models, speaker_models
+
+
+def test_without_the_models_the_one_command_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(SpeakersUnavailable, match="`asr-server models fetch speakers`"):
+        require_speaker_models()
+
+
+def test_a_folder_without_both_files_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    folder = tmp_path / "asr-server" / "models" / "speakers@1"
+    folder.mkdir(parents=True)
+    (folder / SEGMENTATION).touch()
+    assert speaker_models() is None
+    (folder / EMBEDDING).touch()
+    assert speaker_models() == folder
