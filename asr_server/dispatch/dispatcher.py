@@ -7,8 +7,8 @@ gives.
 A replica grants credits, each a leave to send it one more chunk; without one a chunk waits here, where it can
 still be cancelled or sent to another replica. The order is that of `queue.py`, and no request holds more than
 three quarters of all slots (places for chunks in the replicas). Chunks that a replica had in flight when it
-ended are sent again, each alone: see `Isolation`. When the first replica is ready, `describe` says in one line
-of the log what is being served.
+ended are sent again, each alone: see `Isolation`. When the first replica is ready, `describe` says in one
+line of the log what is being served.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Dispatcher:
             self._send(state, chunk)
 
     def _max_in_flight(self) -> float:
-        """Three quarters of the slots for one request; no limit where replicas do not tell how many they have."""
+        """Three quarters of the slots for one request; no limit where a replica does not tell how many."""
         return max(1, 3 * self.num_slots // 4) if self.num_slots else math.inf
 
     def _send(self, state: ReplicaState, chunk: PendingChunk) -> None:
