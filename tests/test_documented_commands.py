@@ -134,10 +134,9 @@ def test_each_call_of_curl_gives_what_it_asks_for(page: Path, run: Run) -> None:
 def test_make_calls_the_command_with_what_it_is_given(run: Run) -> None:
     """Its dry run says which command it would call; that of a recording is called."""
     serve, transcribe = [line.partition("#")[0] for line in lines_of(README) if line.startswith("make ")]
-    # A make that runs the tests hands its own ARGS= down to every make below it by the environment.
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES")
-    }
+    # A make that runs the tests hands its own ARGS= down to every make below it, as a flag and as a variable.
+    handed_down = {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS", "FILE"}
+    environment = {name: value for name, value in os.environ.items() if name not in handed_down}
     for target, wanted in ((serve, "serve"), (transcribe, "transcribe")):
         words = [*shlex.split(target), "--dry-run", "--no-print-directory", "--directory", str(ROOT)]
         *_, last = subprocess.check_output(words, env=environment, text=True, timeout=LIMIT_S).splitlines()
