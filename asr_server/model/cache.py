@@ -132,6 +132,8 @@ def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
     return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
 
 
+# So many rows read shared silence like audio of their own, in half the bytes; more of them share one product.
+_FEW_ROWS = 8
 # Beyond that many queries a sequence, the kernel or the lookup would read the same keys too often.
 _MAX_QUERIES = 8
 # Positions at whose multiples key rows start: for the kernel, and on a GPU for torch's products as well,
@@ -196,8 +198,8 @@ class DecoderCache:
         if self._packed:
             in_blocks = (*audio_keys[:3], sizes.audio_positions // self._block, depth, self._block)
             self.cross_keys, self.cross_values = (
-                _zeros((*shape, packed_row_bytes(length)), device, audio_dtype)
-                for *shape, length in (in_blocks, audio_values)
+                _zeros((layers, slots + 1, *shape, packed_row_bytes(length)), device, audio_dtype)
+                for layers, slots, *shape, length in (in_blocks, audio_values)
             )
         else:
             padded_keys = _zeros(audio_keys, device, audio_dtype)
@@ -251,6 +253,12 @@ class DecoderCache:
         heads = self.cross_keys.shape[2]
         self.silent_keys = torch.stack([each.view(heads, -1, each.shape[-1]) for each in keys])
         self.silent_values = split_heads(torch.cat(values), heads).transpose(1, 2).contiguous()
+        if self.shares_silence and self._packed:
+            silent_slot = slice(self._silent_slot, None)
+            for layer, each in enumerate(zip(self.silent_keys, self.silent_values, strict=True)):
+                self._write_packed(layer, silent_slot, *(matrix[None] for matrix in each))
+                keys, values = self._read_packed(layer, silent_slot)
+                self.silent_keys[layer], self.silent_values[layer] = keys[0], values[0]
 
     def write_audio(self, slots: Slots, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Puts each layer's keys [B, D, N] and values [B, N, D] into B audio slots; silence follows them."""
@@ -264,9 +272,7 @@ class DecoderCache:
                 keys, values = torch.cat([keys, more_keys], -1), torch.cat([values, more_values], -2)
                 length = keys.shape[-1]
             if self._packed:
-                in_blocks = keys.reshape(*keys.shape[:-1], -1, self._block).transpose(2, 3)
-                self.cross_keys[layer, slots, :, : in_blocks.shape[2]] = pack_rows(in_blocks)
-                self.cross_values[layer, slots, :, :length] = pack_rows(values)
+                self._write_packed(layer, slots, keys, values)
                 continue
             if self.audio_scales is not None:
                 (keys, *scales), (values, *more) = (quantise(each, (-2, -1)) for each in (keys, values))
@@ -275,6 +281,17 @@ class DecoderCache:
             as_bytes(self.cross_values)[layer, slots, :, :length] = as_bytes(values)
         self.audio_lengths.index_fill_(0, slot_ids(slots, self.audio_lengths.device), length)
         self._own_blocks = None
+
+    def _write_packed(self, layer: int, slots: Slots, keys: Tensor, values: Tensor) -> None:
+        in_blocks = keys.reshape(*keys.shape[:-1], -1, self._block).transpose(2, 3)
+        self.cross_keys[layer, slots, :, : in_blocks.shape[2]] = pack_rows(in_blocks)
+        self.cross_values[layer, slots, :, : values.shape[2]] = pack_rows(values)
+
+    def _read_packed(self, layer: int, slots: Slots | list[int]) -> tuple[Tensor, Tensor]:
+        keys, values = (
+            unpack_rows(each[layer, slots], self.keys.dtype) for each in (self.cross_keys, self.cross_values)
+        )
+        return keys.transpose(-3, -2).flatten(-2), values
 
     def attend_to(self, slots: Sequence[int], audio_slots: Sequence[int], on_device: Tensor) -> None:
         """Gives each slot the audio that it attends to.
@@ -323,10 +340,10 @@ class DecoderCache:
 
     def audio(self, layer: int, slots: Slots | list[int]) -> tuple[Tensor, Tensor]:
         """Keys [B, H, d, F] and values [B, H, F, d] of some audio slots."""
-        keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))
         if self._packed:
-            keys, values = (unpack_rows(each, self.keys.dtype) for each in (keys, values))
-            keys = keys.transpose(-3, -2).flatten(-2)
+            keys, values = self._read_packed(layer, slots)
+        else:
+            keys, values = (as_bytes(each)[layer, slots] for each in (self.cross_keys, self.cross_values))
         if self.has_short_audio(slots):
             is_own = torch.arange(self._num_positions) < self.audio_lengths[slots, None]
             keys = torch.where(is_own[:, None, None], keys, self.silent_keys[layer])
@@ -356,8 +373,18 @@ class DecoderCache:
             rows = ids.repeat_interleave(num_queries)
             heads, depth = self.keys.shape[2], self.keys.shape[-1]
             shape = heads, depth, self._num_positions, self._block
-            self._own_blocks = asked, OwnBlocks.of(rows, self.audio_lengths[rows], *shape, self._packed)
+            reads_silence = self.shares_silence and self._packed and len(rows) <= _FEW_ROWS
+            silent_slot = self._silent_slot if reads_silence else None
+            self._own_blocks = (
+                asked,
+                OwnBlocks.of(rows, self.audio_lengths[rows], *shape, self._packed, silent_slot),
+            )
         return self._own_blocks[1]
+
+    @property
+    def _silent_slot(self) -> int:
+        """The audio slot that packed rows have for silence, behind all others."""
+        return len(self.audio_lengths)
 
     @property
     def _num_positions(self) -> int:

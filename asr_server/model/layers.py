@@ -113,7 +113,7 @@ def attend_audio(
     Returns:
         [B, F, D].
     """
-    if qkv.is_cuda:
+    if qkv.is_cuda or (_HAS_AMX and qkv.dtype == torch.bfloat16):
         query, key, value = split_heads(qkv, 3 * num_heads).transpose(1, 2).chunk(3, dim=1)  # [B, H, F, d]
         if silence is not None:
             behind = split_heads(silence, 2 * num_heads).transpose(0, 1).expand(len(qkv), -1, -1, -1)
@@ -131,7 +131,8 @@ def attend_audio(
 def _attend_head_by_head(qkv: Tensor, num_heads: int, silence: Tensor | None) -> Tensor:
     """[F, 3 D] to [F, D] on CPU: the scores of one head at a time, which the cache can hold.
 
-    Twice as fast as scaled_dot_product_attention, which multiplies bfloat16 at the rate of float32.
+    Twice as fast as scaled_dot_product_attention without AMX, where that multiplies bfloat16 at the rate of
+    float32; with AMX it takes half the time of this.
     """
     heads = split_heads(qkv, 3 * num_heads).transpose(0, 1).contiguous()  # [3 H, F, d]
     query, key, value = heads.chunk(3)

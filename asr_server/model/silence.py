@@ -50,6 +50,7 @@ class OwnBlocks(NamedTuple):
         num_positions: int,
         block: int,
         is_packed: bool,
+        silent_slot: int | None,
     ) -> OwnBlocks:
         """
         Args:
@@ -57,19 +58,25 @@ class OwnBlocks(NamedTuple):
             lengths: [R], positions of their audio, multiples of `block`.
             num_positions: of the window.
             is_packed: a block's keys are contiguous.
+            silent_slot: whose blocks follow those of each slot; None: silence is no slot.
         """
         num_blocks = num_positions // block
         heads = torch.arange(num_heads)[:, None]
         slot_heads = (slots * num_heads + heads).flatten()  # [H R]
-        counts = (lengths.long() // block).repeat(num_heads)
+        own_counts = (lengths.long() // block).repeat(num_heads)
+        counts = own_counts if silent_slot is None else torch.full_like(own_counts, num_blocks)
         starts = counts.cumsum(0) - counts
         owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
         numbers = torch.arange(len(owners)) - starts[owners]  # of each block in its slot
+        sources = slot_heads[owners]
+        if silent_slot is not None:
+            of_silence = (silent_slot * num_heads + heads).expand(-1, len(slots)).flatten()[owners]
+            sources = torch.where(numbers < own_counts[owners], sources, of_silence)
         if is_packed:
-            of_keys = (slot_heads[owners] * num_blocks + numbers)[:, None] * depth + torch.arange(depth)
+            of_keys = (sources * num_blocks + numbers)[:, None] * depth + torch.arange(depth)
         else:
-            of_keys = (slot_heads[owners, None] * depth + torch.arange(depth)) * num_blocks + numbers[:, None]
-        of_values = (slot_heads[owners] * num_blocks + numbers)[:, None] * block + torch.arange(block)
+            of_keys = (sources[:, None] * depth + torch.arange(depth)) * num_blocks + numbers[:, None]
+        of_values = (sources * num_blocks + numbers)[:, None] * block + torch.arange(block)
         return cls(
             owners,
             owners * num_blocks + numbers,

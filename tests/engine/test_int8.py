@@ -82,6 +82,30 @@ def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
 
 
 @needs_int8
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_read_silence_from_a_slot_of_its_own_as_many_read_it_in_a_product(
+    dtype: torch.dtype, embedded: Checkpoint
+) -> None:
+    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
+    cache = model.new_cache(3, audio_dtype=torch.uint8, num_texts=12)
+    silence = model.encode_silence()
+    cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared=True)
+    for slot, (digits, num_frames) in enumerate((("427", 200), ("9081", 400))):
+        mel = model.log_mel([say(digits, "f3").samples], num_frames)
+        audio = model.encoder(mel, silence=silence)
+        cache.write_audio(slice(slot, slot + 1), model.decoder.cross_keys_values(audio))
+    audio_slots = [0, 1, 1, 2, 1, 2, 0, 0, 1, 1, 0, 2]
+    cache.attend_to(range(12), audio_slots, torch.tensor([list(range(12)), audio_slots]))
+    query = torch.randn(12, 1, *cache.keys.shape[2::2], dtype=dtype)
+    positions = torch.zeros(12, 1, dtype=torch.long)
+    many = cache.rows(slice(0, 12), positions, 1).attend_audio(1, query).float()
+    for few in (slice(0, 1), slice(2, 3), slice(0, 5)):
+        found = cache.rows(few, positions[few], 1).attend_audio(1, query[few]).float()
+        assert (found - many[few]).norm() / many[few].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
+
+
+@needs_int8
 def test_beside_float32_all_layers_are_in_int8_and_beside_bfloat16_none() -> None:
     for dtype, layers in ((torch.float32, Int8Linear), (torch.bfloat16, Linear)):
         model = load_whisper(EMBEDDED_MODEL, "cpu", dtype, int8=True)

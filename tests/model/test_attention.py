@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.model import layers
-from asr_server.model.layers import attend_cached, attend_cached_audio
+from asr_server.model.layers import attend_audio, attend_cached, attend_cached_audio
 from tests.model.test_whisper import LargestOf
 
 
@@ -26,6 +26,21 @@ def test_a_gpus_attention_scores_are_never_rounded_to_a_half_precision(dtype: to
     assert attended.dtype == dtype
     assert "aten.bmm.dtype" in made.names
     assert made.bytes[torch.float32] >= 4 * 2 * 2 * 3 * 1500, "the scores"
+
+
+@pytest.mark.parametrize("has_amx", [False, True])
+@pytest.mark.parametrize("num_silent", [0, 30])
+def test_in_bfloat16_a_cpus_encoder_attends_nearly_as_in_float32(
+    num_silent: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_HAS_AMX", has_amx)
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 40, 3 * 128, dtype=torch.bfloat16) / 4
+    silence = torch.randn(num_silent, 2 * 128, dtype=torch.bfloat16) / 4 if num_silent else None
+    expected = attend_audio(qkv.float(), 2, silence=None if silence is None else silence.float())
+    found = attend_audio(qkv, 2, silence=silence)
+    assert found.shape == (2, 40, 128)
+    assert (found - expected).norm() / expected.norm() < (0.01 if has_amx else 0.05)
 
 
 @pytest.mark.parametrize("has_amx", [False, True])
