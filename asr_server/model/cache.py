@@ -257,8 +257,8 @@ class DecoderCache:
             silent_slot = slice(self._silent_slot, None)
             for layer, each in enumerate(zip(self.silent_keys, self.silent_values, strict=True)):
                 self._write_packed(layer, silent_slot, *(matrix[None] for matrix in each))
-                keys, values = self._read_packed(layer, silent_slot)
-                self.silent_keys[layer], self.silent_values[layer] = keys[0], values[0]
+                rounded_keys, rounded_values = self._read_packed(layer, silent_slot)
+                self.silent_keys[layer], self.silent_values[layer] = rounded_keys[0], rounded_values[0]
 
     def write_audio(self, slots: Slots, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Puts each layer's keys [B, D, N] and values [B, N, D] into B audio slots; silence follows them."""
