@@ -195,7 +195,10 @@ class RequestStats:
             audio_transcribed_seconds.labels(self._route(), language or UNKNOWN_LANGUAGE).inc(duration_s)
 
     def summary(self) -> dict[str, Any]:
-        """Returns what was counted, for a line of the log as JSON; zeros are left out."""
+        """Returns what was counted, for a line of the log as JSON.
+
+        Zeros are left out; but where there are chunks, that they needed no fallback is said.
+        """
         sums = self.asked_for | {
             "stages_s": _rounded(self._stages_s),
             "audio_s": round(sum(self._audio_s.values()), 3),
@@ -205,7 +208,8 @@ class RequestStats:
             "read_again": dict(self._read_again),
             "segments_dropped": dict(self._segments_dropped),
         }
-        return {name: value for name, value in sums.items() if value or isinstance(value, bool)}
+        told = {name: value for name, value in sums.items() if value or isinstance(value, bool)}
+        return {"fallbacks": {}} | told if self._num_chunks else told
 
     def __str__(self) -> str:
         """Returns text for a line of the log: "; audio 75.0 s, chunks 3, fallbacks 2"; empty for nothing."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from asr_server.core import ChunkId
 from asr_server.telemetry import (
@@ -69,6 +70,18 @@ def test_one_line_says_what_is_served_and_why(server: Server) -> None:
 def test_probes_are_logged_for_debugging_only(server: Server) -> None:
     server.get("/health")
     assert all(" DEBUG " in line for line in server.lines() if "GET /health: 200" in line)
+
+
+def test_no_log_has_the_key_of_a_live_session(server: Server) -> None:
+    """Not even for debugging, as this server logs."""
+    address = server.url.replace("http", "ws") + "/v1/realtime"
+    with connect(address, additional_headers={"Authorization": "Bearer a-secret", "x-request-id": "live"}):
+        pass
+    deadline = time.monotonic() + 20
+    while "live] asr_server.api.middleware: WebSocket" not in server.written():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "a-secret" not in server.written()
 
 
 def test_an_id_that_two_requests_share_is_told_apart_and_shown_as_it_was_given() -> None:

@@ -40,6 +40,8 @@ RATE_MEMORY: Final = 0.8  # of a client's rate, the part that a further tick lea
 OVER_LIMIT: Final = "over_connection_limit"  # in the request's state: its connection is one of those
 
 logger = logging.getLogger(__name__)
+# What is no HTTP is a line of ours, with the id that the answer has.
+logging.getLogger("uvicorn.error").addFilter(lambda line: line.msg != "Invalid HTTP request received.")
 
 
 class _Phase(enum.Enum):

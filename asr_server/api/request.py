@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from pydantic import ValidationError
 
+from asr_server import metrics
 from asr_server.api.form import VOICE_FIELD
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
@@ -283,7 +284,13 @@ def _parse(
     ignored: tuple[str, ...] = ()
     if settings.unknown_fields == "ignore":
         pairs, ignored = split_unknown(pairs, fields_type)
-    return parse_fields(pairs, fields_type), ignored
+    fields = parse_fields(pairs, fields_type)
+    metrics.current_request_stats().asked_for |= {
+        "model": fields.model[:_MAX_QUOTED],
+        "format": fields.response_format,
+        "stream": fields.stream,
+    }
+    return fields, ignored
 
 
 def check_model(name: str, settings: Settings) -> None:

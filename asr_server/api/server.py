@@ -65,7 +65,8 @@ def run(settings: Settings) -> int:
         ssl_keyfile=settings.ssl_keyfile or None,
         timeout_graceful_shutdown=CLOSE_LIMIT_S,
         log_config=None,
-        log_level="warning" if settings.log_level == "info" else settings.log_level,
+        # Below this it says again what is said elsewhere, without a request's id, and writes keys in the log.
+        log_level="error" if settings.log_level == "error" else "warning",
         access_log=False,  # `middleware.py` writes one that has the request ids
         server_header=False,
         ws="websockets-sansio",

@@ -166,11 +166,6 @@ class TranscriptionResponse(Response):
                 limit = state.settings.max_upload_bytes
                 await read_form(Request(scope, receive), form, limit, state.reading_turns)
             request = self._parse_request(form.fields, state.transcriber, state.settings)
-            stats.asked_for |= {
-                "model": request.fields.model,
-                "format": request.fields.response_format,
-                "stream": request.fields.stream,
-            }
             if request.fields.stream:
                 await _stream(state, form, request, receive, send)
             else:

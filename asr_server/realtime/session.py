@@ -94,6 +94,7 @@ class RealtimeSession:
 
     async def run(self) -> None:
         """Runs until the session ends, whoever ends it."""
+        self._note_model()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -195,12 +196,18 @@ class RealtimeSession:
             await self._send_error(error, event_id)
             return False
         before, self._config, self._options = self._config, config, options
+        self._note_model()
         if config.format != before.format:
             await self._write_audio(self._audio.flush())
             self._audio = AudioInput(config.format)
         if config.vad != before.vad:
             await self._set_detection()
         return True
+
+    def _note_model(self) -> None:
+        """For the session's line in the log."""
+        asked_for = {"model": self._config.transcription.model, "stream": True}
+        metrics.current_request_stats().asked_for |= asked_for
 
     async def _set_detection(self) -> None:
         vad = self._config.vad

@@ -130,12 +130,18 @@ async def test_headers_in_any_pieces_are_read(connect: Connect) -> None:
             assert (await client.reply()).status == 200
 
 
-async def test_what_is_not_http_is_400_with_the_usual_body(connect: Connect) -> None:
+async def test_what_is_not_http_is_400_with_the_usual_body_and_one_line_with_its_id(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    caplog.handler.setFormatter(TextFormatter("api"))
     async with strict_app() as app:
         client = await connect(app)
         client.send(b"\x16\x03\x01 hello\r\n\r\n")
         reply = await client.reply()
         assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+    (line,) = [line for line in caplog.text.splitlines() if "Invalid HTTP" in line]
+    assert reply.headers["x-request-id"] in line
 
 
 async def test_only_a_few_requests_may_be_sent_ahead_of_their_replies(connect: Connect) -> None:

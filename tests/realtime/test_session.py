@@ -21,6 +21,7 @@ from asr_server.core import ChunkResult, Samples
 from asr_server.realtime import session as session_module
 from asr_server.realtime.audio_in import AudioInput
 from asr_server.realtime.route import router
+from asr_server.telemetry import FIGURES
 from tests.api.figures import growth, read
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
@@ -124,7 +125,8 @@ async def test_what_two_readings_agree_on_is_sent_while_one_speaks() -> None:
         )
 
 
-async def test_a_turn_counts_once_however_often_it_is_read() -> None:
+async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with run_app(embedded(realtime_interim_s=0.2), one) as app:
         before = await read(app)
         async with open_session(url(app)) as client:
@@ -140,6 +142,11 @@ async def test_a_turn_counts_once_however_often_it_is_read() -> None:
         assert growth(before, after, name) == pytest.approx(1.0, abs=0.01)
     assert growth(before, after, "asr_realtime_turns_total") == 1
     assert not growth(before, after, "asr_time_to_first_text_seconds_count")
+    (line,) = [record for record in caplog.records if record.message.startswith("WebSocket")]
+    wanted = {"route": "/v1/realtime", "model": "whisper-digits", "stream": True, "client": "127.0.0.1"}
+    figures = getattr(line, FIGURES)
+    assert figures.items() >= wanted.items()
+    assert figures["chunks"] >= 2
 
 
 async def test_each_session_is_a_line_and_a_count_by_its_close_code(
