@@ -26,7 +26,7 @@ from asr_server.core import SAMPLE_RATE
 from tests.audio.audio_files import write_ffmpeg
 from tests.conftest import Server
 from tests.speech import digits_of, say
-from tests.test_documentation import LOCAL, README, ROOT, blocks_of
+from tests.test_documentation import LOCAL, PAGES, README, ROOT, blocks_of
 
 DOCS = ROOT / "docs"
 LIMIT_S = 100
@@ -131,6 +131,33 @@ def test_each_call_of_curl_gives_what_it_asks_for(page: Path, run: Run) -> None:
         assert digits_of(text) == "314", call
 
 
+RUN_ELSEWHERE = {
+    "make serve": "here, as a dry run",
+    "asr-server serve turbo": "tests/test_documentation.py, but for the model",
+    "asr-server transcribe examples": "tests/test_documentation.py",
+    "asr-server transcribe talk.m4a --model ggml-small.bin": "tests/checkpoint/test_adopt.py",
+    "asr-server models": "tests/cli/test_default_model.py",
+    "asr-server transcribe --manifest /shared/files.jsonl": "tests/offline/test_manifest_ray.py",
+    "asr-server transcribe meeting.m4a --speakers auto": "tests/speakers/test_track.py",
+    ".venv/bin/pip install": "the extras are looked up in tests/test_documented_names.py",
+    "ray start": "tests/dispatch/ray_cluster.py",
+    "docker run": "its flags are looked up in tests/test_documented_names.py: no test has docker",
+}
+RUN_HERE = ("curl ", "make transcribe ", "asr-server transcribe ", "asr-server serve --port 70000 ")
+
+
+def test_each_command_of_the_docs_is_run_or_has_its_place_here() -> None:
+    programs = r"curl|make|asr-server|ray|docker|\.venv/bin/pip|ffmpeg"
+    called = rf"(?:\$ )?(?:\.venv/bin/(?=asr-server))?((?:{programs}) .*)"
+    commands = [match[1] for page in PAGES for line in lines_of(page) if (match := re.match(called, line))]
+    assert len(commands) > 25
+    known = (*RUN_ELSEWHERE, *RUN_HERE, "ffmpeg -i talk.mkv")
+    assert [command for command in commands if not command.startswith(known)] == []
+    assert [start for start in RUN_ELSEWHERE if not any(each.startswith(start) for each in commands)] == []
+    for path in re.findall(r"tests/[\w/]+\.py", " ".join(RUN_ELSEWHERE.values())):
+        assert (ROOT / path).exists(), path
+
+
 def test_make_calls_the_command_with_what_it_is_given(run: Run) -> None:
     """Its dry run says which command it would call; that of a recording is called."""
     serve, transcribe = [line.partition("#")[0] for line in lines_of(README) if line.startswith("make ")]
@@ -169,6 +196,26 @@ def test_a_manifest_is_done_and_its_bad_line_is_found_by_the_offset(run: Run, de
     told = re.findall(r'"offset": (\d+)', page)[0]
     found = run(shown.replace(str(int(told) + 1), str(error["offset"] + 1)))
     assert json.loads(found)["id"] == error["id"] == "second"
+
+
+def test_the_summary_has_lines_as_shown(run: Run, desk: Path) -> None:
+    """With other names and numbers: of a whole, a cut and a silent recording, and of one that is none."""
+    shown = blocks_of(DOCS / "command-line.md")[1].splitlines()
+    recordings = desk / "told"
+    recordings.mkdir()
+    soundfile.write(recordings / "talk.wav", SPOKEN.samples, SAMPLE_RATE)
+    soundfile.write(recordings / "rain.wav", np.zeros(2 * SAMPLE_RATE, np.float32), SAMPLE_RATE)
+    (recordings / "call.wav").write_bytes((recordings / "talk.wav").read_bytes()[:-2001])
+    (recordings / "notes.mp3").write_text("no audio")
+    said = run("exec 2>&1; asr-server transcribe told -f srt -o srts", status=1).splitlines()
+    for line in shown:
+        start = without_names(line.removesuffix("..."))
+        assert any(without_names(each).startswith(start) for each in said), line
+
+
+def without_names(line: str) -> str:
+    """Without what differs: names of files and models, and lengths such as 812.4."""
+    return re.sub(r"model \S+|\S+\.\w+", "NAME", line)
 
 
 def test_a_call_is_transcribed_by_its_speakers(run: Run) -> None:

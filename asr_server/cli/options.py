@@ -305,17 +305,26 @@ class _Switch(click.types.BoolParamType):
 
 
 class SectionedCommand(click.Command):
-    """A command whose options are listed under headings; those of no section come first."""
+    """A command whose options are listed under headings; those of no section come under "Options", the first.
+
+    Those of a section whose names are a tuple are listed in its order.
+    """
 
     def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **attributes: Any) -> None:
         """`sections`: heading to the names of its parameters."""
         super().__init__(*args, **attributes)
-        self._headings = ("Options", *sections)
+        self._headings = dict.fromkeys(("Options", *sections))
+        orders = [names for names in sections.values() if isinstance(names, tuple)]
+        self._place_of = {name: place for names in orders for place, name in enumerate(names)}
         self._heading_of = {name: heading for heading, names in sections.items() for name in names}
+
+    def _place(self, parameter: click.Parameter) -> int:
+        """Its place in its section; behind all that have one, where the section has no order."""
+        return self._place_of.get(parameter.name or "", len(self._place_of))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         listed: dict[str, list[tuple[str, str]]] = {heading: [] for heading in self._headings}
-        for parameter in self.get_params(ctx):
+        for parameter in sorted(self.get_params(ctx), key=self._place):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 listed[self._heading_of.get(parameter.name or "", "Options")].append(record)

@@ -27,11 +27,9 @@ from asr_server.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-FIRST: Final = frozenset(
-    {
-        *("model", "device", "dtype", "host", "port", "api_key"),
-        *("max_upload_bytes", "max_concurrent_requests", "log_level", "log_format"),
-    }
+FIRST: Final = (
+    *("model", "host", "port", "api_key", "device", "dtype"),
+    *("max_upload_bytes", "max_concurrent_requests", "log_level", "log_format"),
 )
 SECTIONS: Final = {
     "Names and access": (
@@ -55,10 +53,10 @@ SECTIONS: Final = {
         *("client_grace_s", "keep_alive_s"),
     ),
 }
-TUNING: Final = frozenset(FIELDS) - FIRST - {name for names in SECTIONS.values() for name in names}
+TUNING: Final = frozenset(FIELDS).difference(FIRST, *SECTIONS.values())
 
 
-@click.command(cls=SectionedCommand, sections={**SECTIONS, "Tuning": TUNING})
+@click.command(cls=SectionedCommand, sections={"Options": FIRST, **SECTIONS, "Tuning": TUNING})
 @click.argument("model_name", metavar="[MODEL]", required=False)
 @settings_options()
 def serve(model_name: str | None, **options: Any) -> None:
