@@ -662,8 +662,11 @@ def test_without_a_microphone_or_a_place_the_page_says_so(open_page: OpenPage) -
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(open_page: OpenPage) -> None:
     page = open_page(**PHONE)
-    choose(page, payload("a name without spaces-that-is-long-as-recorders-write-them-2026-08-14.wav"))
+    name = "a name without spaces-that-is-long-as-recorders-write-them-2026-08-14.wav"
+    choose(page, payload(name, say("314159" * 4, gap_s=0.1)))
     page.locator(".word").first.wait_for()
+    choose(page, payload("call.wav"))
+    page.locator(".fold[aria-expanded=false]").wait_for()
     for view in ("transcribe", "server"):
         page.locator(f"nav a[data-view={view}]").click()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
