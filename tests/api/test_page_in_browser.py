@@ -29,11 +29,14 @@ from playwright.sync_api import (
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from scipy.signal import resample_poly
 
+from asr_server.api.errors import body_of
 from asr_server.api.schemas import TranslationFields
 from asr_server.core import SAMPLE_RATE
+from asr_server.errors import SpeakersUnavailable
 from asr_server.formats.bodies import VerboseJson
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server
+from tests.speakers.people import TALK, join, require_models
 from tests.speech import Spoken, say
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -44,6 +47,7 @@ pytestmark = pytest.mark.skipif(
 LIMIT_MS = 60_000
 PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+TALKING = SPOKEN._replace(samples=join([said for _, said in TALK])[0])  # of two people
 TURN = "conversation.item.input_audio_transcription"
 OpenPage = Callable[..., Page]
 
@@ -131,18 +135,20 @@ def test_a_file_becomes_text_with_language_times_and_speed(open_page: OpenPage) 
     expect(page.locator("#announce")).to_have_text("call.wav is transcribed.")
 
 
+# What a card says while it is at work, as [facts, text] each
+WATCH_WORK = """() => {
+    window.seen = [];
+    new MutationObserver(() => {
+        const card = document.querySelector(".card.is-working");
+        const text = (name) => card.querySelector(name).textContent;
+        if (card) window.seen.push([text(".facts"), text(".transcript")]);
+    }).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
+
+
 def test_the_upload_is_shown_as_it_goes_and_text_as_it_is_recognised(open_page: OpenPage) -> None:
     page = open_page()
-    page.evaluate(
-        """() => {
-            window.seen = [];
-            new MutationObserver(() => {
-                const card = document.querySelector(".card.is-working");
-                const text = (name) => card.querySelector(name).textContent;
-                if (card) window.seen.push([text(".facts"), text(".transcript")]);
-            }).observe(document.body, { subtree: true, childList: true, characterData: true });
-        }"""
-    )
+    page.evaluate(WATCH_WORK)
     slow_upload = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 1_000_000}
     page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", slow_upload)
     choose(page, payload("call.wav", say("314159265358979323" * 2, gap_s=0.6)))
@@ -181,16 +187,18 @@ def test_language_task_and_prompt_are_chosen_from_what_the_model_has_and_sent(op
     offered = page.get_by_label("Language").locator("option")
     expect(offered).to_have_text(["detected", "Cantonese", "English", "German"])
     page.get_by_label("Language").select_option("German")
+    page.get_by_label("Speakers").select_option("3 people")
     page.get_by_label("Names and words to expect").fill(" Oberursel ")
     choose(page, payload("a.wav"))
     card(page, "a.wav").get_by_role("button", name="Try again").wait_for()
     page.get_by_label("Write it").select_option("in English")
-    expect(page.get_by_label("Language")).to_be_disabled()
+    for name in ("Language", "Speakers"):
+        expect(page.get_by_label(name)).to_be_disabled()
     choose(page, payload("b.wav"))
     card(page, "b.wav").get_by_role("button", name="Try again").wait_for()
     (first, fields), (second, others) = sent
     assert (first, second) == ("transcriptions", "translations")
-    assert {"language": "de", "prompt": "Oberursel"}.items() <= fields.items()
+    assert {"language": "de", "num_speakers": "3", "prompt": "Oberursel"}.items() <= fields.items()
     assert "timestamp_granularities[]" in fields
     assert "language" not in others
     assert others["prompt"] == "Oberursel"
@@ -300,14 +308,58 @@ def test_transcripts_are_kept_in_this_browser_until_they_are_deleted(open_page: 
     expect(page.locator("#cards > li")).to_have_count(0)
 
 
-def wait_until_kept(page: Page, text: str) -> None:
+def wait_until_kept(page: Page, value: str | list[str], field: str = "text") -> None:
     page.wait_for_function(
-        """async (text) => {
+        """async ([field, value]) => {
             const { History } = await import("/web/history.js");
-            return (await (await History.open()).entries()).some((entry) => entry.text === text);
+            return (await (await History.open()).entries()).some((entry) => `${entry[field]}` === `${value}`);
         }""",
-        arg=text,
+        arg=[field, value],
     )
+
+
+def test_speakers_have_colours_and_names_that_can_be_changed(open_page: OpenPage) -> None:
+    require_models()
+    page = open_page(accept_downloads=True, bypass_csp=True, reduced_motion="reduce")
+    page.get_by_label("Speakers").select_option("labelled")
+    page.evaluate(WATCH_WORK)
+    choose(page, payload("talk.wav", TALKING))
+    done, labels = card(page, "talk.wav"), card(page, "talk.wav").locator(".transcript .speaker")
+    expect(labels).to_have_text(["A", "B", "A", "B"])
+    assert any(text.startswith("three one") for _, text in page.evaluate("window.seen"))
+    colours = labels.evaluate_all("labels => labels.map((label) => getComputedStyle(label).color)")
+    assert colours[0] == colours[2] != colours[1] == colours[3]
+    expect(done.locator(".facts")).to_contain_text("2 speakers")
+
+    done.get_by_role("button", name="Rename A").press("Enter")
+    page.get_by_label("Name of speaker A").fill(" Anna  <x> ")
+    page.keyboard.press("Enter")
+    expect(done.get_by_role("button", name="Rename Anna <x>")).to_be_focused()
+    labels.nth(3).click()
+    page.get_by_label("Name of speaker B").fill("Ben")
+    page.get_by_label("Name of speaker B").blur()
+    expect(labels).to_have_text(["Anna <x>", "Ben", "Anna <x>", "Ben"])
+    for scheme, width in (("dark", 1000), ("light", 360)):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 740})
+        assert faults(page) == []
+
+    wait_until_kept(page, ["Anna <x>", "Ben"], "speakers")
+    page.reload()
+    page.get_by_label("Search your transcripts").fill("anna")
+    expect(done.locator(".facts")).to_contain_text("Anna <x> and Ben")
+    assert downloaded(page, "talk.wav", ".txt").startswith("Anna <x>: three one")
+    assert "\nBen: two seven" in downloaded(page, "talk.wav", ".srt")
+    assert "\n<v Anna &lt;x&gt;>three one" in downloaded(page, "talk.wav", ".vtt")
+    body = VerboseJson.model_validate_json(downloaded(page, "talk.wav", ".json"))
+    assert {each.speaker for each in (*(body.segments or ()), *(body.words or ()))} == {"Anna <x>", "Ben"}
+    done.locator(".fold").click()
+    for answer, names in (("dismiss", ["Anna <x>", "Ben"]), ("accept", ["Anna <x>"])):
+        page.once("dialog", lambda dialog, answer=answer: getattr(dialog, answer)())
+        done.get_by_role("button", name="Rename Ben").click()
+        page.get_by_label("Name of speaker Ben").fill("Anna <x>")
+        page.keyboard.press("Enter")
+        expect(done.locator(".speakers li")).to_contain_text(names)
 
 
 def test_what_is_kept_is_bounded_and_a_browser_that_keeps_nothing_says_so(open_page: OpenPage) -> None:
@@ -594,6 +646,9 @@ def tab_to(page: Page, condition: str, key: str = "Tab") -> None:
     raise AssertionError(f"{key} does not lead there: {condition}")
 
 
+UNFETCHED = body_of(
+    SpeakersUnavailable("They are not here: run `asr-server models fetch speakers` on the server.")
+)
 ERROR_STREAM = 'data: {"error": {"message": "The engine stumbled.", "type": "server_error"}}\n\n'
 
 
@@ -603,6 +658,9 @@ def test_each_error_is_told_in_words(open_page: OpenPage) -> None:
         "The connection broke. Is the server still running?": lambda route: route.abort("connectionreset"),
         "The file is larger than 1024 MiB": lambda route: route.fulfill(status=413, json=too_large),
         "The server answered with status 502.": lambda route: route.fulfill(status=502, body="<html>"),
+        "run asr-server models fetch speakers on the server": lambda route: route.fulfill(
+            status=503, body=UNFETCHED.model_dump_json()
+        ),
         "The engine stumbled.": lambda route: route.fulfill(body=ERROR_STREAM),
         "The answer ended early": lambda route: route.fulfill(body=""),
     }
@@ -759,7 +817,7 @@ def test_a_busy_server_is_asked_again_when_it_says(open_page: OpenPage) -> None:
     expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)
 
 
-@pytest.mark.parametrize(("scheme", "screen"), [("light", {}), ("dark", {}), ("light", PHONE)])
+@pytest.mark.parametrize(("scheme", "screen"), [("light", {}), ("dark", PHONE)])
 def test_axe_finds_no_fault(open_page: OpenPage, scheme: str, screen: dict[str, Any]) -> None:
     page = open_page(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce", **screen)
     choose(page, payload("call.wav"), {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"})
@@ -773,5 +831,10 @@ def test_axe_finds_no_fault(open_page: OpenPage, scheme: str, screen: dict[str, 
         page.locator(f"nav a[data-view={view}]").click()
         if view == "server":
             expect(page.locator("#replicas")).to_contain_text("slots in use")
-        found = Axe().run(page).response["violations"]
-        assert [(fault["id"], fault["impact"], fault["nodes"][0]["html"]) for fault in found] == []
+        assert faults(page) == []
+
+
+def faults(page: Page) -> list[tuple[str, str, str]]:
+    """What axe finds: the rule, how grave it is, and the first place."""
+    found = Axe().run(page).response["violations"]
+    return [(fault["id"], fault["impact"], fault["nodes"][0]["html"]) for fault in found]

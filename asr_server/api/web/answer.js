@@ -1,4 +1,4 @@
-// A transcript as data: its words within its text, the correction of one, and the document that is downloaded.
+// A transcript as data: its words within its text, its speakers, corrections, and what is downloaded.
 
 const REACH = 32; // most characters between two words of a text
 
@@ -55,6 +55,40 @@ export function correct(answer, pieces, index, text) {
   segment.text = segment.text.match(/^\s*/)[0] + join(pieces.filter((each) => each.segment === piece.segment));
   if (segment.tokens) segment.tokens = []; // they say what was heard, not what stands here now
   answer.text = join(pieces);
+}
+
+// -- Who speaks, where that was asked for --
+
+const NUM_COLORS = 8; // in style.css
+
+/** In the order in which they first speak: {name, seconds, color}, the name of a colour of the page. */
+export function speakersOf({ segments }) {
+  const seconds = new Map();
+  for (const { speaker, start, end } of segments || []) {
+    if (speaker) seconds.set(speaker, (seconds.get(speaker) || 0) + end - start);
+  }
+  return [...seconds].map(([name, seconds], i) => ({ name, seconds, color: `speaker-${(i % NUM_COLORS) + 1}` }));
+}
+
+/** Who has the name `to` already and who gets it are one speaker then. */
+export function rename({ segments, words }, from, to) {
+  for (const each of [...segments, ...(words || [])]) if (each.speaker === from) each.speaker = to;
+}
+
+// -- As text and as a document --
+
+/** With a line for each turn of a speaker, where there are any. */
+export function plainText(answer) {
+  const lines = [];
+  let last = null;
+  for (const { gap, text, tail, segment } of piecesOf(answer)) {
+    const { speaker } = answer.segments[segment];
+    if (!speaker) return answer.text;
+    if (speaker !== last) lines.push(`${speaker}:`);
+    lines[lines.length - 1] += (speaker === last ? gap : " ") + text + tail;
+    last = speaker;
+  }
+  return lines.join("\n");
 }
 
 /** As the server writes `verbose_json`. */

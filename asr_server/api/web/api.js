@@ -3,15 +3,29 @@
 const KEY = "asr-server-key";
 const BUSY = new Set([429, 503]);
 const MAX_TRIES = 5;
+const UNFETCHED = "speakers_unavailable"; // for good, until somebody fetches models
+const WITHOUT_SPEAKERS = "Or choose “not labelled” under “Speakers”, and try again.";
 
 export const apiKey = () => sessionStorage.getItem(KEY) || "";
 export const setApiKey = (key) => sessionStorage.setItem(KEY, key);
 
 export class ApiError extends Error {
-  constructor(message, status = 0, retryAfter = 0) {
+  constructor(message, { status = 0, code = null, retryAfter = 0 } = {}) {
     super(message);
-    this.status = status;
-    this.retryAfter = retryAfter;
+    Object.assign(this, { status, code, retryAfter });
+  }
+
+  get isBusy() {
+    return BUSY.has(this.status) && this.code !== UNFETCHED;
+  }
+}
+
+function errorOf(body, status, retryAfter = 0) {
+  try {
+    const { message, code } = JSON.parse(body).error;
+    return new ApiError(code === UNFETCHED ? `${message} ${WITHOUT_SPEAKERS}` : message, { status, code, retryAfter });
+  } catch {
+    return new ApiError(`The server answered with status ${status}.`, { status, retryAfter });
   }
 }
 
@@ -30,28 +44,21 @@ export async function request(path, options = {}) {
   } catch {
     throw new ApiError("The server cannot be reached. Is it still running?");
   }
-  if (!reply.ok) throw new ApiError(messageOf(await reply.text(), reply.status), reply.status);
+  if (!reply.ok) throw errorOf(await reply.text(), reply.status);
   return reply;
 }
 
-function messageOf(body, status) {
-  try {
-    return JSON.parse(body).error.message;
-  } catch {
-    return `The server answered with status ${status}.`;
-  }
-}
-
 /**
- * Transcribes one file, as `options` = {model, language, task, prompt} say. Calls `on.upload(share)`, `on.delta(text)` and `on.wait(seconds)` on the way; resolves to
- * the last event, with segments and times. A busy server is asked again when it says so.
+ * Transcribes one file, as `options` = {model, language, task, speakers, prompt} say. Calls `on.upload(share)`,
+ * `on.delta(text)` and `on.wait(seconds)` on the way; resolves to the last event, with segments, times and, where
+ * `speakers` is "auto" or a number, speakers. A busy server is asked again when it says so.
  */
 export async function transcribe(file, options, on, signal) {
   for (let tries = 1; ; tries++) {
     try {
       return await send(file, options, on, signal);
     } catch (error) {
-      if (!BUSY.has(error.status) || tries === MAX_TRIES) throw error;
+      if (!error.isBusy || tries === MAX_TRIES) throw error;
       on.wait(error.retryAfter || 2);
       await new Promise((resolve) => setTimeout(resolve, (error.retryAfter || 2) * 1000));
     }
@@ -68,6 +75,8 @@ function send(file, options, on, signal) {
   const isTranslation = options.task === "translate"; // into English; the words of it have no times
   if (!isTranslation) for (const times of ["segment", "word"]) form.append("timestamp_granularities[]", times);
   if (!isTranslation && options.language) form.append("language", options.language);
+  if (options.speakers === "auto") form.append("diarize", "true");
+  else if (options.speakers) form.append("num_speakers", options.speakers);
   return new Promise((resolve, reject) => {
     const call = new XMLHttpRequest(); // fetch tells nothing of an upload's progress
     const events = new EventReader();
@@ -85,7 +94,9 @@ function send(file, options, on, signal) {
     call.upload.onload = () => on.upload(1);
     call.onprogress = () => call.status === 200 && read();
     call.onload = () => {
-      if (call.status !== 200) return reject(errorOf(call));
+      if (call.status !== 200) {
+        return reject(errorOf(call.responseText, call.status, Number(call.getResponseHeader("retry-after")) || 0));
+      }
       read();
       if (done) resolve(done);
       else reject(new ApiError("The answer ended early: the server may have stopped."));
@@ -95,11 +106,6 @@ function send(file, options, on, signal) {
     signal.addEventListener("abort", () => call.abort());
     call.send(form);
   });
-}
-
-function errorOf(call) {
-  const retryAfter = Number(call.getResponseHeader("retry-after")) || 0;
-  return new ApiError(messageOf(call.responseText, call.status), call.status, retryAfter);
 }
 
 /** Reads the events of a text that grows. */

@@ -95,7 +95,8 @@ new Live(
   () => cards.nextName(),
   async (file, answer, name) => {
     const [card] = cards.add([[file, name]]);
-    if (chosenOptions().task === "translate") return enqueue([card]); // what is live is not translated
+    const { task, speakers } = chosenOptions();
+    if (task === "translate" || speakers) return enqueue([card]); // neither is done while one speaks
     await card.ready;
     card.finish(answer);
   },

@@ -13,9 +13,10 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+/** What stands between `backticks` is shown as code. */
 export function show(element, text) {
   element.hidden = !text;
-  element.textContent = text || "";
+  element.replaceChildren(...(text || "").split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part)));
 }
 
 /** `1 turn`, `2 turns`. */

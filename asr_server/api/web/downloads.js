@@ -1,6 +1,6 @@
 // A transcript as files, made here from what the server answered.
 
-import { verboseJson } from "./answer.js";
+import { plainText, verboseJson } from "./answer.js";
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");
 
@@ -15,20 +15,23 @@ const escaped = (text) => line(text).replaceAll("&", "&amp;").replaceAll("<", "&
 
 const spoken = (segments) => segments.filter(({ text }) => text.trim()); // all its words may have been deleted
 
+const labelled = ({ speaker, text }) => line(speaker ? `${speaker}: ${text.trim()}` : text);
+const voiced = ({ speaker, text }) => (speaker ? `<v ${escaped(speaker)}>${escaped(text)}</v>` : escaped(text));
+
 const cue = (segment, point, text) =>
   `${stamp(segment.start, point)} --> ${stamp(segment.end, point)}\n${text}\n\n`;
 
 export const FORMATS = {
-  txt: { label: "Text", type: "text/plain", render: (answer) => `${answer.text}\n` },
+  txt: { label: "Text", type: "text/plain", render: (answer) => `${plainText(answer)}\n` },
   srt: {
     label: "Subtitles",
     type: "application/x-subrip",
-    render: ({ segments }) => spoken(segments).map((s, i) => `${i + 1}\n${cue(s, ",", line(s.text))}`).join(""),
+    render: ({ segments }) => spoken(segments).map((s, i) => `${i + 1}\n${cue(s, ",", labelled(s))}`).join(""),
   },
   vtt: {
     label: "Web subtitles",
     type: "text/vtt",
-    render: ({ segments }) => `WEBVTT\n\n${spoken(segments).map((s) => cue(s, ".", escaped(s.text))).join("")}`,
+    render: ({ segments }) => `WEBVTT\n\n${spoken(segments).map((s) => cue(s, ".", voiced(s))).join("")}`,
   },
   json: {
     label: "All details",

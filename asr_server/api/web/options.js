@@ -1,4 +1,4 @@
-// What is chosen before a recording is sent: its language, what to do with it, and words to expect.
+// What is chosen before a recording is sent: its language, what to do with it, its speakers, and words to expect.
 
 import { $, h } from "./dom.js";
 
@@ -10,11 +10,12 @@ export function offerOptions({ languages, tasks = [] }) {
   $("language").replaceChildren(h("option", { value: "" }, "detected"), ...offered);
   $("language-field").hidden = languages.length < 2;
   $("task-field").hidden = !tasks.includes("translate");
-  $("task").onchange = () => ($("language").disabled = $("task").value === "translate");
+  $("task").onchange = () => ($("language").disabled = $("speakers").disabled = $("task").value === "translate");
   $("options").hidden = false;
 }
 
 export function chosenOptions() {
   const task = $("task-field").hidden ? "transcribe" : $("task").value;
-  return { task, language: $("language").value, prompt: $("prompt").value.trim() };
+  const speakers = task === "translate" ? "" : $("speakers").value;
+  return { task, language: $("language").value, speakers, prompt: $("prompt").value.trim() };
 }

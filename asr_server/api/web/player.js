@@ -5,7 +5,7 @@ import { analyse, draw, loudnessOfWords } from "./waveform.js";
 
 const PLAY = "M8 5v14l11-7z";
 const PAUSE = "M7 5h4v14H7zM13 5h4v14h-4z";
-const MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks.";
+const MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks. Stripes are speakers.";
 
 function pathIcon(path) {
   const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");

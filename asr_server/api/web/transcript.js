@@ -1,7 +1,8 @@
 // The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
-import { correct, piecesOf } from "./answer.js";
+import { correct, piecesOf, speakersOf } from "./answer.js";
 import { clock, h } from "./dom.js";
+import { editInPlace } from "./field.js";
 
 const PARAGRAPH = 60; // words, after which a sentence's end begins a new one
 const SENTENCE_END = /[.!?。！？…]["'”»)]?$/;
@@ -9,7 +10,10 @@ const PAUSE_S = 4; // as good as a sentence's end
 const LONG = 400; // words, above which the text scrolls in a box of its own
 
 export class Transcript {
-  /** `on.seek(time)` for a word that is chosen; `on.change()` behind a correction. */
+  /**
+   * `on.seek(time)` for a word that is chosen; `on.change()` behind a correction; `on.rename(label, name)` for a
+   * speaker who is clicked.
+   */
   constructor(element, on) {
     this.element = element;
     this.on = on;
@@ -34,7 +38,9 @@ export class Transcript {
     this.element.append(text);
   }
 
+  /** Shows the words of an answer, or again where its speakers have other names. */
   finish(answer) {
+    const place = this.answer === answer ? this.element.scrollTop : 0;
     this.clear();
     this.answer = answer;
     this.pieces = piecesOf(answer);
@@ -46,6 +52,7 @@ export class Transcript {
       return;
     }
     this.element.classList.toggle("is-long", this.pieces.length > LONG);
+    this.element.scrollTop = place;
     this.element.tabIndex = 0;
     this.element.setAttribute("role", "group");
     this.element.setAttribute("aria-label", "Transcript. Left and right arrow keys go from word to word, Enter corrects one.");
@@ -53,12 +60,18 @@ export class Transcript {
 
   #paragraphs() {
     const isLong = this.pieces.length > PARAGRAPH * 2;
+    const colors = new Map(speakersOf(this.answer).map(({ name, color }) => [name, color]));
     const paragraphs = [];
     let paragraph = null;
     this.pieces.forEach((piece, i) => {
-      if (!paragraph || (isLong && this.#begins(i, paragraph.first))) {
-        const at = isLong ? { "data-time": clock(piece.start) } : {};
-        paragraph = { first: i, element: h("p", at) };
+      const { speaker } = this.answer.segments[piece.segment];
+      const isTurn = speaker !== paragraph?.speaker;
+      if (!paragraph || isTurn || (isLong && this.#begins(i, paragraph.first))) {
+        const at = { "data-time": clock(piece.start) };
+        const label = speaker && isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, speaker) : "";
+        paragraph = { first: i, speaker, element: h("p", isLong && !label ? at : {}, label) };
+        if (speaker) paragraph.element.style = `--speaker: var(--${colors.get(speaker)})`;
+        paragraph.element.classList.toggle("turn", Boolean(speaker));
         paragraphs.push(paragraph);
       }
       paragraph.element.append(piece.gap, this.spans[i], piece.tail);
@@ -132,7 +145,8 @@ export class Transcript {
   #onClick(event) {
     const index = this.#indexOf(event);
     if (event.target.matches("input")) return;
-    if (this.element.classList.contains("is-editing")) this.edit(index);
+    if (event.target.matches(".speaker")) this.on.rename(event.target, event.target.textContent);
+    else if (this.element.classList.contains("is-editing")) this.edit(index);
     else this.#choose(index);
   }
 
@@ -151,34 +165,16 @@ export class Transcript {
     this.#light(index);
   }
 
-  /** A field in the place of a word: Enter or leaving it takes what it says, Escape does not. */
   edit(index) {
     const span = this.spans[index];
     if (!span || span.querySelector("input")) return;
     const before = this.pieces[index].text;
-    const field = h("input", { value: before, "aria-label": `Correct “${before}”`, autocomplete: "off" });
-    const fit = () => (field.size = Math.max(3, field.value.length + 1));
-    let isOpen = true;
-    const end = (text) => {
-      if (!isOpen) return;
-      isOpen = false;
-      span.replaceChildren(text);
+    editInPlace(span, before, `Correct “${before}”`, (text, isByKey) => {
+      if (isByKey) this.element.focus();
       if (text === before) return;
+      span.replaceChildren(text);
       correct(this.answer, this.pieces, index, text);
       this.on.change();
-    };
-    fit();
-    field.oninput = fit;
-    field.onblur = () => end(field.value.trim().replace(/\s+/g, " "));
-    field.onkeydown = (event) => {
-      if (event.key === "Escape") end(before);
-      else if (event.key === "Enter") end(field.value.trim().replace(/\s+/g, " "));
-      else return;
-      event.preventDefault();
-      this.element.focus();
-    };
-    span.replaceChildren(field);
-    field.select();
-    field.focus();
+    });
   }
 }

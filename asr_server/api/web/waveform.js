@@ -1,6 +1,7 @@
 // The picture of a recording: its loudness, with the segments as bands, the silence between them pale, and a line
 // wherever the server cut the recording into chunks.
 
+import { speakersOf } from "./answer.js";
 import { color, context2d } from "./dom.js";
 
 // A browser holds a file decoded in memory: a quarter of an hour of stereo at 48 kHz is 350 MB.
@@ -51,6 +52,7 @@ export function chunkBorders(segments) {
 }
 
 const BAR = 3; // pixels, with its gap of 1
+const STRIPE = 4; // pixels, in a speaker's colour
 
 export function draw(canvas, { peaks, duration, segments, position }) {
   const { context, width, height } = context2d(canvas);
@@ -60,6 +62,12 @@ export function draw(canvas, { peaks, duration, segments, position }) {
     context.beginPath();
     context.roundRect(x(segment.start) + 1, 0, Math.max(2, x(segment.end) - x(segment.start) - 2), height, 6);
     context.fill();
+  }
+  for (const speaker of speakersOf({ segments })) {
+    context.fillStyle = color(speaker.color);
+    for (const { start, end } of segments.filter((segment) => segment.speaker === speaker.name)) {
+      context.fillRect(x(start) + 1, height - STRIPE, Math.max(2, x(end) - x(start) - 2), STRIPE);
+    }
   }
   context.fillStyle = color("muted");
   for (const border of chunkBorders(segments)) {

@@ -1,0 +1,44 @@
+// What the list shows of a transcript, and what the history keeps beside its answer.
+
+import { speakersOf } from "./answer.js";
+import { clock, count, h } from "./dom.js";
+
+const PREVIEW = 160; // characters
+const NAMED = 4; // speakers; of more, and of mere letters, there is the number
+
+const dateOf = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+
+/** `took`: seconds from start to end, if that says anything. */
+export function entryOf(name, answer, took) {
+  const { duration, language, task } = answer;
+  return describe({ name, createdAt: Date.now(), duration, language, task, took }, answer);
+}
+
+/** Takes over what may be corrected in the answer. */
+export function describe(entry, answer) {
+  return Object.assign(entry, { text: answer.text, speakers: speakersOf(answer).map(({ name }) => name) });
+}
+
+/** In words: how long it is, of what language and people, how fast it was, and when. */
+export function factsOf({ duration, language, took, task, createdAt, speakers = [] }) {
+  const spoken = language && language !== "unknown" ? language.charAt(0).toUpperCase() + language.slice(1) : "";
+  const kind = task === "translate" ? "translated into English" : spoken;
+  const isNamed = speakers.length <= NAMED && speakers.some((name) => name.length > 1);
+  const people = isNamed ? new Intl.ListFormat("en").format(speakers) : speakers.length && count(speakers.length, "speaker");
+  const speed = took && `${Math.max(1, Math.round(duration / took))} × real time`;
+  const pace = took && (took < 60 ? `in ${took.toFixed(1)} s` : `in ${clock(took)}`);
+  return [clock(duration), kind, people, pace, speed, dateOf(createdAt)].filter(Boolean);
+}
+
+/** Whether `query`, in lower case, is in its name, its text or the names of its speakers. */
+export const has = ({ name, text, speakers = [] }, query) =>
+  [name, text, ...speakers].some((each) => each.toLowerCase().includes(query));
+
+/** The text from its beginning, or around the place of `query`, which is marked. */
+export function previewOf({ text }, query) {
+  const at = query ? text.toLowerCase().indexOf(query) : -1;
+  if (at < 0) return [text.slice(0, PREVIEW) || "Nothing was said."];
+  const from = Math.max(0, at - PREVIEW / 4);
+  const end = at + query.length;
+  return [from ? "… " : "", text.slice(from, at), h("mark", {}, text.slice(at, end)), text.slice(end, end + PREVIEW)];
+}
