@@ -2,7 +2,8 @@
 
     python tools/make_screenshots.py http://127.0.0.1:8000
 
-Needs the test dependencies, a chromium (tests/install-browser.sh) and the embedded model on the server.
+Needs the test dependencies and a chromium (tests/install-browser.sh); on the server the embedded model and
+the models of `asr-server models fetch speakers`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
 from PIL import Image
 from playwright.sync_api import Browser, FilePayload, Locator, Page, ViewportSize, expect, sync_playwright
@@ -37,8 +39,19 @@ def save(page: Page, name: str, **options: Any) -> None:
     picture.quantize(256, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
 
 
-def file_of(name: str, spoken: Spoken) -> FilePayload:
-    return {"name": name, "mimeType": "audio/wav", "buffer": wav(spoken.samples)}
+def file_of(name: str, *spoken: Spoken) -> FilePayload:
+    return {
+        "name": name,
+        "mimeType": "audio/wav",
+        "buffer": wav(np.concatenate([each.samples for each in spoken])),
+    }
+
+
+def interview() -> FilePayload:
+    """Of two people."""
+    turns = (("31415926", "f3"), ("27182818", "rms"), ("57721566", "f3"), ("14142135", "rms"))
+    gap_s = [0.2, 0.2, 0.5, 0.2, 0.2, 0.2, 0.2, 0.9]
+    return file_of("interview.wav", *(say(digits, voice, gap_s) for digits, voice in turns))
 
 
 @contextmanager
@@ -64,27 +77,36 @@ def card(page: Page, name: str) -> Locator:
     return page.locator("#cards > li", has=page.get_by_role("heading", name=name, exact=True))
 
 
+def transcribe_interview(page: Page, url: str) -> Locator:
+    page.goto(url)
+    page.get_by_label("Speakers").select_option("labelled")
+    page.set_input_files("#files", [interview()])
+    done = card(page, "interview.wav")
+    for label, name in (("A", "Anna"), ("B", "Ben")):
+        done.get_by_role("button", name=f"Rename {label}").click()
+        page.get_by_label(f"Name of speaker {label}").fill(name)
+        page.keyboard.press("Enter")
+    return done
+
+
 def transcribe_files(browser: Browser, url: str, name: str, searched: str = "", **options: Any) -> None:
     page = new_page(browser, viewport=DESK, **options)
-    page.goto(url)
-    long = say("31415926535897932384", gap_s=[0.2, 0.2, 0.9] * 6 + [0.2, 0.5])
+    interview_card = transcribe_interview(page, url)
     bad: FilePayload = {"name": "letter.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7"}
     number = file_of("number.wav", say("271828", gap_s=0.3))
-    page.set_input_files("#files", [file_of("order.wav", long)])
-    page.locator("#cards .word").nth(7).wait_for()
     page.set_input_files("#files", [number, bad])
     expect(page.locator("#cards .is-working")).to_have_count(0)
-    number_card, order_card = (card(page, each) for each in ("number.wav", "order.wav"))
+    number_card = card(page, "number.wav")
     number_card.locator(".word").first.wait_for()
     number_card.locator(".fold").click()
-    order_card.locator(".fold").click()
-    order_card.locator(".word").nth(7).click()
+    interview_card.locator(".fold").click()
+    interview_card.locator(".word").nth(5).click()
     page.mouse.move(0, 0)
     if searched:
         page.reload()
         page.get_by_label("Search your transcripts").fill(searched)
-        order_card.locator(".fold").click()
-        order_card.locator(".word").first.wait_for()
+        interview_card.locator(".fold").click()
+        interview_card.locator(".word").first.wait_for()
         page.mouse.move(0, 0)
     save(page, name, full_page=True)
 
@@ -111,9 +133,9 @@ def speak(browser: Browser, url: str) -> None:
     page.locator("#live-text span").first.wait_for()
     page.wait_for_timeout(6_000)
     save(page, "page-phone-live")
-    page.get_by_role("button", name="Stop").click()
-    page.locator("#cards .word").nth(3).click()
-    page.locator("#cards").evaluate("cards => cards.scrollIntoView({ block: 'center' })")
+    page = new_page(browser, **phone)
+    transcribe_interview(page, url).locator(".word").nth(5).click()
+    page.locator("#cards").evaluate("cards => cards.scrollIntoView()")
     save(page, "page-phone")
 
 

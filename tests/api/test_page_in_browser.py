@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import soundfile
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import (
     Browser,
+    Dialog,
     FilePayload,
     Locator,
     Page,
@@ -339,7 +340,8 @@ def test_speakers_have_colours_and_names_that_can_be_changed(open_page: OpenPage
     page.get_by_label("Name of speaker B").fill("Ben")
     page.get_by_label("Name of speaker B").blur()
     expect(labels).to_have_text(["Anna <x>", "Ben", "Anna <x>", "Ben"])
-    for scheme, width in (("dark", 1000), ("light", 360)):
+    schemes: tuple[Literal["dark", "light"], ...] = ("dark", "light")
+    for scheme, width in zip(schemes, (1000, 360), strict=True):
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": 740})
         assert faults(page) == []
@@ -354,8 +356,8 @@ def test_speakers_have_colours_and_names_that_can_be_changed(open_page: OpenPage
     body = VerboseJson.model_validate_json(downloaded(page, "talk.wav", ".json"))
     assert {each.speaker for each in (*(body.segments or ()), *(body.words or ()))} == {"Anna <x>", "Ben"}
     done.locator(".fold").click()
-    for answer, names in (("dismiss", ["Anna <x>", "Ben"]), ("accept", ["Anna <x>"])):
-        page.once("dialog", lambda dialog, answer=answer: getattr(dialog, answer)())
+    for answer, names in ((Dialog.dismiss, ["Anna <x>", "Ben"]), (Dialog.accept, ["Anna <x>"])):
+        page.once("dialog", answer)
         done.get_by_role("button", name="Rename Ben").click()
         page.get_by_label("Name of speaker Ben").fill("Anna <x>")
         page.keyboard.press("Enter")
