@@ -133,6 +133,7 @@ def speak(browser: Browser, url: str) -> None:
     page.locator("#live-text span").first.wait_for()
     page.wait_for_timeout(6_000)
     save(page, "page-phone-live")
+    page.close()
     page = new_page(browser, **phone)
     transcribe_interview(page, url).locator(".word").nth(5).click()
     page.locator("#cards").evaluate("cards => cards.scrollIntoView()")
