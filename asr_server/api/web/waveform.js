@@ -52,6 +52,7 @@ export function chunkBorders(segments) {
 }
 
 const BAR = 3; // pixels, with its gap of 1
+const BORDER_EVERY = 12; // pixels at least; more of them would hide the picture
 const STRIPE = 4; // pixels, in a speaker's colour
 
 export function draw(canvas, { peaks, duration, segments, position }) {
@@ -66,11 +67,12 @@ export function draw(canvas, { peaks, duration, segments, position }) {
   for (const speaker of speakersOf({ segments })) {
     context.fillStyle = color(speaker.color);
     for (const { start, end } of segments.filter((segment) => segment.speaker === speaker.name)) {
-      context.fillRect(x(start) + 1, height - STRIPE, Math.max(2, x(end) - x(start) - 2), STRIPE);
+      context.fillRect(x(start), height - STRIPE, x(end) - x(start), STRIPE);
     }
   }
   context.fillStyle = color("muted");
-  for (const border of chunkBorders(segments)) {
+  const borders = chunkBorders(segments);
+  for (const border of borders.length * BORDER_EVERY < width ? borders : []) {
     for (let y = 0; y < height; y += 6) context.fillRect(Math.round(x(border)), y, 1, 3);
   }
   const [played, ahead] = [color("accent"), color("wave")];
