@@ -345,6 +345,11 @@ def test_speakers_have_colours_and_names_that_can_be_changed(open_page: OpenPage
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": 740})
         assert faults(page) == []
+    for at_first in (done.get_by_role("button", name="Rename Ben"), labels.nth(1)):
+        at_first.click()
+        page.get_by_label("Name of speaker Ben").fill("Ben" * 20)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        page.keyboard.press("Escape")
 
     wait_until_kept(page, ["Anna <x>", "Ben"], "speakers")
     page.reload()

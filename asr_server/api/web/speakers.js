@@ -34,6 +34,6 @@ export class Speakers {
   }
 
   #focus(name) {
-    this.element.querySelector(`[data-name="${CSS.escape(name)}"] button`)?.focus();
+    this.element.querySelector(`[data-name="${CSS.escape(name)}"] button`)?.focus({ preventScroll: true }); // one may be reading further down
   }
 }
