@@ -34,8 +34,8 @@ from rich.table import Table
 from scipy.optimize import linear_sum_assignment
 from scipy.signal import butter, sosfilt
 
-from asr_server.audio.voice import possible_speech_s
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.levels import HOP, HOPS_PER_LEVEL, decibels, powers, runs
 from asr_server.speakers.labels import SpeakerOfTime, Turn
 from asr_server.speakers.track import SpeakerTrack
 from benchmarks.reporting import benchmark_parser, pyplot, write_json
@@ -44,6 +44,8 @@ from benchmarks.speech.synthesis import is_installed, say
 
 CONVERSATION_S: Final = 180.0
 GRID_S: Final = 0.01  # of the count of errors
+AUDIBLE_DB: Final = 25.0  # below the loud parts of a clip
+PAUSE_S: Final = 0.3  # between two stretches of one person: less is no pause
 LEVEL: Final = 0.05  # root mean square of each person's speech
 _SENTENCES: Final = ROOT / "benchmarks/speech/sentences.txt"
 
@@ -110,7 +112,7 @@ def sayings() -> dict[str, list[Said]]:
     found: dict[str, list[Said]] = {}
     for clip in (*corpus("fillets"), *corpus("librivox")):
         speaker = clip.speaker if clip.corpus == "fillets" else "librivox"
-        if speaker in (*ACTORS, "librivox") and clip.text and clip.duration_s < 15:
+        if speaker in (*ACTORS, "librivox") and clip.text and 1 <= clip.duration_s < 15:
             found.setdefault(speaker, []).append(_said(clip.samples(), clip.text))
     sentences = _SENTENCES.read_text().splitlines()[:60]
     for voice in ("awb", "rms", "slt"):
@@ -146,14 +148,30 @@ def people() -> list[str]:
 
 
 def speech_of(samples: Samples) -> list[tuple[float, float]]:
-    """Where Silero's detector hears speech in a clean clip, pauses under 0.3 s within it included."""
-    stretches: list[tuple[float, float]] = []
-    for start_s, end_s in possible_speech_s(samples):
-        if stretches and start_s - stretches[-1][1] < 0.3:
-            stretches[-1] = stretches[-1][0], end_s
+    """Where a clean clip is at most AUDIBLE_DB quieter than its loud parts (the level that 5 % of it exceed),
+    in 20 ms; pauses under PAUSE_S within it are speech, stretches under 0.1 s are not.
+
+    No detector has a part in it. From 25 to 35 dB the rule differs from the times of flite's own phones by at
+    most 1.5 % of the time spoken; Silero's detector, which is late to end, by 2.4 %.
+    """
+    levels = decibels(powers(samples))
+    audible = levels > np.percentile(levels, 95) - AUDIBLE_DB
+    stretches = [
+        (first * HOP / SAMPLE_RATE, (end + HOPS_PER_LEVEL - 1) * HOP / SAMPLE_RATE)
+        for first, end in runs(audible).tolist()
+    ]
+    return [(start_s, end_s) for start_s, end_s in without_pauses(stretches) if end_s - start_s >= 0.1]
+
+
+def without_pauses(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """One person's stretches, those with less than PAUSE_S between them as one."""
+    joined: list[tuple[float, float]] = []
+    for start_s, end_s in sorted(stretches):
+        if joined and start_s - joined[-1][1] < PAUSE_S:
+            joined[-1] = joined[-1][0], max(end_s, joined[-1][1])
         else:
-            stretches.append((start_s, min(end_s, len(samples) / SAMPLE_RATE)))
-    return stretches
+            joined.append((start_s, end_s))
+    return joined
 
 
 def converse(kind: Kind, seed: int, duration_s: float = CONVERSATION_S) -> Conversation:
@@ -195,7 +213,12 @@ def converse(kind: Kind, seed: int, duration_s: float = CONVERSATION_S) -> Conve
         noise = sosfilt(butter(1, 1500, fs=SAMPLE_RATE, output="sos"), noise)
         level = LEVEL * 10 ** (-kind.noise_db / 20) / np.sqrt((noise**2).mean())
         mixed = (mixed + level * noise).astype(np.float32)
-    return Conversation(mixed, [turn for turn in turns if turn.end_s > turn.start_s], words)
+    whole = [
+        Turn(*stretch, speaker)
+        for speaker in speakers
+        for stretch in without_pauses([turn[:2] for turn in turns if turn.speaker == speaker])
+    ]
+    return Conversation(mixed, sorted(whole), words)
 
 
 def _mu_law(samples: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
