@@ -14,11 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 OPSET, IR_VERSION = 18, 9  # onnxruntime 1.20 reads them
-_FLOAT, _INT64 = 1, 7  # TensorProto.DataType
+_FLOAT, _INT8, _INT64 = 1, 3, 7  # TensorProto.DataType
+MICROSOFT: Final = "com.microsoft"  # the domain of onnxruntime's own operators
+_MICROSOFTS: Final = ("DynamicQuantizeLSTM", "DynamicQuantizeMatMul")
+_OPSETS: Final = ((b"", OPSET), (MICROSOFT.encode(), 1))
 _VARINT, _LENGTH, _FIXED32 = 0, 2, 5  # wire types of protocol buffers
 _ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = 1, 2, 3, 7
 
-Array: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.int64]
+_DATA_TYPES: Final = {np.float32: _FLOAT, np.int8: _INT8, np.int64: _INT64}
+
+Array: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.int8] | npt.NDArray[np.int64]
 Attribute: TypeAlias = int | float | str | Sequence[int]
 Dimension: TypeAlias = int | str  # a name where any size will do
 
@@ -32,16 +37,21 @@ class Graph:
         self._constants: dict[str, Array] = {}
 
     def constant(self, values: npt.ArrayLike) -> str:
-        """Adds a constant, float32 or (for shapes and indices) int64, and returns its name."""
+        """Adds a constant, float32, int8 or (for shapes and indices) int64, and returns its name."""
         array = np.asarray(values)
         name = f"constant_{len(self._constants)}"
-        kind: type = np.int64 if array.dtype.kind == "i" else np.float32
+        kind: type = np.float32
+        if array.dtype.kind == "i":
+            kind = np.int8 if array.dtype == np.int8 else np.int64
         self._constants[name] = np.ascontiguousarray(array, kind)
         return name
 
     def add(self, op: str, *inputs: str, **attributes: Attribute) -> str:
-        """Adds a node and returns the name of its first output, the only one used."""
+        """Adds a node and returns the name of its first output, the only one used. An input that is left out
+        is "".
+        """
         name = f"{op}_{len(self._nodes)}"
+        domain = MICROSOFT if op in _MICROSOFTS else ""
         self._nodes.append(
             b"".join(
                 [
@@ -49,6 +59,7 @@ class Graph:
                     _bytes(2, name.encode()),
                     _bytes(4, op.encode()),
                     *(_bytes(5, _attribute(key, value)) for key, value in attributes.items()),
+                    _bytes(7, domain.encode()),
                 ]
             )
         )
@@ -66,8 +77,8 @@ class Graph:
                 _bytes(12, _value("output", self._output)),
             ]
         )
-        opset = _bytes(1, b"") + _integer(2, OPSET)
-        return _integer(1, IR_VERSION) + _bytes(7, graph) + _bytes(8, opset)
+        opsets = [_bytes(1, domain) + _integer(2, version) for domain, version in _OPSETS]
+        return _integer(1, IR_VERSION) + _bytes(7, graph) + b"".join(_bytes(8, opset) for opset in opsets)
 
 
 def _attribute(name: str, value: Attribute) -> bytes:
@@ -85,7 +96,7 @@ def _attribute(name: str, value: Attribute) -> bytes:
 
 def _tensor(name: str, values: Array) -> bytes:
     dims = b"".join(_integer(1, size) for size in values.shape)
-    kind = _INT64 if values.dtype == np.int64 else _FLOAT
+    kind = _DATA_TYPES[values.dtype.type]
     return dims + _integer(2, kind) + _bytes(8, name.encode()) + _bytes(9, values.tobytes())
 
 

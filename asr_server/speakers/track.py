@@ -37,7 +37,8 @@ STEP: Final = 9 * SAMPLE_RATE  # of the windows
 _OVERLAP_S: Final = (WINDOW - STEP) / SAMPLE_RATE
 MAX_WAITING: Final = 8  # windows of one recording that are not heard yet, before its decoding waits
 _SHORTEST_S: Final = 0.12  # of a turn
-_PAUSE_S: Final = 0.35  # within a turn
+_PAUSE_S: Final = 0.2  # within a turn
+_EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, beside flite's own phones
 
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
@@ -162,7 +163,10 @@ def _letters() -> Iterator[str]:
 
 def _stretches_s(active: Flags, offset_s: float) -> list[tuple[float, float]]:
     first_s = float(frame_times_s(1)[0]) - FRAME_S / 2 + offset_s
-    return [(first_s + start * FRAME_S, first_s + end * FRAME_S) for start, end in runs(active).tolist()]
+    return [
+        (first_s + start * FRAME_S + _EARLY_S, first_s + end * FRAME_S)
+        for start, end in runs(active).tolist()
+    ]
 
 
 def _join(stretches: list[tuple[float, float]]) -> list[tuple[float, float]]:

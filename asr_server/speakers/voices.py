@@ -30,7 +30,7 @@ _CLASSES: Final = np.array(
     [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]], np.float32
 )
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
-_MAX_FEATURES: Final = 350  # more of one voice in a window says little more, and costs as much again
+_MAX_FEATURES: Final = 250  # more of one voice in a window says little more, and costs as much again
 _STRETCH: Final = 100  # positions that share a gate of CAM++
 
 
@@ -53,15 +53,15 @@ def hear(samples: Samples) -> list[Voice]:
     active[num_frames:] = False
     if not active.any():
         return []
-    features = fbank(samples)
     alone = active & (active.sum(axis=1, keepdims=True) == 1)
     voices = []
     for speaker in range(NUM_LOCAL):
         if active[:, speaker].any():
-            chosen = features[_feature_frames(alone[:, speaker], len(features))]
+            chosen = _feature_frames(alone[:, speaker], len(samples))
             if len(chosen) < _MIN_FEATURES:
-                chosen = features[_feature_frames(active[:, speaker], len(features))]
-            embedding = embed(chosen) if len(chosen) >= _MIN_FEATURES else np.zeros(192, np.float32)
+                chosen = _feature_frames(active[:, speaker], len(samples))
+            enough = len(chosen) >= _MIN_FEATURES
+            embedding = embed(fbank(samples, chosen)) if enough else np.zeros(192, np.float32)
             voices.append(Voice(active[:, speaker], embedding, len(chosen) / 100))
     return voices
 
@@ -77,9 +77,12 @@ def frame_times_s(num_frames: int) -> npt.NDArray[np.float64]:
     return (_FIRST_FRAME + FRAME * np.arange(num_frames)) / SAMPLE_RATE
 
 
-def _feature_frames(active: Flags, num_features: int) -> npt.NDArray[np.int64]:
+def _feature_frames(active: Flags, num_samples: int) -> npt.NDArray[np.int64]:
     """The features (one in 10 ms) within these frames of the segmentation, at most _MAX_FEATURES."""
-    frames = ((np.arange(num_features) * 160 + 200 - _FIRST_FRAME) / FRAME).round().astype(np.int64)
+    num_features = max(0, (num_samples - _LENGTH) // _STEP + 1)
+    frames = (
+        ((np.arange(num_features) * _STEP + _LENGTH // 2 - _FIRST_FRAME) / FRAME).round().astype(np.int64)
+    )
     (chosen,) = np.nonzero(active[np.clip(frames, 0, len(active) - 1)])
     surplus = max(0, len(chosen) - _MAX_FEATURES) // 2
     return chosen[surplus : surplus + _MAX_FEATURES]
@@ -90,22 +93,20 @@ def embed(features: Floats) -> Floats:
     features = features - features.mean(axis=0)
     num_positions = (len(features) + 1) // 2
     stretch = np.arange(num_positions) // _STRETCH
-    spread = (stretch == np.arange(stretch[-1] + 1)[:, None]).astype(np.float32)
-    pool = (spread / spread.sum(axis=1, keepdims=True)).T + np.float32(1 / num_positions)
+    spread = (stretch[:, None] == np.arange(stretch[-1] + 1)).astype(np.float32)
+    pool = (spread / spread.sum(axis=0)).T + np.float32(1 / num_positions)
     (found,) = load(EMBEDDING).run(None, {"features": features[None], "pool": pool, "spread": spread})
     return np.asarray(found[0] / max(float(np.linalg.norm(found[0])), 1e-9), np.float32)
 
 
 _FFT: Final = 512
-_LENGTH, _STEP = 400, 160
+_LENGTH, _STEP = 400, 160  # samples of a frame, and between two
 _PREEMPHASIS: Final = 0.97
 
 
-def fbank(samples: Samples) -> Floats:
-    """[num_frames, 80]: log mel energies, as Kaldi computes them without dither."""
-    if len(samples) < _LENGTH:
-        return np.empty((0, 80), np.float32)
-    frames = np.lib.stride_tricks.sliding_window_view(samples, _LENGTH)[::_STEP]
+def fbank(samples: Samples, chosen: npt.NDArray[np.int64]) -> Floats:
+    """[num_chosen, 80]: log mel energies of the chosen frames, as Kaldi computes them without dither."""
+    frames = np.lib.stride_tricks.sliding_window_view(samples, _LENGTH)[::_STEP][chosen]
     frames = frames - frames.mean(axis=1, keepdims=True)
     previous = np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)
     window, mel = _window_and_mel()
