@@ -42,7 +42,7 @@ _RECORDED = {
 }
 _DIALOGUE = re.compile(
     r'dialogId\("(?P<id>[^"]+)",\s*"(?P<font>\w+)",\s*"(?P<english>(?:[^"\\]|\\.)*)"\)\s*'
-    r'dialogStr\("(?P<dutch>(?:[^"\\]|\\.)*)"\)'
+    r'dialogStr\("(?P<acted>(?:[^"\\]|\\.)*)"\)'
 )
 _SPEAKERS = {"font_small": "small fish", "font_big": "big fish"}
 
@@ -142,21 +142,23 @@ def audioeval() -> list[Clip]:
     ]
 
 
-def fillets() -> list[Clip]:
-    """The Dutch dialogues of the game Fish Fillets: acted, short, and also in English."""
+def fillets(language: str = "nl") -> list[Clip]:
+    """The Dutch dialogues of the game Fish Fillets, or the Czech ones by other actors: acted, short, and also
+    in English.
+    """
     clips = []
-    for script in sorted(FILLETS.glob("script/*/dialogs_nl.lua")):
+    for script in sorted(FILLETS.glob(f"script/*/dialogs_{language}.lua")):
         for line in _DIALOGUE.finditer(script.read_text(encoding="utf-8")):
             level, name = script.parent.name, line["id"]
-            path = FILLETS / f"sound/{level}/nl/{name}.ogg"
+            path = FILLETS / f"sound/{level}/{language}/{name}.ogg"
             if path.exists():
                 clips.append(
                     Clip(
                         f"fillets/{level}/{name}",
                         "fillets",
                         path,
-                        _unescaped(line["dutch"]),
-                        "nl",
+                        _unescaped(line["acted"]),
+                        language,
                         "GPL-2.0",
                         translation=_unescaped(line["english"]),
                         speaker=_SPEAKERS.get(line["font"], line["font"].removeprefix("font_")),
