@@ -30,7 +30,7 @@ _CLASSES: Final = np.array(
     [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]], np.float32
 )
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
-_MAX_FEATURES: Final = 250  # more of one voice in a window says little more, and costs as much again
+_MAX_FEATURES: Final = 350  # more of one voice in a window says little more, and costs as much again
 _STRETCH: Final = 100  # positions that share a gate of CAM++
 
 
