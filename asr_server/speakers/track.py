@@ -38,7 +38,7 @@ _OVERLAP_S: Final = (WINDOW - STEP) / SAMPLE_RATE
 MAX_WAITING: Final = 8  # windows of one recording that are not heard yet, before its decoding waits
 _SHORTEST_S: Final = 0.12  # of a turn
 _PAUSE_S: Final = 0.2  # within a turn
-_EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, beside flite's own phones
+_EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, by benchmarks/speakers.py
 
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
