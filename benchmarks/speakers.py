@@ -164,8 +164,8 @@ def speech_of(samples: Samples) -> list[tuple[float, float]]:
     in 20 ms; pauses under PAUSE_S within it are speech, stretches under 0.1 s are not.
 
     No detector has a part in it. From 25 to 35 dB the rule differs from the times of flite's own phones by at
-    most 1.5 % of the time spoken, Silero's detector by 2.5 %; they do not say which of these levels is right for
-    recordings with an echo, and the lowest gives the lowest error rates here (docs/speakers.md).
+    most 1.5 % of the time spoken, Silero's detector by 2.5 %. They do not say which of these levels is right
+    for recordings with an echo; the lowest gives the lowest error rates here (docs/speakers.md).
     """
     levels = decibels(powers(samples))
     audible = levels > np.percentile(levels, 95) - AUDIBLE_DB
