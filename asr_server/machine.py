@@ -65,6 +65,13 @@ def lower_priority(niceness: int) -> None:
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
 
 
+def lower_thread_priority(niceness: int) -> None:
+    """As `lower_priority`, for the calling thread alone; only Linux has priorities of threads."""
+    if sys.platform.startswith("linux"):
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+
+
 def freeze_gc() -> None:
     """Exempts all that exists by now from garbage collection: modules, routes and models live as long as the
     process. A full collection would look at all of it, while everything stands still: 60 ms with the 70 000

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ import pytest
 from asr_server import config, machine
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.engine import EngineConfig
+from asr_server.machine import lower_thread_priority
 from tests.embedded import embedded
 
 
@@ -88,6 +90,14 @@ def test_replicas_get_cores_of_their_own_from_the_affinity_mask(
 def test_more_replicas_than_cores_are_not_pinned(cgroups: Path) -> None:
     assert machine.cores_of(64, 65) == ()
     machine.pin_to(())
+
+
+def test_a_thread_lowers_its_own_priority_and_no_other_threads() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with ThreadPoolExecutor(1, initializer=lower_thread_priority, initargs=(2,)) as executor:
+        of_thread = executor.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert of_thread.result() == min(19, before + 2)
+        assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_a_thread_that_ends_while_the_process_is_pinned_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

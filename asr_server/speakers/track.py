@@ -19,7 +19,7 @@ import numpy as np
 
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
 from asr_server.levels import runs
-from asr_server.machine import lower_priority
+from asr_server.machine import lower_thread_priority
 from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
 from asr_server.speakers.labels import Turn, label_transcript
 from asr_server.speakers.voices import (
@@ -42,7 +42,7 @@ _EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, 
 
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
-_executor = ThreadPoolExecutor(2, "asr-speakers", initializer=partial(lower_priority, NICENESS))
+_executor = ThreadPoolExecutor(2, "asr-speakers", initializer=partial(lower_thread_priority, NICENESS))
 
 
 class SpeakerTrack:
