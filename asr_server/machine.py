@@ -65,6 +65,18 @@ def lower_priority(niceness: int) -> None:
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
 
 
+def never_interrupt_others() -> None:
+    """Threads of this process wait for a core that is taken, also when they wake (Linux's SCHED_BATCH).
+
+    Threads that compute together sleep and wake thousands of times a second. What they interrupt may be a
+    thread of the API process that holds Python's interpreter lock, for which its event loop then waits.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        for thread in _own_threads():
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or a sandbox forbids it
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
+
 def lower_thread_priority(niceness: int) -> None:
     """As `lower_priority`, for the calling thread alone; only Linux has priorities of threads."""
     if sys.platform.startswith("linux"):

@@ -100,6 +100,19 @@ def test_a_thread_lowers_its_own_priority_and_no_other_threads() -> None:
         assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
+def test_threads_that_are_there_and_those_to_come_interrupt_nobody() -> None:
+    code = (
+        "import os, threading; from asr_server.machine import never_interrupt_others as never\n"
+        "ends = threading.Event(); policies = []\n"
+        "def begin(): threading.Thread(target=lambda: ends.wait() and "
+        "policies.append(os.sched_getscheduler(threading.get_native_id()))).start()\n"
+        "begin(); never(); begin(); ends.set()\n"
+        "[each.join() for each in threading.enumerate() if each is not threading.current_thread()]\n"
+        "assert [os.sched_getscheduler(0), *policies] == 3 * [os.SCHED_BATCH], policies"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_thread_that_ends_while_the_process_is_pinned_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[int] = []
 

@@ -24,11 +24,9 @@ from asr_server import metrics
 from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.audio.recording import DecodeSlice, Recording
 from asr_server.core import Chunk
-from asr_server.machine import lower_thread_priority
 
 T = TypeVar("T")
 QUEUED_PER_WORKER = 16
-NICENESS = 3  # of the threads: the event loop goes first, and what they decode goes before the engine
 
 
 @dataclass
@@ -53,7 +51,7 @@ class PreprocessPool:
         self._lock = threading.Lock()
         self._recordings: WeakSet[Recording] = WeakSet()
         numbers = itertools.count()
-        self._executor = ThreadPoolExecutor(num_workers, initializer=lambda: _begin_thread(next(numbers)))
+        self._executor = ThreadPoolExecutor(num_workers, initializer=lambda: _name_thread(next(numbers)))
         if max_queued is None:
             max_queued = num_workers * QUEUED_PER_WORKER
         self._places = asyncio.Semaphore(num_workers + max_queued)
@@ -147,6 +145,5 @@ def _outcome(function: Callable[..., T], args: tuple[object, ...]) -> tuple[T | 
         return None, error
 
 
-def _begin_thread(number: int) -> None:
+def _name_thread(number: int) -> None:
     threading.current_thread().name = f"asr-preprocess-{number}"
-    lower_thread_priority(NICENESS)

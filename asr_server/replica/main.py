@@ -30,6 +30,7 @@ from asr_server.machine import (
     freeze_gc,
     leave_stopping_to_the_parent,
     lower_priority,
+    never_interrupt_others,
     pin_to,
 )
 from asr_server.replica.loop import CannotStart, load_engine, run
@@ -72,7 +73,9 @@ def main() -> None:
     be_killed_with_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
     pin_to(spec.cores)
-    lower_priority(spec.niceness)
+    if spec.niceness:
+        lower_priority(spec.niceness)
+        never_interrupt_others()
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")
     end_with_the_parent()
