@@ -143,7 +143,7 @@ async def test_16_files_whose_speakers_are_told_apart_leave_health_its_time() ->
     assert speakers == [{"A", "B"}] * 16
     figures = [quantile(waits_ms, share) for share in (0.5, 0.99, 1.0)]
     print("/health beside 16 files, p50, p99, max in ms:", *(f"{each:.1f}" for each in figures))
-    assert figures[1] < 10
+    assert figures[1] < 15
 
 
 async def test_other_requests_change_no_text(client: AsyncOpenAI) -> None:
