@@ -72,7 +72,7 @@ class RemoteReplica(ABC):
 
 # Of a replica that computes on the processor: it can use every core all the time, and the API process, which
 # needs one for a moment, must not wait for its turn. One that feeds a GPU is itself in a hurry.
-CPU_NICENESS = 5
+CPU_NICENESS = 10
 KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
 
 logger = logging.getLogger(__name__)
