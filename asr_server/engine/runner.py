@@ -39,6 +39,7 @@ from asr_server.engine.tokens import (
     draw,
     log_probabilities,
     penalise,
+    top_scores,
 )
 from asr_server.model import Whisper
 from asr_server.model.cache import Slots
@@ -217,8 +218,12 @@ class Runner:
 
     def _candidates(self, scores: Tensor, plan: StepPlan) -> HostCopy:
         """The likeliest next tokens of the hypotheses of all beam searches, as in `StepResult`."""
-        index, _, allowed = self._allowed(scores, plan.beams)
-        likeliest, tokens = allowed.topk(plan.num_candidates)
+        if self._kernels.choose_token is None:  # the rules are applied to the scores already
+            index = self._block(plan.beams)
+            allowed = scores[index]
+        else:
+            index, _, allowed = self._allowed(scores, plan.beams)
+        likeliest, tokens = top_scores(allowed, plan.num_candidates)
         logprobs = likeliest - likeliest[:, :1] + self._logprobs[index, None]  # known of the first one
         return self._transfers.to_host(torch.stack([tokens.double(), logprobs.double()], dim=1))
 

@@ -90,12 +90,13 @@ class TokenRules:
         times_off |= begin[:, None] & (self._times > self._last_initial_time)
         times = scores[:, self._first_time :]
         times.masked_fill_(times_off, _NEVER)
-        scores[:, : self._end_of_text].masked_fill_(after_one[:, None], _NEVER)
 
         # Where all times together are likelier than any one other token, a time it is.
-        others = scores[:, : self._first_time]
-        time_wins = begin | (times.logsumexp(-1) > others.amax(-1))
-        others.masked_fill_(time_wins[:, None], _NEVER)
+        text, special = scores[:, : self._end_of_text], scores[:, self._end_of_text : self._first_time]
+        best_text = text.amax(-1).masked_fill_(after_one, _NEVER)
+        time_wins = begin | (times.logsumexp(-1) > torch.maximum(best_text, special.amax(-1)))
+        text.masked_fill_((after_one | time_wins)[:, None], _NEVER)
+        special.masked_fill_(time_wins[:, None], _NEVER)
 
 
 def _ids(tokens: tuple[int, ...], vocabulary: int, device: torch.device) -> Tensor:
@@ -119,6 +120,31 @@ def noise_seed_of(seed: int, id: ChunkId, temperature: float) -> int:
 def log_probabilities(scores: Tensor, tokens: Tensor) -> Tensor:
     """[B]: how likely the chosen tokens [B] are under scores [B, vocabulary]."""
     return scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0]  # half the time of logsumexp
+
+
+_BLOCK = 128
+
+
+def top_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the largest scores of each row of [B, vocabulary] and their tokens, [B, count] each.
+
+    On CPU they are looked for in the blocks with the largest maxima, in a third of the time. A `count` of 1
+    gives the first of equal scores.
+    """
+    whole = scores.shape[1] // _BLOCK * _BLOCK
+    if scores.is_cuda or whole < count * _BLOCK:
+        return _largest(scores, count)
+    blocks = _largest(scores[:, :whole].view(len(scores), -1, _BLOCK).amax(-1), count)[1]
+    in_blocks = (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    behind = torch.arange(whole, scores.shape[1]).expand(len(scores), -1)
+    tokens = torch.cat([in_blocks, behind], dim=1)
+    largest, places = _largest(scores.gather(1, tokens), count)
+    return largest, tokens.gather(1, places)
+
+
+def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    values, indices = scores.max(-1, keepdim=True) if count == 1 else scores.topk(count)
+    return values, indices
 
 
 def penalise(scores: Tensor, state: SlotState, end_of_text: int) -> Tensor:
@@ -181,7 +207,7 @@ def _restrict(scores: Tensor, state: SlotState) -> Tensor:
     before = probabilities.cumsum(-1) - probabilities
     kept = (rank < top_k) & ((before < top_p) | (top_p >= 1))
     kept &= probabilities >= state.min_p[:, None] * probabilities[:, :1]
-    kept[:, 0] = True
+    kept |= rank == 0
     return scores.masked_fill(~kept.scatter(1, order, kept), float("-inf"))
 
 
@@ -204,7 +230,7 @@ def choose_likeliest(
     """
     if kernels.choose_token is None:
         rules.apply(scores, state)
-        tokens.copy_(scores.max(-1).indices)  # argmax takes twice the time
+        tokens.copy_(top_scores(scores, 1)[1][:, 0])
         logprobs.copy_(log_probabilities(scores, tokens))
         return
     history = (state.num_generated, state.token, state.previous, state.last_time)

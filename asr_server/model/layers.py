@@ -71,11 +71,10 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, gelu: bool = False) -> Tensor:
-    rows = x.flatten(0, -2)
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(
-        padded_rows(rows), packed, bias, "gelu" if gelu else "none", [], "none"
-    )
-    return y[: len(rows)].view(*x.shape[:-1], -1)
+    num_rows = x.shape[:-1].numel()
+    rows = padded_rows(x.flatten(0, -2)) if _FEW_ROWS < num_rows < _MANY_ROWS else x
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "gelu" if gelu else "none", [], "none")
+    return y if rows is x else y[:num_rows].view(*x.shape[:-1], -1)
 
 
 _FEW_ROWS, _MANY_ROWS = 8, 64

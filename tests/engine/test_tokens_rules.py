@@ -14,7 +14,7 @@ from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import DecodingOptions
 from asr_server.engine.cuda import Transfers
 from asr_server.engine.slots import SlotStart, SlotState
-from asr_server.engine.tokens import GenerationRules, TokenRules
+from asr_server.engine.tokens import GenerationRules, TokenRules, top_scores
 
 END, NO_TIMESTAMPS, FIRST_TIME, VOCABULARY = 60, 69, 70, 110
 SPECIALS = SpecialTokens(
@@ -92,3 +92,24 @@ def test_suppressed_ids_outside_the_vocabulary_are_ignored() -> None:
     scores[:, 0] = 9.0  # likelier than all times together, so that text is not forbidden
     rules.apply(scores, state_after([[1, 2]]))
     assert scores.isinf().nonzero().tolist() == [[0, 4], [0, NO_TIMESTAMPS]]
+
+
+@pytest.mark.parametrize(("vocabulary", "count"), [(51865, 6), (51865, 1), (1280, 10), (1280, 11), (90, 6)])
+def test_the_top_scores_are_those_of_a_whole_sort(vocabulary: int, count: int) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(7, vocabulary)
+    scores[1, : vocabulary - 20] = float("-inf")  # the last ones are no whole block
+    scores[2, 70:80] = 9.0 + torch.arange(10)  # all in one block
+    values, tokens = top_scores(scores, count)
+    expected = scores.sort(descending=True)
+    assert torch.equal(values, expected.values[:, :count])
+    assert torch.equal(tokens, expected.indices[:, :count])
+
+
+def test_of_equal_scores_the_first_is_chosen_and_nan_is_not_passed_over() -> None:
+    scores = torch.zeros(2, 1000)
+    scores[0, [300, 700, 999]] = 1.0
+    scores[1, 998] = float("nan")
+    values, tokens = top_scores(scores, 1)
+    assert tokens[0] == 300
+    assert values[1].isnan()
