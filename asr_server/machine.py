@@ -9,29 +9,33 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
 import re
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 MAX_OPEN_FILES: Final = 65_536
-CGROUPS: Final = Path("/sys/fs/cgroup")
-OWN_CGROUPS: Final = Path("/proc/self/cgroup")
+_ROOT: Final = Path("/")
+_CGROUPS: Final = "sys/fs/cgroup"
 _MPS_PIPES: Final = "/tmp/nvidia-mps"
 
+T = TypeVar("T")
 
-def available_cores() -> int:
+
+def available_cores(root: Path = _ROOT) -> int:
     """Cores this process may use: those it may run on, as far as its CPU quota pays for them; at least one.
 
     A container limited to two CPUs sees all of the host's cores in its affinity mask. A thread for each of
     them would use up the quota in a fraction of every period and then stand still for the rest of it.
     """
-    return max(1, int(min(len(_affinity_mask()), cpu_quota())))
+    return max(1, int(min(len(_affinity_mask()), cpu_quota(root))))
 
 
 def cores_of(index: int, count: int) -> tuple[int, ...]:
@@ -62,7 +66,7 @@ def lower_priority(niceness: int) -> None:
     """
     for thread in _own_threads():
         with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+            _lower(thread, niceness)
 
 
 def never_interrupt_others() -> None:
@@ -79,9 +83,27 @@ def never_interrupt_others() -> None:
 
 def lower_thread_priority(niceness: int) -> None:
     """As `lower_priority`, for the calling thread alone; only Linux has priorities of threads."""
-    if sys.platform.startswith("linux"):
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+    if sys.platform == "linux":
+        _lower(threading.get_native_id(), niceness)
+
+
+def _lower(thread: int, niceness: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+
+
+def in_daemon_thread(function: Callable[[], T], name: str) -> Future[T]:
+    """Calls what may never return in a thread of its own, which does not keep the process from ending."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # whoever waits may give up, which changes nothing here
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return result
 
 
 def freeze_gc() -> None:
@@ -109,9 +131,12 @@ def mps_is_running() -> bool:
     return (folder / "control").exists() and (not pid.isdigit() or Path(f"/proc/{pid}").exists())
 
 
-def cpu_quota() -> float:
-    """CPUs' worth of time that the control groups of this process allow; infinity: no limit."""
-    return min(_quotas(OWN_CGROUPS, CGROUPS), default=float("inf"))
+def cpu_quota(root: Path = _ROOT) -> float:
+    """CPUs' worth of time that the control groups of this process allow; infinity: no limit.
+
+    `root` has the folders `proc` and `sys`.
+    """
+    return min(_quotas(root), default=math.inf)
 
 
 def cpu_flags() -> set[str]:
@@ -126,7 +151,7 @@ def free_memory_bytes() -> int:
     if "MemAvailable" not in fields:
         return 4 << 30  # no Linux: a modest guess
     available = int(fields["MemAvailable"].split()[0]) << 10
-    limit, used = (_read(CGROUPS / name).strip() for name in ("memory.max", "memory.current"))
+    limit, used = (_read(_ROOT / _CGROUPS / name).strip() for name in ("memory.max", "memory.current"))
     return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
 
 
@@ -161,15 +186,15 @@ def _affinity_mask() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _quotas(own_cgroups: Path, root: Path) -> Iterator[float]:
+def _quotas(root: Path) -> Iterator[float]:
     """Yields each limit on the way up from this process's control group: all hold at once."""
-    for line in _read(own_cgroups).splitlines():
+    for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield from _quotas_upwards(root, path)
+        if not controllers:  # version 2 has one hierarchy
+            yield from _quotas_upwards(root / _CGROUPS, path)
         elif "cpu" in controllers.split(","):
-            yield from _quotas_upwards(root / controllers, path)
-            yield from _quotas_upwards(root / "cpu", path)
+            yield from _quotas_upwards(root / _CGROUPS / controllers, path)
+            yield from _quotas_upwards(root / _CGROUPS / "cpu", path)
 
 
 def _quotas_upwards(hierarchy: Path, path: str) -> Iterator[float]:

@@ -6,9 +6,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from asr_server.checkpoint.adopt import is_ctranslate2, source_of
+from asr_server.checkpoint.adopt import source_of
 from asr_server.checkpoint.download import own_cache
 from asr_server.checkpoint.find import resolve_checkpoint
+from asr_server.checkpoint.foreign import is_ctranslate2
 from asr_server.model.weights import convert
 
 
@@ -21,7 +22,7 @@ def hugging_face_checkpoint(model: str) -> Path:
         CheckpointError: there is no such checkpoint, or it cannot be fetched.
     """
     source = source_of(resolve_checkpoint(model))
-    if not is_ctranslate2(source):
+    if not (source.is_dir() and is_ctranslate2(os.listdir(source))):
         return source
     target = own_cache() / "hugging-face" / f"whisper-{Path(model).name}"
     if not target.exists():

@@ -6,88 +6,111 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
 from asr_server import config, machine
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.engine import EngineConfig
-from asr_server.machine import lower_thread_priority
+from asr_server.machine import available_cores, lower_thread_priority
 from tests.embedded import embedded
 
 
 @pytest.fixture
-def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a machine with 64 cores and no quota yet; this process is in /service/api."""
-    (tmp_path / "own").write_text("0::/service/api\n")
-    (tmp_path / "service" / "api").mkdir(parents=True)
-    monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root folder of a machine with 64 cores and no quota yet; this process is in /service/api."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    write(tmp_path / "proc/self/cgroup", "0::/service/api\n")
     return tmp_path
 
 
-def test_without_a_quota_the_affinity_mask_says_how_many_cores_there_are(cgroups: Path) -> None:
-    assert machine.available_cores() == 64
-    (cgroups / "service" / "api" / "cpu.max").write_text("max 100000\n")
-    assert machine.available_cores() == 64
+def write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
 
 
-def test_the_quota_of_the_container_counts(cgroups: Path) -> None:
-    (cgroups / "cpu.max").write_text("250000 100000\n")
-    assert machine.cpu_quota() == 2.5
-    assert machine.available_cores() == 2
+@pytest.fixture
+def set_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the driver count as many GPUs, and the environment name them."""
+    count = 0
+
+    def get_count(found: Any) -> int:
+        found._obj.value = count
+        return 0
+
+    def set_them(number: int, listed: str | None = None) -> None:
+        nonlocal count
+        count = number
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if listed is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+
+    driver = SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetCount=get_count)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+    return set_them
 
 
-def test_the_smallest_quota_on_the_way_up_counts(cgroups: Path) -> None:
-    (cgroups / "cpu.max").write_text("800000 100000\n")
-    (cgroups / "service" / "cpu.max").write_text("300000 100000\n")
-    (cgroups / "service" / "api" / "cpu.max").write_text("max 100000\n")
-    assert machine.available_cores() == 3
+def test_without_a_quota_the_affinity_mask_says_how_many_cores_there_are(system: Path) -> None:
+    assert available_cores(system) == 64
+    write(system / "sys/fs/cgroup/service/api/cpu.max", "max 100000\n")
+    assert available_cores(system) == 64
 
 
-def test_a_quota_below_one_core_leaves_one(cgroups: Path) -> None:
-    (cgroups / "cpu.max").write_text("20000 100000\n")
-    assert machine.available_cores() == 1
+def test_the_quota_of_the_container_counts(system: Path) -> None:
+    write(system / "sys/fs/cgroup/cpu.max", "250000 100000\n")
+    assert machine.cpu_quota(system) == 2.5
+    assert available_cores(system) == 2
 
 
-def test_version_one_of_control_groups_is_read_too(cgroups: Path) -> None:
-    (cgroups / "own").write_text("5:cpuset:/\n4:cpu,cpuacct:/service\n1:name=systemd:/service\n")
-    (cgroups / "cpu,cpuacct" / "service").mkdir(parents=True)
-    (cgroups / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
-    (cgroups / "cpu,cpuacct" / "cpu.cfs_period_us").write_text("100000\n")
-    assert machine.available_cores() == 64
-    (cgroups / "cpu,cpuacct" / "service" / "cpu.cfs_quota_us").write_text("400000\n")
-    (cgroups / "cpu,cpuacct" / "service" / "cpu.cfs_period_us").write_text("100000\n")
-    assert machine.available_cores() == 4
+def test_the_smallest_quota_on_the_way_up_counts(system: Path) -> None:
+    write(system / "sys/fs/cgroup/cpu.max", "800000 100000\n")
+    write(system / "sys/fs/cgroup/service/cpu.max", "300000 100000\n")
+    write(system / "sys/fs/cgroup/service/api/cpu.max", "max 100000\n")
+    assert available_cores(system) == 3
 
 
-def test_threads_follow_from_the_quota(cgroups: Path) -> None:
-    (cgroups / "cpu.max").write_text("400000 100000\n")
-    assert EngineConfig.from_settings(embedded(replicas=2)).cpu_threads == 2
-    assert config.default_preprocess_workers() == 2
-    (cgroups / "cpu.max").write_text("100000 100000\n")
-    assert config.default_preprocess_workers() == 1
+def test_a_quota_below_one_core_leaves_one(system: Path) -> None:
+    write(system / "sys/fs/cgroup/cpu.max", "20000 100000\n")
+    assert available_cores(system) == 1
+
+
+def test_version_one_of_control_groups_is_read_too(system: Path) -> None:
+    write(system / "proc/self/cgroup", "5:cpuset:/\n4:cpu,cpuacct:/service\n1:name=systemd:/service\n")
+    group = system / "sys/fs/cgroup/cpu,cpuacct"
+    write(group / "cpu.cfs_quota_us", "-1\n")
+    write(group / "cpu.cfs_period_us", "100000\n")
+    assert available_cores(system) == 64
+    write(group / "service" / "cpu.cfs_quota_us", "400000\n")
+    write(group / "service" / "cpu.cfs_period_us", "100000\n")
+    assert available_cores(system) == 4
+
+
+@pytest.mark.parametrize("num_cores", [1, 4])
+def test_threads_follow_from_the_cores(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    cores = available_cores()  # fewer where the tests themselves have a quota
+    assert EngineConfig.from_settings(embedded(replicas=2)).cpu_threads == max(1, cores // 2)
+    assert config.default_preprocess_workers() == min(cores, 2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_replicas_get_cores_of_their_own_from_the_affinity_mask(
-    count: int, cgroups: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mask = {2, 3, 4, 8, 9, 10, 11}
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: mask)
-    (cgroups / "cpu.max").write_text("300000 100000\n")  # says how many threads, not on which cores
     shares = [machine.cores_of(index, count) for index in range(count)]
     assert {len(share) for share in shares} == {len(mask) // count}
     assert len({core for share in shares for core in share}) == sum(map(len, shares))
     assert {core for share in shares for core in share} <= mask
-    assert EngineConfig.from_settings(embedded(replicas=count)).cpu_threads == max(1, 3 // count)
 
 
-def test_more_replicas_than_cores_are_not_pinned(cgroups: Path) -> None:
+def test_more_replicas_than_cores_are_not_pinned(system: Path) -> None:
     assert machine.cores_of(64, 65) == ()
     machine.pin_to(())
 
@@ -133,9 +156,9 @@ def test_a_thread_that_ends_while_the_process_is_pinned_is_left_out(monkeypatch:
 
 @pytest.mark.parametrize(("mode", "pinned"), [("auto", True), ("on", True), ("off", False)])
 def test_replicas_that_share_a_gpu_are_pinned(
-    mode: Literal["auto", "on", "off"], pinned: bool, cgroups: Path, monkeypatch: pytest.MonkeyPatch
+    mode: Literal["auto", "on", "off"], pinned: bool, system: Path, set_gpus: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr("asr_server.dispatch.processes.visible_gpus", lambda: ["0"])
+    set_gpus(1)
     executor = MultiprocessExecutor(embedded(replicas=2, pin_cores=mode))
     expected = [tuple(range(32)), tuple(range(32, 64))] if pinned else [(), ()]
     assert [executor.cores_of(index) for index in range(2)] == expected
@@ -150,27 +173,24 @@ def test_replicas_that_share_a_gpu_are_pinned(
     [(None, 0, []), (None, 2, ["0", "1"]), ("3,5", 2, ["3", "5"]), ("GPU-a, GPU-b", 2, ["GPU-a", "GPU-b"])],
 )
 def test_gpus_are_named_as_the_environment_names_them(
-    listed: str | None, count: int, gpus: list[str], monkeypatch: pytest.MonkeyPatch
+    listed: str | None, count: int, gpus: list[str], set_gpus: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(machine, "num_gpus", lambda: count)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if listed is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    set_gpus(count, listed)
     assert machine.visible_gpus() == gpus
 
 
-def test_there_is_a_replica_for_each_gpu_unless_a_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "num_gpus", lambda: 4)
+def test_there_is_a_replica_for_each_gpu_unless_a_number_is_given(set_gpus: Callable[..., None]) -> None:
+    set_gpus(4)
     assert embedded().num_replicas == 4
     assert embedded(replicas_per_device=2).num_replicas == 8
     assert embedded(replicas=3).num_replicas == 3
     assert embedded(device="cpu").num_replicas == 1
-    monkeypatch.setattr(config, "num_gpus", lambda: 0)
+    set_gpus(0)
     assert embedded().num_replicas == 1
 
 
-def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asr_server.dispatch.processes.visible_gpus", lambda: ["2", "7"])
+def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(set_gpus: Callable[..., None]) -> None:
+    set_gpus(2, "2,7")
     executor = MultiprocessExecutor(embedded(replicas=5))
     devices = [executor.device_of(index)["CUDA_VISIBLE_DEVICES"] for index in range(5)]
     assert devices == ["2", "7", "2", "7", "2"]

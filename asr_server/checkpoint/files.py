@@ -10,12 +10,30 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
 from asr_server.errors import CheckpointError
+
+
+@contextmanager
+def reading(path: Path, *damaged: type[Exception]) -> Iterator[None]:
+    """Raises CheckpointError, which names the file, for OSError and for the errors that say it is damaged."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except damaged as error:
+        raise CheckpointError(f"{path} is cut short or damaged: fetch it again") from error
+
+
+def begins_with(path: Path, *beginnings: bytes) -> bool:
+    """Whether the file's first bytes are one of these. Raises CheckpointError where it cannot be read."""
+    with reading(path), path.open("rb") as file:
+        return file.read(max(map(len, beginnings))).startswith(beginnings)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -110,9 +128,8 @@ class AudioWindow:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
-STORED = (
-    "stored_tensors.json"  # this server's own: where the tensors lie in a file of another program's format
-)
+STORED = "stored_tensors.json"  # this server's own: where tensors lie in another program's file
+CTRANSLATE2 = "model.bin"
 
 _GIT_LFS = b"version https://git-lfs"
 ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
@@ -185,10 +202,8 @@ def read_stored(directory: Path) -> WeightsFile:
     """Raises CheckpointError where the file is no longer the one that was noted."""
     note = read_json(directory / STORED)
     path = Path(note["path"])
-    try:
+    with reading(path):
         about = path.stat()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if (about.st_size, about.st_mtime_ns) != (note["num_bytes"], note["modified_ns"]):
         raise CheckpointError(f"{path} has changed since the server was started: start it again")
     return WeightsFile(path, {name: _from_json(fields) for name, fields in note["tensors"].items()})
@@ -210,13 +225,10 @@ def _weight_files(directory: Path) -> list[str]:
 
 def _check_file(path: Path) -> StoredTensors:
     """Its tensors; none for a pickled file, which has no header."""
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_GIT_LFS)) == _GIT_LFS:
-                raise CheckpointError(f"{path} is only a pointer to the weights: run `git lfs pull` there")
+    if begins_with(path, _GIT_LFS):
+        raise CheckpointError(f"{path} is only a pointer to the weights: run `git lfs pull` there")
+    with reading(path):
         return _read_header(path) if path.suffix == ".safetensors" else {}
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _read_header(path: Path) -> StoredTensors:

@@ -13,12 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asr_server.checkpoint.adopt import adopt, is_ctranslate2, is_foreign_file, source_of
+from asr_server.checkpoint.adopt import adopt, source_of
 from asr_server.checkpoint.adopt import revision_of as revision_noted
 from asr_server.checkpoint.download import hub_cache
 from asr_server.checkpoint.fetch import fetch, fetched, repository_and_revision
-from asr_server.checkpoint.files import INDEX, AudioWindow, check_weights, read_json, read_optional_json
-from asr_server.checkpoint.foreign import explain_file, explain_listing
+from asr_server.checkpoint.files import (
+    INDEX,
+    AudioWindow,
+    check_weights,
+    read_json,
+    read_optional_json,
+    reading,
+)
+from asr_server.checkpoint.foreign import check_foreign_file, explain_listing, is_ctranslate2
 from asr_server.checkpoint.names import SHORT_NAMES, Published, base_model, check_hub_name, published
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
@@ -39,11 +46,7 @@ def check_directory(directory: Path) -> None:
     Raises:
         CheckpointError: it is no Whisper checkpoint, or a file is missing or cut short.
     """
-    try:
-        explanation = explain_listing(str(directory), os.listdir(directory))
-    except OSError as error:
-        raise CheckpointError(f"{directory} cannot be read: {error.strerror}") from error
-    if explanation:
+    if explanation := explain_listing(str(directory), _files(directory)):
         raise CheckpointError(explanation)
     if not (directory / "config.json").exists():
         raise CheckpointError(f"{directory} has no config.json: it is no Hugging Face checkpoint")
@@ -62,13 +65,11 @@ def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
     missing = [name for name in ("vocab.json", "merges.txt") if not (directory / name).exists()]
     if not missing:
         return
-    base = base_model(config)
-    command = (
-        f", perhaps: hf download openai/whisper-{base} tokenizer.json --local-dir {directory}" if base else ""
-    )
+    advice = "Take that of the model it was trained from"
+    if base := base_model(config):
+        advice += f", perhaps: hf download openai/whisper-{base} tokenizer.json --local-dir {directory}"
     raise CheckpointError(
-        f"{directory} has no tokenizer.json (nor, instead of it, {' and '.join(missing)}). "
-        f"Take that of the model it was trained from{command}"
+        f"{directory} has no tokenizer.json (nor, instead of it, {' and '.join(missing)}). {advice}"
     )
 
 
@@ -89,10 +90,9 @@ def checkpoint_on_disk(name: str) -> Path | None:
     if name == EMBEDDED_MODEL.name and not path.exists():
         return EMBEDDED_MODEL
     if path.is_file():
-        if not is_foreign_file(path):
-            raise CheckpointError(explain_file(path))
+        check_foreign_file(path)
         return _usable(path)
-    if path.is_dir() and not (name in SHORT_NAMES and not (path / "config.json").exists()):
+    if path.is_dir() and (name not in SHORT_NAMES or (path / "config.json").exists()):
         return _usable(path)
     check_hub_name(name)
     return cached(published(name))
@@ -154,8 +154,13 @@ def _copies(model: Published) -> Iterator[Path]:
 
 def _usable(path: Path) -> Path:
     """The directory to serve a model on disk from. Raises CheckpointError."""
-    if path.is_file() or is_ctranslate2(path):
+    if path.is_file() or is_ctranslate2(_files(path)):
         path = adopt(path, tokenizer_of, revision_of(path))
     check_directory(path)
     AudioWindow.from_directory(path)
     return path
+
+
+def _files(directory: Path) -> list[str]:
+    with reading(directory):
+        return os.listdir(directory)

@@ -11,32 +11,37 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from asr_server.checkpoint.files import StoredTensor, StoredTensors
+from asr_server.checkpoint.files import CTRANSLATE2, PICKLED, StoredTensor, StoredTensors, begins_with
 from asr_server.checkpoint.names import published_name
 from asr_server.errors import CheckpointError
 
-_GGUF = b"GGUF"
+GGML: Final = b"lmgg"
+_ZIP, _GGUF = b"PK\x03\x04", b"GGUF"
 
 
-def explain_file(path: Path) -> str:
-    """Why this file cannot be served, and what to do."""
-    with path.open("rb") as file:
-        is_gguf = file.read(len(_GGUF)) == _GGUF
-    if is_gguf:
-        return f"{path} is a GGUF model. {_use_original(path.name)}"
+def is_ctranslate2(files: Collection[str]) -> bool:
+    """Whether a directory or a repository with these files holds a CTranslate2 model."""
+    return CTRANSLATE2 in files and any(file.startswith("vocabulary.") for file in files)
+
+
+def check_foreign_file(path: Path) -> None:
+    """Raises CheckpointError where this is no file of openai-whisper or whisper.cpp, by its first bytes."""
+    if begins_with(path, GGML, _ZIP):
+        return
+    if begins_with(path, _GGUF):
+        raise CheckpointError(f"{path} is a GGUF model. {_use_original(path.name)}")
     if (path.parent / "config.json").exists():
-        return f"{path} is a file: name the directory it is in, {path.parent}"
-    return (
+        raise CheckpointError(f"{path} is a file: name the directory it is in, {path.parent}")
+    raise CheckpointError(
         f"{path} is no model: a .pt of openai-whisper, a ggml file of whisper.cpp, or a directory with "
         "config.json and weights is one"
     )
 
 
 def explain_listing(name: str, files: Collection[str]) -> str | None:
-    """The same for a directory or a hub repository, by its files' names; None where it can be served."""
+    """Why a directory or a hub repository with these files cannot be served; None where it can."""
     endings = {Path(file).suffix for file in files}
-    is_ctranslate2 = "model.bin" in files and any(file.startswith("vocabulary.") for file in files)
-    if is_ctranslate2 or any(file.endswith(".safetensors") or file == "pytorch_model.bin" for file in files):
+    if is_ctranslate2(files) or PICKLED in files or ".safetensors" in endings:
         return None if "config.json" in files else f"{name} has no config.json"
     if single := [file for file in files if file.startswith("ggml-") or file.endswith((".pt", ".pth"))]:
         return f"{name} holds single files, such as {min(single)}: fetch one and name that file"
@@ -49,8 +54,7 @@ def explain_listing(name: str, files: Collection[str]) -> str | None:
 
 def _use_original(name: str) -> str:
     """Says that the file was made from a checkpoint that can be served."""
-    published = published_name(name)
-    if published:
+    if published := published_name(name):
         return f"Use the model that it was made from: {published}"
     return "Use the checkpoint that it was made from: DIRECTORY or ORGANISATION/NAME"
 

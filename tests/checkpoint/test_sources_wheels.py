@@ -113,7 +113,7 @@ def test_a_package_that_lacks_its_files_is_named_as_damaged(index: Path) -> None
 
 
 def test_without_pip_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "PIP", ("-m", "no_such_pip"))
+    monkeypatch.setattr(sources, "PIP", "-m no_such_pip")
     assert f"did not give pocket-one==1.0 ({sys.executable}: No module named no_such_pip)" in refusal()
 
 
