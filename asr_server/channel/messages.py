@@ -161,10 +161,6 @@ class HeartbeatSender(Protocol):
     def close(self) -> None: ...
 
 
-class EngineServerClosed(Exception):
-    """The replica's end sends nothing any more."""
-
-
 class InlineEngineClient:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -174,20 +170,14 @@ class InlineEngineClient:
     def send(self, command: Command) -> None:
         self.commands.put(command)
 
-    async def receive(self) -> Event:
-        """Raises EngineServerClosed."""
-        event = await self._events.get()
-        if event is None:
-            raise EngineServerClosed
-        return event
+    async def receive(self) -> Event | None:
+        """Returns the next event, and None after the last one."""
+        return await self._events.get()
 
     def deliver(self, event: Event | None) -> None:
         """Called from the replica's thread, with None at its end. Dropped once the loop has closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-    def close(self) -> None:
-        pass
 
 
 class InlineEngineServer:

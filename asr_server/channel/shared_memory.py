@@ -24,7 +24,6 @@ import re
 import sys
 import threading
 import weakref
-from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -60,10 +59,6 @@ def type_name(value: Any) -> str:
     return str(value.dtype.str)
 
 
-def num_bytes(value: Any) -> int:
-    return int(value.nbytes)
-
-
 def as_bytes(value: Any) -> Bytes:
     """The content [num_bytes] in its own order: a view where it is contiguous, else one copy."""
     if _is_tensor(value):
@@ -85,30 +80,28 @@ def from_bytes(content: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[A
     data = content if isinstance(content, np.ndarray) else np.frombuffer(content, np.uint8)
     if any(not isinstance(size, int) or size < 0 for size in shape):
         raise ValueError(f"no shape: {shape}")
-    if name.startswith(TORCH):
-        return _tensor(data, name, shape)
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"no type of numbers: {name!r}")
-    dtype = np.dtype(name)
+    dtype = _type_named(name)
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(data)} bytes are no {name} of shape {shape}")
-    return data.view(dtype).reshape(shape)
-
-
-def _tensor(data: Bytes, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    if isinstance(dtype, np.dtype):
+        return data.view(dtype).reshape(shape)
     import torch
 
-    dtype = getattr(torch, name.removeprefix(TORCH), None)
-    if not isinstance(dtype, torch.dtype) or len(data) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{len(data)} bytes are no {name} of shape {shape}")
     if not len(data):
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(_writable(data)).view(dtype).view(shape)
+    # torch knows no read-only tensors and warns of them: what was received is copied for it, once.
+    return torch.from_numpy(data if data.flags.writeable else data.copy()).view(dtype).view(shape)
 
 
-def _writable(data: Bytes) -> Bytes:
-    """torch knows no read-only tensors and warns of them: what was received is copied for it, once."""
-    return data if data.flags.writeable else data.copy()
+def _type_named(name: str) -> np.dtype[Any] | torch.dtype:
+    if _NAME.fullmatch(name):
+        return np.dtype(name)
+    if name.startswith(TORCH):
+        import torch
+
+        if isinstance(dtype := getattr(torch, name.removeprefix(TORCH), None), torch.dtype):
+            return dtype
+    raise ValueError(f"no type of numbers: {name!r}")
 
 
 def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -137,7 +130,7 @@ class SharedMemoryWriter:
         self.fd = os.memfd_create("asr-server-arrays", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, size)
         self._bytes = np.frombuffer(mmap.mmap(self.fd, min(size, MAPPED_BYTES)), np.uint8)
-        self._free: list[tuple[int, int]] = [(0, size)]  # offset and length, in order, never adjacent
+        self._size = size
         self._used: dict[int, int] = {}  # offset: length, whole pages
         self._end = 0  # the file has all pages up to here, and none from here on
 
@@ -174,12 +167,8 @@ class SharedMemoryWriter:
 
     def release(self, offset: int) -> None:
         """Frees the array there, once the reader is done with it. An offset not in use is ignored."""
-        length = self._used.pop(offset, 0)
-        if not length:
-            return
-        insort(self._free, (offset, length))
-        self._merge_free()
-        kept = max(KEPT_BYTES, max((offset + length for offset, length in self._used.items()), default=0))
+        self._used.pop(offset, None)
+        kept = max((KEPT_BYTES, *(offset + length for offset, length in self._used.items())))
         if self._end > kept:
             self._give_back(kept, self._end - kept)
             self._end = kept
@@ -189,21 +178,16 @@ class SharedMemoryWriter:
         os.close(self.fd)
 
     def _allocate(self, length: int) -> int | None:
-        for index, (offset, free) in enumerate(self._free):
-            if free >= length:
-                self._free[index : index + 1] = [(offset + length, free - length)] if free > length else []
-                self._used[offset] = length
-                return offset
-        return None
-
-    def _merge_free(self) -> None:
-        merged: list[tuple[int, int]] = []
-        for offset, length in self._free:
-            if merged and sum(merged[-1]) == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + length)
-            else:
-                merged.append((offset, length))
-        self._free = merged
+        """Takes the first gap between the arrays in use that is long enough."""
+        end = 0
+        for offset, used in sorted(self._used.items()):
+            if offset - end >= length:
+                break
+            end = offset + used
+        if end + length > self._size:
+            return None
+        self._used[end] = length
+        return end
 
     def _give_back(self, offset: int, length: int) -> None:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate

@@ -3,6 +3,10 @@
 Samples go along with their messages. A connection that breaks is never made again, because what was under
 way on it may be lost: the replica ends itself, and the API process replaces it. Only the kernels of the two
 hosts check that the other is still there (TCP keep-alive), so that a process that pauses loses nothing.
+
+The encryption is CURVE's (https://rfc.zeromq.org/spec/26/): whoever connects must hold the one secret key
+that was made for the replica, the listening end shows by its own key that it is the server.
+
 `dispatch/ray.py` has the client in the API process, on its event loop, which it never blocks;
 `replica/main.py` has the server in a replica. Imports neither of them, and no torch.
 """
@@ -23,15 +27,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from asr_server.channel import wire
 from asr_server.channel.messages import LogLine
-from asr_server.channel.zeromq import (
-    Address,
-    ZmqEngineClient,
-    ZmqEngineServer,
-    connect_with,
-    listen_with,
-    make_curve_keys,
-    start_authenticator,
-)
+from asr_server.channel.zeromq import Address, CurveKeys, ZmqEngineClient, ZmqEngineServer
 
 MAX_COMMAND_BYTES: Final = 64 << 20  # many times a chunk; a longer message ends the connection
 MAX_EVENT_BYTES: Final = 16 << 20
@@ -52,9 +48,34 @@ _REFUSED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_DOMAIN: Final = "replicas"  # libzmq asks the authenticator about connections in a domain
 _LOST: Final = _REFUSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 logger = logging.getLogger(__name__)
+
+
+def make_curve_keys() -> tuple[CurveKeys, CurveKeys]:
+    """Fresh keys for the API's end and for the replica's."""
+    (public, secret), (other_public, other_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+    ours = CurveKeys(public.decode(), secret.decode(), other_public.decode())
+    return ours, CurveKeys(other_public.decode(), other_secret.decode(), public.decode())
+
+
+def connect_with(keys: CurveKeys, socket: zmq.Socket[bytes]) -> None:
+    """To be called before `connect`."""
+    socket.curve_publickey = keys.public.encode()
+    socket.curve_secretkey = keys.secret.encode()
+    socket.curve_serverkey = keys.peer.encode()
+
+
+class _OnlyPeer:
+    """A provider of credentials, in pyzmq's terms: lets in who holds the secret key of this public one."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer.encode()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._peer
 
 
 class TcpEngineClient(ZmqEngineClient):
@@ -71,13 +92,18 @@ class TcpEngineClient(ZmqEngineClient):
 
     def _listen(self) -> None:
         ours, theirs = make_curve_keys()
-        self._authenticator = start_authenticator(ours, self._context)
+        self._authenticator = AsyncioAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(_DOMAIN, _OnlyPeer(ours.peer))
         for socket in (self._events, self._commands):
             _set_options(socket, _KEEPALIVE)
             socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_EVENT_BYTES)
             socket.setsockopt(zmq.IPV6, int("[" in self._host))
-            listen_with(ours, socket)
+            socket.curve_server = True
+            socket.curve_secretkey = ours.secret.encode()
+            socket.zap_domain = _DOMAIN.encode()
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             self._watch(socket)
             socket.bind(f"tcp://{self._host}:*")
         self.address = Address(_endpoint(self._events), _endpoint(self._commands), keys=theirs)

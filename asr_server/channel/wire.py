@@ -22,7 +22,6 @@ from asr_server.channel.shared_memory import (
     as_bytes,
     from_bytes,
     is_array,
-    num_bytes,
     type_name,
 )
 
@@ -86,7 +85,7 @@ def _array_writer(frames: list[Frame], shared: SharedMemoryWriter | None) -> Cal
         if not is_array(value):
             raise NotImplementedError(f"{type(value).__name__} does not cross the wire")
         header = _Array(type_name(value), tuple(value.shape))
-        if num_bytes(value) < INLINE_BYTES:
+        if value.nbytes < INLINE_BYTES:
             header.inline = as_bytes(value).tobytes()
         elif shared is not None and (offset := shared.write(value)) is not None:
             header.offset = offset

@@ -7,9 +7,7 @@ Samples cross in memory that both processes share, see `shared_memory.py`. Where
 frames, each of which is copied once into ZeroMQ's own memory, so that the sender holds nothing after it. A
 folder of sockets carries its owner's lock, which the system releases when the owner ends.
 
-`tcp.py` builds the ends for several hosts on these, and adds CURVE (https://rfc.zeromq.org/spec/26/): whoever
-connects must hold the one secret key that was made for the replica, the listening end shows by its own key
-that it is the server, and everything between them is encrypted.
+`tcp.py` builds the ends for several hosts on these, and adds encryption.
 
 `ChildSpec` and `ReplicaSpec` are a new process's settings: a line of JSON, by pipe or as a call's argument.
 """
@@ -28,7 +26,6 @@ from typing import Final, Self
 import msgspec
 import zmq
 import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
 
 from asr_server.channel import wire
 from asr_server.channel.messages import Command, Event, Heartbeat, Released
@@ -82,9 +79,6 @@ def _lock(path: Path) -> int | None:
     return None
 
 
-_DOMAIN: Final = "replicas"  # libzmq asks the authenticator about connections in a domain
-
-
 class CurveKeys(msgspec.Struct, frozen=True):
     """The keys of one end: its own pair and the public key of the other end, as Z85 text."""
 
@@ -94,46 +88,6 @@ class CurveKeys(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return "CurveKeys()"  # a secret is for no log
-
-
-def make_curve_keys() -> tuple[CurveKeys, CurveKeys]:
-    """Fresh keys for the API's end and for the replica's."""
-    (public, secret), (other_public, other_secret) = zmq.curve_keypair(), zmq.curve_keypair()
-    ours = CurveKeys(public.decode(), secret.decode(), other_public.decode())
-    return ours, CurveKeys(other_public.decode(), other_secret.decode(), public.decode())
-
-
-def listen_with(keys: CurveKeys, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
-    """Before `bind`: takes only connections that an authenticator of the context lets in."""
-    socket.curve_server = True
-    socket.curve_secretkey = keys.secret.encode()
-    socket.zap_domain = _DOMAIN.encode()
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-
-
-def connect_with(keys: CurveKeys, socket: zmq.Socket[bytes]) -> None:
-    """Before `connect`."""
-    socket.curve_publickey = keys.public.encode()
-    socket.curve_secretkey = keys.secret.encode()
-    socket.curve_serverkey = keys.peer.encode()
-
-
-def start_authenticator(keys: CurveKeys, context: zmq.Context[zmq.Socket[bytes]]) -> AsyncioAuthenticator:
-    """Lets in whoever proves to hold the secret key that belongs to `keys.peer`. Its owner stops it."""
-    authenticator = AsyncioAuthenticator(context)
-    authenticator.start()
-    authenticator.configure_curve_callback(_DOMAIN, _OnlyPeer(keys.peer))
-    return authenticator
-
-
-class _OnlyPeer:
-    """A provider of credentials, in pyzmq's terms."""
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer.encode()
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._peer
 
 
 CONNECT_LIMIT_MS: Final = 5000  # a replica whose other socket has not connected by then has died

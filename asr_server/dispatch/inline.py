@@ -11,14 +11,7 @@ import logging
 import threading
 from dataclasses import replace
 
-from asr_server.channel.messages import (
-    Command,
-    Drain,
-    EngineServerClosed,
-    Event,
-    InlineEngineClient,
-    InlineEngineServer,
-)
+from asr_server.channel.messages import Command, Drain, Event, InlineEngineClient, InlineEngineServer
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.replica.loop import load_engine, run
@@ -67,10 +60,9 @@ class InlineReplica:
         self._client.send(command)
 
     async def receive(self) -> Event:
-        try:
-            return await self._client.receive()
-        except EngineServerClosed:
-            raise ReplicaGone(f"{self.name} has ended") from None
+        if (event := await self._client.receive()) is None:
+            raise ReplicaGone(f"{self.name} has ended")
+        return event
 
     async def close(self, drain_s: float = 0.0) -> None:
         """A thread cannot be ended from outside: it stops once its running chunks are done. One that hangs

@@ -18,8 +18,14 @@ from msgspec.structs import replace
 
 from asr_server.channel import wire
 from asr_server.channel.messages import Cancel, Command, Credit, Submit
-from asr_server.channel.tcp import MAX_COMMAND_BYTES, TcpEngineClient, TcpEngineServer
-from asr_server.channel.zeromq import Address, CurveKeys, connect_with, make_curve_keys
+from asr_server.channel.tcp import (
+    MAX_COMMAND_BYTES,
+    TcpEngineClient,
+    TcpEngineServer,
+    connect_with,
+    make_curve_keys,
+)
+from asr_server.channel.zeromq import Address, CurveKeys
 from asr_server.core import ChunkId, DecodingOptions
 
 REFUSED = "somebody without the key"
