@@ -13,7 +13,6 @@ line of the log what is being served.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
@@ -32,20 +31,12 @@ from asr_server.channel.messages import (
     LanguageDetected,
     Result,
     SetLanguage,
-    Submit,
 )
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.find import revision_of
 from asr_server.config import Settings, flag_name, short_audio_mode
 from asr_server.core import ChunkId, ChunkResult
-from asr_server.dispatch.queue import (
-    FairQueue,
-    Isolation,
-    OnEarlyResult,
-    OnLanguage,
-    PendingChunk,
-    RequestHandle,
-)
+from asr_server.dispatch.queue import FairQueue, Isolation, PendingChunk, RequestHandle
 from asr_server.dispatch.supervisor import (
     USUAL_LIMITS,
     Executor,
@@ -64,36 +55,28 @@ _FP8 = {"cache_dtype": "the audio's keys and values", "encoder_dtype": "encoder"
 def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
     """What is served, in one line. `engine` is that of the first ready replica; the others are alike."""
     revision = revision_of(Path(settings.model)) or f"of the files in {settings.model}"
+    reasons = engine.reasons
 
     def chosen(value: object, setting: str, why: str) -> str:
         asked = getattr(settings, setting) not in ("auto", 0)
         return f"{value} ({flag_name(setting) if asked else why})"
 
-    shared = engine.reasons.get("num_replicas")
-    parts = (
-        f"device {chosen(engine.device, 'device', engine.reasons['device'])}",
-        f"dtype {chosen(engine.dtype, 'dtype', engine.reasons['dtype'])}",
-        f"slots {chosen(engine.num_slots, 'max_slots', engine.reasons['num_slots'])}",
+    cores = f"{available_cores()} cores" + (f" for {num_replicas} replicas" if num_replicas > 1 else "")
+    parts = [
+        f"device {chosen(engine.device, 'device', reasons['device'])}",
+        f"dtype {chosen(engine.dtype, 'dtype', reasons['dtype'])}",
+        f"slots {chosen(engine.num_slots, 'max_slots', reasons['num_slots'])}",
         *(
             f"{what} fp8 ({flag_name(name)})"
             for name, what in _FP8.items()
             if getattr(settings, name) == "fp8"
         ),
-        f"threads {chosen(engine.num_threads, 'cpu_threads', _why_threads(num_replicas))}",
-        f"replicas {num_replicas}{f' ({shared})' if shared else ''}",
-    )
-    return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}{_kernels(engine)}"
-
-
-def _why_threads(replicas: int) -> str:
-    cores = available_cores()
-    return f"{cores} cores" if replicas == 1 else f"{cores} cores for {replicas} replicas"
-
-
-def _kernels(engine: EngineInfo) -> str:
-    """The kernels in use, where there was something to choose."""
-    chosen = engine.reasons.get("kernels")
-    return f", kernels: {chosen}" if chosen else ""
+        f"threads {chosen(engine.num_threads, 'cpu_threads', cores)}",
+        f"replicas {num_replicas}" + (f" ({reasons['num_replicas']})" if "num_replicas" in reasons else ""),
+    ]
+    if kernels := reasons.get("kernels"):  # there was something to choose
+        parts.append(f"kernels: {kernels}")
+    return f"serving {settings.model_names[0]}, revision {revision}: {', '.join(parts)}"
 
 
 # A chunk is given up when it has been in so many replicas that ended, the first time beside others and then
@@ -196,22 +179,14 @@ class Dispatcher:
     def open(self, request_id: str) -> RequestHandle:
         return RequestHandle(request_id, next(self._request_numbers), self)
 
-    async def enqueue(
-        self,
-        request: RequestHandle,
-        submit: Submit,
-        on_language: OnLanguage | None = None,
-        on_early_result: OnEarlyResult | None = None,
-    ) -> ChunkResult:
+    async def enqueue(self, chunk: PendingChunk) -> ChunkResult:
         if self._refusal:
             raise self._refusal()
-        future: asyncio.Future[ChunkResult] = asyncio.get_running_loop().create_future()
-        finish_tag = self._queue.finish_tag(request, submit)
-        self._wait(
-            PendingChunk(submit, request, on_language, finish_tag, future, self._num_ended, on_early_result)
-        )
+        self._queue.set_finish_tag(chunk)
+        chunk.num_ended_before = self._num_ended
+        self._wait(chunk)
         self._dispatch()
-        return await future
+        return await chunk.future
 
     def _wait(self, chunk: PendingChunk) -> None:
         self._chunks[chunk.submit.id] = chunk
@@ -224,16 +199,13 @@ class Dispatcher:
         while trial := self._isolation.next_trial(states):
             self._send(*trial)
         reserved = self._isolation.reserved(states)
-        max_in_flight = self._max_in_flight()
+        # Three quarters of the slots for one request; no limit where a replica does not tell how many.
+        max_in_flight = max(1, 3 * self.num_slots // 4) if self.num_slots else math.inf
         while state := _with_most_credit([state for state in states if state is not reserved]):
             chunk = self._queue.pop(max_in_flight)
             if chunk is None:
                 return
             self._send(state, chunk)
-
-    def _max_in_flight(self) -> float:
-        """Three quarters of the slots for one request; no limit where a replica does not tell how many."""
-        return max(1, 3 * self.num_slots // 4) if self.num_slots else math.inf
 
     def _send(self, state: ReplicaState, chunk: PendingChunk) -> None:
         chunk.request.on_dequeued()
@@ -260,7 +232,8 @@ class Dispatcher:
         self._isolation.remove(request)
         request.num_in_flight = 0
         for state in self.supervisor.replica_states:
-            if _drop_in_flight(state, request.request_id):
+            if dropped := {id for id in state.in_flight if id.request_id == request.request_id}:
+                state.in_flight -= dropped
                 self._try_send(state, Cancel(request.request_id))
         self._dispatch()
 
@@ -364,12 +337,6 @@ class Dispatcher:
 
 def _with_most_credit(states: list[ReplicaState]) -> ReplicaState | None:
     return max((state for state in states if state.credit > 0), key=lambda state: state.credit, default=None)
-
-
-def _drop_in_flight(state: ReplicaState, request_id: str) -> bool:
-    ids = {id for id in state.in_flight if id.request_id == request_id}
-    state.in_flight -= ids
-    return bool(ids)
 
 
 def _no_engine() -> EngineUnavailable:

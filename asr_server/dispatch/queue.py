@@ -41,13 +41,7 @@ class ChunkTaker(Protocol):
 
     chunks_ahead: int
 
-    async def enqueue(
-        self,
-        request: RequestHandle,
-        submit: Submit,
-        on_language: OnLanguage | None = None,
-        on_early_result: OnEarlyResult | None = None,
-    ) -> ChunkResult: ...
+    async def enqueue(self, chunk: PendingChunk) -> ChunkResult: ...
 
     def steps_in_flight(self, request: RequestHandle) -> int: ...
 
@@ -92,7 +86,7 @@ class RequestHandle:
         Raises ChunkFailed, and EngineUnavailable when no replica is left.
         """
         submit = Submit(ChunkId(self.request_id, chunk.index, part), chunk.samples, options)
-        return await self.dispatcher.enqueue(self, submit, on_language, on_early_result)
+        return await self.dispatcher.enqueue(PendingChunk(submit, self, on_language, on_early_result))
 
     def steps_in_flight(self) -> int:
         """The most steps that a replica has taken while it had one and the same chunk of this request."""
@@ -108,6 +102,10 @@ class RequestHandle:
         self._has_capacity.set()
 
 
+def _new_future() -> asyncio.Future[ChunkResult]:
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(eq=False)
 class PendingChunk:
     """A chunk without a result. Its samples are kept, so that nothing is lost where a replica ends."""
@@ -115,10 +113,10 @@ class PendingChunk:
     submit: Submit
     request: RequestHandle
     on_language: OnLanguage | None
-    finish_tag: float
-    future: asyncio.Future[ChunkResult]
-    num_ended_before: int  # replicas that had ended when it came
-    on_early_result: OnEarlyResult | None = None
+    on_early_result: OnEarlyResult | None
+    future: asyncio.Future[ChunkResult] = field(default_factory=_new_future)
+    finish_tag: float = 0.0
+    num_ended_before: int = 0  # replicas that had ended when it came
     sent_at_step: int = 0  # of the engine that it was sent to last
     queued_at: float = field(default_factory=time.monotonic)
 
@@ -161,13 +159,12 @@ class FairQueue:
         self._virtual_time = 0.0  # the finish tag that was served last
         self._in_order = False
 
-    def finish_tag(self, request: RequestHandle, submit: Submit) -> float:
-        """The finish tag for a new chunk; a chunk that is sent again keeps its own."""
-        window, num_samples = self._window, len(submit.samples)
+    def set_finish_tag(self, chunk: PendingChunk) -> None:
+        """For a new chunk; one that is sent again keeps its own."""
+        window, num_samples, request = self._window, len(chunk.submit.samples), chunk.request
         cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
         cost += DECODE_COST * num_samples / window.num_samples
-        request.last_finish_tag = max(self._virtual_time, request.last_finish_tag) + cost
-        return request.last_finish_tag
+        chunk.finish_tag = request.last_finish_tag = max(self._virtual_time, request.last_finish_tag) + cost
 
     def push(self, chunk: PendingChunk) -> None:
         tag = chunk.request.number if self._in_order else chunk.finish_tag

@@ -214,8 +214,7 @@ class Supervisor:
 
     async def _pause(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._draining.wait()
+            await asyncio.wait_for(self._draining.wait(), pause_s)
 
     async def _launch_and_run(self, index: int) -> bool:
         """Runs a replica to its end; returns if it ever was ready. Whatever goes wrong is only logged."""
