@@ -41,45 +41,18 @@ def choose_token(
     """
     assert scores.stride(1) == 1
     _choose[len(scores),](
-        scores,
-        suppressed,
-        active,
-        num_generated,
-        token,
-        previous,
-        last_time,
-        tokens,
-        logprobs,
-        scores.stride(0),
-        len(suppressed),
-        scores.shape[1],
-        end_of_text,
-        first_time,
-        last_initial_time,
-        BLOCK=_BLOCK,
-        num_warps=16,
-    )
+        scores, suppressed, active, num_generated, token, previous, last_time, tokens, logprobs,
+        scores.stride(0), len(suppressed), scores.shape[1], end_of_text, first_time, last_initial_time,
+        BLOCK=_BLOCK, num_warps=16,
+    )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _choose(  # type: ignore[no-untyped-def]
-    scores,
-    suppressed,
-    active,
-    num_generated,
-    token,
-    previous,
-    last_time,
-    tokens,
-    logprobs,
-    row_stride,
-    num_suppressed,
-    vocabulary,
-    end_of_text,
-    first_time,
-    last_initial_time,
+    scores, suppressed, active, num_generated, token, previous, last_time, tokens, logprobs,
+    row_stride, num_suppressed, vocabulary, end_of_text, first_time, last_initial_time,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0)
     is_active = tl.load(active + row).to(tl.int1)
     generated = tl.load(num_generated + row)

@@ -34,43 +34,20 @@ def add_norm(
     total, normed = torch.empty_like(x), torch.empty_like(x)
     num_rows = x.numel() // width
     _add_norm[triton.cdiv(num_rows, _ROWS),](
-        x,
-        change,
-        weight,
-        bias,
-        total,
-        normed,
-        num_rows,
-        change.numel() // width,
-        width,
-        eps,
-        limit or 0.0,
-        IS_LIMITED=limit is not None,
-        ROWS=_ROWS,
-        BLOCK=triton.next_power_of_2(width),
-        num_warps=4,
-    )
+        x, change, weight, bias, total, normed,
+        num_rows, change.numel() // width, width, eps, limit or 0.0,
+        IS_LIMITED=limit is not None, ROWS=_ROWS, BLOCK=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
     return total, normed
 
 
 # Compiled once, whatever the number of rows.
 @triton.jit(do_not_specialize=["num_rows", "num_changes"])  # type: ignore[untyped-decorator]
 def _add_norm(  # type: ignore[no-untyped-def]
-    x,
-    change,
-    weight,
-    bias,
-    total,
-    normed,
-    num_rows,
-    num_changes,
-    width,
-    eps,
-    limit,
-    IS_LIMITED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, change, weight, bias, total, normed,
+    num_rows, num_changes, width, eps, limit,
+    IS_LIMITED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     n = tl.arange(0, BLOCK)
     within = n < width
@@ -127,9 +104,6 @@ def _bias_gelu(  # type: ignore[no-untyped-def]
     tl.store(x + place, y.to(x.dtype.element_ty), inside)
 
 
-# of a program
-
-
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """8-bit floats of x [rows, D], contiguous, and float32 scales [rows, 1]; their product is nearly x."""
     assert x.is_contiguous()
@@ -137,33 +111,18 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     quantised = torch.empty_like(x, dtype=FP8)
     scales = torch.empty(num_rows, 1, device=x.device)
     _quantise_rows[triton.cdiv(num_rows, _ROWS),](
-        x,
-        quantised,
-        scales,
-        num_rows,
-        width,
-        LARGEST=LARGEST,
-        TINY=TINY,
-        ROWS=_ROWS,
-        BLOCK=triton.next_power_of_2(width),
-        num_warps=4,
-    )
+        x, quantised, scales, num_rows, width,
+        LARGEST=LARGEST, TINY=TINY, ROWS=_ROWS, BLOCK=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
     return quantised, scales
 
 
 # Compiled once, whatever the number of rows.
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _quantise_rows(  # type: ignore[no-untyped-def]
-    x,
-    quantised,
-    scales,
-    num_rows,
-    width,
-    LARGEST: tl.constexpr,
-    TINY: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, quantised, scales, num_rows, width,
+    LARGEST: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     n = tl.arange(0, BLOCK)
     inside = (rows < num_rows)[:, None] & (n < width)[None, :]

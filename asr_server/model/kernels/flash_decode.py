@@ -16,9 +16,7 @@ from torch import Tensor
 from asr_server.model.kernels.table import NUM_WARPS
 
 _BLOCK = 64  # positions that are read at once
-_ENOUGH_PROGRAMS = (
-    512  # from here on a GPU is busy without splitting: 4 of them on each multiprocessor of an H100
-)
+_ENOUGH_PROGRAMS = 512  # keep a GPU busy without splitting: 4 on each multiprocessor of an H100
 _MAX_SPLITS = 16
 
 
@@ -65,43 +63,21 @@ def flash_decode(
         sums, maxima = query.new_empty(2, num_splits, num_rows, num_heads, dtype=torch.float32).unbind()
     transposed = keys.stride(2) == 1
     _attend[num_heads, num_rows, num_splits](
-        query,
-        keys,
-        values,
-        slots,
-        lengths,
-        result if key_scales is None else key_scales,
-        result if value_scales is None else value_scales,
-        result if num_splits == 1 else parts,
-        sums,
-        maxima,
-        query.stride(0),
-        query.stride(1),
-        *keys.stride()[:2],
-        keys.stride(3) if transposed else keys.stride(2),
+        query, keys, values, slots, lengths,
+        result if key_scales is None else key_scales, result if value_scales is None else value_scales,
+        result if num_splits == 1 else parts, sums, maxima,
+        *query.stride()[:2],
+        *keys.stride()[:2], keys.stride(3) if transposed else keys.stride(2),
         *values.stride()[:3],
-        num_heads,
-        split,
-        DEPTH=depth,
-        BLOCK=_BLOCK,
-        CAPACITY=keys.stride(3) if transposed else 0,
-        IS_SPLIT=num_splits > 1,
-        IS_SCALED=key_scales is not None,
-        num_warps=num_warps,
-    )
+        num_heads, split,
+        DEPTH=depth, BLOCK=_BLOCK, CAPACITY=keys.stride(3) if transposed else 0,
+        IS_SPLIT=num_splits > 1, IS_SCALED=key_scales is not None, num_warps=num_warps,
+    )  # fmt: skip
     if num_splits > 1:
         _combine[num_heads, num_rows](
-            parts,
-            sums,
-            maxima,
-            result,
-            num_rows,
-            num_heads,
-            num_splits,
-            MAX_SPLITS=_MAX_SPLITS,
-            DEPTH=depth,
-            num_warps=1,
-        )
+            parts, sums, maxima, result, num_rows, num_heads, num_splits,
+            MAX_SPLITS=_MAX_SPLITS, DEPTH=depth, num_warps=1,
+        )  # fmt: skip
     return result
 
 
@@ -115,32 +91,14 @@ def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query,
-    keys,
-    values,
-    slots,
-    lengths,
-    key_scales,
-    value_scales,
-    result,
-    sums,
-    maxima,
-    query_row_stride,
-    query_head_stride,
-    key_slot_stride,
-    key_head_stride,
-    key_stride,
-    value_slot_stride,
-    value_head_stride,
-    value_stride,
-    num_heads,
-    split,
-    DEPTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
-    IS_SCALED: tl.constexpr,
-):
+    query, keys, values, slots, lengths, key_scales, value_scales, result, sums, maxima,
+    query_row_stride, query_head_stride,
+    key_slot_stride, key_head_stride, key_stride,
+    value_slot_stride, value_head_stride, value_stride,
+    num_heads, split,
+    DEPTH: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
+    IS_SPLIT: tl.constexpr, IS_SCALED: tl.constexpr,
+):  # fmt: skip
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
     first = part * split
@@ -190,16 +148,9 @@ def _attend(  # type: ignore[no-untyped-def]
 # Compiled once, whatever the number of rows and of parts.
 @triton.jit(do_not_specialize=["num_rows", "num_splits"])  # type: ignore[untyped-decorator]
 def _combine(  # type: ignore[no-untyped-def]
-    parts,
-    sums,
-    maxima,
-    result,
-    num_rows,
-    num_heads,
-    num_splits,
-    MAX_SPLITS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
+    parts, sums, maxima, result, num_rows, num_heads, num_splits,
+    MAX_SPLITS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
     place = tl.program_id(1) * num_heads + tl.program_id(0)
     number = tl.arange(0, MAX_SPLITS)
     is_part = number < num_splits
