@@ -144,56 +144,36 @@ SPEAKERS: Final = Published(
     on_hub=False,
 )
 _ALL: Final = (
-    _openai(
-        *("tiny", 153_000_000, "169d4a4341b33bc18d8881c4b69c2e104e1cc0af"),
-        "7ebd0e69e78190ffe1438491fa05cc1f5c1aa3a4c4db3bc1723adbb551ea2395",
-    ),
+    _openai("tiny", 153_000_000, "169d4a4341b33bc18d8881c4b69c2e104e1cc0af",
+            "7ebd0e69e78190ffe1438491fa05cc1f5c1aa3a4c4db3bc1723adbb551ea2395"),
     TINY_EN,
     BASE,
-    _openai(
-        *("base.en", 293_000_000, "911407f4214e0e1d82085af863093ec0b66f9cd6"),
-        "d4dd5542fd6a1d35639e21384238f3bfe6c557c849d392b5905d33ee29e71db5",
-    ),
-    _openai(
-        *("small", 969_000_000, "973afd24965f72e36ca33b3055d56a652f456b4d"),
-        "1d7734884874f1a1513ed9aa760a4f8e97aaa02fd6d93a3a85d27b2ae9ca596b",
-    ),
-    _openai(
-        *("small.en", 969_000_000, "e8727524f962ee844a7319d92be39ac1bd25655a"),
-        "6014ac49b506df900f66f4aca6b0801eed7245594ace97bcaf73e0ae5b863066",
-    ),
-    _openai(
-        *("medium", 3_058_000_000, "abdf7c39ab9d0397620ccaea8974cc764cd0953e"),
-        "62f73550fa6db24b0c6f6c5962bd0dae80fa644e93cde9cd9c3792971b47fd28",
-    ),
-    _openai(
-        *("medium.en", 3_058_000_000, "2e98eb6279edf5095af0c8dedb36bdec0acd172b"),
-        "8f731340f569588236c21f794c33e83b7cc5a297511d2bdc30117ea969004311",
-    ),
-    _openai(
-        *("large-v1", 6_176_000_000, "4ef9b41f0d4fe232daafdb5f76bb1dd8b23e01d7"),
-        "27d753181b54178da228555dbc57fe639f6624ca470d83d35e500b22df0ab7e6",
-        repository="large",
-    ),
-    _openai(
-        *("large-v2", 6_176_000_000, "ae4642769ce2ad8fc292556ccea8e901f1530655"),
-        "57a1ba2a82c093cabff2541409ae778c97145378b9ddfa722763cb1cb8f9020b",
-    ),
-    _openai(
-        *("large-v3", 3_090_000_000, "06f233fe06e710322aca913c1bc4249a0d71fce1"),
-        "a8e94b85976e5864ba3e9525c7e6c83b2a1eca42d4b797a0c7c24d778e40fd95",
-    ),
-    _openai(
-        *("large-v3-turbo", 1_622_000_000, "41f01f3fe87f28c78e2fbf8b568835947dd65ed9"),
-        "542566a422ae4f3fd23f1ba11add198fca01bbf82e66e6a2857b3f608b1eb9d1",
-        *("mobiuslabsgmbh/faster-whisper-large-v3-turbo", "deepdml/faster-whisper-large-v3-turbo-ct2"),
-    ),
+    _openai("base.en", 293_000_000, "911407f4214e0e1d82085af863093ec0b66f9cd6",
+            "d4dd5542fd6a1d35639e21384238f3bfe6c557c849d392b5905d33ee29e71db5"),
+    _openai("small", 969_000_000, "973afd24965f72e36ca33b3055d56a652f456b4d",
+            "1d7734884874f1a1513ed9aa760a4f8e97aaa02fd6d93a3a85d27b2ae9ca596b"),
+    _openai("small.en", 969_000_000, "e8727524f962ee844a7319d92be39ac1bd25655a",
+            "6014ac49b506df900f66f4aca6b0801eed7245594ace97bcaf73e0ae5b863066"),
+    _openai("medium", 3_058_000_000, "abdf7c39ab9d0397620ccaea8974cc764cd0953e",
+            "62f73550fa6db24b0c6f6c5962bd0dae80fa644e93cde9cd9c3792971b47fd28"),
+    _openai("medium.en", 3_058_000_000, "2e98eb6279edf5095af0c8dedb36bdec0acd172b",
+            "8f731340f569588236c21f794c33e83b7cc5a297511d2bdc30117ea969004311"),
+    _openai("large-v1", 6_176_000_000, "4ef9b41f0d4fe232daafdb5f76bb1dd8b23e01d7",
+            "27d753181b54178da228555dbc57fe639f6624ca470d83d35e500b22df0ab7e6", repository="large"),
+    _openai("large-v2", 6_176_000_000, "ae4642769ce2ad8fc292556ccea8e901f1530655",
+            "57a1ba2a82c093cabff2541409ae778c97145378b9ddfa722763cb1cb8f9020b"),
+    _openai("large-v3", 3_090_000_000, "06f233fe06e710322aca913c1bc4249a0d71fce1",
+            "a8e94b85976e5864ba3e9525c7e6c83b2a1eca42d4b797a0c7c24d778e40fd95"),
+    _openai("large-v3-turbo", 1_622_000_000, "41f01f3fe87f28c78e2fbf8b568835947dd65ed9",
+            "542566a422ae4f3fd23f1ba11add198fca01bbf82e66e6a2857b3f608b1eb9d1",
+            "mobiuslabsgmbh/faster-whisper-large-v3-turbo",
+            "deepdml/faster-whisper-large-v3-turbo-ct2"),
     _distilled("small.en", 335_000_000),
     _distilled("medium.en", 791_000_000),
     _distilled("large-v2", 1_516_000_000),
     _distilled("large-v3", 1_516_000_000),
     _distilled("large-v3.5", 1_516_000_000, "distil-whisper/distil-large-v3.5-ct2"),
-)
+)  # fmt: skip
 _OTHER_NAMES: Final = {"large": "large-v3", "turbo": "large-v3-turbo"}  # as of openai-whisper
 _BY_NAME: Final = {model.name: model for model in _ALL}
 SHORT_NAMES: Final[Mapping[str, Published]] = _BY_NAME | {
