@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from asr_server.checkpoint.adopt import source_of
-from asr_server.checkpoint.download import own_cache
+from asr_server.checkpoint.fetch import own_cache
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.checkpoint.foreign import is_ctranslate2
 from asr_server.model.weights import convert

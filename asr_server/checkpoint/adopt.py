@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from asr_server.checkpoint.download import writable
+from asr_server.checkpoint.fetch import writable
 from asr_server.checkpoint.files import (
     CTRANSLATE2,
     FEATURES,

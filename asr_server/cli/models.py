@@ -60,7 +60,7 @@ def fetch(names: tuple[str, ...]) -> None:
 
 def _list() -> None:
     from asr_server.checkpoint.adopt import source_of
-    from asr_server.checkpoint.download import own_cache
+    from asr_server.checkpoint.fetch import own_cache
     from asr_server.checkpoint.find import cached
     from asr_server.checkpoint.names import SHORT_NAMES, Published
     from asr_server.config import EMBEDDED_MODEL

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asr_server.checkpoint.adopt import source_of
-from asr_server.checkpoint.download import own_cache
+from asr_server.checkpoint.fetch import own_cache
 from asr_server.checkpoint.files import find_weights
 from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint
 from asr_server.checkpoint.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from asr_server.checkpoint import sources
 from asr_server.checkpoint.adopt import source_of
-from asr_server.checkpoint.download import own_cache
+from asr_server.checkpoint.fetch import own_cache
 from asr_server.checkpoint.files import find_weights
 from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint, revision_of, tokenizer_of
 from asr_server.errors import CheckpointError

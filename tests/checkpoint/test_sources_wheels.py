@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from asr_server.checkpoint import names, sources
 from asr_server.checkpoint.adopt import source_of
-from asr_server.checkpoint.download import own_cache
+from asr_server.checkpoint.fetch import own_cache
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.checkpoint.names import Published, Wheels
 from asr_server.errors import CheckpointError
