@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 import msgspec
@@ -149,14 +151,8 @@ class EngineServer(Protocol):
 
     def send(self, event: Event) -> None: ...
 
-    def heartbeat_sender(self) -> HeartbeatSender:
-        """A sender for the heartbeat thread alone."""
-
-    def close(self) -> None: ...
-
-
-class HeartbeatSender(Protocol):
-    def send_heartbeat(self, heartbeat: Heartbeat) -> None: ...
+    def heartbeats(self) -> AbstractContextManager[Callable[[Heartbeat], None]]:
+        """Gives the heartbeat thread, which enters and leaves it, what sends heartbeats."""
 
     def close(self) -> None: ...
 
@@ -196,11 +192,8 @@ class InlineEngineServer:
     def send(self, event: Event) -> None:
         self._client.deliver(event)
 
-    def heartbeat_sender(self) -> InlineEngineServer:
-        return self
-
-    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self._client.deliver(heartbeat)
+    def heartbeats(self) -> AbstractContextManager[Callable[[Heartbeat], None]]:
+        return contextlib.nullcontext(self._client.deliver)
 
     def close(self) -> None:
         pass

@@ -20,6 +20,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -29,11 +30,7 @@ import zmq.asyncio
 
 from asr_server.channel import wire
 from asr_server.channel.messages import Command, Event, Heartbeat, Released
-from asr_server.channel.shared_memory import (
-    SharedMemoryReader,
-    SharedMemoryWriter,
-    create_shared_memory,
-)
+from asr_server.channel.shared_memory import SharedMemoryReader, SharedMemoryWriter, create_shared_memory
 from asr_server.config import Settings
 
 PREFIX: Final = "asr-ipc-"
@@ -145,9 +142,7 @@ class ZmqEngineClient:
 
     def send(self, command: Command) -> None:
         """Raises zmq.Again when the replica is not connected."""
-        self._commands.send_multipart(
-            wire.commands.encode(command, self.shared), flags=zmq.DONTWAIT, copy=True
-        )
+        self._commands.send_multipart(wire.commands.encode(command, self.shared), flags=zmq.DONTWAIT)
 
     async def receive(self) -> Event:
         """Returns the next event; from then on commands can be sent too. Drops and logs other messages."""
@@ -180,7 +175,9 @@ class ZmqEngineClient:
             self._remove_names_once_connected(event)
         if not isinstance(event, Released):
             return event
-        self._release(event)
+        if self.shared is not None:
+            for offset in event.offsets:
+                self.shared.release(offset)
         return None
 
     def _remove_names_once_connected(self, event: Event) -> None:
@@ -191,11 +188,6 @@ class ZmqEngineClient:
         if len(self._heard) == 2 and self._folder is not None:
             self._folder.remove()
             self._folder = None
-
-    def _release(self, event: Released) -> None:
-        if self.shared is not None:
-            for offset in event.offsets:
-                self.shared.release(offset)
 
     async def _wait_until_connected(self) -> None:
         """The two sockets connect each at its own pace: an event may come before commands can go."""
@@ -266,26 +258,22 @@ class ZmqEngineServer:
     def send(self, event: Event) -> None:
         self._events.send_multipart(wire.events.encode(event))
 
-    def heartbeat_sender(self) -> ZmqHeartbeatSender:
-        """ZeroMQ's sockets belong to one thread each, so this one is of its own."""
-        return ZmqHeartbeatSender(self._connect(zmq.PUSH, self._address.events, MAX_HEARTBEATS_QUEUED))
+    @contextlib.contextmanager
+    def heartbeats(self) -> Iterator[Callable[[Heartbeat], None]]:
+        """By a socket of its own, because ZeroMQ's sockets belong to one thread each."""
+        with self._connect(zmq.PUSH, self._address.events, MAX_HEARTBEATS_QUEUED) as socket:
+            socket.linger = 100
+
+            def send(heartbeat: Heartbeat) -> None:
+                with contextlib.suppress(zmq.Again):
+                    socket.send_multipart(wire.events.encode(heartbeat), flags=zmq.DONTWAIT)
+
+            yield send
 
     def close(self) -> None:
         self._commands.close(linger=0)
         self._events.close(linger=1000)
         self._context.term()
-
-
-class ZmqHeartbeatSender:
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-
-    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
-        with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart(wire.events.encode(heartbeat), flags=zmq.DONTWAIT)
-
-    def close(self) -> None:
-        self._socket.close(linger=100)
 
 
 class ChildSpec(msgspec.Struct, frozen=True):

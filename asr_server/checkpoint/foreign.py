@@ -7,11 +7,11 @@ on another host. Used by `find.py`, `sources.py`, `adopt.py` and `readers.py`; i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from asr_server.checkpoint.files import CTRANSLATE2, PICKLED, StoredTensor, StoredTensors, begins_with
+from asr_server.checkpoint.files import CTRANSLATE2, PICKLED, StoredTensors, begins_with
 from asr_server.checkpoint.names import published_name
 from asr_server.errors import CheckpointError
 
@@ -104,26 +104,21 @@ class ForeignModel(NamedTuple):
         """
         try:
             width, num_mels, _ = self.tensors["encoder.conv1.weight"].shape
-            return {
+            config = {
                 "model_type": "whisper",
                 "architectures": ["WhisperForConditionalGeneration"],
                 "activation_function": "gelu",
                 "vocab_size": self.tensors["decoder.embed_tokens.weight"].shape[0],
                 "num_mel_bins": num_mels,
                 "d_model": width,
-                "encoder_layers": _num_layers(self.tensors, "encoder"),
-                "encoder_attention_heads": self.encoder_heads or width // _HEAD_WIDTH,
-                "encoder_ffn_dim": self.tensors["encoder.layers.0.fc1.weight"].shape[0],
-                "decoder_layers": _num_layers(self.tensors, "decoder"),
-                "decoder_attention_heads": self.decoder_heads or width // _HEAD_WIDTH,
-                "decoder_ffn_dim": self.tensors["decoder.layers.0.fc1.weight"].shape[0],
                 "max_source_positions": self.tensors["encoder.embed_positions.weight"].shape[0],
                 "max_target_positions": self.tensors["decoder.embed_positions.weight"].shape[0],
             }
+            for part, num_heads in (("encoder", self.encoder_heads), ("decoder", self.decoder_heads)):
+                matches = (re.match(rf"{part}\.layers\.(\d+)\.", name) for name in self.tensors)
+                config[f"{part}_layers"] = 1 + max(int(match[1]) for match in matches if match)
+                config[f"{part}_attention_heads"] = num_heads or width // _HEAD_WIDTH
+                config[f"{part}_ffn_dim"] = self.tensors[f"{part}.layers.0.fc1.weight"].shape[0]
+            return config
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{self.path} is no Whisper model ({error} is missing)") from error
-
-
-def _num_layers(tensors: Mapping[str, StoredTensor], part: str) -> int:
-    matches = (re.match(rf"{part}\.layers\.(\d+)\.", name) for name in tensors)
-    return 1 + max(int(match[1]) for match in matches if match)

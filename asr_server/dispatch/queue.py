@@ -102,10 +102,6 @@ class RequestHandle:
         self._has_capacity.set()
 
 
-def _new_future() -> asyncio.Future[ChunkResult]:
-    return asyncio.get_running_loop().create_future()
-
-
 @dataclass(eq=False)
 class PendingChunk:
     """A chunk without a result. Its samples are kept, so that nothing is lost where a replica ends."""
@@ -114,7 +110,7 @@ class PendingChunk:
     request: RequestHandle
     on_language: OnLanguage | None
     on_early_result: OnEarlyResult | None
-    future: asyncio.Future[ChunkResult] = field(default_factory=_new_future)
+    future: asyncio.Future[ChunkResult] = field(default_factory=asyncio.Future)
     finish_tag: float = 0.0
     num_ended_before: int = 0  # replicas that had ended when it came
     sent_at_step: int = 0  # of the engine that it was sent to last

@@ -17,7 +17,6 @@ from asr_server.channel.messages import (
     Event,
     Failed,
     Heartbeat,
-    HeartbeatSender,
     Result,
     StartFailed,
 )
@@ -69,7 +68,7 @@ def load_engine(
 
 def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
     """Loads the engine and serves until drained; heartbeats are sent from the first moment."""
-    heartbeat = HeartbeatThread(server.heartbeat_sender())
+    heartbeat = HeartbeatThread(server)
     heartbeat.start()
     try:
         heartbeat.engine = create_engine()
@@ -111,17 +110,17 @@ def _log(event: Event) -> None:
 class HeartbeatThread(threading.Thread):
     """Sends heartbeats whatever the engine does, so that frozen and busy can be told apart."""
 
-    def __init__(self, sender: HeartbeatSender) -> None:
+    def __init__(self, server: EngineServer) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.engine: Engine | None = None
-        self._sender = sender
+        self._server = server
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        self._sender.send_heartbeat(self._state())
-        while not self._stopped.wait(HEARTBEAT_S):
-            self._sender.send_heartbeat(self._state())
-        self._sender.close()
+        with self._server.heartbeats() as send:
+            send(self._state())
+            while not self._stopped.wait(HEARTBEAT_S):
+                send(self._state())
 
     def _state(self) -> Heartbeat:
         engine = self.engine

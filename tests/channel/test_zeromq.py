@@ -86,11 +86,10 @@ async def test_heartbeats_are_sent_from_a_thread_of_their_own(
     ends: Ends,
 ) -> None:
     client, server = ends
-    sender = server.heartbeat_sender()
 
     def beat_once() -> None:
-        sender.send_heartbeat(Heartbeat(5))
-        sender.close()
+        with server.heartbeats() as send:
+            send(Heartbeat(5))
 
     thread = threading.Thread(target=beat_once)
     thread.start()
