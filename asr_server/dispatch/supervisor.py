@@ -233,12 +233,12 @@ class Supervisor:
         self.replica_states.append(state)
         drain_s = 0.0
         try:
-            gone = await self._watch(state)
-            if isinstance(gone, StartImpossible):
-                raise gone
+            await self._watch(state)
+        except StartImpossible:
+            raise
+        except ReplicaGone as gone:
             self._log(str(gone))
             self._lost.add(state.replica.name)
-            return state.ready
         except asyncio.CancelledError:
             drain_s = DRAIN_S if state.ready else 0.0
             raise
@@ -248,19 +248,16 @@ class Supervisor:
                 self._on_gone(state)
             finally:
                 await state.replica.close(drain_s)
+        return state.ready
 
-    async def _watch(self, state: ReplicaState) -> ReplicaGone:
-        """Waits for the reason to replace the replica. Raises errors that are no fault of a replica."""
+    async def _watch(self, state: ReplicaState) -> None:
+        """Raises ReplicaGone, the reason to replace the replica, or errors that are no fault of a replica."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive_all(state))
                 group.create_task(_tick(state))
         except ExceptionGroup as errors:
-            error = errors.exceptions[0]
-            if isinstance(error, ReplicaGone):
-                return error
-            raise error from None
-        raise AssertionError("a watch ends with an error")
+            raise errors.exceptions[0] from None
 
     async def _receive_all(self, state: ReplicaState) -> None:
         while True:
