@@ -96,11 +96,6 @@ def source_of(directory: Path) -> Path:
     return Path(note["source"]) if note else directory
 
 
-def revision_of(directory: Path) -> str:
-    """Returns the hub's commit of a directory that `adopt` made; empty where there is none."""
-    return str(read_optional_json(directory / STORED).get("revision", ""))
-
-
 def read_foreign(source: Path) -> ForeignModel:
     """The model in a CTranslate2 folder, a `.pt` or a ggml file. Raises CheckpointError where it is none."""
     if source.is_dir():

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from asr_server.checkpoint.adopt import adopt, source_of
-from asr_server.checkpoint.adopt import revision_of as revision_noted
 from asr_server.checkpoint.fetch import fetch, fetched, hub_cache, repository_and_revision
 from asr_server.checkpoint.files import (
     INDEX,
+    STORED,
     AudioWindow,
     check_weights,
     read_json,
@@ -118,8 +118,8 @@ def tokenizer_of(name: str) -> Path:
 
 def revision_of(directory: Path) -> str:
     """Returns the hub's commit of a checkpoint in a cache; empty for any other directory."""
-    if noted := revision_noted(directory):
-        return noted
+    if noted := read_optional_json(directory / STORED).get("revision"):  # `adopt` made the directory
+        return str(noted)
     return directory.name if directory.parent.name == "snapshots" else repository_and_revision(directory)[1]
 
 

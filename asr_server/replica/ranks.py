@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
@@ -165,17 +164,14 @@ def run(spec: RankSpec) -> None:
     loaded = load(config, spec.rank)
     freeze_gc()
     _tell(READY)
+    decoder = msgspec.msgpack.Decoder(Operation)
     with os.fdopen(spec.operations_fd, "rb") as pipe:
-        follow(loaded, _receiver(pipe, msgspec.msgpack.Decoder(Operation)))
 
+        def receive() -> Operation | None:
+            message = pipe.read(int.from_bytes(pipe.read(LENGTH_BYTES), "little"))
+            return decoder.decode(message) if message else None
 
-def _receiver(pipe: BinaryIO, decoder: msgspec.msgpack.Decoder[Operation]) -> Callable[[], Operation | None]:
-    def receive() -> Operation | None:
-        length = pipe.read(LENGTH_BYTES)
-        message = pipe.read(int.from_bytes(length, "little")) if length else b""
-        return decoder.decode(message) if message else None
-
-    return receive
+        follow(loaded, receive)
 
 
 def _beat() -> None:
