@@ -11,9 +11,9 @@ the clock starts. In each round each system hears all recordings once: seconds f
 text, the length of the recordings over that (RTFx), the errors in what it heard, and the most memory that
 its processes had at once (proportional set size: shared pages count once). Only one works at a time; the
 others wait, so that the ratio of two systems in one round says more than their seconds where the machine has
-other work. Ours is the whole server and gets files over HTTP, 16 at once unless told otherwise; the peers
-are libraries and get samples. Shapes whose weights cannot be had are compared by `benchmarks.shapes`, on
-random ones.
+other work. With `--at-once 1` there is one recording's latency, too, the median of all. Ours is the whole
+server and gets files over HTTP, 16 at once unless told otherwise; the peers are libraries and get samples.
+Shapes whose weights cannot be had are compared by `benchmarks.shapes`, on random ones.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ class Round:
     seconds: float
     memory_mib: float
     texts: dict[str, str]  # by the clip's name
+    latencies_s: list[
+        float
+    ]  # between one text and the next: each recording's own where one is sent at a time
 
     def score(self, clips: Sequence[Clip]) -> Score:
         return total(word_errors(clip.text or "", self.texts[clip.name], clip.language) for clip in clips)
@@ -128,16 +132,20 @@ def work(system: str, checkpoint: str, listed: Sequence[dict[str, Any]], at_once
         print(json.dumps({"ready": system}), flush=True)
         for _ in sys.stdin:
             texts: dict[str, str] = {}
+            done_at: list[float] = []
 
-            def report(clip: Clip, heard: Heard, texts: dict[str, str] = texts) -> None:
+            def report(
+                clip: Clip, heard: Heard, texts: dict[str, str] = texts, done_at: list[float] = done_at
+            ) -> None:
                 texts[clip.name] = heard.text
+                done_at.append(time.perf_counter())
 
             with _PeakMemory() as memory:
-                started = time.perf_counter()
+                done_at.append(time.perf_counter())
                 transcribe(clips, report)
-                seconds = time.perf_counter() - started
-            figures = {"seconds": seconds, "memory_mib": memory.peak / MIB, "texts": texts}
-            print(json.dumps(figures), flush=True)
+                seconds = time.perf_counter() - done_at[0]
+            latencies_s = [end - start for start, end in pairwise(done_at)]
+            print(json.dumps(vars(Round(seconds, memory.peak / MIB, texts, latencies_s))), flush=True)
 
 
 class _PeakMemory(threading.Thread):
@@ -217,10 +225,18 @@ def ratios(rounds: Rounds, system: str) -> list[float]:
     ]
 
 
-def show(rounds: Rounds, clips: Sequence[Clip], console: Console) -> None:
+def latency_s(own: Sequence[Round]) -> float:
+    """Median over recordings and rounds."""
+    return statistics.median(latency for each in own for latency in each.latencies_s)
+
+
+def show(rounds: Rounds, clips: Sequence[Clip], one_at_a_time: bool, console: Console) -> None:
     table = Table("system", "s, median (range)", "RTFx", "its time / ours", "errors", "memory, MiB")
+    if one_at_a_time:
+        table.add_column("one, s")
     for system, own in rounds.items():
         seconds = [each.seconds for each in own]
+        latency = (f"{latency_s(own):.3f}",) if one_at_a_time else ()
         table.add_row(
             system,
             spread(seconds, 1),
@@ -228,6 +244,7 @@ def show(rounds: Rounds, clips: Sequence[Clip], console: Console) -> None:
             spread(ratios(rounds, system)) if "ours" in rounds else "",
             f"{own[-1].score(clips).error_rate:.1%}",
             f"{max(each.memory_mib for each in own):.0f}",
+            *latency,
         )
     languages = ", ".join(sorted({clip.language for clip in clips}))
     console.print(f"{len(clips)} recordings, {audio_s(clips):.0f} s, {languages}")
@@ -242,6 +259,7 @@ def figures(rounds: Rounds, clips: Sequence[Clip]) -> dict[str, Any]:
             system: {
                 "seconds": [each.seconds for each in own],
                 "memory_mib": [each.memory_mib for each in own],
+                "latencies_s": [each.latencies_s for each in own],
                 "errors": [vars(each.score(clips)) for each in own],
                 "texts": own[-1].texts,
             }
@@ -293,7 +311,7 @@ def main() -> None:
     systems = options.systems or list(SYSTEMS)
     systems = [name for name in systems if name.startswith("ours") or find_spec(package_of(name))]
     rounds = take_turns(systems, clips, options, console)
-    show(rounds, clips, console)
+    show(rounds, clips, options.at_once == 1, console)
     if options.plot:
         plot(rounds, clips, options.plot)
 
