@@ -3,6 +3,8 @@
     python -m benchmarks.peers               whisper-base, 40 recordings of several corpora, three rounds
     python -m benchmarks.peers --rounds 5 --systems ours "faster-whisper int8" --plot peers.png
     python -m benchmarks.peers --at-once 1             one request at a time
+    python -m benchmarks.peers --longest-s 10          short recordings alone
+    python -m benchmarks.peers --model tiny.en --recordings 80 --languages en
     python -m benchmarks.peers --reading-s 800         one long file: a voice that reads sentences
     python -m benchmarks.peers --quick       eight recordings, one round, two peers
 
@@ -31,6 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +289,10 @@ def parse() -> argparse.Namespace:
     parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--recordings", type=int, default=40)
+    parser.add_argument("--languages", nargs="+", help="those of the recordings in these, as en")
+    parser.add_argument(
+        "--longest-s", type=float, default=inf, help="those of the recordings up to this length"
+    )
     parser.add_argument("--reading-s", type=float, help="one reading of so many seconds instead")
     parser.add_argument("--at-once", type=int, default=REQUESTS_AT_ONCE, help="requests to ours")
     parser.add_argument("--rounds", type=int, default=3)
@@ -305,7 +312,13 @@ def main() -> None:
     options = parse()
     console = Console(stderr=True, width=120)
     console.print(command(), machine())
-    clips = readings(1, options.reading_s) if options.reading_s else chosen_clips(options.recordings)
+    clips = [
+        clip
+        for clip in (
+            readings(1, options.reading_s) if options.reading_s else chosen_clips(options.recordings)
+        )
+        if clip.duration_s <= options.longest_s and clip.language in (options.languages or [clip.language])
+    ]
     if not clips:
         raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
     systems = options.systems or list(SYSTEMS)
