@@ -56,11 +56,9 @@ class DownloadProgress:
 
     def __init__(self, what: str, num_bytes: int) -> None:
         """`what`: the model and where it comes from. `num_bytes` in all; 0: not known."""
-        self._what = what
-        self._num_bytes = num_bytes
+        self._what, self._num_bytes = what, num_bytes
         self._done = 0
         self._bar: Any = None
-        self._task: Any = None
         self._last_line_s = time.monotonic()
 
     def __enter__(self) -> Self:
