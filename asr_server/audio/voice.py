@@ -187,10 +187,20 @@ def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool =
 
 @cache
 def _session() -> InferenceSession:
-    """Loaded with the first use, and shared: onnxruntime's sessions may run in several threads at once."""
+    """Loaded with the first use, and shared."""
+    return load_onnx(DETECTOR)
+
+
+def load_onnx(path: Path, keeps_memory: bool = True) -> InferenceSession:
+    """Loads a model; it may run in several threads at once, in one thread a call.
+
+    Args:
+        keeps_memory: for the next call, as much as the largest one so far has taken.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # parallelism is between files
+    options.enable_cpu_mem_arena = keeps_memory
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(DETECTOR, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

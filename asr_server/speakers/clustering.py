@@ -60,8 +60,7 @@ def cluster(embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints,
     large = [group for group in groups if clean_s[group].sum() >= min(smallest_s, LARGE_S)]
     if len(large) < count.least:
         large = sorted(groups, key=lambda group: -clean_s[group].sum())[: max(1, count.least)]
-    means = np.stack([_mean(group, embeddings, weights) for group in large])
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    means = _directions(large, embeddings, weights)
     labels = np.full(len(embeddings), -1, np.int64)
     for number, group in enumerate(large):
         labels[group] = number
@@ -79,9 +78,8 @@ def name_known(
 ) -> dict[int, int]:
     """Cluster to reference, for clusters that sound like one; each at most once, the likeliest first."""
     numbers = sorted(set(labels.tolist()))
-    means = np.stack([_mean(np.flatnonzero(labels == number), embeddings, clean_s) for number in numbers])
-    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
-    scores = means @ references.T
+    groups = [np.flatnonzero(labels == number) for number in numbers]
+    scores = _directions(groups, embeddings, clean_s) @ references.T
     known: dict[int, int] = {}
     while scores.size and scores.max() >= KNOWN:
         place, reference = np.unravel_index(int(scores.argmax()), scores.shape)
@@ -97,8 +95,7 @@ def _join_alike(
     whisper and a shout, is averaged out in them.
     """
     while len(groups) > max(1, count.least):
-        means = np.stack([_mean(group, embeddings, weights) for group in groups])
-        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
+        means = _directions(groups, embeddings, weights)
         alike = means @ means.T
         np.fill_diagonal(alike, -1)
         first, second = sorted(divmod(int(alike.argmax()), len(groups)))
@@ -106,6 +103,13 @@ def _join_alike(
             break
         groups[first] = np.concatenate([groups[first], groups.pop(second)])
     return groups
+
+
+def _directions(groups: list[Ints], embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
+    """[num_groups, 192]: the means of the groups, of length 1."""
+    means = np.stack([_mean(group, embeddings, weights) for group in groups])
+    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
+    return means
 
 
 def _mean(group: Ints, embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:

@@ -107,7 +107,9 @@ def _instance_norm(graph: Graph, weights: Weights, x: str, name: str) -> str:
 
 
 def _linear(graph: Graph, weights: Weights, x: str, name: str) -> str:
-    product = graph.add("MatMul", x, graph.constant(weights[f"{name}.weight"].T))
+    """A linear layer, or a convolution over one position, which is the same."""
+    kernel = weights[f"{name}.weight"]
+    product = graph.add("MatMul", x, graph.constant(kernel.reshape(kernel.shape[:2]).T))
     return graph.add("Add", product, graph.constant(weights[f"{name}.bias"]))
 
 
@@ -165,8 +167,8 @@ def _dense_layer(graph: Graph, weights: Weights, x: str, name: str, dilation: in
     inner = weights[f"{name}.linear1.weight"][:, :, 0].T * scale
     x = graph.add("Relu", _int8_product(graph, x, inner, shift))
     gate = graph.add("MatMul", "pool", x)
-    gate = graph.add("Relu", _pointwise(graph, weights, gate, f"{name}.cam_layer.linear1"))
-    gate = graph.add("Sigmoid", _pointwise(graph, weights, gate, f"{name}.cam_layer.linear2"))
+    gate = graph.add("Relu", _linear(graph, weights, gate, f"{name}.cam_layer.linear1"))
+    gate = graph.add("Sigmoid", _linear(graph, weights, gate, f"{name}.cam_layer.linear2"))
     # What the three taps of the convolution make of every position, then moved by the dilation and added.
     taps = weights[f"{name}.cam_layer.linear_local.weight"]  # [32, 128, 3]
     size, num_taps = taps.shape[0], taps.shape[2]
@@ -196,11 +198,6 @@ def _int8_product(
     values, scale = _int8(kernel)
     inputs = [x, graph.constant(values), graph.constant(scale), graph.constant(np.zeros(len(scale), np.int8))]
     return graph.add("DynamicQuantizeMatMul", *inputs, *([] if bias is None else [graph.constant(bias)]))
-
-
-def _pointwise(graph: Graph, weights: Weights, x: str, name: str) -> str:
-    product = graph.add("MatMul", x, graph.constant(weights[f"{name}.weight"][:, :, 0].T))
-    return graph.add("Add", product, graph.constant(weights[f"{name}.bias"]))
 
 
 def _statistics(graph: Graph, x: str) -> str:

@@ -11,12 +11,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from asr_server.core import Segment, Transcript, Word
+from asr_server.core import Segment, Word
 
 UNKNOWN: Final = "A"  # of text where nobody was found to speak
-_SLACK_S: Final = (
-    0.05  # a word's times are no finer; another speaker must have more of it than the one before
-)
+# A word's times are no finer; another speaker must have more of it than the one before.
+_SLACK_S: Final = 0.05
 
 
 class Turn(NamedTuple):
@@ -58,11 +57,6 @@ class SpeakerOfTime:
             if scores.get(self._last_speaker, -1e9) < scores[best] - _SLACK_S:
                 self._last_speaker = best
         return self._last_speaker
-
-
-def label_transcript(transcript: Transcript, turns: Sequence[Turn]) -> Transcript:
-    """The transcript with its segments labelled."""
-    return msgspec.structs.replace(transcript, segments=tuple(label_segments(transcript.segments, turns)))
 
 
 def label_segments(segments: Iterable[Segment], turns: Sequence[Turn]) -> list[Segment]:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import asr_server.audio.voice  # noqa: F401  (sets onnxruntime's telemetry off before it is loaded)
+from asr_server.audio.voice import load_onnx
 from asr_server.checkpoint.fetch import fetch, fetched
 from asr_server.checkpoint.names import SPEAKERS
 from asr_server.errors import SpeakersUnavailable
@@ -44,24 +44,17 @@ def speaker_models() -> Path | None:
     return folder if folder and all((folder / name).exists() for name in _SOURCES) else None
 
 
-def require_speaker_models() -> None:
-    """Raises SpeakersUnavailable, which says the one command that fetches them."""
-    if speaker_models() is None:
+def require_speaker_models() -> Path:
+    """The folder with both ONNX files. Raises SpeakersUnavailable, which says how they are fetched."""
+    folder = speaker_models()
+    if folder is None:
         raise SpeakersUnavailable(
             f"The models that tell speakers apart are not here: run `{COMMAND}` on the server (81 MB)."
         )
+    return folder
 
 
 @cache
 def load(name: str) -> InferenceSession:
-    """Loads one of the two, once; onnxruntime's sessions may run in several threads at once."""
-    import onnxruntime
-
-    require_speaker_models()
-    folder = speaker_models()
-    assert folder is not None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # parallelism is between windows
-    options.enable_cpu_mem_arena = False  # which would keep the memory of the longest input for good
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])
+    """Loads one of the two, once, so that it does not keep the memory of the longest input for good."""
+    return load_onnx(require_speaker_models() / name, keeps_memory=False)

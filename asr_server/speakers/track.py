@@ -15,13 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
 from asr_server.levels import runs
 from asr_server.machine import lower_thread_priority
 from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
-from asr_server.speakers.labels import Turn, label_transcript
+from asr_server.speakers.labels import Turn, label_segments
 from asr_server.speakers.voices import (
     FRAME_S,
     WINDOW,
@@ -101,10 +102,9 @@ class SpeakerTrack:
 
     async def label(self, transcript: Transcript) -> Transcript:
         """The transcript with a speaker for every word. Raises SpeakersUnavailable."""
-        turns = await self.turns()
-        return await asyncio.get_running_loop().run_in_executor(
-            self._executor, label_transcript, transcript, turns
-        )
+        turns, loop = await self.turns(), asyncio.get_running_loop()
+        segments = await loop.run_in_executor(self._executor, label_segments, transcript.segments, turns)
+        return msgspec.structs.replace(transcript, segments=tuple(segments))
 
     def close(self) -> None:
         """Forgets everything; windows that wait are not heard."""
