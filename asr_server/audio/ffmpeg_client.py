@@ -15,6 +15,7 @@ answer is a `HEADER`, which says of what kind it is, and its content.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import select
@@ -121,19 +122,10 @@ class DecodeProcesses:
         """
         with self._lock:
             while self._idle:
-                process = self._idle.pop()
-                try:
-                    socket.send_fds(process.connection, [message], [fd])
-                    return process
-                except OSError:  # it died while idle
-                    process.close()
+                with contextlib.suppress(OSError):  # it died while idle
+                    return _given(self._idle.pop(), message, fd)
             process = self._new_process()
-        try:
-            socket.send_fds(process.connection, [message], [fd])
-        except OSError:
-            process.close()
-            raise
-        return process
+        return _given(process, message, fd)
 
     def give_back(self, process: DecodeProcess) -> None:
         """Takes back a process whose last file is done, so that it sends nothing more."""
@@ -213,6 +205,16 @@ class DecodeProcesses:
         self._forkserver = self._to_forkserver = None
 
 
+def _given(process: DecodeProcess, message: bytes, fd: int) -> DecodeProcess:
+    """The process, once it has been given the file. Raises OSError; the process is closed then."""
+    try:
+        socket.send_fds(process.connection, [message], [fd])
+    except OSError:
+        process.close()
+        raise
+    return process
+
+
 decode_processes = DecodeProcesses()
 atexit.register(decode_processes.shutdown)
 
@@ -279,7 +281,9 @@ class RemoteStream:
             return content.view(np.float32).reshape(self._shape)
         self._ended = True
         if kind == REFUSED:
-            raise _error(content)
+            refused = msgspec.msgpack.decode(content.data, type=Refused)
+            error: type[RequestError] = getattr(errors, refused.error)
+            raise error(refused.message)
         self.truncated = msgspec.msgpack.decode(content.data, type=Finished).truncated
         return None
 
@@ -331,9 +335,3 @@ class RemoteStream:
                 raise ConnectionResetError("the decode process is gone")
             view = view[received:]
         return content
-
-
-def _error(content: npt.NDArray[np.uint8]) -> RequestError:
-    refused = msgspec.msgpack.decode(content.data, type=Refused)
-    error: type[RequestError] = getattr(errors, refused.error)
-    return error(refused.message)

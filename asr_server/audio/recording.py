@@ -64,10 +64,6 @@ FILLED_SLICE_S = 0.01
 logger = logging.getLogger(__name__)
 
 
-def _splitter(max_chunk_samples: int, chunking: VoiceChunking | None) -> Splitter:
-    return VoiceSplitter(max_chunk_samples, chunking) if chunking else Splitter(max_chunk_samples)
-
-
 class DecodeSlice(NamedTuple):
     pieces: list[Piece]
     finished: bool
@@ -104,8 +100,11 @@ class Recording:
         self._stream: Stream | None = None
         self._split_channels = split_channels
         self._listener = listener
-        num_streams = 2 if split_channels else 1
-        self._splitters = [_splitter(self._limits.chunk_samples, chunking) for _ in range(num_streams)]
+        most = self._limits.chunk_samples
+        self._splitters = [
+            VoiceSplitter(most, chunking) if chunking else Splitter(most)
+            for _ in range(2 if split_channels else 1)
+        ]
         self._numbers = itertools.count()  # of chunks, whatever their channel
         self._finished = False
         self._closed = threading.Event()

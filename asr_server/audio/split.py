@@ -31,9 +31,8 @@ MAX_ABOVE_DB = 15.0  # the quietest place
 LONG_SHARE = 0.5  # of the longest pause within reach
 MIN_SILENCE = 1 * SAMPLE_RATE  # shorter pauses stay within their chunk
 MIN_MAX_CHUNK = 3 * SAMPLE_RATE  # in less there is no room to choose
-MIN_REST = (
-    10 * SAMPLE_RATE
-)  # left behind a cut: a short end invites the model to invent more; at most a third
+# Left behind a cut, but at most a third of the longest chunk: a short end invites the model to invent more.
+MIN_REST = 10 * SAMPLE_RATE
 MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
 
 
@@ -106,7 +105,23 @@ class Splitter:
         return pieces
 
     def _next_chunk(self, held: Samples, last: bool) -> tuple[int, int]:
-        return _next_chunk(held, self._max_chunk, self._min_rest, last)
+        """Samples of silence to skip, and samples of a chunk after them; either may be 0, not both.
+
+        With `last`, nothing follows what is held. Otherwise a leading silence is all that is taken at once:
+        the rest is looked at again when the buffer is full.
+        """
+        levels = powers(held)
+        loud = np.flatnonzero(levels > SILENCE_POWER)
+        if not len(loud):
+            return (len(held), 0) if last else (len(held) - MARGIN, 0)
+        speech_start = int(loud[0]) * HOP
+        if speech_start >= MIN_SILENCE:
+            return speech_start - MARGIN, 0
+        end = _trimmed(loud, len(held)) if last else len(held)
+        if end <= self._max_chunk:
+            return 0, end
+        latest_cut = min(self._max_chunk, end - self._min_rest)
+        return 0, _trimmed(loud, quietest_cut(levels[: latest_cut // HOP]))
 
     def _chunk(self, samples: Samples) -> Chunk:
         if len(samples) < self._size // 2:
@@ -119,26 +134,6 @@ class Splitter:
     def _report_silence(self) -> list[Piece]:
         num_samples, self._num_silent = self._num_silent, 0
         return [Silence(self._start - num_samples, num_samples)] if num_samples else []
-
-
-def _next_chunk(held: Samples, max_chunk: int, min_rest: int, last: bool) -> tuple[int, int]:
-    """Samples of silence to skip, and samples of a chunk after them; either may be 0, not both.
-
-    With `last`, nothing follows what is held. Otherwise a leading silence is all that is taken at once: the
-    rest is looked at again when the buffer is full.
-    """
-    levels = powers(held)
-    loud = np.flatnonzero(levels > SILENCE_POWER)
-    if not len(loud):
-        return (len(held), 0) if last else (len(held) - MARGIN, 0)
-    speech_start = int(loud[0]) * HOP
-    if speech_start >= MIN_SILENCE:
-        return speech_start - MARGIN, 0
-    end = _trimmed(loud, len(held)) if last else len(held)
-    if end <= max_chunk:
-        return 0, end
-    latest_cut = min(max_chunk, end - min_rest)
-    return 0, _trimmed(loud, quietest_cut(levels[: latest_cut // HOP]))
 
 
 def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
