@@ -20,8 +20,5 @@ def main() -> None:
     """A speech-to-text server that speaks OpenAI's audio API."""
 
 
-main.add_command(serve)
-main.add_command(transcribe)
-main.add_command(models)
-main.add_command(convert)
-main.add_command(health)
+for command in (serve, transcribe, models, convert, health):
+    main.add_command(command)

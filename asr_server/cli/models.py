@@ -62,8 +62,9 @@ def _list() -> None:
     from asr_server.checkpoint.adopt import source_of
     from asr_server.checkpoint.fetch import own_cache
     from asr_server.checkpoint.find import cached
-    from asr_server.checkpoint.names import SHORT_NAMES, Published
+    from asr_server.checkpoint.names import SHORT_NAMES, SPEAKERS, Published
     from asr_server.config import EMBEDDED_MODEL
+    from asr_server.speakers.models import speaker_models
 
     names: dict[Published, list[str]] = {}
     for name, model in SHORT_NAMES.items():
@@ -75,9 +76,6 @@ def _list() -> None:
         where = str(source_of(directory)) if directory else "-"
         rows.append((", ".join(its_names), _size(model.num_bytes), languages, where))
     rows.append((EMBEDDED_MODEL.name, "2 MB", "English digits", "part of this server"))
-    from asr_server.checkpoint.names import SPEAKERS
-    from asr_server.speakers.models import speaker_models
-
     rows.append((SPEAKERS.name, _size(SPEAKERS.num_bytes), "any: who speaks", str(speaker_models() or "-")))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:

@@ -135,7 +135,8 @@ class PartTranscriber:
         assert job.manifest is not None
         assert job.output_dir is not None
         configure_logging(settings.log_level, settings.log_format, "actor")
-        transcriber = LocalTranscriber(_settings_here(settings), job)
+        model = str(resolve_checkpoint(settings.model))  # fetched to this node if need be
+        transcriber = LocalTranscriber(replace(settings, model=model), job)
         self._manifest, self._part_bytes = job.manifest, part_bytes
         self._lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job))
         self._running = AsyncExitStack()
@@ -171,8 +172,3 @@ def _settings_elsewhere(settings: Settings) -> Settings:
     """The settings for an actor: one replica, and the model by a name by which every node finds it."""
     model = name_elsewhere(Path(settings.model))
     return replace(settings, executor="multiprocess", replicas=1, model=model)
-
-
-def _settings_here(settings: Settings) -> Settings:
-    """The settings with the model's directory on this node; the model is fetched if need be."""
-    return replace(settings, model=str(resolve_checkpoint(settings.model)))

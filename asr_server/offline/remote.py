@@ -12,17 +12,16 @@ when that makes sense. The only file that speaks HTTP as a client, beside the fe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -285,8 +284,8 @@ class RemoteTranscriber:
             return await with_retries(lambda: self._transcribe_once(source, on_progress))
 
     async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
-        """One try. Raises TryAgain beside what `FileTranscriber` names."""
-        with _opened(source) as file:
+        """One try. Raises TryAgain beside what `FileTranscriber` names. A file that is open stays so."""
+        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
             fields = self._fields | {"model": self.model}
             try:
                 async with self._client.stream(
@@ -302,7 +301,7 @@ class RemoteTranscriber:
 
 
 def _checked_url(server: RemoteServer) -> httpx2.URL:
-    with contextlib.suppress(httpx2.InvalidURL):
+    with suppress(httpx2.InvalidURL):
         url = httpx2.URL(server.base_url)
         if url.scheme in ("http", "https") and url.host:
             return url
@@ -354,10 +353,3 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
 def _num_bytes(source: Source) -> int:
     """Raises OSError."""
     return (os.stat(source) if isinstance(source, Path) else os.fstat(source.fileno())).st_size
-
-
-@contextmanager
-def _opened(source: Source) -> Iterator[BinaryIO]:
-    """A file from its start. One that is open already stays open, for another try. Raises OSError."""
-    with contextlib.ExitStack() as stack:
-        yield stack.enter_context(source.open("rb")) if isinstance(source, Path) else source

@@ -238,7 +238,8 @@ def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber
     if job.output_dir is not None:
         check_writable(job.output_dir)
     inputs, failures = collect_inputs(job.arguments, job.recursive)
-    outputs = _open_outputs(inputs, job)
+    folder = job.output_dir
+    outputs = FolderOutputs(folder, inputs, job) if folder is not None else StandardOutput(inputs, job)
     summary = Summary(len(inputs) + len(failures), failures=failures)
     todo = list(_indices_to_do(inputs, outputs, summary))
     if todo:
@@ -251,12 +252,6 @@ def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber
             outputs.close()
     summary.show(job.quiet)
     return summary.exit_status
-
-
-def _open_outputs(inputs: Sequence[Input], job: TranscribeJob) -> Outputs:
-    if job.output_dir is None:
-        return StandardOutput(inputs, job)
-    return FolderOutputs(job.output_dir, inputs, job)
 
 
 def _indices_to_do(inputs: Sequence[Input], outputs: Outputs, summary: Summary) -> Iterator[int]:

@@ -27,24 +27,6 @@ from asr_server.transcription.language import ENGLISH, continuation, name_of
 from asr_server.transcription.language_detector import LanguageDetector
 from asr_server.transcription.segments import DecodedPart, segments_of, token_logprobs
 
-
-class Interleaver:
-    """Holds segments back until all that begin before them are there: a window or two of each channel."""
-
-    def __init__(self) -> None:
-        self._held: list[Segment] = []
-
-    def add(self, segments: list[Segment]) -> None:
-        self._held += segments
-
-    def take(self, settled_s: float) -> list[Segment]:
-        """Gives the segments that begin before `settled_s`, in order; later ones may not begin before it."""
-        self._held.sort(key=lambda segment: segment.start_s)
-        num_settled = sum(segment.start_s < settled_s for segment in self._held)
-        taken, self._held = self._held[:num_settled], self._held[num_settled:]
-        return taken
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -69,7 +51,7 @@ class TranscriptBuilder:
         self._with_logprobs = options.token_logprobs
         self._language = language
         self._speakers = speakers
-        self._segments = Interleaver()
+        self._held: list[Segment] = []  # until all that begin before are there: a window or two of a channel
         self._settled_s = 0.0 if speakers else math.inf
         self._deltas: list[TranscriptDelta] = []
         self._text = ""
@@ -129,10 +111,13 @@ class TranscriptBuilder:
         """The segments that are final now, numbered through the whole file."""
         for part in parts:
             speaker = self._speakers[part.channel] if self._speakers else None
-            self._segments.add(segments_of(part, self._tokenizer, speaker))
+            self._held += segments_of(part, self._tokenizer, speaker)
+        self._held.sort(key=lambda segment: segment.start_s)
+        num_final = sum(segment.start_s < self._settled_s for segment in self._held)
+        final, self._held = self._held[:num_final], self._held[num_final:]
         return [
             msgspec.structs.replace(segment, id=segment_id)
-            for segment_id, segment in enumerate(self._segments.take(self._settled_s), self._num_segments)
+            for segment_id, segment in enumerate(final, self._num_segments)
         ]
 
     def transcript(self) -> Transcript:

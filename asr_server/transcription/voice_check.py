@@ -46,7 +46,9 @@ MIN_REST_S: Final = PAUSE_S + MIN_CERTAIN_FRAMES * FRAME_S  # a shorter one cann
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `seek` is exact
-MARGIN_S: Final = 0.2  # on both sides of a segment: what its times may be off
+# On both sides of a segment: what its times may be off. A faint beginning or a last consonant is no voice to
+# the detector.
+MARGIN_S: Final = 0.2
 
 
 def holds_doubtful(part: DecodedPart) -> bool:
@@ -111,10 +113,8 @@ def _samples_of(span: Span, chunk: Chunk) -> Samples:
 
 
 MIN_SILENCE_S: Final = 0.4  # at a segment's edge: with less its time is left as the model wrote it
-MIN_SPEECH_S: Final = (
-    0.1  # within a segment; less is the end of the word before it, or the next one's beginning
-)
-# kept around speech: a faint beginning or a last consonant is no voice to the detector
+# Within a segment; less is the end of the word before it, or the next one's beginning.
+MIN_SPEECH_S: Final = 0.1
 
 Stretch = tuple[float, float]  # start and end in seconds
 
