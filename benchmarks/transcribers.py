@@ -179,6 +179,7 @@ GREEDY: dict[str, Any] = {"beam_size": None, "best_of": None, "condition_on_prev
 SYSTEMS: dict[str, System] = {
     "ours": ours,
     "ours float32": partial(ours, dtype="float32"),
+    "ours int8": partial(ours, dtype="int8"),
     "openai-whisper greedy": partial(openai_whisper, **GREEDY),
     "openai-whisper": partial(openai_whisper, beam_size=5, best_of=5),  # as its command line does
     "faster-whisper int8": partial(faster_whisper, dtype="int8"),
