@@ -101,9 +101,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.view(*x.shape[:-1], num_heads, -1)
 
 
-def attend_audio(
-    qkv: Tensor, num_heads: int, kernels: Kernels = TORCH, silence: Tensor | None = None
-) -> Tensor:
+def attend_audio(qkv: Tensor, num_heads: int, silence: Tensor | None = None) -> Tensor:
     """Attends from every audio position to every other, and to the silence after them.
 
     Args:
@@ -119,10 +117,7 @@ def attend_audio(
             key, value = (
                 torch.cat(each, dim=2) for each in zip((key, value), behind.chunk(2, dim=1), strict=True)
             )
-        if kernels.encoder_attention is not None:
-            attended = kernels.encoder_attention(query, key, value)
-        else:
-            attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+        attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)
         return attended.transpose(1, 2).flatten(2)
     return torch.stack([_attend_head_by_head(each, num_heads, silence) for each in qkv])
 

@@ -114,7 +114,7 @@ class EncoderLayer(nn.Module):
             silence: keys and values of what follows, as `attend_audio` takes them.
         """
         x, normed = add_norm(x, change, self.norm, kernels)
-        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, kernels, silence)
+        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, silence)
         x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
         return x, self.feed_forward.change(normed, kernels)
 

@@ -24,7 +24,6 @@ from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
 from asr_server.model.features import LogMel
 from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode
-from asr_server.model.kernels.candidates import cudnn_attention
 from asr_server.model.kernels.table import Choice
 from tests.engine.stream_stand_ins import StandInEvent, StandInStream, entered
 
@@ -35,7 +34,6 @@ KERNELS = Kernels(
     elementwise.add_norm,
     elementwise.bias_gelu,
     elementwise.quantise_rows,
-    cudnn_attention,
 )
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10::impl::device_guard_impl_registry
 _CUDA, _META, _NUM_DEVICE_TYPES = 1, 14, 15  # of c10::DeviceType

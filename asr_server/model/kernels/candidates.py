@@ -1,11 +1,7 @@
-"""The kernels written in Triton, cuDNN's attention, and random data of a model's own shapes to try each on.
+"""The kernels written in Triton, and random data of a model's own shapes to try each on.
 
 `engine/runner.py` calls `choose_kernels` in the replica's process, once at the start. This file alone imports
 Triton or the kernels that need it, and only where the setting asks for them.
-
-Of its forms of attention torch takes cuDNN's last. On Hopper that is said to take about half the time of the
-one that torch takes first, on other GPUs more (https://github.com/huggingface/transformers/pull/48163). It is
-tried, and called by its own name, because torch's setting for it holds for the whole process.
 """
 
 from __future__ import annotations
@@ -19,21 +15,9 @@ from torch import Tensor, nn
 
 from asr_server.model.float8 import FP8, dequantise, quantise, quantise_rows
 from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, Kernels, choose
-from asr_server.model.layers import Linear, attend_audio, attend_cached_audio
+from asr_server.model.layers import Linear, attend_cached_audio
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import add_norm
-
-
-def cudnn_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """[B, H, F, d] each, the query scaled, in bfloat16 or float16: every position over every other.
-
-    Raises:
-        RuntimeError: this cuDNN has nothing for this GPU, type or shape.
-    """
-    attend = torch.ops.aten._scaled_dot_product_cudnn_attention
-    attended: Tensor = attend(query, key, value, None, False, scale=1.0)[0]
-    return attended
-
 
 _ENCODE_BATCH = 8
 _MAX_ROWS = 64  # enough to tell which is faster, and little memory
@@ -156,26 +140,6 @@ def audio_attention(
             implementation=form,
             form=f" of {num_warps} warps",
         )
-
-
-def encoder_attention(sizes: WhisperSizes, device: torch.device, dtype: torch.dtype) -> Candidate:
-    """The candidate for the encoder's attention: a batch of whole windows, and a single shorter one."""
-    positions, heads, draw = sizes.audio_positions, sizes.encoder_heads, _random(device, dtype)
-    batches = [draw(_ENCODE_BATCH, positions, 3 * sizes.width), draw(1, positions // 3, 3 * sizes.width)]
-    for batch in batches:
-        batch[..., : sizes.width] *= (sizes.width // heads) ** -0.5
-
-    def attended(chosen: Kernels) -> Tensor:
-        return torch.cat([attend_audio(batch, heads, chosen).flatten() for batch in batches])
-
-    return Candidate(
-        "encoder_attention",
-        lambda: attended(Kernels(encoder_attention=cudnn_attention)),
-        lambda: attended(TORCH),
-        _tolerance(dtype),
-        implementation=cudnn_attention,
-        maker="cudnn",
-    )
 
 
 def encoder_layer(

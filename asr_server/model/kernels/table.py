@@ -26,7 +26,6 @@ class Kernels:
     add_norm: Callable[..., tuple[Tensor, Tensor]] | None = None
     bias_gelu: Callable[..., Tensor] | None = None
     quantise_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
-    encoder_attention: Callable[..., Tensor] | None = None  # cuDNN's, taken only where it was tried
 
 
 TORCH = Kernels()
@@ -42,7 +41,6 @@ class Candidate:
     tolerance: float  # greatest difference of any number
     implementation: Any = None  # what `Kernels` gets; None: the kernel that it has
     form: str = ""  # of a kernel that there are several of
-    maker: str = "triton"
 
 
 class Verdict(NamedTuple):
@@ -60,18 +58,17 @@ Timer = Callable[[Callable[[], Tensor]], float]  # seconds that a call takes
 
 def judge(candidate: Candidate, time_s: Timer) -> Verdict:
     """Whether the kernel gives torch's numbers in less time. Never raises."""
-    maker = candidate.maker
     # Whatever goes wrong in a compiler, a driver or a kernel, torch can do the same.
     try:
         error = float((candidate.kernel().float() - candidate.reference().float()).abs().max())
         if not error <= candidate.tolerance:
-            return Verdict(inf, f"torch: {maker} differs by {error:.2g}, more than {candidate.tolerance:g}")
+            return Verdict(inf, f"torch: triton differs by {error:.2g}, more than {candidate.tolerance:g}")
         kernel_s, reference_s = time_s(candidate.kernel), time_s(candidate.reference)
     except Exception as failure:
-        return Verdict(inf, f"torch: {maker} failed with {_one_line(failure)}")
-    times = f"{maker} {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
+        return Verdict(inf, f"torch: triton failed with {_one_line(failure)}")
+    times = f"triton {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
     if kernel_s < reference_s:
-        return Verdict(kernel_s, f"{maker} ({times})")
+        return Verdict(kernel_s, f"triton ({times})")
     return Verdict(inf, f"torch ({times})")
 
 

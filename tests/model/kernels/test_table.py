@@ -18,8 +18,6 @@ from asr_server.model.kernels import TORCH, Kernels, candidates
 from asr_server.model.kernels.candidates import (
     audio_attention,
     choose_kernels,
-    cudnn_attention,
-    encoder_attention,
     encoder_layer,
 )
 from asr_server.model.kernels.table import Candidate, choose, judge
@@ -67,14 +65,6 @@ def test_of_several_forms_the_fastest_that_is_right_is_taken() -> None:
     assert "flash_decode fastest triton (triton 2.000 ms, torch 4.000 ms)" in report
     slow = choose(Kernels(flash_decode=kernel), forms[-1:], lambda call: by_form.get(call, 0.004))
     assert slow.kernels == TORCH
-
-
-def test_the_encoders_attention_is_named_by_who_made_it_and_does_not_come_with_triton() -> None:
-    tried = encoder_attention(SIZES, CPU, torch.float32)  # on a CPU both are torch's
-    chosen, report = choose(Kernels(), [tried], lambda compute: float(compute is not tried.kernel))
-    assert chosen.encoder_attention is cudnn_attention
-    assert report == "encoder_attention cudnn (cudnn 0.000 ms, torch 1000.000 ms)"
-    assert choose_kernels("triton", SIZES, DEVICE, torch.float32).kernels.encoder_attention is None
 
 
 @pytest.mark.parametrize("off", [0.02, float("nan"), float("inf")])
