@@ -26,6 +26,8 @@ _ROOT: Final = Path("/")
 _CGROUPS: Final = "sys/fs/cgroup"
 _MPS_PIPES: Final = "/tmp/nvidia-mps"
 
+_M_ARENA_MAX: Final = -8  # glibc's malloc.h
+
 T = TypeVar("T")
 
 
@@ -231,6 +233,21 @@ def child_environment() -> dict[str, str]:
     send could be made to reveal it.
     """
     return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+
+
+def share_one_arena() -> None:
+    """Lets all threads of this process, and of each that it starts, allocate from one arena of glibc's.
+
+    With arenas of their own, which glibc gives to up to eight threads a core, what one thread has freed lies
+    idle while another asks the kernel for more: a replica that decodes and encodes needed 50 MB more, in the
+    same time. MALLOC_ARENA_MAX in the environment wins. Elsewhere than on glibc nothing happens.
+    """
+    if "MALLOC_ARENA_MAX" in os.environ:
+        return
+    os.environ["MALLOC_ARENA_MAX"] = "1"
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and sys.platform.startswith("linux"):
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def leave_stopping_to_the_parent() -> None:
