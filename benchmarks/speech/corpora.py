@@ -231,7 +231,8 @@ def chosen_clips(count: int) -> list[Clip]:
     """So many recordings whose words are known, half of them Dutch, where the corpora are installed."""
     others = tuple(known_clips(["recordings", "librivox", "cards", "commands", "audioeval"], 1000))
     dutch = tuple(known_clips(["fillets"], count // 2))
-    return [*sample(others, count - len(dutch)), *dutch]
+    with_sound = (clip for clip in dutch if soundfile.info(clip.path).frames)  # two of them hold none
+    return [*sample(others, count - len(dutch)), *with_sound]
 
 
 def _once(clips: Sequence[Clip]) -> tuple[Clip, ...]:
