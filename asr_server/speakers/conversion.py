@@ -89,8 +89,9 @@ def _lstm(graph: Graph, weights: Weights, layer: int) -> list[str]:
     into, into_scale = _int8(np.stack([gates(f"weight_ih{end}").T for end in ends]))
     recurrent, recurrent_scale = _int8(np.stack([gates(f"weight_hh{end}").T for end in ends]))
     biases = np.stack([np.concatenate([gates(f"bias_ih{end}"), gates(f"bias_hh{end}")]) for end in ends])
-    zeros = graph.constant(np.zeros(into_scale.shape, np.int8))
-    scales = [graph.constant(into_scale), zeros, graph.constant(recurrent_scale), zeros]
+    # A constant of its own for each, which onnxruntime may replace (see `load_onnx`).
+    into_zero, recurrent_zero = (graph.constant(np.zeros(into_scale.shape, np.int8)) for _ in range(2))
+    scales = [graph.constant(into_scale), into_zero, graph.constant(recurrent_scale), recurrent_zero]
     values = [graph.constant(each) for each in (into, recurrent, biases)]
     return [*values, *[""] * 4, *scales]  # none of lengths, first states and peepholes
 

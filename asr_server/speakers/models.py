@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
 
 COMMAND: Final = "asr-server models fetch speakers"
-SEGMENTATION, EMBEDDING = "segmentation-int8.onnx", "embedding-int8.onnx"
+SEGMENTATION, EMBEDDING = "segmentation-int8-2.onnx", "embedding-int8.onnx"
 _SOURCES: Final = {SEGMENTATION: "pytorch_model.bin", EMBEDDING: "campplus_cn_en_common.pt"}
 
 

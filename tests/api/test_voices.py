@@ -72,8 +72,8 @@ async def test_known_speakers_get_their_names_and_a_stranger_s_is_not_given(clie
         **DIARIZED,
         known_speaker_names=["Ann", "Zoe"],
         known_speaker_references=[
-            data_url(say("90909090", "f3").samples),
-            data_url(say("4567890", "linda").samples),
+            data_url(say("4567890", "f3").samples),
+            data_url(say("90909090", "linda").samples),
         ],
     )
     assert changes([segment.speaker for segment in answer.segments]) == ["Ann", "A", "Ann", "A"]

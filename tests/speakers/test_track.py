@@ -57,7 +57,7 @@ async def test_a_count_that_is_given_is_kept() -> None:
 async def test_a_known_voice_gets_its_name_and_a_stranger_s_is_given_to_nobody() -> None:
     require_models()
     samples, places = join([said for _, said in TALK])
-    ann, stranger = say("90909090", "f3").samples, say("4567890", "linda").samples
+    ann, stranger = say("4567890", "f3").samples, say("90909090", "linda").samples
     track = SpeakerTrack(None, ["ann", "zoe"], await reference_embeddings([ann, stranger]))
     speakers = SpeakerOfTime(await turns_of(samples, track))
     assert [speakers.of(*place) for place in places] == ["ann", "A", "ann", "A"]

@@ -28,7 +28,7 @@ async def test_a_digit_behind_a_long_pause_is_heard(voice: str) -> None:
 
 # -- By itself, on segments made up --------------------------------------------------------------------------
 
-COUGHS, TALK = make_noise("coughs", -20, 4.0, 1), say("83059174", "linda").samples
+COUGHS, TALK = make_noise("coughs", -20, 4.0, 1), say("31415926", "rms").samples
 LIKELY, UNLIKELY = -0.1, -1.0
 
 
