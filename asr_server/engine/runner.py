@@ -39,6 +39,7 @@ from asr_server.engine.tokens import (
     draw,
     log_probabilities,
     penalise,
+    rows_at_once,
     top_scores,
 )
 from asr_server.model import Whisper
@@ -207,14 +208,13 @@ class Runner:
 
     def _choose_by_options(self, scores: Tensor, plan: StepPlan) -> None:
         """Replaces the choice of the rows whose options ask for more than the likeliest token."""
-        for rows, is_drawn in ((plan.sampled, True), (plan.penalised, False)):
-            if not rows:
-                continue
-            index, state, allowed = self._allowed(scores, rows)
-            own = penalise(allowed, state, self._specials.end_of_text)
-            tokens = draw(own, state, plan.restricted) if is_drawn else own.argmax(-1)
-            self._tokens.index_copy_(0, index, tokens)
-            self._logprobs.index_copy_(0, index, log_probabilities(allowed, tokens))
+        for choosing, is_drawn in ((plan.sampled, True), (plan.penalised, False)):
+            for rows in rows_at_once(len(choosing), scores.device):
+                index, state, allowed = self._allowed(scores, choosing[rows])
+                own = penalise(allowed, state, self._specials.end_of_text)
+                tokens = draw(own, state, plan.restricted) if is_drawn else own.argmax(-1)
+                self._tokens.index_copy_(0, index, tokens)
+                self._logprobs.index_copy_(0, index, log_probabilities(allowed, tokens))
 
     def _candidates(self, scores: Tensor, plan: StepPlan) -> HostCopy:
         """The likeliest next tokens of the hypotheses of all beam searches, as in `StepResult`."""

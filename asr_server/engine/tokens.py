@@ -117,9 +117,26 @@ def noise_seed_of(seed: int, id: ChunkId, temperature: float) -> int:
     return int.from_bytes(key, "little") >> (64 - NOISE_SEED_BITS)
 
 
+_CPU_ROWS = 8
+
+
+def rows_at_once(num_rows: int, device: torch.device) -> Iterator[slice]:
+    """Yields blocks of rows for what needs much memory a row: on a GPU one of all, on CPU of eight each.
+
+    A row of scores has 200 kB, and a draw needs ten times that for a moment.
+    """
+    size = num_rows if device.type == "cuda" else _CPU_ROWS
+    for start in range(0, num_rows, max(1, size)):
+        yield slice(start, min(start + size, num_rows))
+
+
 def log_probabilities(scores: Tensor, tokens: Tensor) -> Tensor:
     """[B]: how likely the chosen tokens [B] are under scores [B, vocabulary]."""
-    return scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0]  # half the time of logsumexp
+    found = torch.empty(len(scores), device=scores.device)
+    for rows in rows_at_once(len(scores), scores.device):
+        likely = scores[rows].log_softmax(-1)  # half the time of logsumexp
+        found[rows] = likely.gather(1, tokens[rows, None])[:, 0]
+    return found
 
 
 _BLOCK = 128

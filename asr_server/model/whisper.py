@@ -200,7 +200,8 @@ class Decoder(nn.Module):
             x = layer.attend_audio(x, query, rows)  # type: ignore[operator]
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embedding) * self.scale + F.embedding(positions, self.positions)
+        embedded = F.embedding(tokens, self.embedding).to(self.positions.dtype)
+        return embedded * self.scale + F.embedding(positions, self.positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
@@ -231,10 +232,20 @@ class Decoder(nn.Module):
             self._packed_embedding = Int8Weight(self.embedding)
         elif can_pack(self.embedding):
             self._packed_embedding = pack(self.embedding)
+        if self._packed_embedding is not None:  # rows are looked up in this one
+            self.embedding = nn.Parameter(_halved(self.embedding))
         self.positions.copy_(weights["embed_positions.weight"])
         for i, layer in enumerate(self.layers):
             layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
         load_weights(self.norm, weights, "layer_norm")
+
+
+def _halved(matrix: Tensor) -> Tensor:
+    """The same numbers in float16, in half of float32's memory, where it has them all: OpenAI published its
+    weights in float16. Else the matrix itself.
+    """
+    half = matrix.to(torch.float16)
+    return half if matrix.dtype == torch.float32 and torch.equal(half.float(), matrix) else matrix
 
 
 def padded_vocabulary(vocabulary: int, device: torch.device) -> int:

@@ -319,6 +319,18 @@ def test_seeds_repeat_and_differ(pocket: Checkpoint) -> None:
     assert drawn(1) != drawn(2)
 
 
+def test_many_draw_at_once_what_each_draws_alone(pocket: Checkpoint) -> None:
+    engine = pocket.engine()
+    for seed in range(12):
+        options = DecodingOptions(language="de", max_new_tokens=4, temperatures=(1.0,), seed=seed)
+        submit(engine, str(seed), CLIPS[seed % 4], options)
+    found = results(run(engine))
+    for seed in (3, 8, 11):
+        options = DecodingOptions(language="de", max_new_tokens=4, temperatures=(1.0,), seed=seed)
+        submit(engine, "alone", CLIPS[seed % 4], options)
+        assert results(run(engine))["alone"].tokens == found[str(seed)].tokens
+
+
 def test_a_strong_presence_penalty_forbids_repetition(pocket: Checkpoint) -> None:
     options = DecodingOptions(language="de", max_new_tokens=30, presence_penalty=1000.0)
     end = pocket.tokenizer.specials.end_of_text

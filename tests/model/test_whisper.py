@@ -116,6 +116,19 @@ def test_weights_in_shards_or_pickled_are_the_same_weights(tmp_path: Path, writt
     assert torch.equal(our_logits(model, False), our_logits(ours(), False))
 
 
+@pytest.mark.parametrize("in_float16", [True, False])
+def test_embeddings_take_half_the_memory_where_float16_has_the_very_numbers(
+    in_float16: bool, tmp_path: Path
+) -> None:
+    """As it has those of all that OpenAI published."""
+    name = "model.decoder.embed_tokens.weight"
+    stored = weights()[name].half().float() if in_float16 else weights()[name]
+    save_file(weights() | {name: stored}, tmp_path / "model.safetensors")
+    decoder = load_whisper(described(tmp_path), "cpu", torch.float32).decoder
+    assert torch.equal(decoder.embedding.float(), stored)
+    assert decoder.embedding.dtype == (torch.float16 if in_float16 else torch.float32)
+
+
 def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="neither"):
         load_whisper(described(tmp_path), "cpu", torch.float32)
