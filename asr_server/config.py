@@ -119,9 +119,10 @@ class Settings:
     kernels: Literal["auto", "torch", "triton"] = _setting(
         "auto", "CUDA: who computes attention and the choice of a token; auto: the faster, tried at load"
     )
-    cache_dtype: Literal["auto", "fp8"] = _setting(
+    cache_dtype: Literal["auto", "fp8", "int8"] = _setting(
         "auto",
-        "fp8: the audio's keys and values in 8 bits, so that memory holds more slots; texts may differ",
+        "fp8 (CUDA; the CPU imitates it), int8 (CPU): the audio's keys and values in 8 bits, so that memory "
+        "holds more slots; texts may differ. auto: int8 on a CPU with AVX2 and --dtype auto or int8",
     )
     encoder_dtype: Literal["auto", "fp8"] = _setting(
         "auto", "fp8: the encoder multiplies in 8 bits (CUDA; the CPU imitates it); texts may differ"

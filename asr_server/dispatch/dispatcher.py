@@ -49,7 +49,7 @@ from asr_server.errors import ChunkFailed, EngineUnavailable, ReplicasEnded
 from asr_server.machine import available_cores
 from asr_server.telemetry import working_for
 
-_FP8 = {"cache_dtype": "the audio's keys and values", "encoder_dtype": "encoder"}  # where settings ask for it
+_IN_8_BITS = {"cache_dtype": "the audio's keys and values", "encoder_dtype": "encoder"}  # if settings say so
 
 
 def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
@@ -67,9 +67,9 @@ def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
         f"dtype {chosen(engine.dtype, 'dtype', reasons['dtype'])}",
         f"slots {chosen(engine.num_slots, 'max_slots', reasons['num_slots'])}",
         *(
-            f"{what} fp8 ({flag_name(name)})"
-            for name, what in _FP8.items()
-            if getattr(settings, name) == "fp8"
+            f"{what} {getattr(settings, name)} ({flag_name(name)})"
+            for name, what in _IN_8_BITS.items()
+            if getattr(settings, name) != "auto"
         ),
         f"threads {chosen(engine.num_threads, 'cpu_threads', cores)}",
         f"replicas {num_replicas}" + (f" ({reasons['num_replicas']})" if "num_replicas" in reasons else ""),

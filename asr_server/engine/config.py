@@ -55,7 +55,7 @@ class EngineConfig:
     lookahead: bool | None = None  # whether a step starts before the results of the previous one are read
     cuda_graphs: bool = True
     kernels: str = "auto"  # torch; triton; auto: on CUDA whichever is faster, tried at load
-    cache_dtype: str = "auto"  # of the audio's keys and values; fp8; auto: that of the model
+    cache_dtype: str = "auto"  # of the audio's keys and values; fp8; int8; auto: that of the model
     encoder_dtype: str = "auto"  # of the products of the encoder's layers; the same
     num_on_device: int = 1  # engines that share the device's memory
     num_ranks: int = 1  # processes that are one engine, each with its part of the model (tensor parallelism)
@@ -92,7 +92,7 @@ class EngineConfig:
         """The type of the audio's keys and values in the cache; None: the model's."""
         if self.cache_dtype == "fp8":
             return FP8
-        return torch.uint8 if self.dtype == "int8" else None
+        return torch.uint8 if "int8" in (self.dtype, self.cache_dtype) else None
 
     def resolved(
         self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
@@ -167,11 +167,24 @@ def choose_int8(name: str, device: torch.device) -> bool:
 
     Raises ValueError where they are asked for and the device has no kernels for them.
     """
-    if name == "auto":
+    if name == "auto":  # with AVX2 alone products of few rows take up to twice as long as in float32
         return device.type == "cpu" and can_multiply_in_int8() and bool(cpu_flags() & VNNI_FLAGS)
     if name == "int8" and (device.type != "cpu" or not can_multiply_in_int8()):
         raise ValueError(f"{naming('dtype')} int8 needs {naming('device')} cpu and a processor with AVX2")
     return name == "int8"
+
+
+def choose_cache_dtype(config: EngineConfig, device: torch.device) -> str:
+    """`auto` is int8 on a CPU that has kernels for it, unless a precision is asked for.
+
+    Raises ValueError where it is asked for and the device has none.
+    """
+    can = device.type == "cpu" and can_multiply_in_int8()
+    if config.cache_dtype == "int8" and not can:
+        raise ValueError(
+            f"{naming('cache_dtype')} int8 needs {naming('device')} cpu and a processor with AVX2"
+        )
+    return "int8" if can and config.cache_dtype == config.dtype == "auto" else config.cache_dtype
 
 
 def check_fp8(config: EngineConfig, device: torch.device) -> None:
@@ -226,7 +239,7 @@ def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
     on_gpu = config.device == "cuda"
     reasons = {
         "device": _gpu(config) if on_gpu else "no GPU was found",
-        "dtype": _why_dtype(config.dtype, "GPU" if on_gpu else "processor"),
+        "dtype": _why_dtype(config, "GPU" if on_gpu else "processor"),
         "num_slots": _why_num_slots(config),
         "kernels": kernels,
     }
@@ -244,10 +257,11 @@ def _how_they_share(num_on_device: int) -> str:
     return f"{num_on_device} share a GPU {how}"
 
 
-def _why_dtype(dtype: str, processor: str) -> str:
-    if dtype in ("bfloat16", "int8"):
+def _why_dtype(config: EngineConfig, processor: str) -> str:
+    if config.dtype in ("bfloat16", "int8"):
         return f"the {processor} multiplies in it"
-    return f"the {processor} has no bfloat16"
+    beside = "; the audio's keys and values in int8" if config.cache_dtype == "int8" else ""
+    return f"the {processor} has no bfloat16{beside}"
 
 
 def _why_num_slots(config: EngineConfig) -> str:
@@ -279,10 +293,12 @@ class Loaded(NamedTuple):
     model: Whisper
     tokenizer: Tokenizer
     rules: GenerationRules
+    config: EngineConfig  # with the choices that are made before
 
 
 def load(config: EngineConfig, rank: int = 0) -> Loaded:
-    """
+    """Loads what the configuration names.
+
     Raises:
         CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there, or not
             able to do what is asked for.
@@ -290,6 +306,7 @@ def load(config: EngineConfig, rank: int = 0) -> Loaded:
     device = choose_device(config.device)
     check_fp8(config, device)
     dtype, int8 = choose_dtype(config.dtype, device), choose_int8(config.dtype, device)
+    config = replace(config, cache_dtype=choose_cache_dtype(config, device))
     torch.set_num_threads(config.cpu_threads or available_cores())
     directory = Path(config.model)
     shard, fp8_encoder = Shard(rank, config.num_ranks), config.encoder_dtype == "fp8"
@@ -298,4 +315,4 @@ def load(config: EngineConfig, rank: int = 0) -> Loaded:
         keep_freed_memory()  # from here on: what loading needed is given back
     tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
     check_timestamps(tokenizer.specials, model.sizes)
-    return Loaded(model, tokenizer, rules)
+    return Loaded(model, tokenizer, rules, config)

@@ -97,7 +97,7 @@ class Engine:
         Raises:
             CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there.
         """
-        return cls(*load(config), config, broadcast)
+        return cls(*load(config), broadcast)
 
     # -- What others see ----------------------------------------------------------------------------------
 

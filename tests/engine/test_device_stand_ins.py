@@ -236,7 +236,7 @@ def test_what_is_told_to_other_ranks_leaves_them_where_this_one_is(
     monkeypatch.setattr(ranks, "Runner", make)
     decoder, messages = msgspec.msgpack.Decoder(ranks.Operation), iter(told)
     ranks.follow(
-        Loaded(pocket.model, pocket.tokenizer, pocket.rules),
+        Loaded(pocket.model, pocket.tokenizer, pocket.rules, config),
         lambda: decoder.decode(message) if (message := next(messages, None)) else None,
     )
     assert isinstance(leader._runner, ranks.LeadingRunner)

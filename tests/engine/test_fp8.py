@@ -128,3 +128,4 @@ def test_the_start_line_says_what_is_in_8_bits() -> None:
     line = describe(Settings(cache_dtype="fp8", encoder_dtype="fp8"), info, 1)
     assert "the audio's keys and values fp8 (--cache-dtype), encoder fp8 (--encoder-dtype)" in line
     assert " fp8 (" not in describe(Settings(), info, 1)
+    assert "keys and values int8 (--cache-dtype)" in describe(Settings(cache_dtype="int8"), info, 1)

@@ -9,7 +9,7 @@ from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import DecodingOptions
 from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import Engine, EngineConfig, config
-from asr_server.engine.config import choose_dtype, choose_int8, engine_info
+from asr_server.engine.config import choose_cache_dtype, choose_dtype, choose_int8, engine_info
 from asr_server.model import load_whisper
 from asr_server.model.int8 import Int8Linear, can_multiply_in_int8
 from asr_server.model.layers import Linear
@@ -28,7 +28,7 @@ needs_int8 = pytest.mark.skipif(not can_multiply_in_int8(), reason="oneDNN has n
     [
         ("auto", {"avx2", "avx512_vnni", "avx512_bf16"}, True),
         ("auto", {"avx2", "avx_vnni"}, True),
-        ("auto", {"avx2"}, False),  # sums in 16 bits: hardly faster than float32, with weights of 7 bits
+        ("auto", {"avx2"}, False),  # sums in 16 bits: a step of few rows is slower than in float32
         ("int8", {"avx2"}, True),
         ("float32", {"avx2", "avx512_vnni"}, False),
     ],
@@ -41,6 +41,41 @@ def test_auto_takes_int8_where_the_processor_sums_in_32_bits(
     assert choose_int8(name, CPU) == int8
     assert not choose_int8("auto", torch.device("cuda"))
     assert choose_dtype("int8", CPU) == choose_dtype("auto", CPU)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype", "has_kernels", "chosen"),
+    [
+        ("auto", "auto", True, "int8"),
+        ("auto", "auto", False, "auto"),
+        ("float32", "auto", True, "auto"),  # the reference, token for token
+        ("float32", "int8", True, "int8"),
+        ("auto", "fp8", True, "fp8"),
+    ],
+)
+def test_the_audios_keys_and_values_are_int8_unless_a_precision_is_asked_for(
+    dtype: str, cache_dtype: str, has_kernels: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "can_multiply_in_int8", lambda: has_kernels)
+    asked = EngineConfig(dtype=dtype, cache_dtype=cache_dtype)
+    assert choose_cache_dtype(asked, CPU) == chosen
+    assert choose_cache_dtype(EngineConfig(), torch.device("cuda")) == "auto"
+    with pytest.raises(ValueError, match=r"--cache-dtype \(ASR_SERVER_CACHE_DTYPE\) int8 needs --device"):
+        choose_cache_dtype(EngineConfig(cache_dtype="int8"), torch.device("cuda"))
+
+
+@needs_int8
+def test_without_vnni_products_are_in_float32_beside_a_cache_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "cpu_flags", lambda: {"avx2"})
+    engine = Engine.load(EngineConfig(str(EMBEDDED_MODEL)))
+    clips = [say(digits, "f3").samples for digits in ("427", "9081")]
+    exact = Engine.load(EngineConfig(str(EMBEDDED_MODEL), dtype="float32"))
+    options = DecodingOptions(max_new_tokens=30)
+    found, expected = transcribe(engine, clips, options), transcribe(exact, clips, options)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert found[0].logprobs != expected[0].logprobs
+    info = engine_info(engine.config)
+    assert (info.dtype, "keys and values in int8" in info.reasons["dtype"]) == ("float32", True)
 
 
 def test_where_it_cannot_be_it_is_refused_with_the_name_of_the_setting(
