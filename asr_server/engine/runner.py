@@ -218,14 +218,17 @@ class Runner:
 
     def _candidates(self, scores: Tensor, plan: StepPlan) -> HostCopy:
         """The likeliest next tokens of the hypotheses of all beam searches, as in `StepResult`."""
-        if self._kernels.choose_token is None:  # the rules are applied to the scores already
-            index = self._block(plan.beams)
-            allowed = scores[index]
-        else:
-            index, _, allowed = self._allowed(scores, plan.beams)
-        likeliest, tokens = top_scores(allowed, plan.num_candidates)
-        logprobs = likeliest - likeliest[:, :1] + self._logprobs[index, None]  # known of the first one
-        return self._transfers.to_host(torch.stack([tokens.double(), logprobs.double()], dim=1))
+        found: list[Tensor] = []
+        for rows in rows_at_once(len(plan.beams), scores.device):
+            if self._kernels.choose_token is None:  # the rules are applied to the scores already
+                index = self._block(plan.beams[rows])
+                allowed = scores[index]
+            else:
+                index, _, allowed = self._allowed(scores, plan.beams[rows])
+            likeliest, tokens = top_scores(allowed, plan.num_candidates)
+            logprobs = likeliest - likeliest[:, :1] + self._logprobs[index, None]  # known of the first one
+            found.append(torch.stack([tokens.double(), logprobs.double()], dim=1))
+        return self._transfers.to_host(torch.cat(found))
 
     def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
         """Some rows' indices on the device, their states, and a copy of their scores by the rules."""

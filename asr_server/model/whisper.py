@@ -72,16 +72,16 @@ class Encoder(nn.Module):
 
     def encode_silence(self, mel: Tensor, kernels: Kernels = TORCH) -> Silence:
         """Encodes a silent window, whose log-mel is [1, num_mels, 2 F]."""
-        computed: list[Tensor] = []
-        hooks = [
-            layer.qkv.register_forward_hook(lambda *call: computed.append(call[-1]))  # type: ignore[union-attr]
-            for layer in self.layers
-        ]
+        kept: list[Tensor] = []
+
+        def keep(layer: nn.Module, inputs: object, qkv: Tensor) -> None:
+            kept.append(qkv[0, :, qkv.shape[-1] // 3 :].clone())
+
+        hooks = [layer.qkv.register_forward_hook(keep) for layer in self.layers]  # type: ignore[union-attr]
         audio: Tensor = self(mel, kernels)
         for hook in hooks:
             hook.remove()
-        share = computed[0].shape[-1] // 3
-        return Silence(tuple(each[0, :, share:].contiguous() for each in computed), audio)
+        return Silence(tuple(kept), audio)
 
     def load(self, weights: Weights) -> None:
         self.conv1.load(weights, "conv1")
