@@ -181,7 +181,7 @@ def test_published_weights_hear_people_as_well() -> None:
         return sum(word_errors(c.text or "", text).errors for c, text in zip(clips, texts, strict=True))
 
     exact = num_errors(Checkpoint.load(directory))
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in {torch.float32, choose_dtype("auto", CPU)}:  # elsewhere bfloat16 takes a minute
         assert abs(num_errors(Checkpoint.load(directory, dtype, int8=True)) - exact) <= 1, dtype
 
 
