@@ -60,9 +60,10 @@ class running:  # noqa: N801 (reads as a phrase: `async with running("inline")`)
 
 
 async def until_ready(dispatcher: Dispatcher) -> None:
+    """Until every replica takes chunks: credits that earlier ones were sent for may still be on their way."""
     async with asyncio.timeout(120):
         while (
-            sum(state.ready for state in dispatcher.supervisor.replica_states)
+            sum(state.ready and state.credit > 0 for state in dispatcher.supervisor.replica_states)
             < dispatcher.supervisor.num_replicas
         ):
             assert not dispatcher.supervisor.given_up, dispatcher.supervisor.last_failure
@@ -114,6 +115,7 @@ async def test_a_bad_chunk_harms_nobody_else(dispatcher: Dispatcher) -> None:
 @IN_MODULE
 @pytest.mark.parametrize("dispatcher", ["multiprocess", "ray"], indirect=True)
 async def test_replicas_that_are_killed_lose_nothing_and_are_replaced(dispatcher: Dispatcher) -> None:
+    await until_ready(dispatcher)
     killed = [process for process in named_replicas() if process.suspend() is None]  # with work on each
     said = [say(digits) for digits in ("17", "28", "39", "40")]
     tasks = [
@@ -134,6 +136,7 @@ async def test_replicas_that_are_killed_lose_nothing_and_are_replaced(dispatcher
 @IN_MODULE
 @pytest.mark.parametrize("dispatcher", ["multiprocess", "ray"], indirect=True)
 async def test_a_frozen_replica_is_noticed_and_replaced(dispatcher: Dispatcher) -> None:
+    await until_ready(dispatcher)
     frozen = named_replicas()[0]
     frozen.suspend()
     frozen_at = time.monotonic()
@@ -155,6 +158,7 @@ async def test_a_frozen_replica_is_noticed_and_replaced(dispatcher: Dispatcher) 
 async def test_a_host_that_is_lost_takes_no_request_with_it(
     dispatcher: Dispatcher, cluster: RayCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
+    await until_ready(dispatcher)
     said = [say(digits) for digits in ("17", "28", "39", "40", "506", "71")]
     tasks = [
         asyncio.create_task(dispatcher.open(spoken.digits).submit(chunk(spoken), OPTIONS)) for spoken in said
