@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.layers import Linear, padded_rows
+from asr_server.model.layers import Linear
+from asr_server.model.packed import padded_rows
 
 VNNI_FLAGS = {"avx512_vnni", "avx_vnni"}  # as /proc/cpuinfo spells them
 _LARGEST = 127

@@ -1,10 +1,7 @@
 """The parts of the encoder's and decoder's layers: products, attention, feed-forward, normed additions.
 
-On CPU weights are reordered for oneDNN when they are loaded, instead of on every call: a decode step's
-products take two thirds of the time, and float32 ones half, next to torch's default. The same layout serves
-any number of rows, and a row's result does not depend on how many others there are. Queries, keys and values
-of a layer are one packed product, and the queries' 1/sqrt(d) lies in the weights. Runs in the replica's
-process. Used by the rest of `model`; knows tensors, no requests.
+Queries, keys and values of a layer are one product, and the queries' 1/sqrt(d) lies in the weights. Runs in
+the replica's process. Used by the rest of `model`; knows tensors, no requests.
 """
 
 from __future__ import annotations
@@ -18,9 +15,8 @@ from torch import Tensor, nn
 
 from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
+from asr_server.model.packed import PackedWeight, multiply, pack
 from asr_server.model.sizes import Shard
-
-_ROWS_HINT = 8  # a layout that is good for few rows, and no worse for many
 
 
 class Linear(nn.Module):
@@ -34,66 +30,25 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
         self.bias = nn.Parameter(torch.zeros(num_outputs))
         self.gelu = gelu
-        self._packed: Tensor | None = None
+        self._packed: PackedWeight | None = None
 
     def pack(self) -> None:
         """To be called once the weights are in; they cannot be read or changed afterwards."""
-        if can_pack(self.weight):
-            self._packed = pack(self.weight)
+        self._packed = pack(self.weight)
+        if self._packed is not None:
             self.weight = nn.Parameter(torch.empty(0))
 
     def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
         if self.gelu and kernels.bias_gelu is not None:
             return kernels.bias_gelu(self._product(x), self.bias)
         if self._packed is not None:
-            return packed_linear(x, self._packed, self.bias, self.gelu)
+            return self._packed.product(x, self.bias, self.gelu)
         y = F.linear(x, self.weight, self.bias)
         return F.gelu(y) if self.gelu else y
 
     def _product(self, x: Tensor) -> Tensor:
         """x W^T alone."""
-        return F.linear(x, self.weight) if self._packed is None else packed_linear(x, self._packed, None)
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies in this precision here."""
-    if weight.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-
-
-def pack(weight: Tensor) -> Tensor:
-    """[outputs, inputs] in oneDNN's layout, for `packed_linear`."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
-    return packed
-
-
-def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, gelu: bool = False) -> Tensor:
-    num_rows = x.shape[:-1].numel()
-    rows = padded_rows(x.flatten(0, -2)) if _FEW_ROWS < num_rows < _MANY_ROWS else x
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "gelu" if gelu else "none", [], "none")
-    return y if rows is x else y[:num_rows].view(*x.shape[:-1], -1)
-
-
-_FEW_ROWS, _MANY_ROWS = 8, 64
-
-
-def padded_rows(rows: Tensor) -> Tensor:
-    """[N, inputs] with more rows behind, up to a multiple of 8 where there are more than 8 and less than 64.
-
-    oneDNN compiles kernels for each number of rows that it meets, and keeps them: 100 MB more for all
-    numbers that occur in decode steps. The products read their weights for most of the time, or compute 16
-    rows at once.
-    """
-    missing = -len(rows) % _FEW_ROWS if _FEW_ROWS < len(rows) < _MANY_ROWS else 0
-    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
-
-
-def multiply(x: Tensor, y: Tensor) -> Tensor:
-    """x y^T of two matrices; in float32 twice as fast as torch's own product where that is MKL's on AMD."""
-    return packed_linear(x, y, None) if can_pack(y) else x @ y.t()
+        return F.linear(x, self.weight) if self._packed is None else self._packed.product(x)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

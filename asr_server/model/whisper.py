@@ -28,16 +28,13 @@ from asr_server.model.layers import (
     Weights,
     Within,
     attend_audio,
-    can_pack,
     load_packed,
     load_summed,
     load_weights,
-    multiply,
-    pack,
-    packed_linear,
     query_scale,
     split_heads,
 )
+from asr_server.model.packed import PackedWeight, multiply, pack
 from asr_server.model.silence import Silence
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, upper_half
 
@@ -173,7 +170,7 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(sizes.width)
         self._int8_scores = int8_scores
-        self._packed_embedding: Tensor | Int8Weight | None = None
+        self._packed_embedding: PackedWeight | Int8Weight | None = None
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
         """Hidden states of the next tokens.
@@ -209,7 +206,7 @@ class Decoder(nn.Module):
             rows = hidden.flatten(0, -2).float()
             scores = self._packed_embedding.fine_product(rows).view(*hidden.shape[:-1], -1)
         elif self._packed_embedding is not None:
-            scores = packed_linear(hidden, self._packed_embedding, None).float()
+            scores = self._packed_embedding.product(hidden).float()
         elif hidden.is_cuda and hidden.dtype != torch.float32:
             # Straight to float32: rounded to bfloat16, likely tokens would tie.
             rows = hidden.flatten(0, -2)
@@ -230,7 +227,7 @@ class Decoder(nn.Module):
         self.embedding[: self.vocabulary].copy_(weights["embed_tokens.weight"])
         if self._int8_scores:
             self._packed_embedding = Int8Weight(self.embedding)
-        elif can_pack(self.embedding):
+        else:
             self._packed_embedding = pack(self.embedding)
         if self._packed_embedding is not None:  # rows are looked up in this one
             self.embedding = nn.Parameter(_halved(self.embedding))
