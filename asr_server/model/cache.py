@@ -132,7 +132,8 @@ def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
     return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
 
 
-# So many rows read shared silence like audio of their own, in half the bytes; more of them share one product.
+# So many rows read shared silence like audio of their own, in half the bytes, and any number if they have more
+# audio than silence; else they share one product.
 _FEW_ROWS = 8
 # Beyond that many queries a sequence, the kernel or the lookup would read the same keys too often.
 _MAX_QUERIES = 8
@@ -373,12 +374,11 @@ class DecoderCache:
             rows = ids.repeat_interleave(num_queries)
             heads, depth = self.keys.shape[2], self.keys.shape[-1]
             shape = heads, depth, self._num_positions, self._block
-            reads_silence = self.shares_silence and self._packed and len(rows) <= _FEW_ROWS
+            lengths = self.audio_lengths[rows]
+            is_little = len(rows) <= _FEW_ROWS or int(lengths.sum()) >= len(rows) * self._num_positions // 2
+            reads_silence = self.shares_silence and self._packed and is_little
             silent_slot = self._silent_slot if reads_silence else None
-            self._own_blocks = (
-                asked,
-                OwnBlocks.of(rows, self.audio_lengths[rows], *shape, self._packed, silent_slot),
-            )
+            self._own_blocks = asked, OwnBlocks.of(rows, lengths, *shape, self._packed, silent_slot)
         return self._own_blocks[1]
 
     @property

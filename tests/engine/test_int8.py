@@ -119,7 +119,7 @@ def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
 @needs_int8
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_few_rows_read_silence_from_a_slot_of_its_own_as_many_read_it_in_a_product(
+def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_as_in_a_product_for_others(
     dtype: torch.dtype, embedded: Checkpoint
 ) -> None:
     model = load_whisper(EMBEDDED_MODEL, "cpu", dtype)
@@ -138,6 +138,14 @@ def test_few_rows_read_silence_from_a_slot_of_its_own_as_many_read_it_in_a_produ
     for few in (slice(0, 1), slice(2, 3), slice(0, 5)):
         found = cache.rows(few, positions[few], 1).attend_audio(1, query[few]).float()
         assert (found - many[few]).norm() / many[few].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
+    mostly_whole = [2] * 8 + audio_slots[8:]
+    cache.attend_to(range(12), mostly_whole, torch.tensor([list(range(12)), mostly_whole]))
+    rows = cache.rows(slice(0, 12), positions, 1)
+    found = rows.attend_audio(1, query).float()[8:]
+    assert (found - many[8:]).norm() / many[8:].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
+    blocks = cache.own_blocks(mostly_whole, 1)
+    assert blocks is not None
+    assert len(blocks.owners) == 12 * cache.keys.shape[2] * blocks.num_blocks  # silence among them
 
 
 @needs_int8
