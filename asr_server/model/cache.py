@@ -132,8 +132,8 @@ def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
     return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
 
 
-# So many rows read shared silence like audio of their own, in half the bytes, and any number if they have more
-# audio than silence; else they share one product.
+# So many rows read shared silence like audio of their own, in half the bytes, and so does any number of rows
+# with more audio than silence. Others share one product.
 _FEW_ROWS = 8
 # Beyond that many queries a sequence, the kernel or the lookup would read the same keys too often.
 _MAX_QUERIES = 8
