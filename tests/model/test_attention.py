@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -59,3 +62,30 @@ def test_a_cpus_bfloat16_attends_nearly_as_float32_does(
     assert found.shape == (3, num_queries, 128)
     assert found.dtype == torch.bfloat16
     assert (found - expected).norm() / expected.norm() < (0.005 if has_amx else 0.05)
+
+
+_MANY_SHAPES = """
+import psutil, torch
+from asr_server.engine.config import keep_freed_memory
+from asr_server.model.layers import attend_cached
+
+def attend(rows, context):
+    heads = torch.randn(rows, 8, context, 64, dtype=torch.bfloat16)
+    mask = torch.zeros(rows, 1, 1, context, dtype=torch.bfloat16)
+    attend_cached(heads[:, :, :1].transpose(1, 2), heads, heads, mask)
+
+keep_freed_memory()
+with torch.inference_mode():
+    attend(40, 200)
+    before = psutil.Process().memory_info().rss
+    for rows in range(1, 41):
+        for context in range(4, 200, 12):
+            attend(rows, context)
+print((psutil.Process().memory_info().rss - before) // 2**20)
+"""
+
+
+def test_no_memory_is_kept_for_each_number_of_rows_and_positions_of_text() -> None:
+    command = [sys.executable, "-c", _MANY_SHAPES]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(printed) < 100, "MiB"
