@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import tempfile
@@ -36,6 +35,7 @@ from asr_server.checkpoint.foreign import GGML, ForeignModel
 from asr_server.checkpoint.names import (
     CANTONESE_VOCABULARY,
     ENGLISH_VOCABULARY,
+    LANGUAGE_TOKEN,
     MULTILINGUAL_VOCABULARY,
     published_heads,
     published_name,
@@ -54,7 +54,6 @@ _TOKENIZERS: Final = {
 _FIRST_TIMESTAMP_LIMIT: Final = 50  # 1 s, in every published model and in openai-whisper
 _CANTONESE: Final = 50358  # that language's token; those from here on are one further there
 _IDS_OF_CONFIG: Final = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
 FindTexts = Callable[[str], Path]
 
 
@@ -210,7 +209,7 @@ def _special_ids(ids: dict[str, int]) -> dict[str, int]:
 
 def _languages_and_tasks(ids: dict[str, int]) -> dict[str, Any]:
     return {
-        "lang_to_id": {name: token for name, token in ids.items() if LANGUAGE.fullmatch(name)},
+        "lang_to_id": {name: token for name, token in ids.items() if LANGUAGE_TOKEN.fullmatch(name)},
         "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")},
     }
 

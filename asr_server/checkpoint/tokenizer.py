@@ -16,7 +16,6 @@ Runs in the API process and in replicas; imports no torch. Used by `api`, `trans
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from asr_server.checkpoint.files import read_json, read_optional_json
+from asr_server.checkpoint.names import LANGUAGE_TOKEN
 from asr_server.core import POSITIONS_PER_S, ChunkResult, DecodingOptions
 from asr_server.errors import CheckpointError
 
@@ -43,9 +43,6 @@ def _character_of_byte() -> dict[int, str]:
 
 CHARACTER_OF_BYTE = _character_of_byte()
 BYTE_OF_CHARACTER = {character: byte for byte, character in CHARACTER_OF_BYTE.items()}
-
-
-_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class SpecialTokens:
 def _languages(ids: Mapping[str, int], generation: Mapping[str, Any]) -> dict[str, int]:
     """ISO code to id: the checkpoint's own list where it has one, else every token that looks like one."""
     named = generation.get("lang_to_id") or ids
-    found = {name: token for name, token in named.items() if _LANGUAGE.fullmatch(name)}
+    found = {name: token for name, token in named.items() if LANGUAGE_TOKEN.fullmatch(name)}
     return {name[2:-2]: token for name, token in sorted(found.items(), key=lambda item: item[1])}
 
 

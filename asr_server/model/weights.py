@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from asr_server.checkpoint.adopt import read_foreign, texts_for, write_layout
-from asr_server.checkpoint.files import SINGLE, StoredTensor, WeightsFile, find_weights
+from asr_server.checkpoint.files import SINGLE, StoredTensor, WeightsFile, begins_with, find_weights
 from asr_server.checkpoint.find import check_directory, tokenizer_of
 from asr_server.errors import CheckpointError
 from asr_server.model.float8 import Float8Linear
@@ -91,17 +91,11 @@ def read_weights(directory: Path) -> Mapping[str, Tensor]:
     """
     files = find_weights(directory)
     if not any(file.tensors for file in files):
-        pickled = torch.load(
-            files[0].path, map_location="cpu", weights_only=True, mmap=_is_zip(files[0].path)
-        )
+        path = files[0].path
+        is_zip = begins_with(path, b"PK")  # torch cannot map files of its versions before 1.6 into memory
+        pickled = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
         return {name.removeprefix("model."): tensor for name, tensor in pickled.items()}
     return StoredWeights(files)
-
-
-def _is_zip(path: Path) -> bool:
-    """Whether torch can map the file into memory; it cannot map files of torch before 1.6."""
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"
 
 
 class StoredWeights(Mapping[str, Tensor]):
