@@ -375,9 +375,10 @@ class DecoderCache:
             heads, depth = self.keys.shape[2], self.keys.shape[-1]
             shape = heads, depth, self._num_positions, self._block
             lengths = self.audio_lengths[rows]
-            is_little = len(rows) <= _FEW_ROWS or int(lengths.sum()) >= len(rows) * self._num_positions // 2
-            reads_silence = self.shares_silence and self._packed and is_little
-            silent_slot = self._silent_slot if reads_silence else None
+            silent_slot = None
+            if self.shares_silence and self._packed:
+                is_mostly_audio = int(lengths.sum()) >= len(rows) * self._num_positions // 2
+                silent_slot = self._silent_slot if len(rows) <= _FEW_ROWS or is_mostly_audio else None
             self._own_blocks = asked, OwnBlocks.of(rows, lengths, *shape, self._packed, silent_slot)
         return self._own_blocks[1]
 

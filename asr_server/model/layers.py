@@ -106,16 +106,17 @@ def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
     Returns:
         [B, T, D].
     """
-    if _HAS_AMX and query.dtype == torch.bfloat16 and not query.is_cuda:
-        # Plain products of bfloat16 copy the keys and values first, and round the scores.
-        attended = F.scaled_dot_product_attention(query.transpose(1, 2), keys, values, mask, scale=1.0)
-        return attended.transpose(1, 2).flatten(2)
-    # Elsewhere on CPU these are the faster: scaled_dot_product_attention takes up to seven times as long.
-    if query.dtype == torch.bfloat16 and not query.is_cuda:
+    dtype = query.dtype
+    if dtype == torch.bfloat16 and not query.is_cuda:
+        if _HAS_AMX:
+            # Plain products of bfloat16 copy the keys and values first, and round the scores.
+            attended = F.scaled_dot_product_attention(query.transpose(1, 2), keys, values, mask, scale=1.0)
+            return attended.transpose(1, 2).flatten(2)
         # Of bfloat16's products oneDNN compiles and keeps one for each B and N: a gigabyte in 500 recordings.
-        return attend_cached(query.float(), keys.float(), values.float(), mask).to(query.dtype)
+        query, keys, values = query.float(), keys.float(), values.float()
+    # Elsewhere on CPU these are the faster: scaled_dot_product_attention takes up to seven times as long.
     scores = _scores(query, keys.transpose(-1, -2)) + mask  # [B, H, T, N]
-    return _weighted_sums(scores, values)
+    return _weighted_sums(scores, values).to(dtype)
 
 
 def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
