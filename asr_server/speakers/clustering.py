@@ -16,14 +16,15 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-SAME: Final = 0.46  # mean cosine from which two groups are one person
+SAME: Final = 0.48  # mean cosine from which two groups are one person
 ALIKE: Final = 0.6  # cosine from which even two of one window are one person, heard as two
 SURE_S: Final = 1.5  # of clean speech, from which a voice may make a cluster
-SMALLEST_S: Final = 2.5  # of clean speech: a smaller cluster is no person of its own
-SMALLEST_SHARE: Final = 0.04  # of all speech; one of LARGE_S is a person in any case
-LARGE_S: Final = 18.0
-CENTRES: Final = 0.65  # cosine of the means of two clusters from which they are one person
-BLOCK: Final = 600  # voices clustered at once, an hour or so: the cost grows with the third power
+# Of clean speech, of which windows that overlap hear all but the ends twice.
+SMALLEST_S: Final = 5.0  # a smaller cluster is no person of its own
+SMALLEST_SHARE: Final = 0.05  # of all speech; one of LARGE_S is a person in any case
+LARGE_S: Final = 36.0
+CENTRES: Final = 0.6  # cosine of the means of two clusters from which they are one person
+BLOCK: Final = 600  # voices clustered at once, half an hour or so: the cost grows with the third power
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 
 

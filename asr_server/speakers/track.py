@@ -1,22 +1,23 @@
 """Follows who speaks through a recording of any length: samples in, as they are decoded; at the end, turns.
 
-Windows of ten seconds are heard in threads of their own, beside the engine; of each window its voices are
-kept (a kilobyte each) and the samples are dropped. Embeddings live as long as their request, and are written
-nowhere. `push` runs in a preprocess thread, the rest on the event loop of the API process. Used by
-`transcription`; knows no HTTP and no text.
+Windows of ten seconds, one every five, are heard in threads of their own, beside the engine; of each window
+its voices are kept (two kilobytes each) and the samples are dropped. Embeddings live as long as their
+request, and are written nowhere. `push` runs in a preprocess thread, the rest on the event loop of the API
+process. Used by `transcription`; knows no HTTP and no text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
 from asr_server.levels import runs
@@ -24,22 +25,29 @@ from asr_server.machine import lower_thread_priority
 from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
 from asr_server.speakers.labels import Turn, label_segments
 from asr_server.speakers.voices import (
+    FIRST_FRAME,
+    FRAME,
     FRAME_S,
+    NUM_FRAMES,
     WINDOW,
     Flags,
     Floats,
     Voice,
-    frame_times_s,
     hear,
     hear_reference,
 )
 
-STEP: Final = 9 * SAMPLE_RATE  # of the windows
-_OVERLAP_S: Final = (WINDOW - STEP) / SAMPLE_RATE
+_STEP_FRAMES: Final = 296  # half a window, 5 s: all but a recording's ends is heard twice
+STEP: Final = _STEP_FRAMES * FRAME  # samples from one window to the next
+# Of a frame in the mean of both hearings: the segmentation is surest in the middle of a window. [2, half]
+_WEIGHTS: Final = np.pad(
+    np.sin(np.pi * (np.arange(NUM_FRAMES) + 0.5) / NUM_FRAMES) ** 2 + 1e-3, (0, 2 * _STEP_FRAMES - NUM_FRAMES)
+).reshape(2, _STEP_FRAMES)
 MAX_WAITING: Final = 8  # windows of one recording that are not heard yet, before its decoding waits
 _SHORTEST_S: Final = 0.12  # of a turn
-_PAUSE_S: Final = 0.2  # within a turn
-_EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, by benchmarks/speakers.py
+_PAUSE_S: Final = 0.25  # within a turn
+_EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, by benchmarks/speakers.py,
+_SOON_S: Final = 0.03  # and end too soon
 
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
@@ -119,13 +127,12 @@ class SpeakerTrack:
         clean_s = np.array([voice.clean_s * bool(voice.embedding.any()) for _, voice in voices])
         numbers = np.array([number for number, _ in voices])
         labels = cluster(embeddings, clean_s, numbers, self._count)
-        spoken: dict[int, list[tuple[float, float]]] = {}
+        activity: list[dict[int, Floats]] = [{} for _ in windows]
         for (number, voice), label in zip(voices, labels.tolist(), strict=True):
-            times_s = frame_times_s(len(voice.active))
-            first_s = _OVERLAP_S / 2 if number else 0.0
-            last_s = WINDOW / SAMPLE_RATE - (_OVERLAP_S / 2 if number + 1 < len(windows) else 0.0)
-            active = voice.active & (times_s >= first_s) & (times_s < last_s)
-            spoken.setdefault(label, []).extend(_stretches_s(active, number * STEP / SAMPLE_RATE))
+            before = activity[number].get(label, np.float32(0))
+            halves = np.pad(voice.activity, (0, 2 * _STEP_FRAMES - NUM_FRAMES)).reshape(2, _STEP_FRAMES)
+            activity[number][label] = np.maximum(before, halves.astype(np.float32))
+        spoken = _spoken_s(activity)
         joined = {label: joined for label, stretches in spoken.items() if (joined := _join(stretches))}
         known = (
             name_known(labels, embeddings, clean_s, np.stack(self._references)) if self._references else {}
@@ -161,10 +168,30 @@ def _letters() -> Iterator[str]:
         number += 1
 
 
-def _stretches_s(active: Flags, offset_s: float) -> list[tuple[float, float]]:
-    first_s = float(frame_times_s(1)[0]) - FRAME_S / 2 + offset_s
+def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[tuple[float, float]]]:
+    """Where each speaker is likelier to speak than not, in the mean of the windows that hear it.
+
+    Args:
+        activity: of each window, how likely each of its speakers speaks, [2, _STEP_FRAMES].
+    """
+    spoken: dict[int, list[tuple[float, float]]] = {}
+    for number in range(len(activity) + 1):
+        total = np.zeros(_STEP_FRAMES)
+        sums: dict[int, npt.NDArray[np.float64]] = {}
+        for half, window in ((0, number), (1, number - 1)):
+            if 0 <= window < len(activity):
+                total += _WEIGHTS[half]
+                for label, likely in activity[window].items():
+                    sums[label] = sums.get(label, np.zeros(_STEP_FRAMES)) + _WEIGHTS[half] * likely[half]
+        for label, summed in sums.items():
+            spoken.setdefault(label, []).extend(_stretches_s(summed > total / 2, number * STEP))
+    return spoken
+
+
+def _stretches_s(active: Flags, first_sample: int) -> list[tuple[float, float]]:
+    first_s = (first_sample + FIRST_FRAME - FRAME / 2) / SAMPLE_RATE
     return [
-        (first_s + start * FRAME_S + _EARLY_S, first_s + end * FRAME_S)
+        (first_s + start * FRAME_S + _EARLY_S, first_s + end * FRAME_S + _SOON_S)
         for start, end in runs(active).tolist()
     ]
 

@@ -23,34 +23,36 @@ Flags = npt.NDArray[np.bool_]
 WINDOW: Final = 10 * SAMPLE_RATE
 FRAME: Final = 270  # samples between two frames of the segmentation
 FRAME_S: Final = FRAME / SAMPLE_RATE
-_FIRST_FRAME: Final = 495  # sample in the middle of the first one's field of view
+FIRST_FRAME: Final = 495  # sample in the middle of the first one's field of view
+NUM_FRAMES: Final = (WINDOW - 2 * FIRST_FRAME) // FRAME + 1  # of a window
 NUM_LOCAL: Final = 3
 # Which local speakers each class says are speaking.
 _CLASSES: Final = np.array(
     [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]], np.float32
 )
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
-_MAX_FEATURES: Final = 350  # more of one voice in a window says little more, and costs as much again
+_MAX_FEATURES: Final = 250  # more of one voice in a window says little more, and costs as much again
 _STRETCH: Final = 100  # positions that share a gate of CAM++
 
 
 class Voice(NamedTuple):
     """One local speaker of one window."""
 
-    active: Flags  # [num_frames]: when it speaks
+    activity: npt.NDArray[np.float16]  # [num_frames]: how likely it speaks
     embedding: Floats  # [192] of length 1; zeros where too little is heard
     clean_s: float  # how much the embedding has heard
 
 
 def hear(samples: Samples) -> list[Voice]:
     """The local speakers of at most one window of samples. Raises SpeakersUnavailable."""
-    num_frames = max(0, (len(samples) - _FIRST_FRAME) // FRAME + 1)
+    num_frames = max(0, (len(samples) - FIRST_FRAME) // FRAME + 1)
     padded = np.pad(samples, (0, WINDOW - len(samples))) if len(samples) < WINDOW else samples
     if not np.abs(samples).max(initial=0) > 1e-4:
         return []
     (log_probabilities,) = load(SEGMENTATION).run(None, {"samples": padded[None]})
-    active = _CLASSES[np.argmax(log_probabilities[0], axis=1)] > 0  # [num_frames, 3]
-    active[num_frames:] = False
+    activity = np.exp(log_probabilities[0]) @ _CLASSES  # [num_frames, 3]
+    active = _CLASSES[np.argmax(log_probabilities[0], axis=1)] > 0
+    activity[num_frames:], active[num_frames:] = 0, False
     if not active.any():
         return []
     alone = active & (active.sum(axis=1, keepdims=True) == 1)
@@ -62,7 +64,7 @@ def hear(samples: Samples) -> list[Voice]:
                 chosen = _feature_frames(active[:, speaker], len(samples))
             enough = len(chosen) >= _MIN_FEATURES
             embedding = embed(fbank(samples, chosen)) if enough else np.zeros(192, np.float32)
-            voices.append(Voice(active[:, speaker], embedding, len(chosen) / 100))
+            voices.append(Voice(activity[:, speaker].astype(np.float16), embedding, len(chosen) / 100))
     return voices
 
 
@@ -72,17 +74,10 @@ def hear_reference(samples: Samples) -> Floats:
     return max(voices, key=lambda voice: voice.clean_s).embedding if voices else np.zeros(192, np.float32)
 
 
-def frame_times_s(num_frames: int) -> npt.NDArray[np.float64]:
-    """[num_frames]: the middle of each frame."""
-    return (_FIRST_FRAME + FRAME * np.arange(num_frames)) / SAMPLE_RATE
-
-
 def _feature_frames(active: Flags, num_samples: int) -> npt.NDArray[np.int64]:
     """The features (one in 10 ms) within these frames of the segmentation, at most _MAX_FEATURES."""
     num_features = max(0, (num_samples - _LENGTH) // _STEP + 1)
-    frames = (
-        ((np.arange(num_features) * _STEP + _LENGTH // 2 - _FIRST_FRAME) / FRAME).round().astype(np.int64)
-    )
+    frames = ((np.arange(num_features) * _STEP + _LENGTH // 2 - FIRST_FRAME) / FRAME).round().astype(np.int64)
     (chosen,) = np.nonzero(active[np.clip(frames, 0, len(active) - 1)])
     surplus = max(0, len(chosen) - _MAX_FEATURES) // 2
     return chosen[surplus : surplus + _MAX_FEATURES]

@@ -10,6 +10,7 @@ packages=()
 [ -d /usr/share/games/fillets-ng/script ] || packages+=(fillets-ng-data)
 [ -d /usr/share/games/fillets-ng/sound/airplane/nl ] || packages+=(fillets-ng-data-nl)
 [ -d /usr/share/games/fillets-ng/sound/airplane/cs ] || packages+=(fillets-ng-data-cs)
+command -v flite > /dev/null || packages+=(flite) # the voices of benchmarks/speakers.py
 if ((${#packages[@]})); then
     if ! { [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq \
         && apt-get install -y -qq --no-install-recommends "${packages[@]}" > /dev/null; }; then

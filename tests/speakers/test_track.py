@@ -28,6 +28,17 @@ async def test_two_people_are_told_apart_in_the_order_in_which_they_speak() -> N
     assert [speakers.of(*place) for place in places] == [label for label, _ in TALK]
 
 
+async def test_turns_lie_where_people_speak_across_the_borders_of_windows() -> None:
+    samples, places = join([said for _, said in TALK])
+    turns = await turns_of(samples)
+    assert len(samples) / SAMPLE_RATE > 20  # four windows and more
+    for start_s, end_s in places:
+        within = [turn for turn in turns if start_s - 0.15 <= turn.start_s and turn.end_s <= end_s + 0.15]
+        assert sum(turn.end_s - turn.start_s for turn in within) > 0.7 * (end_s - start_s)
+        turns = [turn for turn in turns if turn not in within]
+    assert turns == []
+
+
 async def test_turns_do_not_depend_on_the_sizes_of_the_blocks() -> None:
     require_models()
     samples, _ = join([said for _, said in TALK])
