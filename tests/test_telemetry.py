@@ -62,7 +62,7 @@ def test_a_requests_id_runs_from_the_door_through_the_replica_to_the_answer(
 
 def test_one_line_says_what_is_served_and_why(server: Server) -> None:
     (line,) = [line for line in server.lines() if ": serving whisper-digits, revision " in line]
-    for part in ("device cpu (", "dtype ", "slots 32 (", "threads ", "replicas 1"):
+    for part in ("device cpu (", "dtype ", "slots 48 (", "threads ", "replicas 1"):
         assert part in line
     assert line.count("(") == line.count(")") == 4
 

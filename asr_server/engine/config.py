@@ -32,7 +32,7 @@ _MAX_COMPUTE_WORKERS = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FP8_CAPABILITY = (8, 9)
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 and Arm, as /proc/cpuinfo spells them
-MAX_SLOTS = {"cpu": 32, "cuda": 256}  # more only lengthens a step: the products are large enough by then
+MAX_SLOTS = {"cpu": 48, "cuda": 256}  # more only lengthens a step: the products are large enough by then
 SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weights are in
 
 

@@ -100,7 +100,8 @@ class LogMel(nn.Module):
         """
         num_frames = num_frames or self.num_frames
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]
-        power = torch.view_as_real(spectrum).square().sum(-1)  # [B, FFT_SIZE // 2 + 1, frames]
+        real, imaginary = torch.view_as_real(spectrum).square().unbind(-1)
+        power = real + imaginary  # [B, FFT_SIZE // 2 + 1, frames]; torch's sum takes ten times as long
         mel = (self.filters @ power).clamp_(min=1e-10).log10_()
         floor = mel.amax(dim=(1, 2), keepdim=True) - 8.0
         silence = mel.new_full((len(mel), 1, 1), -10.0)

@@ -1,13 +1,16 @@
 """Products in 8-bit integers on the CPU, by oneDNN: weights are rounded once, inputs in every call.
 
 Each output of a weight and each row of the input has a scale, both symmetric, so that a row's result does not
-depend on how many others there are. The results are float32. Where the processor sums pairs of 8-bit products
-in 16 bits (AVX2 and AVX-512 without VNNI), weights get 7 bits, with which no such sum overflows.
-Runs in the replica's process, on the CPU alone. Used by `weights.py`, `whisper.py`, `cache.py`, `silence.py`
-and `engine/config.py`; knows no requests.
+depend on how many others there are; one product of the encoder's has one scale for its whole input. Where the
+processor sums pairs of 8-bit products in 16 bits (AVX2 and AVX-512 without VNNI), weights get 7 bits, with
+which no such sum overflows. Runs in the replica's process, on the CPU alone. Used by `weights.py`,
+`whisper.py`, `cache.py`, `silence.py` and `engine/config.py`; knows no requests.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -42,47 +45,94 @@ class Int8Weight:
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
 
     def product(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Float32 [N, outputs] of [N, inputs]."""
+        """[N, inputs] to [N, outputs] in the same precision."""
         rounded, scales = round_rows(rows)
-        if bias is None:
-            return self._multiply(rounded).mul_(scales)
-        return torch.addcmul(bias, self._multiply(rounded), scales)
+        product = self._multiply(rounded, rows.dtype)
+        return product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales)
+
+    def product_with_gelu(self, rows: Tensor, bias: Tensor) -> Tensor:
+        """As `product` with GELU (the exact one) on top, in one pass, for which all rows have one scale.
+
+        Args:
+            bias: float32.
+        """
+        rounded, step, zero = round_together(rows)
+        return self._multiply(rounded, rows.dtype, step, zero, bias, "gelu")
 
     def fine_product(self, rows: Tensor) -> Tensor:
-        """As `product`, with inputs in twice as many bits: each row is a sum of two, the second one the first
-        one's rounding error. It costs little where the time goes into reading the weights.
+        """As `product` of float32, with inputs in twice as many bits: each row is a sum of two, the second
+        one the first one's rounding error. It costs little where the time goes into reading the weights.
         """
         rounded, scales = round_rows(rows)
         lost, lost_scales = round_rows(rows - signed(rounded).float().mul_(scales))
-        coarse, fine = self._multiply(torch.cat([rounded, lost])).chunk(2)
+        coarse, fine = self._multiply(torch.cat([rounded, lost]), torch.float32).chunk(2)
         product: Tensor = coarse.mul_(scales).addcmul_(fine, lost_scales)
         return product
 
-    def _multiply(self, rounded: Tensor) -> Tensor:
+    def _multiply(
+        self,
+        rounded: Tensor,
+        dtype: torch.dtype,
+        step: float = 1.0,
+        zero: int = _SIGN_BIT,
+        bias: Tensor | None = None,
+        on_top: str = "none",
+    ) -> Tensor:
+        of_result = 1.0, 0, dtype  # its step and zero, if it were in 8 bits itself
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
             padded_rows(rounded),
-            1.0,
-            _SIGN_BIT,
+            step,
+            zero,
             self._packed,
             self._scales,
             self._zeros,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
+            bias,
+            *of_result,
+            on_top,
             [],
             "none",
         )
         return product[: len(rounded)]
 
 
+_NUMBERS_AT_ONCE = 1 << 17  # whose intermediate results stay in a core's own cache
+
+
 def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, inputs] as 8-bit numbers plus 128, and the scales [N, 1] that they are to be multiplied by."""
-    largest = torch.maximum(rows.amax(-1, keepdim=True), -rows.amin(-1, keepdim=True))
-    scales = largest.float().clamp_(min=_TINY) / _LARGEST
-    rounded = (rows / scales).round_().to(torch.int8)
-    return rounded.view(torch.uint8).bitwise_xor_(_SIGN_BIT), scales
+    """[N, inputs] as 8-bit numbers plus 128, and the scales [N, 1] that they are to be multiplied by, in the
+    precision of the rows: one that is rounded to bfloat16 makes 127.25 of 127 at most.
+    """
+    rounded, scales = torch.empty_like(rows, dtype=torch.uint8), rows.new_empty(len(rows), 1)
+    for block in _blocks(rows):
+        exact = rows[block].float()
+        largest = torch.maximum(exact.amax(-1, keepdim=True), -exact.amin(-1, keepdim=True))
+        scales[block] = largest.clamp_(min=_TINY) / _LARGEST
+        _write_rounded(exact / scales[block], rounded[block])
+    return rounded, scales
+
+
+def round_together(rows: Tensor) -> tuple[Tensor, float, int]:
+    """[N, inputs] as 8-bit numbers in even steps from least to largest; the step, and the number for zero."""
+    least, largest = (each.item() for each in torch.aminmax(rows))
+    least, largest = min(least, 0.0), max(largest, 0.0)
+    step = max(largest - least, _TINY) / 255
+    zero = round(-least / step) if math.isfinite(step) else 0  # NaN comes through by the step
+    rounded = torch.empty_like(rows, dtype=torch.uint8)
+    for block in _blocks(rows):
+        _write_rounded((rows[block].float() / step).add_(zero - _SIGN_BIT), rounded[block])
+    return rounded, step, zero
+
+
+def _blocks(rows: Tensor) -> Iterator[slice]:
+    size = max(1, _NUMBERS_AT_ONCE // rows.shape[-1])
+    for start in range(0, len(rows), size):
+        yield slice(start, start + size)
+
+
+def _write_rounded(numbers: Tensor, out: Tensor) -> None:
+    """Writes numbers from -128 to 127, rounded, plus 128. torch is slow at making uint8 of float32."""
+    signed_numbers = numbers.round_().to(torch.int8)
+    torch.bitwise_xor(signed_numbers.view(torch.uint8), _SIGN_BIT, out=out)
 
 
 def signed(rounded: Tensor) -> Tensor:
@@ -127,7 +177,7 @@ def sum_weighted_packed_rows(weights: Tensor, packed: Tensor, rows: Tensor, star
 
 
 class Int8Linear(Linear):
-    """A product in 8-bit integers, in a model of float32."""
+    """A product in 8-bit integers."""
 
     def pack(self) -> None:
         self._int8_weight = Int8Weight(self.weight)
@@ -136,3 +186,17 @@ class Int8Linear(Linear):
     def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
         y = self._int8_weight.product(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)
         return F.gelu(y) if self.gelu else y
+
+
+class Int8EncoderLinear(Int8Linear):
+    """As `Int8Linear`; where GELU follows, the input has one scale: it must be one chunk's."""
+
+    def pack(self) -> None:
+        super().pack()
+        if self.gelu:
+            self.bias = nn.Parameter(self.bias.float())
+
+    def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
+        if not self.gelu:
+            return super().forward(x, kernels)
+        return self._int8_weight.product_with_gelu(x.flatten(0, -2), self.bias).view(*x.shape[:-1], -1)

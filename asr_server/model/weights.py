@@ -25,8 +25,8 @@ from asr_server.checkpoint.files import SINGLE, StoredTensor, WeightsFile, begin
 from asr_server.checkpoint.find import check_directory, tokenizer_of
 from asr_server.errors import CheckpointError
 from asr_server.model.float8 import Float8Linear
-from asr_server.model.int8 import Int8Linear
-from asr_server.model.layers import Linear
+from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
+from asr_server.model.layers import HAS_AMX, Linear
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, read_alignment_heads
 from asr_server.model.whisper import Whisper
 
@@ -56,8 +56,8 @@ def load_whisper(
 
     Args:
         fp8_encoder: the encoder's layers multiply in 8-bit floats.
-        int8: what is faster so is multiplied in 8-bit integers, on the CPU alone: beside bfloat16 the output
-            projection, beside float32 all layers too.
+        int8: what is faster so is multiplied in 8-bit integers, on the CPU alone: the output projection, the
+            encoder's layers where AMX does not multiply them in bfloat16, and beside float32 the decoder's.
     Raises:
         CheckpointError: weights are missing or have other shapes than config.json says.
         ValueError: config.json describes no Whisper model, or its alignment heads are not there, or
@@ -67,9 +67,11 @@ def load_whisper(
         sizes = WhisperSizes.from_directory(directory)
     except KeyError as error:
         raise CheckpointError(f"{directory}/config.json has no {error}") from error
-    linear = Int8Linear if int8 and dtype == torch.float32 else Linear
-    encoder_linear = Float8Linear if fp8_encoder else linear
-    model = Whisper(sizes, torch.device(device), dtype, shard, encoder_linear, linear, int8)
+    decoder_linear = Int8Linear if int8 and dtype == torch.float32 else Linear
+    encoder_linear = Int8EncoderLinear if int8 and not (HAS_AMX and dtype == torch.bfloat16) else Linear
+    if fp8_encoder:
+        encoder_linear = Float8Linear
+    model = Whisper(sizes, torch.device(device), dtype, shard, encoder_linear, decoder_linear, int8)
     try:
         model.load_hugging_face(read_weights(directory))
     except (EOFError, UnpicklingError) as error:  # torch's message gives dangerous advice

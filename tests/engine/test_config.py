@@ -47,7 +47,7 @@ def test_slots_follow_from_free_memory() -> None:
     # A quarter is for slots.
     assert choose_num_slots(sizes(), CPU, torch.float32, 4 * 10 * slot) == 10
     assert choose_num_slots(sizes(), CPU, torch.float32, 0) == 1
-    assert choose_num_slots(sizes(), CPU, torch.float32, 1 << 50) == 32
+    assert choose_num_slots(sizes(), CPU, torch.float32, 1 << 50) == 48
     assert EngineConfig(num_slots=5).resolved(sizes(), CPU, torch.float32).num_slots == 5
 
 

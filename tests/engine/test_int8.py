@@ -10,9 +10,10 @@ from asr_server.core import DecodingOptions
 from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import Engine, EngineConfig, config
 from asr_server.engine.config import choose_cache_dtype, choose_dtype, choose_int8, engine_info
-from asr_server.model import load_whisper
-from asr_server.model.int8 import Int8Linear, can_multiply_in_int8
+from asr_server.model import load_whisper, weights
+from asr_server.model.int8 import Int8EncoderLinear, Int8Linear, can_multiply_in_int8
 from asr_server.model.layers import Linear
+from asr_server.model.whisper import Convolution
 from benchmarks.engine_helpers import Checkpoint, transcribe
 from benchmarks.speech import corpus
 from benchmarks.speech.error_rates import word_errors
@@ -149,13 +150,28 @@ def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_
 
 
 @needs_int8
-def test_beside_float32_all_layers_are_in_int8_and_beside_bfloat16_none() -> None:
-    for dtype, layers in ((torch.float32, Int8Linear), (torch.bfloat16, Linear)):
-        model = load_whisper(EMBEDDED_MODEL, "cpu", dtype, int8=True)
-        assert type(model.encoder.layers[0].qkv) is type(model.decoder.layers[0].cross_out) is layers
-        assert not isinstance(model.encoder.conv1, Int8Linear)
-        info = engine_info(EngineConfig().resolved(model.sizes, CPU, dtype, model.int8))
-        assert "dtype int8 (the processor multiplies in it)" in describe(Settings(), info, 1)
+@pytest.mark.parametrize(
+    ("dtype", "has_amx", "encoder", "decoder"),
+    [
+        (torch.float32, False, Int8EncoderLinear, Int8Linear),
+        (torch.bfloat16, False, Int8EncoderLinear, Linear),
+        (torch.bfloat16, True, Linear, Linear),  # AMX multiplies bfloat16 fast enough
+    ],
+)
+def test_layers_are_in_int8_where_that_is_the_faster(
+    dtype: torch.dtype,
+    has_amx: bool,
+    encoder: type[Linear],
+    decoder: type[Linear],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights, "HAS_AMX", has_amx)
+    model = load_whisper(EMBEDDED_MODEL, "cpu", dtype, int8=True)
+    assert type(model.encoder.layers[0].qkv) is encoder
+    assert type(model.decoder.layers[0].cross_out) is decoder
+    assert type(model.encoder.conv1) is Convolution
+    info = engine_info(EngineConfig().resolved(model.sizes, CPU, dtype, model.int8))
+    assert "dtype int8 (the processor multiplies in it)" in describe(Settings(), info, 1)
 
 
 @needs_int8

@@ -33,16 +33,17 @@ def test_a_gpus_attention_scores_are_never_rounded_to_a_half_precision(dtype: to
 
 @pytest.mark.parametrize("has_amx", [False, True])
 @pytest.mark.parametrize("num_silent", [0, 30])
+@pytest.mark.parametrize("num_positions", [40, 1100])  # more than are computed at once
 def test_in_bfloat16_a_cpus_encoder_attends_nearly_as_in_float32(
-    num_silent: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
+    num_positions: int, num_silent: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "_HAS_AMX", has_amx)
+    monkeypatch.setattr(layers, "HAS_AMX", has_amx)
     torch.manual_seed(0)
-    qkv = torch.randn(2, 40, 3 * 128, dtype=torch.bfloat16) / 4
+    qkv = torch.randn(2, num_positions, 3 * 128, dtype=torch.bfloat16) / 4
     silence = torch.randn(num_silent, 2 * 128, dtype=torch.bfloat16) / 4 if num_silent else None
     expected = attend_audio(qkv.float(), 2, silence=None if silence is None else silence.float())
     found = attend_audio(qkv, 2, silence=silence)
-    assert found.shape == (2, 40, 128)
+    assert found.shape == (2, num_positions, 128)
     assert (found - expected).norm() / expected.norm() < (0.01 if has_amx else 0.05)
 
 
@@ -51,7 +52,7 @@ def test_in_bfloat16_a_cpus_encoder_attends_nearly_as_in_float32(
 def test_a_cpus_bfloat16_attends_nearly_as_float32_does(
     num_queries: int, has_amx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "_HAS_AMX", has_amx)
+    monkeypatch.setattr(layers, "HAS_AMX", has_amx)
     torch.manual_seed(0)
     query = torch.randn(3, num_queries, 2, 64, dtype=torch.bfloat16)
     keys, values = torch.randn(2, 4, 2, 50, 64, dtype=torch.bfloat16)[:, :3, :, :40]

@@ -13,6 +13,7 @@ from torch import nn
 from asr_server.machine import cpu_flags
 from asr_server.model.int8 import (
     VNNI_FLAGS,
+    Int8EncoderLinear,
     Int8Linear,
     Int8Weight,
     can_multiply_in_int8,
@@ -49,6 +50,34 @@ def test_a_layer_is_near_the_one_in_float32(gelu: bool) -> None:
     assert found.shape == expected.shape
     errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert 0.001 < errors.max() < 0.05
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_an_encoders_layer_is_near_the_one_in_float32(gelu: bool, dtype: torch.dtype) -> None:
+    exact, by_row = products(gelu)
+    rounded = Int8EncoderLinear(64, 32, gelu).to(dtype)
+    rounded.load_state_dict(exact.state_dict())
+    rounded.pack()
+    x = torch.randn(1, 3000, 64) - 0.3  # more rows than are rounded at once
+    found = rounded(x.to(dtype))
+    assert (found.dtype, found.shape) == (dtype, (1, 3000, 32))
+    assert 0.001 < error(found.float(), exact(x)) < 0.02
+    if not gelu and dtype == torch.float32:
+        assert torch.equal(found, by_row(x))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_is_seen_where_all_rows_have_one_scale(strange: float) -> None:
+    layer = Int8EncoderLinear(64, 32, gelu=True)
+    nn.init.normal_(layer.weight)
+    layer.pack()
+    assert not layer(torch.zeros(1, 8, 64)).any()
+    x = torch.randn(1, 8, 64)
+    x[0, 3, 7] = strange
+    assert not layer(x).isfinite().all()
 
 
 @torch.inference_mode()
