@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from asr_server.machine import cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.packed import PackedWeight, multiply, pack
+from asr_server.model.packed import PackedWeight, can_pack, multiply, pack
 from asr_server.model.sizes import Shard
 
 
@@ -89,9 +89,10 @@ def _attend_head_by_head(qkv: Tensor, num_heads: int, silence: Tensor | None) ->
         behind = split_heads(silence, 2 * num_heads).transpose(0, 1)  # [2 H, M, d]
         key, value = torch.cat([heads[num_heads:], behind], dim=1).chunk(2)
     context = qkv.new_empty(len(qkv), num_heads, heads.shape[-1])
+    in_onednn = _IS_X86 and qkv.dtype == torch.bfloat16 and can_pack(qkv)
     for head in range(num_heads):
         keys, values = key[head], value[head].t().contiguous()  # [F + M, d], [d, F + M]
-        if qkv.dtype == torch.bfloat16:
+        if in_onednn:
             blocks = (query[head, start : start + _QUERIES] for start in range(0, len(qkv), _QUERIES))
             context[:, head] = torch.cat([_attend_in_onednn(block, keys, values) for block in blocks])
             continue
@@ -179,8 +180,9 @@ def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
     return F.embedding_bag(bags, matrix, mode="sum", per_sample_weights=weights)
 
 
+_IS_X86 = platform.machine() in ("x86_64", "AMD64")
 # On x86 torch carries kernels written for it (FBGEMM); elsewhere matrix products are the better.
-WEIGHTED_ROWS = platform.machine() in ("x86_64", "AMD64")
+WEIGHTED_ROWS = _IS_X86
 HAS_AMX = "amx_bf16" in cpu_flags()
 
 
