@@ -16,15 +16,16 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-SAME: Final = 0.48  # mean cosine from which two groups are one person
+SAME: Final = 0.52  # mean cosine from which two groups are one person
 ALIKE: Final = 0.6  # cosine from which even two of one window are one person, heard as two
 SURE_S: Final = 1.5  # of clean speech, from which a voice may make a cluster
 # Of clean speech, of which windows that overlap hear all but the ends twice.
 SMALLEST_S: Final = 5.0  # a smaller cluster is no person of its own
 SMALLEST_SHARE: Final = 0.05  # of all speech; one of LARGE_S is a person in any case
 LARGE_S: Final = 36.0
-CENTRES: Final = 0.6  # cosine of the means of two clusters from which they are one person
+CENTRES: Final = 0.65  # cosine of the means of two clusters from which they are one person
 BLOCK: Final = 600  # voices clustered at once, half an hour or so: the cost grows with the third power
+STRICTER: Final = 0.04  # by which both cosines rise as long as fewer people are found than there are
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 
 
@@ -46,21 +47,20 @@ def cluster(embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints,
     """
     sure = np.flatnonzero(clean_s >= min(SURE_S, float(np.median(clean_s))))
     weights = np.minimum(clean_s, 3.5)
-    groups = [np.array([index]) for index in sure]
-    while len(groups) > BLOCK:
-        before = len(groups)
-        blocks = [groups[first : first + BLOCK] for first in range(0, len(groups), BLOCK)]
-        groups = [
-            each for block in blocks for each in _merge(block, embeddings, weights, windows, SpeakerCount())
-        ]
-        if len(groups) == before:
+    smallest_s = min(max(SMALLEST_S, SMALLEST_SHARE * float(clean_s.sum())), LARGE_S)
+    groups: list[Ints] = []
+    large: list[Ints] = []
+    for stricter in np.arange(0.0, 1.0 - SAME, STRICTER):
+        found = _group(sure, embeddings, weights, windows, float(stricter))
+        if len(groups) < count.least:
+            groups = found
+        large = [group for group in found if clean_s[group].sum() >= smallest_s]
+        if len(large) >= count.least:
             break
-    groups = _merge(groups, embeddings, weights, windows, count)
-    groups = _join_alike(groups, embeddings, weights, count)
-    smallest_s = max(SMALLEST_S, SMALLEST_SHARE * float(clean_s.sum()))
-    large = [group for group in groups if clean_s[group].sum() >= min(smallest_s, LARGE_S)]
-    if len(large) < count.least:
+    if len(large) < max(1, count.least):  # people who say little, or fewer than were asked for
         large = sorted(groups, key=lambda group: -clean_s[group].sum())[: max(1, count.least)]
+    if count.most is not None:
+        large = _join_alike(large, embeddings, weights, most=count.most)
     means = _directions(large, embeddings, weights)
     labels = np.full(len(embeddings), -1, np.int64)
     for number, group in enumerate(large):
@@ -89,18 +89,42 @@ def name_known(
     return known
 
 
+def _group(
+    sure: Ints, embeddings: Floats, weights: npt.NDArray[np.float64], windows: Ints, stricter: float
+) -> list[Ints]:
+    """The voices `sure` in groups of one person each; `stricter` is added to both cosines."""
+    groups, same = [np.array([index]) for index in sure], SAME + stricter
+    while len(groups) > BLOCK:
+        before = len(groups)
+        blocks = [groups[first : first + BLOCK] for first in range(0, len(groups), BLOCK)]
+        groups = [each for block in blocks for each in _merge(block, embeddings, weights, windows, same)]
+        if len(groups) == before:
+            break
+    groups = _merge(groups, embeddings, weights, windows, same)
+    return _join_alike(groups, embeddings, weights, CENTRES + stricter)
+
+
 def _join_alike(
-    groups: list[Ints], embeddings: Floats, weights: npt.NDArray[np.float64], count: SpeakerCount
+    groups: list[Ints],
+    embeddings: Floats,
+    weights: npt.NDArray[np.float64],
+    centres: float = 1.0,
+    most: int | None = None,
 ) -> list[Ints]:
     """Joins clusters whose means point the same way: what differs between the voices of one person, a
     whisper and a shout, is averaged out in them.
+
+    Args:
+        centres: cosine from which they do.
+        most: clusters that may be left; more are joined whatever their cosine.
     """
-    while len(groups) > max(1, count.least):
+    groups = list(groups)
+    while len(groups) > 1:
         means = _directions(groups, embeddings, weights)
         alike = means @ means.T
         np.fill_diagonal(alike, -1)
         first, second = sorted(divmod(int(alike.argmax()), len(groups)))
-        if alike[first, second] < CENTRES:
+        if alike[first, second] < centres and (most is None or len(groups) <= most):
             break
         groups[first] = np.concatenate([groups[first], groups.pop(second)])
     return groups
@@ -123,9 +147,9 @@ def _merge(
     embeddings: Floats,
     weights: npt.NDArray[np.float64],
     windows: Ints,
-    count: SpeakerCount,
+    same: float,
 ) -> list[Ints]:
-    """Joins the two groups that are most alike until none are, within the count."""
+    """Joins the two groups that are most alike until none have a mean cosine of `same`."""
     if not groups:
         return groups
     means = np.stack([_mean(group, embeddings, weights) for group in groups])
@@ -138,10 +162,9 @@ def _merge(
                 alike[first, second] = alike[second, first] = -2.0
     np.fill_diagonal(alike, -3.0)
     merged: dict[int, Ints] = dict(enumerate(groups))
-    while len(merged) > max(1, count.least):
+    while len(merged) > 1:
         first, second = divmod(int(alike.argmax()), len(groups))
-        too_many = count.most is not None and len(merged) > count.most
-        if alike[first, second] < (-2.5 if too_many else SAME):
+        if alike[first, second] < same:
             break
         merged[first] = np.concatenate([merged[first], merged.pop(second)])
         held[first] |= held[second]

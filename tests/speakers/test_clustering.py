@@ -55,6 +55,23 @@ def test_a_count_that_is_given_is_kept() -> None:
         assert least <= len(set(labels.tolist())) <= most
 
 
+def test_a_count_that_is_given_is_not_spent_on_a_sound_that_is_like_nobody() -> None:
+    embeddings, people = voices(3, 12)
+    of_two = np.flatnonzero(people < 2)
+    chosen = [*of_two, int(np.flatnonzero(people == 2)[0])]
+    labels = cluster(embeddings[chosen], np.full(25, 3.0), np.arange(25), SpeakerCount(2, 2))
+    assert is_same_partition(labels[:-1], people[of_two])
+
+
+def test_two_people_of_like_voices_are_told_apart_where_two_are_asked_for() -> None:
+    embeddings, people = voices(2, 12, spread=0.2)
+    alike = embeddings + 1.6 * embeddings[people == 0].mean(axis=0)
+    alike /= np.linalg.norm(alike, axis=1, keepdims=True)
+    clean_s, windows = np.full(len(people), 3.0), np.arange(len(people))
+    assert len(set(cluster(alike, clean_s, windows, SpeakerCount()).tolist())) == 1
+    assert is_same_partition(cluster(alike, clean_s, windows, SpeakerCount(2, 2)), people)
+
+
 def test_a_reference_of_a_stranger_is_nobody_s() -> None:
     embeddings, people = voices(3, 10)
     references = np.stack([embeddings[1], voices(3, 1, 9.0)[0][0]])
