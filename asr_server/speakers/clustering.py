@@ -25,7 +25,7 @@ SMALLEST_SHARE: Final = 0.05  # of all speech; one of LARGE_S is a person in any
 LARGE_S: Final = 36.0
 CENTRES: Final = 0.65  # cosine of the means of two clusters from which they are one person
 BLOCK: Final = 600  # voices clustered at once, half an hour or so: the cost grows with the third power
-STRICTER: Final = 0.04  # by which both cosines rise as long as fewer people are found than there are
+STRICTER: Final = 0.08  # by which both cosines rise as long as fewer people are found than there are
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 
 
@@ -55,7 +55,7 @@ def cluster(embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints,
         if len(groups) < count.least:
             groups = found
         large = [group for group in found if clean_s[group].sum() >= smallest_s]
-        if len(large) >= count.least:
+        if len(large) >= count.least or len(found) > BLOCK:
             break
     if len(large) < max(1, count.least):  # people who say little, or fewer than were asked for
         large = sorted(groups, key=lambda group: -clean_s[group].sum())[: max(1, count.least)]
@@ -92,12 +92,16 @@ def name_known(
 def _group(
     sure: Ints, embeddings: Floats, weights: npt.NDArray[np.float64], windows: Ints, stricter: float
 ) -> list[Ints]:
-    """The voices `sure` in groups of one person each; `stricter` is added to both cosines."""
+    """The voices `sure` in groups of one person each; `stricter` is added to both cosines. Where that leaves
+    more than a block of groups, nobody is told apart by it, and they stay as they are.
+    """
     groups, same = [np.array([index]) for index in sure], SAME + stricter
     while len(groups) > BLOCK:
         before = len(groups)
         blocks = [groups[first : first + BLOCK] for first in range(0, len(groups), BLOCK)]
         groups = [each for block in blocks for each in _merge(block, embeddings, weights, windows, same)]
+        if stricter and len(groups) > BLOCK:
+            return groups
         if len(groups) == before:
             break
     groups = _merge(groups, embeddings, weights, windows, same)

@@ -72,6 +72,12 @@ def test_two_people_of_like_voices_are_told_apart_where_two_are_asked_for() -> N
     assert is_same_partition(cluster(alike, clean_s, windows, SpeakerCount(2, 2)), people)
 
 
+def test_of_hours_of_one_voice_two_are_made_where_two_are_asked_for() -> None:
+    embeddings, people = voices(1, 1500, spread=0.75)
+    labels = cluster(embeddings, np.full(len(people), 3.0), np.arange(len(people)), SpeakerCount(2, 2))
+    assert len(set(labels.tolist())) == 2
+
+
 def test_a_reference_of_a_stranger_is_nobody_s() -> None:
     embeddings, people = voices(3, 10)
     references = np.stack([embeddings[1], voices(3, 1, 9.0)[0][0]])
