@@ -100,6 +100,7 @@ def choose(page: Page, *files: FilePayload) -> None:
 def choose_by_key(page: Page, *files: FilePayload) -> None:
     """Presses Enter on the file field, once more where the browser's driver was not listening yet."""
     for limit_ms in (5_000, 10_000, LIMIT_MS):
+        tab_to(page, "document.activeElement.id === 'files'")
         with contextlib.suppress(PlaywrightTimeout):
             with page.expect_file_chooser(timeout=limit_ms) as chooser:
                 page.keyboard.press("Enter")
@@ -602,7 +603,6 @@ def test_what_the_server_had_not_heard_when_one_stopped_is_waited_for(open_page:
 
 def test_everything_works_by_keyboard_alone(open_page: OpenPage) -> None:
     page = open_page()
-    tab_to(page, "document.activeElement.id === 'files'")
     choose_by_key(page, payload("call.wav"))
     done = card(page, "call.wav")
     words = done.locator(".transcript[tabindex='0']")
