@@ -54,7 +54,9 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 # How preprocessor_config.json describes the log-mel frames of every Whisper model.
 FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
-SHORT_STEP: Final = 100  # positions, 2 s: the cache's rows of keys are read in such blocks
+# Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then
+# every two seconds. For each length that occurs, oneDNN compiles kernels and keeps them: 4 MB of whisper-base's.
+SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1500, 100))
 MARGIN_POSITIONS: Final = 25  # of silence that are always encoded after a chunk, where its window has them
 
 
@@ -64,7 +66,7 @@ class AudioWindow:
 
     num_positions: int = 1500  # of the encoder
     max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
-    step: int = 0  # chunks are encoded in multiples of so many positions; 0: in the whole window
+    short_lengths: tuple[int, ...] = ()  # in which chunks are encoded, but for the whole window
     padding: str = "silence"  # what follows a chunk in its window: silence, or zeros in the spectrogram
 
     @property
@@ -79,18 +81,11 @@ class AudioWindow:
         """The longest chunk to cut. 0 leaves it to the checkpoint; the window bounds it either way."""
         return min(max_chunk_s or self.max_chunk_s or self.duration_s, self.duration_s)
 
-    def for_short_audio(self, mode: str, longest_step: int = SHORT_STEP) -> AudioWindow:
-        """The same window; `tail`: chunks are encoded in as few positions as they need, a multiple of the
-        window's greatest divisor that is not above `longest_step`.
-        """
+    def for_short_audio(self, mode: str, lengths: tuple[int, ...] = SHORT_LENGTHS) -> AudioWindow:
+        """The same window; `tail`: chunks are encoded in the least of these lengths that holds them."""
         if mode == "exact":
             return self
-        return replace(self, step=next(n for n in range(longest_step, 0, -1) if self.num_positions % n == 0))
-
-    @property
-    def short_lengths(self) -> range:
-        """The lengths below the whole window in which chunks are encoded."""
-        return range(self.step, self.num_positions, self.step) if self.step else range(0)
+        return replace(self, short_lengths=tuple(n for n in lengths if n < self.num_positions))
 
     def positions_for(self, num_samples: int) -> int:
         """Returns in how many positions of the encoder a chunk of `num_samples` is encoded."""

@@ -23,7 +23,8 @@ from asr_server.model.kernels import Kernels
 from asr_server.model.silence import Silence
 
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves their number
-_CUDA_STEP = 250  # positions: few lengths, because the encoder is recorded anew for each
+# Positions. Few, because the encoder is recorded anew for each.
+_CUDA_LENGTHS = (250, 500, 750, 1000, 1250)
 
 
 class PendingEncode:
@@ -128,7 +129,7 @@ class CudaEncoder:
         kernels: Kernels,
     ) -> None:
         self._model, self._cache, self._transfers = model, cache, transfers
-        self._window = model.sizes.window.for_short_audio(config.short_audio, _CUDA_STEP)
+        self._window = model.sizes.window.for_short_audio(config.short_audio, _CUDA_LENGTHS)
         silence: Silence | None = None
         if config.short_audio == "tail":
             silence = write_silence(model, cache, kernels, is_shared=False)

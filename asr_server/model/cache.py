@@ -132,6 +132,16 @@ def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
     return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
 
 
+_MAX_KEY_BLOCK = 100
+
+
+def key_block(num_positions: int) -> int:
+    """Returns the block of positions, 2 s at most, in whose multiples a slot's own audio is stored and its
+    keys are read: the greatest that divides the window.
+    """
+    return next(size for size in range(_MAX_KEY_BLOCK, 0, -1) if num_positions % size == 0)
+
+
 # So many rows read shared silence like audio of their own, in half the bytes, and so does any number of rows
 # with more audio than silence. Others share one product.
 _FEW_ROWS = 8
@@ -195,7 +205,7 @@ class DecoderCache:
         self.values = _zeros(text, device, dtype)
         audio_dtype = audio_dtype or dtype
         self._packed = audio_dtype == torch.uint8
-        self._block = sizes.window.for_short_audio("tail").step
+        self._block = key_block(sizes.audio_positions)
         if self._packed:
             in_blocks = (*audio_keys[:3], sizes.audio_positions // self._block, depth, self._block)
             self.cross_keys, self.cross_values = (
@@ -237,7 +247,7 @@ class DecoderCache:
         audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize
         whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
         if audio_dtype == torch.uint8:
-            num_blocks = sizes.audio_positions // sizes.window.for_short_audio("tail").step
+            num_blocks = sizes.audio_positions // key_block(sizes.audio_positions)
             num_rows = sizes.width * num_blocks + sizes.decoder_heads * sizes.audio_positions
             whole += sizes.decoder_layers * num_rows * packed_row_bytes(0)
         return whole
@@ -267,8 +277,11 @@ class DecoderCache:
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
             keys, values = keys.view(len(keys), heads, -1, length), split_heads(values, heads).transpose(1, 2)
-            if not self.shares_silence and length < self._num_positions:
-                silence = self.silent_keys[layer, ..., length:], self.silent_values[layer, :, length:]
+            end = self._num_positions
+            if self.shares_silence:
+                end = min(end, -(-length // self._block) * self._block)
+            if length < end:
+                silence = self.silent_keys[layer, ..., length:end], self.silent_values[layer, :, length:end]
                 more_keys, more_values = (each.expand(len(keys), -1, -1, -1) for each in silence)
                 keys, values = torch.cat([keys, more_keys], -1), torch.cat([values, more_values], -2)
                 length = keys.shape[-1]
