@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +146,7 @@ def fillets(language: str = "nl") -> list[Clip]:
     """The Dutch dialogues of the game Fish Fillets, or the Czech ones by other actors: acted, short, and also
     in English.
     """
+    corpus = "fillets" if language == "nl" else f"fillets-{language}"
     clips = []
     for script in sorted(FILLETS.glob(f"script/*/dialogs_{language}.lua")):
         for line in _DIALOGUE.finditer(script.read_text(encoding="utf-8")):
@@ -154,8 +155,8 @@ def fillets(language: str = "nl") -> list[Clip]:
             if path.exists():
                 clips.append(
                     Clip(
-                        f"fillets/{level}/{name}",
-                        "fillets",
+                        f"{corpus}/{level}/{name}",
+                        corpus,
                         path,
                         _unescaped(line["acted"]),
                         language,
@@ -196,7 +197,7 @@ CORPORA: dict[str, Callable[[], list[Clip]]] = {
     "fillets": fillets,
 }
 SPEECH: tuple[str, ...] = tuple(CORPORA)
-CORPORA["noises"] = noises
+CORPORA |= {"fillets-cs": partial(fillets, "cs"), "noises": noises}
 
 
 @cache
@@ -219,19 +220,21 @@ def sample(clips: tuple[Clip, ...], count: int, seed: int = 0) -> tuple[Clip, ..
 
 
 def known_clips(corpora: Sequence[str], most: int) -> list[Clip]:
-    """Recordings whose words are known, at most so many of each corpus, no recording in two formats."""
+    """Recordings whose words are known, at most so many of each corpus, no recording in two formats, and none
+    that holds no sound, as two of the Dutch ones do.
+    """
     clips: list[Clip] = []
     for name in corpora:
         known = tuple(clip for clip in corpus(name) if clip.text is not None)
         clips += sample(_once(known), most)
-    return clips
+    return [clip for clip in clips if soundfile.info(clip.path).frames]
 
 
 def chosen_clips(count: int) -> list[Clip]:
     """So many recordings whose words are known, half of them Dutch, where the corpora are installed."""
     others = tuple(known_clips(["recordings", "librivox", "cards", "commands", "audioeval"], 1000))
-    dutch = tuple(known_clips(["fillets"], count // 2))
-    with_sound = (clip for clip in dutch if soundfile.info(clip.path).frames)  # two of them hold none
+    dutch = sample(corpus("fillets"), count // 2)
+    with_sound = (clip for clip in dutch if soundfile.info(clip.path).frames)
     return [*sample(others, count - len(dutch)), *with_sound]
 
 
