@@ -10,6 +10,7 @@ does.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import select
@@ -67,7 +68,10 @@ class Ranks:
         ]
         self._encoder = msgspec.msgpack.Encoder()
         for rank in self._ranks:
-            threading.Thread(target=self._watch, args=(rank,), name=f"watch {rank.name}", daemon=True).start()
+            watch = threading.Thread(target=self._watch, args=(rank,), name=f"watch {rank.name}", daemon=True)
+            watch.start()
+            # Where a rank's end is an error here first, its watch still has the time to name it in the log.
+            atexit.register(watch.join, TICK_S)
 
     @property
     def store(self) -> str:
