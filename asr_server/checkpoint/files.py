@@ -55,7 +55,7 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 # How preprocessor_config.json describes the log-mel frames of every Whisper model.
 FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
 # Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then
-# every two seconds. For each length that occurs, oneDNN compiles kernels and keeps them: 4 MB of whisper-base's.
+# every two. For each length that occurs oneDNN compiles kernels and keeps them: 4 MB for whisper-base.
 SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1500, 100))
 MARGIN_POSITIONS: Final = 25  # of silence that are always encoded after a chunk, where its window has them
 
