@@ -1,4 +1,4 @@
-"""Creates the FastAPI application: state, routes, error handlers and middleware. `server.py` serves it.
+"""Creates the FastAPI application: state, routes, error handlers and middleware. Called by `server.py`.
 
 While there is nothing to do it gives freed memory back to the system: the C library keeps what many
 connections needed at once, some 86 MB after 600 slow clients. It may not do so while requests are in flight,
@@ -43,8 +43,8 @@ from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.realtime.route import router as realtime_router
 from asr_server.transcription import StallLimits, Transcriber
 
-LOOK_EVERY_S: Final = 2.0
-WORTH_BYTES: Final = 4 * MIB  # less growth than this is left alone
+LOOK_EVERY_S: Final = 2.0  # at the memory
+WORTH_BYTES: Final = 4 * MIB  # less growth of the memory is left alone
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -67,7 +67,9 @@ def resident_bytes() -> int:
 
 
 FILE_THREADS: Final = 4
-"""That read static files for Starlette. Its default of 40 would all stay after a burst."""
+"""Threads of anyio's default limiter, in which Starlette reads static files. The 40 that it allows by itself
+would all stay after a burst.
+"""
 
 
 def create_app(
@@ -77,7 +79,9 @@ def create_app(
     tokenizer: Tokenizer,
     window: AudioWindow,
 ) -> FastAPI:
-    """Makes the application, which starts and stops the dispatcher and the pool with itself."""
+    """Makes the application. It starts the dispatcher when it starts, and stops dispatcher and pool when it
+    stops.
+    """
     app = FastAPIOffline(  # its page at /docs loads nothing from other hosts
         title="asr-server",
         version=__version__,

@@ -1,8 +1,8 @@
 """Maps every exception to a status and OpenAI's error body. No other module does so.
 
-Official clients retry 408, 409, 429 and everything from 500 on: an error that the sender must mend never has
-one of these. Runs in the API process. Used by the rest of `api`, by `realtime` and by `wyoming.py`; sends
-nothing itself.
+Official clients retry 408, 409, 429 and everything from 500 on. An error that the same request would meet
+again never has one of these; an upload that came too slowly (408) may be faster the next time. Runs in the
+API process. Used by the rest of `api`, by `realtime` and by `wyoming.py`; sends nothing itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
 MAX_RETRY_AFTER_S: Final = 120  # official clients honour no more
 MIN_RETRY_AFTER_MS: Final = 50
-CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; for the log, nobody reads the reply
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number, for the log: nobody reads the reply
 
 _STATUS: Final[Mapping[type[RequestError], int]] = {
     InvalidApiKey: 401,
@@ -125,7 +125,7 @@ def _status(error: Exception) -> int:
 def _headers(error: Exception) -> dict[str, str]:
     match error:
         case ShuttingDown():
-            # Of the connection too: a client that keeps it would come back to this server.
+            # The connection ends too: a client that keeps it would come back to this server.
             return _retry_after(error.retry_after_s) | {"Connection": "close"}
         case Overloaded() | ServiceUnavailable():
             return _retry_after(error.retry_after_s)

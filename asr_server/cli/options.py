@@ -1,8 +1,8 @@
 """Makes the options of a command from the fields of `config.Settings`, in sections, and checks their values.
 
-Options that every user needs come before those for tuning. All that is wrong with the settings (files, a
-GPU, the model, packages that are missing) is reported together, before anything heavy starts. Used by the
-commands, in the first process. Imports no torch.
+All that is wrong with the settings (files, a GPU, the model, packages that are missing) is reported together,
+before anything heavy starts. Used by the commands `serve` and `transcribe`, in the process that the user
+starts. Imports no torch.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def tls_files(settings: Settings) -> Iterator[str]:
             context.load_cert_chain(certificate, key or None, password=lambda: b"")
         except (OSError, ValueError) as error:
             reason = (
-                f"no certificate in PEM format with the key that belongs to it, without a password ({error})"
+                "must be a certificate in PEM format, with its key in the same file or in the key's, and no"
+                f" password on it ({error})"
             )
             yield _problem("ssl_certfile", certificate, reason)
 
@@ -307,7 +308,7 @@ class _Switch(click.types.BoolParamType):
 class SectionedCommand(click.Command):
     """A command whose options are listed under headings; those of no section come under "Options", the first.
 
-    Those of a section whose names are a tuple are listed in its order.
+    A section that gives its names as a tuple lists them in that order, others in the order of declaration.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **attributes: Any) -> None:

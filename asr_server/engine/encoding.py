@@ -142,7 +142,7 @@ class CudaEncoder:
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
         worker = next(self._workers)
         decoding = torch.cuda.current_stream()
-        worker.stream.wait_stream(decoding)  # a slot may just be moving out of there
+        worker.stream.wait_stream(decoding)  # which may still move a sequence out of one of the slots
         try:
             with torch.cuda.stream(worker.stream):
                 for num_positions, alike in self._by_length(slots, chunks).items():
@@ -150,7 +150,7 @@ class CudaEncoder:
                 encoded = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 encoded.record()
                 return PendingEncode(encoded)
-        except BaseException:  # its slots are given to others, whom what is launched already must not disturb
+        except BaseException:  # the slots are given to other chunks; what is launched must write first
             decoding.wait_stream(worker.stream)
             raise
 
@@ -193,7 +193,7 @@ class _CudaWorker:
         shape = (config.encode_batch, model.sizes.num_mels, model.sizes.num_frames)
         self._mel = torch.zeros(shape, device=model.device)
         lengths = [FRAMES_PER_POSITION * each for each in (*window.short_lengths, window.num_positions)]
-        rows = range(1, config.encode_batch + 1)  # each size costs 0.5 ms a chunk
+        rows = range(1, config.encode_batch + 1)  # a row more than are needed would cost 0.5 ms
         self._graphs = (
             record_graphs(self._compute, list(itertools.product(rows, lengths)), model.device)
             if config.cuda_graphs
@@ -205,7 +205,7 @@ class _CudaWorker:
         return audio
 
     def encode(self, mel: Tensor) -> Tensor:
-        """[B, num_mels, num_frames] to [B, F, D]; overwritten by the next call."""
+        """[B, num_mels, num_frames] to [B, F, D], which the next call may overwrite."""
         if self._graphs is None or len(mel) > len(self._mel):
             audio: Tensor = self._encoder(mel, self._kernels, self._silence)
             return audio

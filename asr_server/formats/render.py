@@ -1,4 +1,4 @@
-"""A transcript as text in each of OpenAI's response formats.
+"""Renders a transcript in each of OpenAI's response formats: JSON bodies, plain text and subtitles.
 
 SubRip and WebVTT take segments as they are, or their words laid out as whisper's command lays them out. Used
 by `api`, `offline` and `cli/transcribe.py`, in the API process or that of `asr-server transcribe`; does not
@@ -30,14 +30,17 @@ from asr_server.formats.bodies import (
     VerboseWord,
 )
 
-LONG_PAUSE_S: Final = 3.0  # between the starts of two words, after which a line does not go on
+# Between the starts of two words: a subtitle that is filled up whatever the segments ends there.
+LONG_PAUSE_S: Final = 3.0
 
 Line = list[Word]
 
 
 @dataclass(frozen=True)
 class SubtitleLayout:
-    """None: no limit. Limits need the words' times; without limits, a segment is a subtitle of one line.
+    """How words are laid out in subtitles.
+
+    None is no limit. Limits need the words' times; without limits, a segment is a subtitle of one line.
 
     With a width alone, a segment is one subtitle of as many lines as it takes. With a width and a number of
     lines, subtitles are filled up whatever the segments.
@@ -45,7 +48,7 @@ class SubtitleLayout:
 
     max_line_width: int | None = None  # characters
     max_line_count: int | None = None  # lines of a subtitle
-    max_words_per_line: int | None = None
+    max_words_per_line: int | None = None  # words of a subtitle; does nothing beside the two above together
     highlight_words: bool = False  # each word underlined while it is said
 
     @property
@@ -194,7 +197,9 @@ def _escape(text: str) -> str:
 
 
 def _clock(time_s: float, point: str) -> str:
-    """Writes a time as `HH:MM:SS,mmm`; hours have more digits where they need them."""
+    """Writes a time as `HH:MM:SS,mmm`, with `point` for the comma; hours have more digits where they need
+    them.
+    """
     seconds, ms = divmod(round(time_s * 1000), 1000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)

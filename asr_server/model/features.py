@@ -1,8 +1,8 @@
 """Log-mel spectrograms as Whisper was trained on them, batched, on the model's device.
 
 The mel scale and its area normalisation are those of Slaney's Auditory Toolbox (1998), which librosa and
-Whisper use: linear up to 1 kHz, logarithmic above. Runs in the replica's process. Used by `whisper.py`; knows
-samples, not requests.
+Whisper use: linear up to 1 kHz, logarithmic above. Runs in the replica's process. Made by `whisper.py`,
+called by it and by `engine/encoding.py`; knows samples, not requests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def mel_filters(num_mels: int) -> npt.NDArray[np.float32]:
 
 
 class LogMel(nn.Module):
-    """Turns samples of several chunks into [B, num_mels, num_frames], each padded to the window.
+    """Turns samples of several chunks into [B, num_mels, num_frames], each padded to `num_frames`: those of
+    the model's window, unless a call gives fewer.
 
     Args:
         pads_with_zeros: whether zeros in the spectrogram follow a chunk's own frames, as in openai-whisper's
@@ -81,13 +82,16 @@ class LogMel(nn.Module):
     def gather(self, chunks: Sequence[Samples]) -> Tensor:
         """Returns [B, num_samples] on the host, as long as the longest chunk needs; pinned for a GPU."""
         behind = FFT_SIZE // HOP  # frames that still see the last samples; beyond them is only silence
-        most = self.num_frames + (behind if self.pads_with_zeros else 0)  # transformers mirrors the end
+        # Around the last frame of a whole window transformers sees the sound mirrored, as `stft` does it;
+        # openai-whisper sees the silence behind it.
+        most = self.num_frames + (behind if self.pads_with_zeros else 0)
         longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
         frames = min(most, -(-longest // HOP) + behind)
         if self.window.is_cuda:
             frames = most  # one length: cuFFT makes a plan for every shape that it meets
         samples = torch.empty(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
-        # Through numpy: torch itself warns of read-only memory, such as is shared.
+        # Through numpy: torch itself warns where a chunk's memory is read-only, as memory shared with the API
+        # process is.
         for row, chunk in zip(samples.numpy(), chunks, strict=True):
             kept = min(len(chunk), self.num_frames * HOP)
             row[:kept] = chunk[:kept]
@@ -101,7 +105,7 @@ class LogMel(nn.Module):
         num_frames = num_frames or self.num_frames
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]
         real, imaginary = torch.view_as_real(spectrum).square().unbind(-1)
-        power = real + imaginary  # [B, FFT_SIZE // 2 + 1, frames]; torch's sum takes ten times as long
+        power = real + imaginary  # [B, FFT_SIZE // 2 + 1, frames]; `sum` takes ten times as long
         mel = (self.filters @ power).clamp_(min=1e-10).log10_()
         floor = mel.amax(dim=(1, 2), keepdim=True) - 8.0
         silence = mel.new_full((len(mel), 1, 1), -10.0)

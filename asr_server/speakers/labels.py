@@ -1,20 +1,21 @@
 """Gives every word its speaker by its time, and splits segments where the speaker changes.
 
-Pure computation on the event loop of the API process or in a thread. Used by `transcription`.
+Pure computation in a thread of the API process. Used by `track.py`; knows no voices, only who spoke when.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Final, NamedTuple
 
 import msgspec
 
 from asr_server.core import Segment, Word
 
-UNKNOWN: Final = "A"  # of text where nobody was found to speak
-# A word's times are no finer; another speaker must have more of it than the one before.
+UNKNOWN: Final = "A"  # the label where nobody was found to speak: that of the first person
+# A word's times are no finer: whoever spoke last keeps it unless another has that much more of its time.
 _SLACK_S: Final = 0.05
 
 
@@ -27,29 +28,26 @@ class Turn(NamedTuple):
 
 
 class SpeakerOfTime:
-    """Answers who speaks at a time; times asked for must not go back by more than a few seconds."""
+    """Answers who speaks at a time. `turns` come in the order in which they begin."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns
-        self._first = 0
+        self._starts_s = [turn.start_s for turn in turns]
         self._last_speaker = turns[0].speaker if turns else UNKNOWN
         self._longest_s = max((turn.end_s - turn.start_s for turn in turns), default=0.0)
 
     def of(self, start_s: float, end_s: float) -> str:
         """Who speaks most of that stretch; in a pause, whoever is nearest. In doubt, who spoke last."""
-        turns = self._turns
-        while self._first and turns[self._first].start_s > start_s:
-            self._first -= 1
-        while self._first + 1 < len(turns) and turns[self._first + 1].start_s + self._longest_s < start_s:
-            self._first += 1
+        # Those before have ended; the last of them may be the nearest.
+        first = max(0, bisect_left(self._starts_s, start_s - self._longest_s) - 1)
         spoken_s: dict[str, float] = {}
         nearest_s: dict[str, float] = {}
-        for turn in turns[self._first :]:
+        for turn in islice(self._turns, first, None):
             overlap_s = min(turn.end_s, end_s) - max(turn.start_s, start_s)
             if overlap_s > 0:
                 spoken_s[turn.speaker] = spoken_s.get(turn.speaker, 0.0) + overlap_s
             nearest_s[turn.speaker] = max(nearest_s.get(turn.speaker, overlap_s), overlap_s)
-            if turn.start_s > end_s and nearest_s:
+            if turn.start_s > end_s:
                 break
         scores = spoken_s or nearest_s
         if scores:

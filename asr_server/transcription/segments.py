@@ -1,8 +1,8 @@
 """Cuts a replica's tokens into segments with times, and finds what they leave unread.
 
-How far the audio has been read follows from the rule in `checkpoint/tokenizer.py`, which the engine uses too.
-Plain functions on the event loop of the API process; they keep no state and do not wait. Used by
-`chunk_reader.py`, `transcript.py` and `voice_check.py`.
+How far the audio has been read follows from the timestamps, by a rule of `checkpoint/tokenizer.py` that the
+engine uses too. Plain functions on the event loop of the API process; they keep no state and do not wait.
+Used by `chunk_reader.py`, `transcript.py` and `voice_check.py`; know neither requests nor audio.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Text between two times that the model wrote, in seconds from the start of the audio that was read."""
+    """Text between two times, in seconds from the start of the audio that was read: the times that the model
+    wrote, and where it wrote none the end of the text before, or of the audio.
+    """
 
     start_s: float
     end_s: float
@@ -80,7 +82,7 @@ def num_spans(chunk: Chunk, result: ChunkResult, tokenizer: Tokenizer) -> int:
 
 
 def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
-    """The part of a chunk in which nobody speaks, whatever was read in it."""
+    """A whole chunk as read, without the text that the model invented: nobody speaks in it."""
     return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)
 
 
@@ -148,7 +150,7 @@ def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterat
 def segments_of(part: DecodedPart, tokenizer: Tokenizer, speaker: str | None = None) -> list[Segment]:
     """The part's spans on the file's clock. Spans whose text is empty are no segments.
 
-    Their ids count from 0: the session numbers them through the file once they are in order.
+    Their ids count from 0; they are numbered through the file once they are in order.
     """
     made: list[Segment] = []
     for span in part.spans:

@@ -1,8 +1,8 @@
 """Takes one request from audio to text: chunks leave as soon as they are cut, text comes back in file order.
 
-Runs on the event loop of the API process, and no model or codec there: it sends chunks through the dispatcher
-and decodes in the threads of the preprocess pool. Used by `api`, `realtime`, `wyoming.py` and `offline`.
-It knows no HTTP.
+Runs on the event loop of the API process, or of `asr-server transcribe`, and computes nothing there: chunks
+go through the dispatcher, audio is decoded in the threads of the preprocess pool. Used by `api`, `realtime`,
+`wyoming.py` and `offline`. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Transcriber:
         speakers: Sequence[str] = (),
         track: SpeakerTrack | None = None,
     ) -> AsyncIterator[TranscriptionSession]:
-        """Runs the request while the block runs; leaving the block, however, cancels what is unfinished.
+        """Runs the request while the block runs. Leaving the block, in whatever way, cancels what is
+        unfinished and closes the recording.
 
         Args:
             speakers: who speaks in each channel of a recording whose channels are kept apart; else empty.
@@ -112,7 +113,9 @@ class Transcriber:
         options: DecodingOptions,
         speakers: Sequence[str],
     ) -> TranscriptionSession:
-        if speakers or options.max_new_tokens is not None:  # text waits, or has no unread tail
+        # Segments leave before their chunk is decoded, but where those of several channels wait for their
+        # order, or where a limit on tokens has all text kept, because no unread tail is read again.
+        if speakers or options.max_new_tokens is not None:
             options = msgspec.structs.replace(options, early_results=False)
         language = LanguageDetector(
             options.language or self.languages.only,

@@ -321,5 +321,5 @@ def test_offline_a_file_without_its_tokenizer_says_how_to_bring_one(
         resolve_checkpoint(str(path))
     said = str(caught.value)
     assert said.startswith(f"{path} comes without a tokenizer: ")
-    assert said.endswith("names here: `asr-server convert MODEL DIRECTORY --tokenizer FOLDER`")
+    assert said.endswith("prints to this machine: `asr-server convert MODEL DIRECTORY --tokenizer FOLDER`")
     assert "--model" not in said

@@ -31,7 +31,7 @@ def test_offline_the_folder_that_they_are_copied_into_is_said(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError) as refused:
         fetch_speaker_models()
-    assert str(refused.value).endswith(f"names here: into {tmp_path / 'asr-server' / 'models'}")
+    assert str(refused.value).endswith(f"prints to this machine: into {tmp_path / 'asr-server' / 'models'}")
 
 
 def test_a_folder_without_both_files_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
