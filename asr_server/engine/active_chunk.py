@@ -250,12 +250,19 @@ class ActiveChunk:
     def _best_try(self) -> ChunkResult:
         fluent = self._fluent_tries()
         if not any(each.avg_logprob >= self.options.logprob_threshold for each in fluent):
-            no_loops = [each for each in self.tries if each.compression_ratio <= LOOP_COMPRESSION_RATIO]
-            fluent = no_loops or fluent
+            more = [each for each in self.tries if is_repetitive(each, self.options)]
+            fluent += [each for each in more if _repeats_a_little(each)]
         return max(fluent or self.tries, key=lambda each: each.avg_logprob)
 
     def _fluent_tries(self) -> list[ChunkResult]:
         return [each for each in self.tries if not is_repetitive(each, self.options)]
+
+
+def _repeats_a_little(result: ChunkResult) -> bool:
+    """Whether a repetitive text may be what somebody says. A loop that was ended early (`is_loop`) is not
+    shortened by much either, but has no end of its own.
+    """
+    return result.finish_reason == "stop" and result.compression_ratio <= LOOP_COMPRESSION_RATIO
 
 
 def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:

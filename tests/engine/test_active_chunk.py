@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOp
 from asr_server.engine.active_chunk import ActiveChunk
 
 FLUENT, SAID_TWICE, REPETITIVE = 1.0, 2.6, 5.0
+CUT_SHORT = 3.29  # a loop that was ended early; it has no end of its own
 END_OF_TEXT = 7
 
 
@@ -18,7 +21,8 @@ def climb(tries: list[tuple[float, float]]) -> tuple[int, float]:
     sequence = ActiveChunk(ChunkId("a", 0), np.zeros(160, np.float32), options, "en")
     for number, (logprob, ratio) in enumerate(tries, 1):
         sequence.tokens = [number]
-        result = ChunkResult((number,), (logprob,), logprob, 0.0, ratio, sequence.temperature, "en", "stop")
+        reason: Literal["stop", "length"] = "length" if ratio == CUT_SHORT else "stop"
+        result = ChunkResult((number,), (logprob,), logprob, 0.0, ratio, sequence.temperature, "en", reason)
         if not sequence.next_try(result):
             kept = sequence.best_result(result)
             return number, kept.temperature
@@ -38,6 +42,8 @@ def climb(tries: list[tuple[float, float]]) -> tuple[int, float]:
         ([(-0.2, SAID_TWICE), (-0.9, FLUENT)], (2, 0.2)),
         ([(-0.2, SAID_TWICE)] * 5 + [(-4.2, FLUENT)], (6, 0.0)),  # nothing else is plausible
         ([(-0.1, REPETITIVE), (-0.2, SAID_TWICE)] + [(-4.2, FLUENT)] * 4, (3, 0.2)),
+        ([(-1.2, FLUENT), (-0.6, CUT_SHORT), (-1.3, FLUENT)], (3, 0.0)),
+        ([(-0.1, CUT_SHORT), (-0.5, REPETITIVE)] * 3, (6, 0.0)),  # nothing else: the likeliest
     ],
 )
 def test_where_no_try_is_plausible_the_likeliest_that_does_not_repeat_itself_is_kept(
