@@ -114,8 +114,8 @@ async def test_a_long_request_does_not_starve_behind_a_row_of_short_ones(
     await until(lambda: app.replica.submitted)
     long = app.send(app.dispatcher.open("long"), 0)
     shorts = []
-    for index in range(20):  # they cost a fifteenth of the long one
-        shorts.append(app.send(app.dispatcher.open(f"short {index}"), 0, duration_s=1.0))
+    for index in range(20):  # they cost a twelfth of the long one
+        shorts.append(app.send(app.dispatcher.open(f"short {index}"), 0, duration_s=2.0))
         await until(lambda: app.dispatcher.num_chunks == 3)
         app.replica.answer(app.replica.submitted[-1])
         await until(lambda: len(app.replica.submitted) == index + 2)
