@@ -158,8 +158,8 @@ def tls_files(settings: Settings) -> Iterator[str]:
             context.load_cert_chain(certificate, key or None, password=lambda: b"")
         except (OSError, ValueError) as error:
             reason = (
-                "must be a certificate in PEM format, with its key in the same file or in the key's, and no"
-                f" password on it ({error})"
+                "must be a certificate in PEM format, its key in the same file or in that of"
+                f" {naming('ssl_keyfile')}, without a password ({error})"
             )
             yield _problem("ssl_certfile", certificate, reason)
 

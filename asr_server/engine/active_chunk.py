@@ -250,8 +250,7 @@ class ActiveChunk:
     def _best_try(self) -> ChunkResult:
         fluent = self._fluent_tries()
         if not any(each.avg_logprob >= self.options.logprob_threshold for each in fluent):
-            more = [each for each in self.tries if is_repetitive(each, self.options)]
-            fluent += [each for each in more if _repeats_a_little(each)]
+            fluent = [each for each in self.tries if each in fluent or _repeats_a_little(each)]
         return max(fluent or self.tries, key=lambda each: each.avg_logprob)
 
     def _fluent_tries(self) -> list[ChunkResult]:

@@ -277,9 +277,8 @@ class DecoderCache:
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
             keys, values = keys.view(len(keys), heads, -1, length), split_heads(values, heads).transpose(1, 2)
-            end = self._num_positions
-            if self.shares_silence:
-                end = min(end, -(-length // self._block) * self._block)
+            unit = self._block if self.shares_silence else self._num_positions
+            end = -(-length // unit) * unit
             if length < end:
                 silence = self.silent_keys[layer, ..., length:end], self.silent_values[layer, :, length:end]
                 more_keys, more_values = (each.expand(len(keys), -1, -1, -1) for each in silence)

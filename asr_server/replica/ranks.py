@@ -70,8 +70,9 @@ class Ranks:
         for rank in self._ranks:
             watch = threading.Thread(target=self._watch, args=(rank,), name=f"watch {rank.name}", daemon=True)
             watch.start()
-            # Where a rank's end is an error here first, its watch still has the time to name it in the log.
-            atexit.register(watch.join, TICK_S)
+        # Where a rank's end is an error here first, its watch still has the time to name it in the log and to
+        # end this process. To wait for one watch gives all of them that time.
+        atexit.register(watch.join, TICK_S)
 
     @property
     def store(self) -> str:

@@ -227,15 +227,14 @@ def known_clips(corpora: Sequence[str], most: int) -> list[Clip]:
     for name in corpora:
         known = tuple(clip for clip in corpus(name) if clip.text is not None)
         clips += sample(_once(known), most)
-    return [clip for clip in clips if soundfile.info(clip.path).frames]
+    return [clip for clip in clips if clip.duration_s]
 
 
 def chosen_clips(count: int) -> list[Clip]:
     """So many recordings whose words are known, half of them Dutch, where the corpora are installed."""
     others = tuple(known_clips(["recordings", "librivox", "cards", "commands", "audioeval"], 1000))
     dutch = sample(corpus("fillets"), count // 2)
-    with_sound = (clip for clip in dutch if soundfile.info(clip.path).frames)
-    return [*sample(others, count - len(dutch)), *with_sound]
+    return [*sample(others, count - len(dutch)), *(clip for clip in dutch if clip.duration_s)]
 
 
 def _once(clips: Sequence[Clip]) -> tuple[Clip, ...]:

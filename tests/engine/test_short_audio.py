@@ -11,6 +11,7 @@ import torch
 from asr_server.config import Settings, short_audio_mode
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.model import Whisper
+from asr_server.model.cache import key_block
 from asr_server.model.silence import Silence
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, transcribe
@@ -104,6 +105,10 @@ def test_words_are_aligned_to_audio_of_fewer_positions(pocket: Checkpoint) -> No
     for duration_s, result in zip(DURATIONS_S, transcribe(pocket.engine(**TAIL), CLIPS, asked), strict=True):
         assert len(result.token_times_s) > 1
         assert 0 <= min(result.token_times_s) <= max(result.token_times_s) <= duration_s
+
+
+def test_the_blocks_of_keys_divide_every_window() -> None:
+    assert [key_block(num_positions) for num_positions in (1500, 400, 297, 160)] == [100, 100, 99, 80]
 
 
 def test_who_asks_for_float32_gets_whole_windows_and_anybody_may_choose() -> None:
