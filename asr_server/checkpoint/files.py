@@ -57,7 +57,9 @@ FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160
 # Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then
 # every two. For each length that occurs oneDNN compiles kernels and keeps them: 4 MB for whisper-base.
 SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1500, 100))
-MARGIN_POSITIONS: Final = 25  # of silence that are always encoded after a chunk, where its window has them
+# Of silence that are always encoded after a chunk, where its window has them: 1.5 s. Of half a second too
+# little hears that somebody has spoken: whisper-base then says the last sentence of several twice.
+MARGIN_POSITIONS: Final = 75
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -56,28 +57,44 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.view(*x.shape[:-1], num_heads, -1)
 
 
-def attend_audio(qkv: Tensor, num_heads: int, silence: Tensor | None = None) -> Tensor:
-    """Attends from every audio position to every other, and to the silence after them.
+class Behind(NamedTuple):
+    """What a chunk's positions attend to in one layer of the encoder beside themselves."""
+
+    keys_values: Tensor  # [M, 2 D]
+    biases: Tensor | None  # [H, M], to be added to the scores; None: nothing
+
+
+def attend_audio(qkv: Tensor, num_heads: int, behind: Behind | None = None) -> Tensor:
+    """Attends from every audio position to every other, and to what follows them.
 
     Args:
         qkv: [B, F, 3 D], queries (scaled), keys and values side by side.
-        silence: [M, 2 D], keys and values of M positions after those of `qkv`; None: there are none.
+        behind: M positions after those of `qkv`; None: there are none.
     Returns:
         [B, F, D].
     """
     if qkv.is_cuda or (HAS_AMX and qkv.dtype == torch.bfloat16):
         query, key, value = split_heads(qkv, 3 * num_heads).transpose(1, 2).chunk(3, dim=1)  # [B, H, F, d]
-        if silence is not None:
-            behind = split_heads(silence, 2 * num_heads).transpose(0, 1).expand(len(qkv), -1, -1, -1)
+        mask = None
+        if behind is not None:
+            more = split_heads(behind.keys_values, 2 * num_heads).transpose(0, 1).expand(len(qkv), -1, -1, -1)
             key, value = (
-                torch.cat(each, dim=2) for each in zip((key, value), behind.chunk(2, dim=1), strict=True)
+                torch.cat(each, dim=2) for each in zip((key, value), more.chunk(2, dim=1), strict=True)
             )
-        attended = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+            mask = _biases(behind, qkv.shape[1])
+        if mask is not None:
+            mask = mask[None, :, None].expand(len(qkv), -1, qkv.shape[1], -1)
+        attended = F.scaled_dot_product_attention(query, key, value, mask, scale=1.0)
         return attended.transpose(1, 2).flatten(2)
-    return torch.stack([_attend_head_by_head(each, num_heads, silence) for each in qkv])
+    return torch.stack([_attend_head_by_head(each, num_heads, behind) for each in qkv])
 
 
-def _attend_head_by_head(qkv: Tensor, num_heads: int, silence: Tensor | None) -> Tensor:
+def _biases(behind: Behind, length: int) -> Tensor | None:
+    """Returns what is added to the scores of a chunk's own positions and those behind, [H, F + M]."""
+    return None if behind.biases is None else F.pad(behind.biases, (length, 0))
+
+
+def _attend_head_by_head(qkv: Tensor, num_heads: int, behind: Behind | None) -> Tensor:
     """[F, 3 D] to [F, D] on CPU: the scores of one head at a time, which the cache can hold.
 
     Twice as fast as scaled_dot_product_attention without AMX, where that multiplies bfloat16 at the rate of
@@ -85,18 +102,21 @@ def _attend_head_by_head(qkv: Tensor, num_heads: int, silence: Tensor | None) ->
     """
     heads = split_heads(qkv, 3 * num_heads).transpose(0, 1).contiguous()  # [3 H, F, d]
     query, key, value = heads.chunk(3)
-    if silence is not None:
-        behind = split_heads(silence, 2 * num_heads).transpose(0, 1)  # [2 H, M, d]
-        key, value = torch.cat([heads[num_heads:], behind], dim=1).chunk(2)
+    biases = None
+    if behind is not None:
+        more = split_heads(behind.keys_values, 2 * num_heads).transpose(0, 1)  # [2 H, M, d]
+        key, value = torch.cat([heads[num_heads:], more], dim=1).chunk(2)
+        biases = _biases(behind, len(qkv))
     context = qkv.new_empty(len(qkv), num_heads, heads.shape[-1])
     in_onednn = _IS_X86 and qkv.dtype == torch.bfloat16 and can_pack(qkv)
     for head in range(num_heads):
         keys, values = key[head], value[head].t().contiguous()  # [F + M, d], [d, F + M]
+        bias = None if biases is None else biases[head]
         if in_onednn:
             blocks = (query[head, start : start + _QUERIES] for start in range(0, len(qkv), _QUERIES))
-            context[:, head] = torch.cat([_attend_in_onednn(block, keys, values) for block in blocks])
+            context[:, head] = torch.cat([_attend_in_onednn(block, keys, values, bias) for block in blocks])
             continue
-        scores = multiply(query[head], keys)  # [F, F + M]
+        scores = multiply(query[head], keys, bias)  # [F, F + M]
         torch.softmax(scores, -1, out=scores)
         context[:, head] = multiply(scores, values)
     return context.flatten(1)
@@ -105,9 +125,9 @@ def _attend_head_by_head(qkv: Tensor, num_heads: int, silence: Tensor | None) ->
 _QUERIES = 500  # whose scores are computed at once
 
 
-def _attend_in_onednn(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend_in_onednn(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
     """[F, d] to the same, by oneDNN throughout: its softmax takes two thirds of the time of torch's."""
-    scores = F.linear(query.to_mkldnn(), keys)
+    scores = F.linear(query.to_mkldnn(), keys, bias)
     return F.linear(scores.softmax(-1), values).to_dense()
 
 

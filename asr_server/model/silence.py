@@ -2,13 +2,15 @@
 
 A chunk that does not fill its window need not be encoded together with the silence after it. Its positions
 attend to the keys and values of a silent window (`Encoder.encode_silence`), and so does the decoder: one copy
-of them serves every slot. Only the chunk's effect on that silence is ignored; docs/engine.md has what this
-costs and saves. `OwnBlocks` is the decoder's part of it, on the CPU. Runs in a replica's process. Used by
+of them serves every slot. Only the chunk's effect on that silence is ignored. On the CPU, the encoder reads
+silence that is more than half a second away in means of half a second (`SilentLayer`). docs/engine.md has what
+this costs and saves. `OwnBlocks` is the decoder's part of it, on the CPU. Runs in a replica's process. Used by
 `whisper.py` and `cache.py`; knows no requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,12 +18,63 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asr_server.model.int8 import sum_weighted_packed_rows
+from asr_server.model.layers import Behind
+
+_MEAN_POSITIONS = 25  # half a second, which divides all lengths in which chunks are encoded
+_EACH_QUERY = 5  # of so many, for the weights: neighbours hardly differ
+
+
+class SilentLayer(NamedTuple):
+    """One encoder layer's keys and values for a window without sound."""
+
+    keys_values: Tensor  # [F, 2 D / ranks]
+    means: Tensor  # [G, 2 D / ranks], of 25 positions each; empty: all positions are read
+    biases: Tensor  # [H, G]
+
+    @classmethod
+    def of(cls, qkv: Tensor, num_heads: int) -> SilentLayer:
+        """Takes queries (scaled), keys and values side by side, [F, 3 D / ranks].
+
+        Attention to 25 positions is close to attention to one, whose key and value are their means by how much
+        the silence's own queries attend to each, and whose score is higher: by what the 25 together have
+        more, the mean over the same queries. Plain means, with log 25 more, are twice as far off.
+        """
+        keys_values = qkv[:, qkv.shape[-1] // 3 :].clone()
+        if qkv.is_cuda:  # where biases would keep attention from its fastest kernel
+            return cls(keys_values, keys_values[:0], keys_values.new_empty(num_heads, 0))
+        heads = qkv.float().view(len(qkv), 3 * num_heads, -1).transpose(0, 1)  # [3 H, F, d]
+        query, key, value = heads.chunk(3)
+        query = query[:, ::_EACH_QUERY]
+        means, biases = [], []
+        for keys, values in _groups(key, value):
+            scores = query @ keys.transpose(1, 2)  # [H, queries, 25]
+            weights = scores.softmax(-1).mean(1, keepdim=True)  # [H, 1, 25]
+            mean_key = weights @ keys
+            means.append(torch.cat([mean_key, weights @ values]).flatten())
+            biases.append((scores.logsumexp(-1) - (query @ mean_key.transpose(1, 2))[..., 0]).mean(1))
+        return cls(keys_values, torch.stack(means).to(qkv.dtype), torch.stack(biases, 1).to(qkv.dtype))
+
+    def behind(self, length: int) -> Behind:
+        """What follows `length` positions of a chunk: the next 25 as they are, then means."""
+        first_mean = -(-length // _MEAN_POSITIONS) + 1
+        near = self.keys_values[length : first_mean * _MEAN_POSITIONS]
+        means = self.means[first_mean:]
+        if not len(means):
+            return Behind(self.keys_values[length:], None)
+        biases = F.pad(self.biases[:, first_mean:], (len(near), 0))
+        return Behind(torch.cat([near, means]), biases)
+
+
+def _groups(key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Keys and values [H, F, d] of 25 positions after another; the last may be fewer."""
+    for start in range(0, key.shape[1], _MEAN_POSITIONS):
+        yield key[:, start : start + _MEAN_POSITIONS], value[:, start : start + _MEAN_POSITIONS]
 
 
 class Silence(NamedTuple):
     """The encoder's results for a window without sound."""
 
-    keys_values: tuple[Tensor, ...]  # of each encoder layer, [F, 2 D / ranks]
+    layers: tuple[SilentLayer, ...]
     audio: Tensor  # [1, F, D]
 
 

@@ -23,6 +23,7 @@ from asr_server.model.int8 import Int8Weight
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import (
     SELF_ATTENTION,
+    Behind,
     FeedForward,
     Linear,
     Weights,
@@ -35,7 +36,7 @@ from asr_server.model.layers import (
     split_heads,
 )
 from asr_server.model.packed import PackedWeight, multiply, pack
-from asr_server.model.silence import Silence
+from asr_server.model.silence import Silence, SilentLayer
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, upper_half
 
 _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
@@ -44,6 +45,7 @@ _FLOAT16_LIMIT = torch.finfo(torch.float16).max - 1000
 class Encoder(nn.Module):
     def __init__(self, sizes: WhisperSizes, shard: Shard, linear: type[Linear] = Linear) -> None:
         super().__init__()
+        self._num_heads = sizes.encoder_heads // shard.count
         self.conv1 = Convolution(sizes.num_mels, sizes.width, stride=1)
         self.conv2 = Convolution(sizes.width, sizes.width, stride=2)
         self.positions = nn.Parameter(torch.empty(sizes.audio_positions, sizes.width))
@@ -57,22 +59,22 @@ class Encoder(nn.Module):
             silence: fills the rest of the window; None: the F positions are all there is.
         """
         length = mel.shape[-1] // 2
-        behind = silence.keys_values if silence and length < len(self.positions) else ()
+        behind = silence.layers if silence and length < len(self.positions) else ()
         if behind:  # the convolutions look past the end, where the last frame goes on
             mel = F.pad(mel, (0, 2), mode="replicate")
         x = mel.to(self.positions.dtype).transpose(1, 2)
         x = self.conv2(self.conv1(x, kernels), kernels)[:, :length]
         change = self.positions[:length]
-        for layer, keys_values in zip_longest(self.layers, behind):
-            x, change = layer(x, change, kernels, None if keys_values is None else keys_values[length:])
+        for layer, silent in zip_longest(self.layers, behind):
+            x, change = layer(x, change, kernels, silent and silent.behind(length))
         return add_norm(x, change, self.norm, kernels)[1]
 
     def encode_silence(self, mel: Tensor, kernels: Kernels = TORCH) -> Silence:
         """Encodes a silent window, whose log-mel is [1, num_mels, 2 F]."""
-        kept: list[Tensor] = []
+        kept: list[SilentLayer] = []
 
         def keep(layer: nn.Module, inputs: object, qkv: Tensor) -> None:
-            kept.append(qkv[0, :, qkv.shape[-1] // 3 :].clone())
+            kept.append(SilentLayer.of(qkv[0], self._num_heads))
 
         hooks = [layer.qkv.register_forward_hook(keep) for layer in self.layers]  # type: ignore[union-attr]
         audio: Tensor = self(mel, kernels)
@@ -101,17 +103,17 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(sizes.width, sizes.encoder_hidden, shard, linear)
 
     def forward(
-        self, x: Tensor, change: Tensor, kernels: Kernels, silence: Tensor | None
+        self, x: Tensor, change: Tensor, kernels: Kernels, behind: Behind | None
     ) -> tuple[Tensor, Tensor]:
         """Takes x, [B, F, D], and a change that is yet to be added to it; returns the same two.
 
         So each addition is one computation with the norm after it, which may be in the next layer.
 
         Args:
-            silence: keys and values of what follows, as `attend_audio` takes them.
+            behind: what follows.
         """
         x, normed = add_norm(x, change, self.norm, kernels)
-        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, silence)
+        attended = attend_audio(self.qkv(normed, kernels), self.num_heads, behind)
         x, normed = add_norm(x, self.shard.sum(self.out(attended, kernels)), self.feed_forward.norm, kernels)
         return x, self.feed_forward.change(normed, kernels)
 

@@ -32,15 +32,19 @@ def rough(model: Whisper, silence: Silence, num_positions: int, clip: int) -> to
     mel = model.log_mel([CLIPS[clip]], 2 * num_positions + 2)
     x = encoder.conv2(encoder.conv1(mel.transpose(1, 2)))[:, :num_positions]
     x = x + encoder.positions[:num_positions]
-    for layer, keys_values in zip(encoder.layers, silence.keys_values, strict=True):
+    for layer, silent in zip(encoder.layers, silence.layers, strict=True):
+        following = silent.behind(num_positions)
         heads = layer.num_heads
         query, key, value = layer.qkv(layer.norm(x)).chunk(3, dim=-1)
         key, value = (
-            torch.cat([own, behind[None, num_positions:]], dim=1)
-            for own, behind in zip((key, value), keys_values.chunk(2, dim=-1), strict=True)
+            torch.cat([own, behind[None]], dim=1)
+            for own, behind in zip((key, value), following.keys_values.chunk(2, dim=-1), strict=True)
         )
         query, key, value = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (query, key, value))
-        attended = ((query @ key.transpose(2, 3)).softmax(-1) @ value).transpose(1, 2).flatten(2)
+        scores = query @ key.transpose(2, 3)
+        assert following.biases is not None
+        scores[..., num_positions:] += following.biases[:, None]
+        attended = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
         x = x + layer.out(attended)
         x = x + layer.feed_forward.change(layer.feed_forward.norm(x))
     result: torch.Tensor = encoder.norm(x)

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.model import layers
-from asr_server.model.layers import attend_audio, attend_cached, attend_cached_audio
+from asr_server.model.layers import Behind, attend_audio, attend_cached, attend_cached_audio
 from tests.model.test_whisper import LargestOf
 
 
@@ -40,9 +40,13 @@ def test_in_bfloat16_a_cpus_encoder_attends_nearly_as_in_float32(
     monkeypatch.setattr(layers, "HAS_AMX", has_amx)
     torch.manual_seed(0)
     qkv = torch.randn(2, num_positions, 3 * 128, dtype=torch.bfloat16) / 4
-    silence = torch.randn(num_silent, 2 * 128, dtype=torch.bfloat16) / 4 if num_silent else None
-    expected = attend_audio(qkv.float(), 2, silence=None if silence is None else silence.float())
-    found = attend_audio(qkv, 2, silence=silence)
+    behind = expected_behind = None
+    if num_silent:
+        keys_values = torch.randn(num_silent, 2 * 128, dtype=torch.bfloat16) / 4
+        biases = torch.randn(2, num_silent, dtype=torch.bfloat16)
+        behind, expected_behind = Behind(keys_values, biases), Behind(keys_values.float(), biases.float())
+    expected = attend_audio(qkv.float(), 2, expected_behind)
+    found = attend_audio(qkv, 2, behind)
     assert found.shape == (2, num_positions, 128)
     assert (found - expected).norm() / expected.norm() < (0.01 if has_amx else 0.05)
 
