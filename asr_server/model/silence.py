@@ -3,9 +3,9 @@
 A chunk that does not fill its window need not be encoded together with the silence after it. Its positions
 attend to the keys and values of a silent window (`Encoder.encode_silence`), and so does the decoder: one copy
 of them serves every slot. Only the chunk's effect on that silence is ignored. On the CPU, the encoder reads
-silence that is more than half a second away in means of half a second (`SilentLayer`). docs/engine.md has what
-this costs and saves. `OwnBlocks` is the decoder's part of it, on the CPU. Runs in a replica's process. Used by
-`whisper.py` and `cache.py`; knows no requests.
+silence that is more than half a second away in means of half a second (`SilentLayer`). docs/engine.md has
+what this costs and saves. `OwnBlocks` is the decoder's part of it, on the CPU. Runs in a replica's process.
+Used by `whisper.py` and `cache.py`; knows no requests.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class SilentLayer(NamedTuple):
     def of(cls, qkv: Tensor, num_heads: int) -> SilentLayer:
         """Takes queries (scaled), keys and values side by side, [F, 3 D / ranks].
 
-        Attention to 25 positions is close to attention to one, whose key and value are their means by how much
-        the silence's own queries attend to each, and whose score is higher: by what the 25 together have
-        more, the mean over the same queries. Plain means, with log 25 more, are twice as far off.
+        Attention to 25 positions is close to attention to one, whose key and value are their means by how
+        much the silence's own queries attend to each, and whose score is higher: by what the 25 together
+        have more, the mean over the same queries. Plain means, with log 25 more, are twice as far off.
         """
         keys_values = qkv[:, qkv.shape[-1] // 3 :].clone()
         if qkv.is_cuda:  # where biases would keep attention from its fastest kernel

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from asr_server.audio.split import Splitter
 from asr_server.config import Settings, short_audio_mode
-from asr_server.core import ChunkResult, DecodingOptions
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.model import Whisper
 from asr_server.model.cache import key_block
 from asr_server.model.silence import Silence
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, transcribe
-from benchmarks.speech import word_errors
+from benchmarks.speech import synthesis, word_errors
 from benchmarks.speech.corpora import known_clips
 from tests.engine.device_stand_ins import EncoderOfCopies
 from tests.real_weights import real_checkpoint
@@ -52,7 +53,7 @@ def rough(model: Whisper, silence: Silence, num_positions: int, clip: int) -> to
 
 
 @torch.inference_mode()
-def test_own_positions_attend_to_themselves_and_to_the_silence_behind(pocket: Checkpoint) -> None:
+def test_own_positions_attend_to_themselves_and_to_the_silence_behind_in_means(pocket: Checkpoint) -> None:
     model = pocket.model
     silence = model.encode_silence()
     for clip, num_positions in ((0, 200), (1, 800)):
@@ -61,11 +62,11 @@ def test_own_positions_attend_to_themselves_and_to_the_silence_behind(pocket: Ch
 
 
 @torch.inference_mode()
-def test_of_silence_it_makes_what_the_whole_window_makes(pocket: Checkpoint) -> None:
+def test_of_silence_it_makes_nearly_what_the_whole_window_makes(pocket: Checkpoint) -> None:
     model = pocket.model
     silence, mel = model.encode_silence(), model.log_mel([np.zeros(16_000, np.float32)])
     found = model.encoder(mel[..., :400], silence=silence)
-    torch.testing.assert_close(found, model.encoder(mel)[:, :200], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found, model.encoder(mel)[:, :200], atol=2e-3, rtol=2e-3)
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +137,18 @@ def test_people_are_heard_as_well_as_in_whole_windows() -> None:
             text = [token for token in result.tokens if checkpoint.tokenizer.is_text(token)]
             errors[mode] += word_errors(clip.text or "", checkpoint.tokenizer.decode(text), "en").errors
     assert errors["tail"] <= errors["exact"] + 1
+
+
+def test_the_last_of_several_sentences_is_not_said_twice() -> None:
+    """With real weights: half a second of silence, encoded with chunks of 10 to 15 s, was too little."""
+    readings = synthesis.readings(1, 100)
+    if not readings:
+        pytest.skip("no voice is installed")
+    checkpoint = Checkpoint.load(real_checkpoint("base"))
+    splitter, samples = Splitter(15 * SAMPLE_RATE), readings[0].samples()
+    chunks = [each for each in splitter.push(samples) + splitter.finish() if isinstance(each, Chunk)]
+    engine = checkpoint.engine(**TAIL)
+    results = transcribe(engine, [chunk.samples for chunk in chunks], DecodingOptions(language="en"))
+    tokens = [token for result in results for token in result.tokens if checkpoint.tokenizer.is_text(token)]
+    errors = word_errors(readings[0].text or "", checkpoint.tokenizer.decode(tokens), "en")
+    assert errors.insertions <= 4
