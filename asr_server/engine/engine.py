@@ -87,8 +87,7 @@ class Engine:
         self._seconds_per_encode = 0.0
         self._window = model.sizes.window.for_short_audio(config.short_audio)
         takes_short = config.device == "cpu" and config.short_audio == "tail"
-        at_once = config.compute_workers if takes_short else config.encode_batch
-        self._most_positions = at_once * self._window.num_positions  # to encode in one step
+        self._encodes_at_once = config.compute_workers if takes_short else config.encode_batch
 
     @classmethod
     def load(cls, config: EngineConfig, broadcast: Broadcast | None = None) -> Engine:
@@ -200,16 +199,17 @@ class Engine:
 
     def _admit(self) -> list[ActiveChunk]:
         """Gives waiting chunks the lowest free slots, as many as may be encoded now: short ones are encoded
-        together, as many as fill the windows of all workers.
+        together, as many as fill a window for each worker, so that none waits long for another.
         """
         count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted: list[ActiveChunk] = []
-        num_positions = 0
+        loads = [0] * self._encodes_at_once  # positions of each worker's chunks
         for sequence in list(islice(self._waiting, count)):
-            num_positions += self._window.positions_for(len(sequence.samples))
-            if admitted and num_positions > self._most_positions:
+            load = loads.index(min(loads))
+            loads[load] += self._window.positions_for(len(sequence.samples))
+            if loads[load] > self._window.num_positions:
                 break
             admitted.append(self._waiting.popleft())
             self._slots.place(sequence)

@@ -59,16 +59,6 @@ class Int8Weight:
         rounded, step, zero = round_together(rows)
         return self._multiply(rounded, rows.dtype, step, zero, bias, "gelu")
 
-    def fine_product(self, rows: Tensor) -> Tensor:
-        """As `product` of float32, with inputs in twice as many bits: each row is a sum of two, the second
-        one the first one's rounding error. It costs little where the time goes into reading the weights.
-        """
-        rounded, scales = round_rows(rows)
-        lost, lost_scales = round_rows(rows - signed(rounded).float().mul_(scales))
-        coarse, fine = self._multiply(torch.cat([rounded, lost]), torch.float32).chunk(2)
-        product: Tensor = coarse.mul_(scales).addcmul_(fine, lost_scales)
-        return product
-
     def _multiply(
         self,
         rounded: Tensor,
@@ -133,11 +123,6 @@ def _write_rounded(numbers: Tensor, out: Tensor) -> None:
     """Writes numbers from -128 to 127, rounded, plus 128. torch is slow at making uint8 of float32."""
     signed_numbers = numbers.round_().to(torch.int8)
     torch.bitwise_xor(signed_numbers.view(torch.uint8), _SIGN_BIT, out=out)
-
-
-def signed(rounded: Tensor) -> Tensor:
-    """Returns the 8-bit numbers of `round_rows` without the 128."""
-    return rounded.bitwise_xor(_SIGN_BIT).view(torch.int8)
 
 
 def packed_row_bytes(length: int) -> int:

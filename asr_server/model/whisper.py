@@ -173,6 +173,7 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(sizes.width)
         self._int8_scores = int8_scores
         self._packed_embedding: PackedWeight | Int8Weight | None = None
+        self._score_biases = torch.empty(0)
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
         """Hidden states of the next tokens.
@@ -206,7 +207,7 @@ class Decoder(nn.Module):
         """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
         if isinstance(self._packed_embedding, Int8Weight):
             rows = hidden.flatten(0, -2).float()
-            scores = self._packed_embedding.fine_product(rows).view(*hidden.shape[:-1], -1)
+            scores = self._packed_embedding.product(rows, self._score_biases).view(*hidden.shape[:-1], -1)
         elif self._packed_embedding is not None:
             scores = self._packed_embedding.product(hidden).float()
         elif hidden.is_cuda and hidden.dtype != torch.float32:
@@ -227,8 +228,9 @@ class Decoder(nn.Module):
 
     def load(self, weights: Weights) -> None:
         self.embedding[: self.vocabulary].copy_(weights["embed_tokens.weight"])
+        load_weights(self.norm, weights, "layer_norm")
         if self._int8_scores:
-            self._packed_embedding = Int8Weight(self.embedding)
+            self._round_scores()
         else:
             self._packed_embedding = pack(self.embedding)
         if self._packed_embedding is not None:  # rows are looked up in this one
@@ -236,7 +238,20 @@ class Decoder(nn.Module):
         self.positions.copy_(weights["embed_positions.weight"])
         for i, layer in enumerate(self.layers):
             layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
-        load_weights(self.norm, weights, "layer_norm")
+
+    def _round_scores(self) -> None:
+        """Makes the output projection one in 8 bits, which takes over the weights and biases of the norm.
+
+        Few of the norm's outputs are far larger than the others, and would leave these few of a row's bits;
+        in the projection's weights each token has a scale of its own. The mean of all rows, which adds the
+        same to every token's score, is left out. Without either the scores are off by four times as much.
+        """
+        centred = self.embedding.float()
+        centred = centred - centred.mean(0)
+        self._score_biases = centred @ self.norm.bias.float()
+        self._packed_embedding = Int8Weight(centred.mul_(self.norm.weight.float()))
+        self.norm.weight.fill_(1)
+        self.norm.bias.fill_(0)
 
 
 def _halved(matrix: Tensor) -> Tensor:
