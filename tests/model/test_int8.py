@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from asr_server.machine import cpu_flags
 from asr_server.model.int8 import (
-    VNNI_FLAGS,
     Int8EncoderLinear,
     Int8Linear,
     Int8Weight,
