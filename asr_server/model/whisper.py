@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from asr_server.model.cache import CacheRows, DecoderCache
 from asr_server.model.features import LogMel
-from asr_server.model.int8 import Int8Weight
+from asr_server.model.int8 import Int8Linear
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import (
     SELF_ATTENTION,
@@ -171,9 +171,8 @@ class Decoder(nn.Module):
             DecoderLayer(i, sizes, shard, linear) for i in range(sizes.decoder_layers)
         )
         self.norm = nn.LayerNorm(sizes.width)
-        self._int8_scores = int8_scores
-        self._packed_embedding: PackedWeight | Int8Weight | None = None
-        self._score_biases = torch.empty(0)
+        self._int8_scores = Int8Linear(sizes.width, sizes.vocabulary) if int8_scores else None
+        self._packed_embedding: PackedWeight | None = None
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
         """Hidden states of the next tokens.
@@ -205,9 +204,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
-        if isinstance(self._packed_embedding, Int8Weight):
-            rows = hidden.flatten(0, -2).float()
-            scores = self._packed_embedding.product(rows, self._score_biases).view(*hidden.shape[:-1], -1)
+        if self._int8_scores is not None:
+            scores: Tensor = self._int8_scores(hidden.float())
         elif self._packed_embedding is not None:
             scores = self._packed_embedding.product(hidden).float()
         elif hidden.is_cuda and hidden.dtype != torch.float32:
@@ -229,18 +227,20 @@ class Decoder(nn.Module):
     def load(self, weights: Weights) -> None:
         self.embedding[: self.vocabulary].copy_(weights["embed_tokens.weight"])
         load_weights(self.norm, weights, "layer_norm")
-        if self._int8_scores:
-            self._round_scores()
+        if self._int8_scores is not None:
+            self._load_int8_scores(self._int8_scores)
         else:
             self._packed_embedding = pack(self.embedding)
-        if self._packed_embedding is not None:  # rows are looked up in this one
+        if (
+            self._int8_scores is not None or self._packed_embedding is not None
+        ):  # rows are looked up in this one
             self.embedding = nn.Parameter(_halved(self.embedding))
         self.positions.copy_(weights["embed_positions.weight"])
         for i, layer in enumerate(self.layers):
             layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
 
-    def _round_scores(self) -> None:
-        """Makes the output projection one in 8 bits, which takes over the weights and biases of the norm.
+    def _load_int8_scores(self, scores: Int8Linear) -> None:
+        """The output projection takes over the weights and biases of the norm before it.
 
         Few of the norm's outputs are far larger than the others, and would leave these few of a row's bits;
         in the projection's weights each token has a scale of its own. The mean of all rows, which adds the
@@ -248,8 +248,8 @@ class Decoder(nn.Module):
         """
         centred = self.embedding.float()
         centred = centred - centred.mean(0)
-        self._score_biases = centred @ self.norm.bias.float()
-        self._packed_embedding = Int8Weight(centred.mul_(self.norm.weight.float()))
+        scores.bias = nn.Parameter(centred @ self.norm.bias.float())
+        scores.weight = nn.Parameter(centred.mul_(self.norm.weight.float()))
         self.norm.weight.fill_(1)
         self.norm.bias.fill_(0)
 

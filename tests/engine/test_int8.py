@@ -10,9 +10,10 @@ from asr_server.core import DecodingOptions
 from asr_server.dispatch.dispatcher import describe
 from asr_server.engine import Engine, EngineConfig, config
 from asr_server.engine.config import choose_cache_dtype, choose_dtype, choose_int8, engine_info
-from asr_server.model import load_whisper, weights
+from asr_server.model import Whisper, load_whisper, weights
 from asr_server.model.int8 import Int8EncoderLinear, Int8Linear, can_multiply_in_int8
 from asr_server.model.layers import Linear
+from asr_server.model.weights import read_weights
 from asr_server.model.whisper import Convolution
 from benchmarks.engine_helpers import Checkpoint, transcribe
 from benchmarks.speech import corpus
@@ -172,6 +173,30 @@ def test_layers_are_in_int8_where_that_is_the_faster(
     assert type(model.encoder.conv1) is Convolution
     info = engine_info(EngineConfig().resolved(model.sizes, CPU, dtype, model.int8))
     assert "dtype int8 (the processor multiplies in it)" in describe(Settings(), info, 1)
+
+
+@needs_int8
+@torch.inference_mode()
+def test_a_few_large_numbers_of_the_norm_leave_the_scores_of_all_tokens_exact() -> None:
+    """As in whisper-base: a few of the norm's outputs are far larger; all tokens share a part."""
+    torch.manual_seed(0)
+    sizes = load_whisper(EMBEDDED_MODEL, "cpu", torch.float32).sizes
+    tensors = dict(read_weights(EMBEDDED_MODEL))
+    tensors["decoder.layer_norm.weight"] = torch.ones(sizes.width).index_fill_(0, torch.arange(8), 30.0)
+    tensors["decoder.layer_norm.bias"] = torch.randn(sizes.width)
+    embedding = torch.randn(sizes.vocabulary, sizes.width) * 0.1
+    embedding[:, :8] *= 0.03  # they say little of which token it is
+    tensors["decoder.embed_tokens.weight"] = embedding + torch.randn(sizes.width)
+    x = torch.randn(40, sizes.width)
+
+    def scores(int8: bool) -> torch.Tensor:
+        model = Whisper(sizes, CPU, torch.float32, int8=int8)
+        model.load_hugging_face(tensors)
+        return model.decoder.logits(model.decoder.norm(x))
+
+    expected, found = scores(int8=False), scores(int8=True)
+    off = (found - found.mean(-1, keepdim=True)) - (expected - expected.mean(-1, keepdim=True))
+    assert 0 < off.square().mean().sqrt() < 0.02 * expected.std(-1).mean()
 
 
 @needs_int8

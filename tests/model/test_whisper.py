@@ -235,7 +235,9 @@ def test_a_gpus_scores_are_never_rounded_to_bfloat16() -> None:
     with FakeTensorMode(), LargestOf() as made:
         embedding = torch.zeros(512, 64, device="cuda", dtype=torch.bfloat16)
         hidden = torch.zeros(3, 64, device="cuda", dtype=torch.bfloat16)
-        decoder: Any = SimpleNamespace(_packed_embedding=None, embedding=embedding, vocabulary=500)
+        decoder: Any = SimpleNamespace(
+            _int8_scores=None, _packed_embedding=None, embedding=embedding, vocabulary=500
+        )
         scores = Decoder.logits(decoder, hidden)
     assert scores.shape == (3, 500)
     assert scores.dtype == torch.float32
