@@ -15,7 +15,7 @@ from asr_server.model import Whisper
 from asr_server.model.cache import key_block
 from asr_server.model.silence import Silence
 from benchmarks.clips import make_clip
-from benchmarks.engine_helpers import Checkpoint, transcribe
+from benchmarks.engine_helpers import Checkpoint, submit, transcribe
 from benchmarks.speech import synthesis, word_errors
 from benchmarks.speech.corpora import known_clips
 from tests.engine.device_stand_ins import EncoderOfCopies
@@ -84,6 +84,18 @@ def test_chunks_of_all_lengths_together_are_read_as_alone(
     found = transcribe(engine, CLIPS, OPTIONS)
     assert [result.tokens for result in found] == [result.tokens for result in alone]
     assert len({result.tokens for result in found}) > 1
+
+
+def test_a_chunk_that_fits_into_no_workers_window_is_encoded_with_the_next_ones(pocket: Checkpoint) -> None:
+    """Else one of two workers would wait while the other encodes a third chunk."""
+    engine = pocket.engine(num_slots=8, compute_workers=2, **TAIL)
+    for i, duration_s in enumerate((14, 14, 14, 2, 2)):
+        submit(engine, str(i), make_clip(i, duration_s), OPTIONS)
+    in_use = []
+    for _ in range(2):
+        engine.step()
+        in_use.append(engine.slots_in_use)
+    assert in_use == [2, 5]
 
 
 def test_a_slot_s_own_copy_of_the_silence_serves_as_well_as_the_shared_one(
