@@ -228,7 +228,7 @@ class Decoder(nn.Module):
         self.embedding[: self.vocabulary].copy_(weights["embed_tokens.weight"])
         load_weights(self.norm, weights, "layer_norm")
         if self._int8_scores is not None:
-            self._load_int8_scores(self._int8_scores)
+            self._load_int8_scores(self._int8_scores, weights)
         else:
             self._packed_embedding = pack(self.embedding)
         if (
@@ -239,17 +239,17 @@ class Decoder(nn.Module):
         for i, layer in enumerate(self.layers):
             layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
 
-    def _load_int8_scores(self, scores: Int8Linear) -> None:
+    def _load_int8_scores(self, scores: Int8Linear, weights: Weights) -> None:
         """The output projection takes over the weights and biases of the norm before it.
 
         Few of the norm's outputs are far larger than the others, and would leave these few of a row's bits;
         in the projection's weights each token has a scale of its own. The mean of all rows, which adds the
         same to every token's score, is left out. Without either the scores are off by four times as much.
         """
-        centred = self.embedding.float()
-        centred = centred - centred.mean(0)
-        scores.bias = nn.Parameter(centred @ self.norm.bias.float())
-        scores.weight = nn.Parameter(centred.mul_(self.norm.weight.float()))
+        embedding = weights["embed_tokens.weight"].float()  # not rounded to bfloat16 first
+        centred = embedding - embedding.mean(0)
+        scores.bias = nn.Parameter(centred @ weights["layer_norm.bias"].float())
+        scores.weight = nn.Parameter(centred.mul_(weights["layer_norm.weight"].float()))
         self.norm.weight.fill_(1)
         self.norm.bias.fill_(0)
 

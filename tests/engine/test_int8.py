@@ -177,7 +177,8 @@ def test_layers_are_in_int8_where_that_is_the_faster(
 
 @needs_int8
 @torch.inference_mode()
-def test_a_few_large_numbers_of_the_norm_leave_the_scores_of_all_tokens_exact() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_few_large_numbers_of_the_norm_leave_the_scores_of_all_tokens_exact(dtype: torch.dtype) -> None:
     """As in whisper-base: a few of the norm's outputs are far larger; all tokens share a part."""
     torch.manual_seed(0)
     sizes = load_whisper(EMBEDDED_MODEL, "cpu", torch.float32).sizes
@@ -189,12 +190,12 @@ def test_a_few_large_numbers_of_the_norm_leave_the_scores_of_all_tokens_exact() 
     tensors["decoder.embed_tokens.weight"] = embedding + torch.randn(sizes.width)
     x = torch.randn(40, sizes.width)
 
-    def scores(int8: bool) -> torch.Tensor:
-        model = Whisper(sizes, CPU, torch.float32, int8=int8)
+    def scores(dtype: torch.dtype, int8: bool) -> torch.Tensor:
+        model = Whisper(sizes, CPU, dtype, int8=int8)
         model.load_hugging_face(tensors)
-        return model.decoder.logits(model.decoder.norm(x))
+        return model.decoder.logits(model.decoder.norm(x.to(dtype)))
 
-    expected, found = scores(int8=False), scores(int8=True)
+    expected, found = scores(torch.float32, int8=False), scores(dtype, int8=True)
     off = (found - found.mean(-1, keepdim=True)) - (expected - expected.mean(-1, keepdim=True))
     assert 0 < off.square().mean().sqrt() < 0.02 * expected.std(-1).mean()
 
