@@ -214,6 +214,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--readings", type=int, default=4, help="recordings of 100 s of English read by a synthetic voice"
     )
+    parser.add_argument(
+        "--reading-speeds",
+        nargs="+",
+        type=float,
+        default=[1.0],
+        help="how fast that voice reads, 1.2: in 1/1.2 of the time",
+    )
     parser.add_argument("--manifest", type=Path, help="these recordings instead")
     parser.add_argument("--url", default="", help="of a server that runs, which is `ours` then")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="[default: all that are installed]")
@@ -234,7 +241,8 @@ def main() -> None:
     else:
         clips, times = known_clips(options.corpora, options.most), {}
         if synthesis.is_installed():
-            clips += synthesis.readings(options.readings)
+            for speed in options.reading_speeds:
+                clips += synthesis.readings(options.readings, speed=speed)
     if not clips:
         raise SystemExit("no recordings are installed: benchmarks/speech/install.sh fetches what can be had")
     names = options.systems or (["ours"] if options.url else list(SYSTEMS))

@@ -52,6 +52,7 @@ class ActiveChunk:
     prompt: list[int] = field(default_factory=list)
     sot_index: int = 0  # of <|startoftranscript|> in the prompt
     max_tokens: int = 0
+    audio_end: int | None = None  # the timestamp from which on no segment may begin, if there is one
     temperature_index: int = 0  # of the temperature ladder
     beam: BeamSearch | None = None  # where the try under way is one
     restarts: int = 0  # how often its slots were set anew: results of steps before that are dropped
@@ -76,6 +77,15 @@ class ActiveChunk:
     def slot(self) -> int:
         """Returns its first slot, which it has from admission to its end; -1 before that."""
         return self.slots[0] if self.slots else -1
+
+    def end_with_audio(self, first_time: int) -> None:
+        """Lets no segment begin where the audio has ended, which would say the last sentence again. With
+        whole windows texts are openai-whisper's, which has such segments.
+
+        Args:
+            first_time: the token of the timestamp 0.
+        """
+        self.audio_end = first_time - (-len(self.samples) * POSITIONS_PER_S // SAMPLE_RATE)
 
     def drop_samples(self) -> None:
         """Frees the samples once they are encoded, and keeps their number and pauses."""
@@ -124,17 +134,21 @@ class ActiveChunk:
         """Begins the first try."""
         is_greedy = self.temperature == 0 and not self.is_penalised
         if self.beam_size > 1 and is_greedy and self.options.task != "translate":
-            self.beam = BeamSearch(self.beam_size, self.max_tokens, end_of_text)
+            self.beam = BeamSearch(self.beam_size, self.max_tokens, end_of_text, audio_end=self.audio_end)
 
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         """Adds a token; returns why the text ends with it, or None."""
         self.sum_logprob += logprob
-        if token == end_of_text:
+        if token == end_of_text or self._begins_after_audio(token, end_of_text):
             return "stop"
         self.tokens.append(token)
         self.logprobs.append(logprob)
         is_drawn_loop = self.temperature > 0 and self.is_loop(self.tokens, end_of_text)
         return "length" if len(self.tokens) >= self.max_tokens or is_drawn_loop else None
+
+    def _begins_after_audio(self, token: int, end_of_text: int) -> bool:
+        is_closed = bool(self.tokens) and self.tokens[-1] > end_of_text
+        return is_closed and self.audio_end is not None and token >= self.audio_end
 
     def is_loop(self, tokens: Sequence[int], end_of_text: int) -> bool:
         """Whether the text repeats itself longer than anybody speaks. Looked at every few tokens.

@@ -54,11 +54,19 @@ class Hypothesis:
 class BeamSearch:
     """The likeliest hypotheses of one chunk, each a token longer with every step."""
 
-    def __init__(self, width: int, max_tokens: int, end_of_text: int, margin: float = PRUNING_MARGIN) -> None:
+    def __init__(
+        self,
+        width: int,
+        max_tokens: int,
+        end_of_text: int,
+        margin: float = PRUNING_MARGIN,
+        audio_end: int | None = None,
+    ) -> None:
         """
         Args:
             width: most hypotheses that go on after a step, and ended ones after which the search is over.
             max_tokens: the longest a hypothesis may become.
+            audio_end: the timestamp from which on no segment may begin, if there is one: the text ends.
             margin: hypotheses that lie further below the likeliest are dropped. Infinite: the search is
                 openai-whisper's, in which those that say the same go on, too.
         """
@@ -67,6 +75,7 @@ class BeamSearch:
         self.ended: list[Hypothesis] = []
         self._max_tokens = max_tokens
         self._end_of_text = end_of_text
+        self._audio_end = audio_end
         self._margin = margin
         self._is_pruned = margin < math.inf
 
@@ -92,7 +101,7 @@ class BeamSearch:
         branches = [
             _Branch(before.sum_logprob + logprob, parent, token, logprob, before.is_greedy and rank == 0)
             for parent, (before, following) in enumerate(zip(self.running, candidates, strict=True))
-            for rank, (token, logprob) in enumerate(self._one_time(following))
+            for rank, (token, logprob) in enumerate(self._within_audio(before, self._one_time(following)))
             if logprob > -math.inf  # not forbidden, and a number
         ]
         branches.sort(key=self._rank, reverse=True)
@@ -144,6 +153,25 @@ class BeamSearch:
             elif not has_time and of_any > 0:
                 yield token, min(0.0, math.log(of_any))
             has_time |= is_time
+
+    def _within_audio(
+        self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
+    ) -> Iterator[tuple[int, float]]:
+        """A segment that would begin where the audio has ended is the end of the text, as likely as both."""
+        is_closed = before.tokens and before.tokens[-1] > self._end_of_text
+        if self._audio_end is None or not is_closed:
+            yield from candidates
+            return
+        rows = list(candidates)
+        ends = [logprob for token, logprob in rows if token == self._end_of_text or token >= self._audio_end]
+        has_end = False
+        for token, logprob in rows:
+            if token != self._end_of_text and token < self._audio_end:
+                yield token, logprob
+            elif not has_end:
+                of_any = sum(map(math.exp, ends))
+                yield self._end_of_text, min(0.0, math.log(of_any)) if of_any > 0 else -math.inf
+                has_end = True
 
     def reorder(self, order: Sequence[int]) -> None:
         self.running = [self.running[index] for index in order]

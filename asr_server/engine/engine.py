@@ -171,6 +171,8 @@ class Engine:
         except ValueError as error:
             self._finish(sequence, Failed(sequence.id, str(error)))
         else:
+            if self.config.short_audio == "tail":
+                sequence.end_with_audio(self.tokenizer.specials.timestamp_begin)
             self._waiting.append(sequence)
 
     def _set_language(self, command: SetLanguage) -> None:

@@ -103,7 +103,12 @@ def read_aloud(
     return Speech(np.concatenate(parts), tuple(said))
 
 
-def read_for(duration_s: float, pauses_s: float | Sequence[float] = 0.5, first_sentence: int = 0) -> Speech:
+def read_for(
+    duration_s: float,
+    pauses_s: float | Sequence[float] = 0.5,
+    first_sentence: int = 0,
+    speed: float = 1.0,
+) -> Speech:
     """Different sentences, as many as make at least so many seconds.
 
     Raises ValueError when there are not enough sentences: none is said twice.
@@ -113,30 +118,31 @@ def read_for(duration_s: float, pauses_s: float | Sequence[float] = 0.5, first_s
     while total_s < duration_s:
         if used == len(sentences()):
             raise ValueError(f"the sentences at hand make {total_s:.0f} s only")
-        total_s += len(say(sentences()[used])) / SAMPLE_RATE + next(pauses)
+        total_s += len(say(sentences()[used], speed)) / SAMPLE_RATE + next(pauses)
         used += 1
-    return read_aloud(sentences()[first_sentence:used], pauses_s)
+    return read_aloud(sentences()[first_sentence:used], pauses_s, speed=speed)
 
 
-def readings(count: int, duration_s: float = 100.0) -> list[Clip]:
+def readings(count: int, duration_s: float = 100.0, speed: float = 1.0) -> list[Clip]:
     """Recordings of different sentences, each of at least so many seconds, in files; made when they are asked
-    for first. Fewer where there are not enough sentences.
+    for first. Fewer where there are not enough sentences. At a speed of 1.2, in 1/1.2 of the time.
     """
     clips: list[Clip] = []
     first_sentence = 0
     for number in range(count):
         try:
-            speech = read_for(duration_s, READING_PAUSES_S, first_sentence)
+            speech = read_for(duration_s, READING_PAUSES_S, first_sentence, speed)
         except ValueError:
             break
         first_sentence += len(speech.sentences)
-        path = CACHE / f"readings/{hashlib.sha256(speech.text.encode()).hexdigest()[:24]}.flac"
+        kind = "readings" if speed == 1 else f"readings-{speed:g}"
+        path = CACHE / f"{kind}/{hashlib.sha256(speech.text.encode()).hexdigest()[:24]}.flac"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_suffix(".part")
             soundfile.write(part, speech.samples, SAMPLE_RATE, format="FLAC")
             part.replace(path)
-        clips.append(Clip(f"readings/{number}", "readings", path, speech.text, "en", "MIT", speaker="joe"))
+        clips.append(Clip(f"{kind}/{number}", kind, path, speech.text, "en", "MIT", speaker="joe"))
     return clips
 
 

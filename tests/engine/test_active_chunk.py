@@ -72,3 +72,14 @@ def test_a_drawn_text_that_repeats_little_is_not_ended() -> None:
     while sequence.append(len(sequence.tokens) % 50, -0.1, 50) is None:
         pass
     assert len(sequence.tokens) == 448
+
+
+def test_a_text_ends_where_a_segment_would_begin_behind_the_audio() -> None:
+    first_time = END_OF_TEXT + 1
+    samples = np.zeros(16_000 * 2 - 1, np.float32)
+    sequence = ActiveChunk(ChunkId("a", 0), samples, DecodingOptions(), "en", max_tokens=448)
+    sequence.end_with_audio(first_time)
+    said = [first_time, 1, first_time + 99, first_time + 99, 2, first_time + 110]
+    assert [sequence.append(token, -0.1, END_OF_TEXT) for token in said] == [None] * len(said)
+    assert sequence.append(first_time + 100, -0.1, END_OF_TEXT) == "stop"
+    assert sequence.tokens == said

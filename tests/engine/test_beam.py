@@ -129,6 +129,22 @@ def test_a_hypothesis_goes_on_with_one_timestamp() -> None:
     assert beam.running[1].sum_logprob == pytest.approx(math.log(0.5)), "that there is one, whichever"
 
 
+def test_a_text_ends_where_a_segment_would_begin_behind_the_audio() -> None:
+    beam = BeamSearch(WIDTH, 30, END, audio_end=END + 5)
+    assert read_on(beam, {1: 0.9}) == [(1,)]
+    assert read_on(beam, {END + 7: 0.9}) == [(1, END + 7)], "a segment may end there"
+    assert read_on(beam, {END + 8: 0.5, END + 4: 0.15, END: 0.3}) == []
+    assert beam.best().tokens == (1, END + 7)
+    assert beam.best().sum_logprob == pytest.approx(math.log(0.9 * 0.9 * 0.95)), "that it ends, or goes on"
+
+
+def test_a_text_goes_on_where_a_segment_begins_within_the_audio() -> None:
+    beam = BeamSearch(WIDTH, 30, END, audio_end=END + 5)
+    read_on(beam, {1: 0.9})
+    read_on(beam, {END + 3: 0.9})
+    assert read_on(beam, {END + 4: 0.6, END + 5: 0.2, END: 0.1}) == [(1, END + 3, END + 4)]
+
+
 def test_a_long_text_is_not_given_up_for_a_short_one_that_is_less_likely_for_its_length() -> None:
     beam = BeamSearch(WIDTH, 30, END)
     read_on(beam, {1: 0.6, 2: 0.4})

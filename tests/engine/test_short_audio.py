@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,23 @@ def test_the_padding_matters_here(pocket: Checkpoint, alone: list[ChunkResult]) 
     assert any(a.logprobs != b.logprobs for a, b in zip(whole[:4], alone[:4], strict=True))
     filled = DURATIONS_S.index(29)
     assert whole[filled].tokens == alone[filled].tokens, "a window with no room for a tail"
+
+
+def test_no_segment_begins_where_the_audio_has_ended(pocket: Checkpoint) -> None:
+    """In whole windows a published model has such segments, and says its last sentence again there."""
+    first_time = pocket.tokenizer.specials.timestamp_begin
+
+    def starts_behind(mode: str) -> int:
+        options = DecodingOptions(language="de", max_new_tokens=60)
+        found = transcribe(pocket.engine(short_audio=mode), CLIPS[:3], options)
+        return sum(
+            before >= first_time and token >= first_time + 50 * duration_s
+            for duration_s, result in zip(DURATIONS_S, found, strict=False)
+            for before, token in pairwise(result.tokens)
+        )
+
+    assert starts_behind("exact") > 0
+    assert starts_behind("tail") == 0
 
 
 def test_words_are_aligned_to_audio_of_fewer_positions(pocket: Checkpoint) -> None:
