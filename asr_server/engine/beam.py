@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 # How far a hypothesis' log-probability may lie below the likeliest one's.
-PRUNING_MARGIN: Final = 2.0
+PRUNING_MARGIN: Final = 1.5
 # Hypotheses that end in the same tokens go on alike.
-NUM_SAME_TOKENS: Final = 5
+NUM_SAME_TOKENS: Final = 3
 # By how many tokens one of these may be ahead of the other: words are spelt in one token or in several.
 _MAX_AHEAD = 2
 
