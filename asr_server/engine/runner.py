@@ -218,17 +218,13 @@ class Runner:
 
     def _candidates(self, scores: Tensor, plan: StepPlan) -> HostCopy:
         """The likeliest next tokens of the hypotheses of all beam searches, as in `StepResult`."""
-        found: list[Tensor] = []
-        for rows in rows_at_once(len(plan.beams), scores.device):
-            if self._kernels.choose_token is None:  # the rules are applied to the scores already
-                index = self._block(plan.beams[rows])
-                allowed = scores[index]
-            else:
-                index, _, allowed = self._allowed(scores, plan.beams[rows])
-            likeliest, tokens = top_scores(allowed, plan.num_candidates)
-            logprobs = likeliest - likeliest[:, :1] + self._logprobs[index, None]  # known of the first one
-            found.append(torch.stack([tokens.double(), logprobs.double()], dim=1))
-        return self._transfers.to_host(torch.cat(found))
+        beams = self._block(plan.beams)
+        if self._kernels.choose_token is None:  # the rules are applied to the scores already
+            likeliest, tokens = (each[beams] for each in top_scores(scores, plan.num_candidates))
+        else:
+            likeliest, tokens = top_scores(self._allowed(scores, plan.beams)[2], plan.num_candidates)
+        logprobs = likeliest - likeliest[:, :1] + self._logprobs[beams, None]  # known of the first one
+        return self._transfers.to_host(torch.stack([tokens.double(), logprobs.double()], dim=1))
 
     def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
         """Some rows' indices on the device, their states, and a copy of their scores by the rules."""
