@@ -86,13 +86,16 @@ def _with_embedded_model(settings: Settings, reason: str) -> Settings:
 
 
 def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """Returns the settings, with defaults in place of wrong values, and a line for each wrong value."""
+    """Returns the settings, with others in place of wrong values, and a line for each wrong value."""
     try:
         return Settings(**values), []
     except ValidationError as error:
         wrong = {str(details["loc"][0]): details["input"] for details in error.errors(include_url=False)}
     problems = [_problem(name, value, f"must be {allowed_values(name)}") for name, value in wrong.items()]
-    return Settings(**{name: value for name, value in values.items() if name not in wrong}), problems
+    right = {name: value for name, value in values.items() if name not in wrong}
+    if "port" in wrong:
+        right["port"] = 0  # any free one: whoever uses the default is no concern of who asked for another
+    return Settings(**right), problems
 
 
 def _problem(setting: str, value: object, reason: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_a_wrong_value_is_one_line_with_flag_environment_name_value_and_what_is_
 def test_several_wrong_values_are_a_line_each() -> None:
     lines = problems(port="70000", replicas="-1", host="127.0.0.1", chunks_ahead="0")
     assert [line.split()[0] for line in lines] == ["--replicas", "--chunks-ahead", "--port"]
+
+
+def test_a_wrong_port_says_nothing_of_the_default_that_somebody_else_uses() -> None:
+    with socket.socket() as somebody:
+        with suppress(OSError):  # it is in use already
+            somebody.bind(("127.0.0.1", FIELDS["port"].default))
+            somebody.listen()
+        assert len(problems(port="70000", host="127.0.0.1")) == 1
 
 
 def test_every_default_is_allowed_and_every_setting_says_what_is() -> None:
