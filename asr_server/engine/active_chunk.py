@@ -6,6 +6,7 @@ the engine's thread. Used by all of `engine` that handles sequences; knows no te
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ class ActiveChunk:
     prompt: list[int] = field(default_factory=list)
     sot_index: int = 0  # of <|startoftranscript|> in the prompt
     max_tokens: int = 0
-    audio_end: int | None = None  # the timestamp from which on no segment may begin, if there is one
+    audio_end: float = math.inf  # the timestamp from which on no segment may begin
     temperature_index: int = 0  # of the temperature ladder
     beam: BeamSearch | None = None  # where the try under way is one
     restarts: int = 0  # how often its slots were set anew: results of steps before that are dropped
@@ -147,8 +148,7 @@ class ActiveChunk:
         return "length" if len(self.tokens) >= self.max_tokens or is_drawn_loop else None
 
     def _begins_after_audio(self, token: int, end_of_text: int) -> bool:
-        is_closed = bool(self.tokens) and self.tokens[-1] > end_of_text
-        return is_closed and self.audio_end is not None and token >= self.audio_end
+        return bool(self.tokens) and self.tokens[-1] > end_of_text and token >= self.audio_end
 
     def is_loop(self, tokens: Sequence[int], end_of_text: int) -> bool:
         """Whether the text repeats itself longer than anybody speaks. Looked at every few tokens.

@@ -11,7 +11,7 @@ replica's process. Used by `loop.py` and `active_chunk.py`; imports no torch and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -60,13 +60,13 @@ class BeamSearch:
         max_tokens: int,
         end_of_text: int,
         margin: float = PRUNING_MARGIN,
-        audio_end: int | None = None,
+        audio_end: float = math.inf,
     ) -> None:
         """
         Args:
             width: most hypotheses that go on after a step, and ended ones after which the search is over.
             max_tokens: the longest a hypothesis may become.
-            audio_end: the timestamp from which on no segment may begin, if there is one: the text ends.
+            audio_end: the timestamp from which on no segment may begin: there the text ends. Infinite: none.
             margin: hypotheses that lie further below the likeliest are dropped. Infinite: the search is
                 openai-whisper's, in which those that say the same go on, too.
         """
@@ -136,42 +136,23 @@ class BeamSearch:
         """What branches are sorted by. The greedy one is never among those for which there is no place."""
         return self._is_pruned and branch.is_greedy, branch.sum_logprob
 
-    def _one_time(self, candidates: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    def _one_time(self, candidates: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:
         """Only the likeliest of the timestamps, which come after end-of-text in the vocabulary, as likely as
         all of them: when a sentence ends is seldom sure, that it ends is what counts against other words.
         """
         if not self._is_pruned:
-            yield from candidates
-            return
-        rows = list(candidates)
-        of_any = sum(math.exp(logprob) for token, logprob in rows if token > self._end_of_text)
-        has_time = False
-        for token, logprob in rows:
-            is_time = token > self._end_of_text
-            if not is_time:
-                yield token, logprob
-            elif not has_time and of_any > 0:
-                yield token, min(0.0, math.log(of_any))
-            has_time |= is_time
+            return candidates
+        return _as_one(list(candidates), lambda token: token > self._end_of_text)
 
     def _within_audio(
         self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
-    ) -> Iterator[tuple[int, float]]:
+    ) -> Iterable[tuple[int, float]]:
         """A segment that would begin where the audio has ended is the end of the text, as likely as both."""
         is_closed = before.tokens and before.tokens[-1] > self._end_of_text
-        if self._audio_end is None or not is_closed:
-            yield from candidates
-            return
-        rows = list(candidates)
-        ends = [logprob for token, logprob in rows if token == self._end_of_text or token >= self._audio_end]
-        has_end = False
-        for token, logprob in rows:
-            if token != self._end_of_text and token < self._audio_end:
-                yield token, logprob
-            elif not has_end:
-                of_any = sum(map(math.exp, ends))
-                yield self._end_of_text, min(0.0, math.log(of_any)) if of_any > 0 else -math.inf
-                has_end = True
+        if self._audio_end == math.inf or not is_closed:
+            return candidates
+        end, audio_end = self._end_of_text, self._audio_end
+        return _as_one(list(candidates), lambda token: token == end or token >= audio_end, end)
 
     def reorder(self, order: Sequence[int]) -> None:
         self.running = [self.running[index] for index in order]
@@ -216,6 +197,22 @@ class BeamSearch:
             if own[-count - ahead : -ahead] == others[-count:]:
                 return sum(hypothesis.logprobs[:-ahead]) - other.sum_logprob + allowed
         return None
+
+
+def _as_one(
+    candidates: Sequence[tuple[int, float]], are_one: Callable[[int], bool], named: int | None = None
+) -> Iterator[tuple[int, float]]:
+    """Candidates, the likeliest first, in which those that `are_one` are the first of them, or the token
+    `named`, as likely as all together.
+    """
+    of_any = sum(math.exp(logprob) for token, logprob in candidates if are_one(token))
+    is_told = not of_any > 0  # none of them is possible, or a number is none
+    for token, logprob in candidates:
+        if not are_one(token):
+            yield token, logprob
+        elif not is_told:
+            yield token if named is None else named, min(0.0, math.log(of_any))
+            is_told = True
 
 
 def _score(hypothesis: Hypothesis) -> float:
