@@ -19,6 +19,9 @@ from typing import Final, NamedTuple
 PRUNING_MARGIN: Final = 1.5
 # Hypotheses that end in the same tokens go on alike.
 NUM_SAME_TOKENS: Final = 3
+# The exponent of the length by which a log-probability is divided before texts are compared: 0 favours the
+# short ones, 1 is their tokens' mean (openai-whisper's), by which superfluous words cost too little.
+LENGTH_PENALTY: Final = 0.5
 # By how many tokens one of these may be ahead of the other: words are spelt in one token or in several.
 _MAX_AHEAD = 2
 
@@ -78,6 +81,7 @@ class BeamSearch:
         self._audio_end = audio_end
         self._margin = margin
         self._is_pruned = margin < math.inf
+        self._length_penalty = LENGTH_PENALTY if self._is_pruned else 1.0
 
     @property
     def num_candidates(self) -> int:
@@ -164,14 +168,18 @@ class BeamSearch:
         """
         missing = max(0, self.width - len(self.ended))
         none = Hypothesis(sum_logprob=math.nan)
-        return max([*self.ended, *self.running[:missing]], key=_score, default=none)
+        return max([*self.ended, *self.running[:missing]], key=self._score, default=none)
+
+    def _score(self, hypothesis: Hypothesis) -> float:
+        """How likely a text is for its length."""
+        return hypothesis.sum_logprob / max(1, len(hypothesis.tokens)) ** self._length_penalty
 
     def _has_lost(self, hypothesis: Hypothesis) -> bool:
         """Whether a text that has ended is far likelier, and for its length likelier too."""
-        best = max(self.ended, key=_score, default=None)
+        best = max(self.ended, key=self._score, default=None)
         if best is None or hypothesis.sum_logprob >= best.sum_logprob - self._margin:
             return False
-        return _score(hypothesis) < _score(best)
+        return self._score(hypothesis) < self._score(best)
 
     def _find_same(self, hypothesis: Hypothesis, others: Sequence[Hypothesis]) -> tuple[int, float] | None:
         """The place of the first that says the same, and the lead over it; None: there is none."""
@@ -182,8 +190,8 @@ class BeamSearch:
 
     def _lead(self, hypothesis: Hypothesis, other: Hypothesis) -> float | None:
         """How much likelier the hypothesis is than another one that has come to the same words, or was there
-        a few tokens before, or will be; None where it has not. What took more tokens may be as much less
-        likely as so many tokens are on average: texts are compared by their mean in the end.
+        a few tokens before, or will be; None where it has not. What took more tokens may be less likely, by
+        as much as leaves its score for its length the same: by that texts are compared in the end.
         """
         count, own, others = NUM_SAME_TOKENS, hypothesis.tokens, other.tokens
         if not self._is_pruned or len(own) < count:
@@ -191,7 +199,7 @@ class BeamSearch:
         if own[-count:] == others[-count:]:
             return hypothesis.sum_logprob - other.sum_logprob
         for ahead in range(1, min(_MAX_AHEAD, len(own) - count) + 1):
-            allowed = ahead * _score(hypothesis)
+            allowed = ahead * self._length_penalty * hypothesis.sum_logprob / len(own)
             if others[-count - ahead : -ahead] == own[-count:]:
                 return hypothesis.sum_logprob - allowed - sum(other.logprobs[:-ahead])
             if own[-count - ahead : -ahead] == others[-count:]:
@@ -213,7 +221,3 @@ def _as_one(
         elif not is_told:
             yield token if named is None else named, min(0.0, math.log(of_any))
             is_told = True
-
-
-def _score(hypothesis: Hypothesis) -> float:
-    return hypothesis.sum_logprob / max(1, len(hypothesis.tokens))

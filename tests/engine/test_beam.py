@@ -156,6 +156,19 @@ def test_a_long_text_is_not_given_up_for_a_short_one_that_is_less_likely_for_its
     assert beam.best().tokens == (2, 3, 4, 5, 6, 7, 8)
 
 
+def test_a_text_of_more_words_has_to_be_likelier_than_its_mean_says() -> None:
+    def both(beam: BeamSearch) -> tuple[int, ...]:
+        read_on(beam, {1: 0.9})
+        read_on(beam, {2: 0.6, 3: 0.38})
+        read_on(beam, {END: 0.95}, {4: 0.95})
+        read_on(beam, {5: 0.95})
+        read_on(beam, {END: 0.95})
+        return beam.best().tokens
+
+    assert both(BeamSearch(WIDTH, 30, END)) == (1, 2)
+    assert both(BeamSearch(WIDTH, 30, END, margin=math.inf)) == (1, 3, 4, 5), "openai-whisper's mean"
+
+
 # -- In the engine ----------------------------------------------------------------------------------------
 
 
