@@ -69,9 +69,9 @@ class BeamSearch:
         Args:
             width: most hypotheses that go on after a step, and ended ones after which the search is over.
             max_tokens: the longest a hypothesis may become.
-            audio_end: the timestamp from which on no segment may begin: there the text ends. Infinite: none.
             margin: hypotheses that lie further below the likeliest are dropped. Infinite: the search is
                 openai-whisper's, in which those that say the same go on, too.
+            audio_end: the timestamp from which on no segment may begin: there the text ends. Infinite: none.
         """
         self.width = width
         self.running = [Hypothesis()]
