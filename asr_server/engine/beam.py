@@ -172,7 +172,7 @@ class BeamSearch:
 
     def _score(self, hypothesis: Hypothesis) -> float:
         """How likely a text is for its length."""
-        return hypothesis.sum_logprob / max(1, len(hypothesis.tokens)) ** self._length_penalty
+        return hypothesis.sum_logprob / math.pow(max(1, len(hypothesis.tokens)), self._length_penalty)
 
     def _has_lost(self, hypothesis: Hypothesis) -> bool:
         """Whether a text that has ended is far likelier, and for its length likelier too."""
