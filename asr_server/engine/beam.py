@@ -1,11 +1,12 @@
 """Beam search over one chunk's tokens: the host's record of it; `loop.py` has its slots.
 
 The rules are openai-whisper's (`decoding.py`: BeamSearchDecoder, with a patience of 1, and
-MaximumLikelihoodRanker), with two of speech recognition's and one for timestamps (`_one_time`), by
-which a search is hardly wider than the doubt: hypotheses far below the likeliest are pruned, but for the
-greedy one (Steinbiss, Tran and Ney, "Improvements in beam search", 1994), and of those that have come to say
-the same the likelier one goes on alone (recombination, as of equal states of a language model). Runs in the
-replica's process. Used by `loop.py` and `active_chunk.py`; imports no torch and knows no device.
+MaximumLikelihoodRanker), with another weight of a text's length (`LENGTH_PENALTY`), and with two of speech
+recognition's and one for timestamps (`_one_time`), by which a search is hardly wider than the doubt:
+hypotheses far below the likeliest are pruned, but for the greedy one (Steinbiss, Tran and Ney, "Improvements
+in beam search", 1994), and of those that have come to say the same the likelier one goes on alone
+(recombination, as of equal states of a language model). Runs in the replica's process. Used by `loop.py` and
+`active_chunk.py`; imports no torch and knows no device.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class BeamSearch:
             width: most hypotheses that go on after a step, and ended ones after which the search is over.
             max_tokens: the longest a hypothesis may become.
             margin: hypotheses that lie further below the likeliest are dropped. Infinite: the search is
-                openai-whisper's, in which those that say the same go on, too.
+                openai-whisper's, in which those that say the same go on, too, and texts are compared
+                by their mean.
             audio_end: the timestamp from which on no segment may begin: there the text ends. Infinite: none.
         """
         self.width = width
