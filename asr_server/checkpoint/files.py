@@ -55,8 +55,9 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 # How preprocessor_config.json describes the log-mel frames of every Whisper model.
 FEATURES: Final = {"sampling_rate": SAMPLE_RATE, "n_fft": 400, "hop_length": 160}
 # Lengths below a whole window in which chunks are encoded, in positions: every half second up to 6 s, then
-# every two. For each length that occurs oneDNN compiles kernels and keeps them: 4 MB for whisper-base.
-SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1500, 100))
+# every two, and beyond 20 s, where attention costs the most, every second. For each length that occurs oneDNN
+# compiles kernels and keeps them: 4 MB for whisper-base.
+SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1000, 100), *range(1000, 1500, 50))
 # Of silence that are always encoded after a chunk, where its window has them: 1.5 s. Of half a second too
 # little hears that somebody has spoken: whisper-base then says the last sentence of several twice.
 MARGIN_POSITIONS: Final = 75

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 # How far a hypothesis' log-probability may lie below the likeliest one's.
 PRUNING_MARGIN: Final = 1.5
 # Hypotheses that end in the same tokens go on alike.
-NUM_SAME_TOKENS: Final = 3
+NUM_SAME_TOKENS: Final = 2
 # The exponent of the length by which a log-probability is divided before texts are compared: 0 favours the
 # short ones, 1 is their tokens' mean (openai-whisper's), by which superfluous words cost too little.
 LENGTH_PENALTY: Final = 0.5

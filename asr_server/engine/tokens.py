@@ -95,8 +95,15 @@ class TokenRules:
         text, special = scores[:, : self._end_of_text], scores[:, self._end_of_text : self._first_time]
         best_text = text.amax(-1).masked_fill_(after_one, _NEVER)
         time_wins = begin | (times.logsumexp(-1) > torch.maximum(best_text, special.amax(-1)))
-        text.masked_fill_((after_one | time_wins)[:, None], _NEVER)
+        _forbid(text, after_one | time_wins)
         special.masked_fill_(time_wins[:, None], _NEVER)
+
+
+def _forbid(scores: Tensor, rows: Tensor) -> None:
+    """Sets all scores of some rows, a bool [B], to minus infinity: by a sum, of which the processor computes
+    many at once where it would fill one by one.
+    """
+    scores.add_(torch.zeros(rows.shape, device=rows.device).masked_fill_(rows, _NEVER)[:, None])
 
 
 def _ids(tokens: tuple[int, ...], vocabulary: int, device: torch.device) -> Tensor:

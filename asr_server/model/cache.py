@@ -23,7 +23,13 @@ from torch import Tensor
 from asr_server.model.float8 import FP8, as_bytes, dequantise, quantise
 from asr_server.model.int8 import pack_rows, packed_row_bytes, unpack_rows
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.layers import WEIGHTED_ROWS, attend_cached, attend_cached_audio, split_heads
+from asr_server.model.layers import (
+    WEIGHTED_ROWS,
+    attend_cached,
+    attend_cached_audio,
+    split_heads,
+    sums_text_rows,
+)
 from asr_server.model.silence import OwnBlocks
 from asr_server.model.sizes import WhisperSizes
 
@@ -61,15 +67,27 @@ class TorchRows:
         mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
         self._mask = mask[:, None]  # [B, 1, T, context], zero or minus infinity
         self._context = context
+        self._value_rows = self._rows_of_values() if positions.shape[1] == 1 else None
         self._audio_slots = cache.audio_slots(slots)
         self._own_blocks = cache.own_blocks(self._audio_slots, positions.shape[1])
+
+    def _rows_of_values(self) -> Tensor | None:
+        """Where in a layer's values those of each slot and head lie, int32 [B H, context]; None where they
+        are not read so.
+        """
+        _, _, num_heads, num_positions, _ = self._cache.values.shape
+        if not isinstance(self._slots, slice) or not sums_text_rows(self._cache.values):
+            return None
+        slot_heads = torch.arange(self._slots.start * num_heads, self._slots.stop * num_heads)
+        return (slot_heads[:, None] * num_positions + torch.arange(self._context)).int()
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self._index, :, self._positions] = key
         values[self._index, :, self._positions] = value
         seen = (self._slots, slice(None), slice(self._context))
-        return attend_cached(query, keys[seen], values[seen], self._mask)
+        seen_values = values[seen] if self._value_rows is None else values.view(-1, values.shape[-1])
+        return attend_cached(query, keys[seen], seen_values, self._mask, self._value_rows)
 
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
         cache = self._cache

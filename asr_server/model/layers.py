@@ -131,13 +131,16 @@ def _attend_in_onednn(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor 
     return F.linear(scores.softmax(-1), values).to_dense()
 
 
-def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+def attend_cached(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, value_rows: Tensor | None = None
+) -> Tensor:
     """Attends from a few queries to the cached text positions.
 
     Args:
         query: [B, T, H, d], scaled.
-        keys, values: [B, H, N, d].
+        keys, values: [B, H, N, d]; with `value_rows`, `values` are any number of rows of d.
         mask: [B, 1, T, N], added to the scores.
+        value_rows: int32 [B H, N], which of them are the values of a single query; None: `values` are.
     Returns:
         [B, T, D].
     """
@@ -148,10 +151,14 @@ def attend_cached(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
             attended = F.scaled_dot_product_attention(query.transpose(1, 2), keys, values, mask, scale=1.0)
             return attended.transpose(1, 2).flatten(2)
         # Of bfloat16's products oneDNN compiles and keeps one for each B and N: a gigabyte in 500 recordings.
-        query, keys, values = query.float(), keys.float(), values.float()
+        query, keys = query.float(), keys.float()
     # Elsewhere on CPU these are the faster: scaled_dot_product_attention takes up to seven times as long.
     scores = _scores(query, keys.transpose(-1, -2)) + mask  # [B, H, T, N]
-    return _weighted_sums(scores, values).to(dtype)
+    if value_rows is None:
+        return _weighted_sums(scores, values.to(query.dtype)).to(dtype)
+    weights = scores.softmax(-1).flatten(0, 2).to(dtype)  # [B H, N]
+    sums = F.embedding_bag(value_rows, values, mode="sum", per_sample_weights=weights)
+    return sums.view(len(query), 1, -1)
 
 
 def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
@@ -204,6 +211,13 @@ _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 # On x86 torch carries kernels written for it (FBGEMM); elsewhere matrix products are the better.
 WEIGHTED_ROWS = _IS_X86
 HAS_AMX = "amx_bf16" in cpu_flags()
+
+
+def sums_text_rows(keys: Tensor) -> bool:
+    """Whether `attend_cached` reads these cached values fastest by their rows: in bfloat16, which its product
+    would first make float32.
+    """
+    return WEIGHTED_ROWS and keys.dtype == torch.bfloat16 and not (keys.is_cuda or HAS_AMX)
 
 
 Weights = Mapping[str, Tensor]

@@ -158,7 +158,10 @@ class OwnBlocks(NamedTuple):
         block = len(self.values) // len(self.owners)
         is_packed = keys.dtype == torch.uint8
         of_keys = keys.flatten(0, 3) if is_packed else keys.view(-1, block)
-        own = _sums(queries.flatten(0, 1)[self.owners].flatten(), of_keys, self.keys, self.key_starts)
+        each_query = queries.flatten(0, 1)  # [H R, d]
+        if is_packed:  # their sums take float32, and each query has many blocks: here it is converted once
+            each_query = each_query.float()
+        own = _sums(each_query[self.owners].flatten(), of_keys, self.keys, self.key_starts)
         if silence is None or len(own) == num_heads * num_rows * self.num_blocks:
             weights = own.view(num_heads, num_rows, -1).softmax(-1)
             context = _sums(weights.flatten(), values.flatten(0, 2), self.values, self.value_starts)

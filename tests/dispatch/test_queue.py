@@ -17,7 +17,7 @@ from tests.dispatch.scripted import RunningDispatcher, until
 async def test_a_chunk_costs_what_it_takes_of_the_checkpoints_window(
     window: AudioWindow, encoded: float
 ) -> None:
-    """Half a window and 1.5 s, rounded up to half a second, or beyond 6 s to two."""
+    """Half a window and 1.5 s, rounded up to half a second, or between 6 and 20 s to two."""
     app = await RunningDispatcher(credit=2, window=window).open()
     request = app.dispatcher.open("one full chunk, one half full")
     tasks = [app.send(request, i, window.duration_s * share) for i, share in enumerate((1.0, 0.5))]

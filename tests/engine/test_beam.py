@@ -109,18 +109,16 @@ def test_unlikely_hypotheses_are_dropped_but_for_the_greedy_one() -> None:
 def test_of_hypotheses_that_come_to_say_the_same_the_likelier_goes_on() -> None:
     beam = BeamSearch(WIDTH, 30, END)
     read_on(beam, {1: 0.5, 2: 0.4})
-    for token in (3, 4):
-        assert len(read_on(beam, {token: 0.9}, {token: 0.9})) == 2
-    assert read_on(beam, {5: 0.9}, {5: 0.9}) == [(1, 3, 4, 5)]
+    assert len(read_on(beam, {3: 0.9}, {3: 0.9})) == 2
+    assert read_on(beam, {4: 0.9}, {4: 0.9}) == [(1, 3, 4)]
 
 
 def test_a_word_that_is_spelt_in_more_tokens_is_the_same_a_step_later() -> None:
     beam = BeamSearch(WIDTH, 30, END)
     read_on(beam, {1: 0.5, 2: 0.4})
     read_on(beam, {4: 0.9}, {3: 0.9})  # the second one is a token behind
-    for ahead, behind in ((5, 4), (6, 5)):
-        read_on(beam, {ahead: 0.9}, {behind: 0.9})
-    assert read_on(beam, {7: 0.9}, {6: 0.9}) == [(1, 4, 5, 6, 7)]
+    assert len(read_on(beam, {5: 0.9}, {4: 0.9})) == 2
+    assert read_on(beam, {6: 0.9}, {5: 0.9}) == [(1, 4, 5, 6)]
 
 
 def test_a_hypothesis_goes_on_with_one_timestamp() -> None:

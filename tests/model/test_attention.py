@@ -69,6 +69,22 @@ def test_a_cpus_bfloat16_attends_nearly_as_float32_does(
     assert (found - expected).norm() / expected.norm() < (0.005 if has_amx else 0.05)
 
 
+def test_values_read_by_their_rows_give_the_same_context_as_values_side_by_side() -> None:
+    torch.manual_seed(0)
+    query = torch.randn(3, 1, 2, 64, dtype=torch.bfloat16)
+    keys, values = torch.randn(2, 5, 2, 50, 64, dtype=torch.bfloat16)
+    mask = torch.zeros(3, 1, 1, 40, dtype=torch.bfloat16)
+    mask[1, :, :, 10:] = float("-inf")
+    slot_heads = torch.arange(2, 8)[:, None]  # of slots 1 to 3
+    rows = (slot_heads * 50 + torch.arange(40)).int()
+    seen = keys[1:4, :, :40]
+    expected = attend_cached(query.float(), seen.float(), values[1:4, :, :40].float(), mask.float())
+    found = attend_cached(query, seen, values.view(-1, 64), mask, rows)
+    assert found.shape == (3, 1, 128)
+    assert found.dtype == torch.bfloat16
+    assert (found - expected).norm() / expected.norm() < 0.01
+
+
 _MANY_SHAPES = """
 import psutil, torch
 from asr_server.engine.config import keep_freed_memory
