@@ -107,7 +107,14 @@ def real_server() -> Iterator[Server]:
     In float32: with bfloat16 the rounding of a chunk depends on what is computed beside it, so that at a near
     tie the same recording may be read differently among others than alone.
     """
-    with run_server(str(real_checkpoint("base")), "--dtype", "float32") as server:
+    with run_float32_server() as server:
+        yield server
+
+
+@contextmanager
+def run_float32_server(*options: str) -> Iterator[Server]:
+    """Serves whisper-base in float32; stops in order, or the test fails."""
+    with run_server(str(real_checkpoint("base")), "--dtype", "float32", *options) as server:
         yield server
     assert server.process.returncode == 0, "the server did not stop in order"
 

@@ -28,7 +28,7 @@ from benchmarks.speech.error_rates import normalise, word_errors
 from benchmarks.speech.synthesis import Speech, is_installed, read_aloud, read_for, say, sentences
 from tests.api.conftest import strict_client
 from tests.api.sample_files import sound_file
-from tests.conftest import Server, run_server
+from tests.conftest import Server, run_float32_server, run_server
 from tests.real_weights import hugging_face_checkpoint, real_checkpoint
 
 AT_ONCE = 16
@@ -136,7 +136,7 @@ async def http(real_server: Server) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture(scope="module")
 def tail_server() -> Iterator[Server]:
     """Encodes short audio as the default does, in float32: whole windows take several times as long."""
-    with run_server(str(real_checkpoint("base")), "--dtype", "float32", "--short-audio", "tail") as server:
+    with run_float32_server("--short-audio", "tail") as server:
         yield server
 
 
