@@ -96,7 +96,7 @@ class TokenRules:
         best_text = text.amax(-1).masked_fill_(after_one, _NEVER)
         time_wins = begin | (times.logsumexp(-1) > torch.maximum(best_text, special.amax(-1)))
         _forbid(text, after_one | time_wins)
-        special.masked_fill_(time_wins[:, None], _NEVER)
+        _forbid(special, time_wins)
 
 
 def _forbid(scores: Tensor, rows: Tensor) -> None:

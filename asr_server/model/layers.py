@@ -157,8 +157,7 @@ def attend_cached(
     if value_rows is None:
         return _weighted_sums(scores, values.to(query.dtype)).to(dtype)
     weights = scores.softmax(-1).flatten(0, 2).to(dtype)  # [B H, N]
-    sums = F.embedding_bag(value_rows, values, mode="sum", per_sample_weights=weights)
-    return sums.view(len(query), 1, -1)
+    return sum_weighted_rows(weights, values, value_rows).view(len(query), 1, -1)
 
 
 def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
@@ -174,8 +173,10 @@ def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tenso
     """
     if query.shape[1] > 1 or query.is_cuda or not WEIGHTED_ROWS:
         return _weighted_sums(_scores(query, keys), values)  # scores [B, H, T, F]
-    scores = sum_weighted_rows(query[:, 0].flatten(0, 1), keys.flatten(0, 2), rows)  # [B H, F]
-    context = sum_weighted_rows(scores.softmax(-1), values.flatten(0, 2), rows)  # [B H, d]
+    weights, keys, values = query[:, 0].flatten(0, 1), keys.flatten(0, 2), values.flatten(0, 2)
+    scores = sum_weighted_rows(weights, keys, rows[: len(keys)].view(weights.shape))  # [B H, F]
+    weights = scores.softmax(-1)
+    context = sum_weighted_rows(weights, values, rows[: len(values)].view(weights.shape))  # [B H, d]
     return context.view(len(query), 1, -1)
 
 
@@ -198,13 +199,13 @@ def _weighted_sums(scores: Tensor, values: Tensor) -> Tensor:
 
 
 def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
-    """Products of many vectors, each with a matrix of its own: [G, n], [G n, m] to [G, m].
+    """Products of many vectors, each with a matrix of its own, of n of these rows: [G, n], [any, m] and the
+    rows' indices [G, n] to [G, m].
 
     The layer made for looking up embeddings reads its rows at close to the memory's speed, 2.5 times as fast
     as a batched matrix product with one row on the left.
     """
-    bags = rows[: len(matrix)].view(weights.shape)
-    return F.embedding_bag(bags, matrix, mode="sum", per_sample_weights=weights)
+    return F.embedding_bag(rows, matrix, mode="sum", per_sample_weights=weights)
 
 
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
@@ -213,11 +214,11 @@ WEIGHTED_ROWS = _IS_X86
 HAS_AMX = "amx_bf16" in cpu_flags()
 
 
-def sums_text_rows(keys: Tensor) -> bool:
+def sums_text_rows(values: Tensor) -> bool:
     """Whether `attend_cached` reads these cached values fastest by their rows: in bfloat16, which its product
     would first make float32.
     """
-    return WEIGHTED_ROWS and keys.dtype == torch.bfloat16 and not (keys.is_cuda or HAS_AMX)
+    return WEIGHTED_ROWS and values.dtype == torch.bfloat16 and not (values.is_cuda or HAS_AMX)
 
 
 Weights = Mapping[str, Tensor]
