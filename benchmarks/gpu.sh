@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# All that is to be measured on a GPU, in four calls of at most 4, 7, 9 and 5 minutes (of ten that a call may take):
+# All that is to be measured on a GPU, in four calls of at most 4, 8, 9 and 5 minutes (of ten that a call may take):
 #   benchmarks/gpu_wheels.sh               beforehand, where there is a network: what a bare machine lacks
-#   benchmarks/gpu.sh check                first: where does a step go, and is all well
-#   benchmarks/gpu.sh engine               second, arrays in: both shapes at 128, then the sweeps
-#   benchmarks/gpu.sh http                 third, the whole server, and transformers in the same run
+#   benchmarks/gpu.sh check                first: is all well, with real weights too, and where does a step go
+#   benchmarks/gpu.sh headline             second: arrays in and the whole server at 128 and 1, transformers beside
+#   benchmarks/gpu.sh sweeps               third: kernels, streams, lengths, 8-bit floats, concurrency
 #   benchmarks/gpu.sh systems              with time left: threads, replicas that share the GPU, transport, executors, API
+#   benchmarks/gpu.sh --limit-s 300 PART   begins nothing that would not end by then
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
 # Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
@@ -19,38 +20,41 @@ export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 TQDM_DISABLE=1 TRANSFORMERS_VERBO
 ulimit -c 0 # an aborted process is not to write its memory to the disk
 
 device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 peer=bfloat16:64
-declare -A limits_s=([check]=240 [engine]=400 [http]=540 [systems]=300) # of a call, from its first second to its last
-threads=(8) more_threads=(2 8 16 4) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false
+real=.cache/gpu/real.tar.xz
+declare -A limits_s=([check]=240 [headline]=480 [sweeps]=540 [systems]=300) # of a call, from its first second to its last
+threads=(8) more_threads=(2 8 16 4) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false most_s=560
 slots=128 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
-ours=(arrays http) clip_lengths=(30 5 10) requests=512 formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
+long_formats=wav,flac,wav,flac,wav,mp3 clip_lengths=(5 30) requests=512 formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
 while [[ ${1:-} == --* ]]; do
     case $1 in
     --mps) mps=true ;;
+    --limit-s) most_s=$2 && shift ;;
     --dry-run)
         dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 peer=float32:4
         threads=(1) workers=(2) sharing=(2) quick=(--quick)
         slots=8 brief=(--budget-s 5) executors=(inline) kernels=(torch)
-        ours=(arrays) clip_lengths=(5) requests=4 formats=(wav,flac,mp3) at_once=(128 1)
+        clip_lengths=(5) requests=4 formats=(wav,flac,mp3) at_once=(128 1)
         ;;
     *) echo "unknown: $1" >&2 && exit 2 ;;
     esac
     shift
 done
 if (($# == 0)); then
-    set -- check engine http systems
+    set -- check headline sweeps systems
 fi
 limit_s=0
 for part in "$@"; do
     limit_s=$((limit_s + ${limits_s[$part]:?there is no such part}))
 done
-limit_s=$((limit_s < 560 ? limit_s : 560))
+limit_s=$((limit_s < most_s ? limit_s : most_s))
 archive=$results/gpu-$1.tar.gz
 OUT=$(mktemp --directory) && export OUT
 mkdir -p "$results"
 
 pack() {
-    tar --create --gzip --file "$archive.part" --directory "$OUT" --warning=no-file-changed .
-    mv "$archive.part" "$archive"
+    local part=$archive.part$BASHPID # cases may end side by side
+    tar --create --gzip --file "$part" --directory "$OUT" --warning=no-file-changed .
+    mv "$part" "$archive"
 }
 
 prepare() {
@@ -67,7 +71,7 @@ prepare() {
 # What a bare machine reads, draws and writes for the first time is not to count as the first case's.
 warm_up() { # PART...
     local shapes=("$turbo")
-    [[ " $* " == *" engine "* ]] && shapes+=("$large")
+    [[ " $* " == *" headline "* || " $* " == *" sweeps "* ]] && shapes+=("$large")
     timeout 90 python3 -m benchmarks.gpu_machine
     timeout 90 python3 -m benchmarks.checkpoints --shape "${shapes[@]}" --device "$device"
     echo "== ready after $SECONDS s"
@@ -132,36 +136,45 @@ on_device() { # NAME SECONDS MODULE FLAG...
 }
 
 check() {
-    local one=(--shape "$turbo" --in-flight 32 --tokens 40 --rounds 1 --slots "$((slots < 32 ? slots : 32))")
-    on_device profile 60 engine "${one[@]}" --profile --trace "$OUT/profile-trace.json.gz"
-    tests cuda-tests 80 6 tests/engine/test_cuda.py
-    on_device parity 75 parity --shape "$turbo"
-    tests kernel-tests 60 8 tests/model/kernels tests/model/test_float8.py tests/engine/test_tokens_likeliest.py
-    on_device graphs-off 40 engine "${one[@]}" --no-cuda-graphs
+    # Whether it is right: side by side, as nothing is timed.
+    tests cuda-tests 110 5 tests/engine/test_cuda.py &
+    tests kernel-tests 110 5 tests/model/kernels tests/model/test_float8.py tests/engine/test_tokens_likeliest.py &
+    on_device parity 110 parity --shape "$turbo" &
+    [[ ! -e $real ]] || on_device real 110 real_parity "$real" &
+    wait
+    on_device profile 60 engine --shape "$turbo" --in-flight 1 128 --tokens 100 --rounds 2 --slots "$slots" \
+        --profile --trace "$OUT/profile-trace.json.gz"
+    on_device http-first 60 serving --shape "$turbo" --tokens "$tokens" --repeats 1 --length 5 --formats wav \
+        --concurrency 32 --requests "$((requests < 128 ? requests : 128))"
 }
 
-engine() {
+headline() {
+    local engine=(engine --rounds "$rounds" --slots "$slots" --in-flight 128 1 --tokens 100)
+    local http=(serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" --one-at-a-time)
+    on_device turbo 60 "${engine[@]}" --shape "$turbo"
+    on_device http-long 200 "${http[@]}" --length long --formats "$long_formats" --concurrency 128 1 \
+        --preprocess-workers "${threads[@]}" --plot "$OUT/http-long.png"
+    on_device http-clips 60 "${http[@]}" --length "${clip_lengths[@]}" --formats wav --concurrency 128 1 \
+        --requests "$requests" --plot "$OUT/http-clips.png"
+    on_device large 60 "${engine[@]}" --shape "$large"
+    on_device peers 60 shapes --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
+        --ours arrays --peers "transformers:$peer" --plot "$OUT/peers.png"
+}
+
+sweeps() {
     local common=(--rounds "$rounds" --slots "$slots")
-    on_device turbo 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100
-    on_device large 90 engine "${common[@]}" --shape "$large" --in-flight 128 1 --tokens 100
     # What each kernel takes by itself, the trial at load tells: it is part of every result.
+    on_device graphs-off 40 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100 --no-cuda-graphs
     on_device kernels 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100 \
         --kernels "${kernels[@]}"
-    on_device fp8 60 engine "${common[@]}" --shape "$large" --in-flight 128 --tokens 100 --fp8
-    on_device lengths 90 engine "${common[@]}" --shape "$turbo" --one-at-a-time \
-        --in-flight 128 8 32 512 --tokens 100 60 150 --clip-s 30 5 10 --plot "$OUT/lengths.png"
     on_device workers 110 engine "${common[@]}" --shape "$turbo" --in-flight 128 8 32 --tokens 100 \
         --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
-}
-
-http() {
-    local common=(--shape "$turbo" --tokens "$tokens" --repeats "$rounds" --one-at-a-time)
-    on_device http-long 240 serving "${common[@]}" --length long --formats wav,flac,mp3 --concurrency 128 1 \
-        --preprocess-workers "${threads[@]}" --plot "$OUT/http-long.png"
-    on_device http-clips 150 serving "${common[@]}" --length "${clip_lengths[@]}" --formats "${formats[@]}" \
-        --concurrency "${at_once[@]}" --requests "$requests" --plot "$OUT/http-clips.png"
-    on_device peers 90 shapes --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
-        --ours "${ours[@]}" --peers "transformers:$peer" --plot "$OUT/peers.png"
+    on_device lengths 90 engine "${common[@]}" --shape "$turbo" --one-at-a-time \
+        --in-flight 128 8 32 512 --tokens 100 60 150 --clip-s 30 5 10 --plot "$OUT/lengths.png"
+    on_device fp8 60 engine "${common[@]}" --shape "$large" --in-flight 128 --tokens 100 --fp8
+    on_device http-loads 150 serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" --one-at-a-time \
+        --length "${clip_lengths[@]}" --formats "${formats[@]}" --concurrency "${at_once[@]}" \
+        --requests "$requests" --plot "$OUT/http-loads.png"
 }
 
 systems() {

@@ -88,9 +88,12 @@ def api_process(figures: Any) -> Iterator[str]:
 
 SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     "parity": parity,
+    "real": parity,
     **dict.fromkeys(("graphs-off", "profile", "turbo", "large", "kernels", "fp8"), engine),
     **dict.fromkeys(("workers", "lengths"), engine),
+    "http-first": serving,
     "http-clips": serving,
+    "http-loads": serving,
     "http-long": serving,
     "http-threads": serving,
     "peers": peers,

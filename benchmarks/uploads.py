@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
 
-import av
 import numpy as np
 import soundfile
 
@@ -82,6 +81,8 @@ def encode(samples: Samples, suffix: str) -> bytes:
     if suffix not in CODECS:
         soundfile.write(file, samples, SAMPLE_RATE, format=suffix.upper())
         return file.getvalue()
+    import av  # large, and a machine to which everything must travel does without these formats
+
     container, codec = CODECS[suffix]
     pcm = (np.clip(samples, -1, 1) * 32767).astype(np.int16)
     frame = av.AudioFrame.from_ndarray(pcm[None, :], format="s16", layout="mono")
