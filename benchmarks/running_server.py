@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 
 START_LIMIT_S = 300.0
+ENDING_S = 5.0  # in which a server that has closed its port prints why
 
 
 @contextmanager
@@ -70,8 +71,10 @@ class _Output(threading.Thread):
 
 def _until_ready(url: str, output: _Output) -> None:
     deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline and not output.ended:
-        if httpx.get(f"{url}/ready").status_code == 200:
-            return
-        time.sleep(0.1)
+    with suppress(httpx.TransportError):  # it has ended: what it printed says more
+        while time.monotonic() < deadline and not output.ended:
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+            time.sleep(0.1)
+    output.join(ENDING_S)
     raise RuntimeError("the server did not become ready:\n" + "".join(output.lines))

@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         if behind:  # the convolutions look past the end, where the last frame goes on
             mel = F.pad(mel, (0, 2), mode="replicate")
         x = mel.to(self.positions.dtype).transpose(1, 2)
-        x = self.conv2(self.conv1(x, kernels), kernels)[:, :length]
+        x = self.conv2(self.conv1(x, kernels), kernels)[:, :length].contiguous()  # a kernel may read it
         change = self.positions[:length]
         for layer, silent in zip_longest(self.layers, behind):
             x, change = layer(x, change, kernels, silent and silent.behind(length))

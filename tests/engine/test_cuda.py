@@ -53,6 +53,18 @@ def test_graphs_streams_and_lookahead_give_what_eager_computes(
     assert [r.tokens for r in found] == [r.tokens for r in plain]
 
 
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_as_a_server_decodes_the_gpu_gives_what_eager_computes(
+    on_gpu: Checkpoint, options: DecodingOptions, kernels: str
+) -> None:
+    """Short chunks without their silence, several of one length at once, and beam searches."""
+    own: dict[str, Any] = {"short_audio": "tail", "beam_size": 5, "kernels": kernels}
+    found = transcribe(on_gpu.engine(lookahead=True, **own), CLIPS + CLIPS, options)
+    plain = transcribe(on_gpu.engine(cuda_graphs=False, **own), CLIPS + CLIPS, options)
+    assert [r.tokens for r in found] == [r.tokens for r in plain]
+
+
 @pytest.mark.parametrize(
     "options", [*OPTIONS, DecodingOptions(language="de", max_new_tokens=24, temperatures=(0.7,))]
 )
