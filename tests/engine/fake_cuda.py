@@ -130,7 +130,7 @@ def _copied(_: torch.device, tensor: Tensor) -> Tensor:
 
 def _log_mel(own: LogMel, chunks: Sequence[Samples]) -> Tensor:
     """Of a window without sound; all else is copied in other ways."""
-    return own.of_samples(*(_copied(DEVICE, each) for each in (own.gather(chunks), own.lengths(chunks))))
+    return own.of_samples(_copied(DEVICE, own.gather(chunks)), _copied(DEVICE, own.lengths(chunks)))
 
 
 def _made_up(copy: cuda.HostCopy) -> Any:
