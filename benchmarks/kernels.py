@@ -28,8 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from asr_server.engine.cuda import context_buckets, row_buckets
-from asr_server.model.kernels.choose_token import choose_token
-from asr_server.model.kernels.elementwise import add_norm, bias_gelu, quantise_rows
+from asr_server.model.kernels.choose_token import advance, choose_token
+from asr_server.model.kernels.elementwise import add_norm, quantise_rows
 from asr_server.model.kernels.flash_decode import flash_decode
 from asr_server.model.kernels.table import NUM_WARPS
 from asr_server.model.whisper import padded_vocabulary
@@ -118,19 +118,24 @@ def attention(
     of_audio: bool,
     num_warps: int = NUM_WARPS[0],
     context: int = CONTEXT,
+    is_prompt: bool = False,
 ) -> None:
-    """A step's attention with `rows` rows, over the audio or the text of two slots."""
+    """A step's attention with `rows` rows, over the audio or the text of two slots; that to the text stores
+    a row's last position, but with prompts.
+    """
     if of_audio:
         keys = torch.zeros(2, HEADS, DEPTH, -(-POSITIONS // 16) * 16).to(dtype)[..., :POSITIONS].mT
     else:
         keys = torch.zeros(2, HEADS, 448, DEPTH).to(dtype)
     values = torch.zeros(2, HEADS, keys.shape[2], DEPTH).to(dtype)
     is_scaled = dtype == torch.float8_e4m3fn
-    query = torch.zeros(rows, 3 * HEADS, DEPTH, dtype=torch.bfloat16 if is_scaled else dtype)[:, :HEADS]
+    packed = torch.zeros(rows, 3 * HEADS, DEPTH, dtype=torch.bfloat16 if is_scaled else dtype)
+    query, new_keys, new_values = packed.chunk(3, dim=1)
+    new = {} if of_audio or is_prompt else {"new_keys": new_keys, "new_values": new_values}
     scales = torch.ones(2, HEADS) if is_scaled else None
     slots, most = torch.zeros(rows, dtype=torch.long), POSITIONS if of_audio else context
     lengths = torch.zeros(rows, dtype=torch.int32 if of_audio else torch.long)
-    flash_decode(query, keys, values, slots, lengths, most, scales, scales, num_warps=num_warps)
+    flash_decode(query, keys, values, slots, lengths, most, scales, scales, num_warps=num_warps, **new)
 
 
 def token_choice() -> None:
@@ -142,15 +147,17 @@ def token_choice() -> None:
     choose_token(scores, suppressed, *columns, 50257, 50365, 50415, integers, logprobs)
 
 
+def state_change(rows: int = 128) -> None:
+    integers, flags = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.bool)
+    numbers, generated = torch.zeros(rows), torch.zeros(rows, 448, dtype=torch.long)
+    columns = (flags, integers, integers, integers, integers, integers, generated)
+    advance(integers, numbers, numbers, *columns, 50365, 50257, torch.zeros(3, rows, dtype=torch.double))
+
+
 def addition_and_norm(dtype: torch.dtype, batch: int = 1) -> None:
     x = torch.empty(batch, POSITIONS, WIDTH, dtype=dtype)
     for change in (x[0], x):
         add_norm(x, change, x[0, 0], x[0, 0], 1e-5, 64504.0 if dtype == torch.float16 else None)
-
-
-def bias_and_gelu(batch: int = 1) -> None:
-    x = torch.empty(batch, POSITIONS, HIDDEN, dtype=torch.bfloat16)
-    bias_gelu(x, x[0, 0])
 
 
 def rows_in_8_bits(width: int, batch: int = 1) -> None:
@@ -171,9 +178,9 @@ def cases(arch: int) -> list[Case]:
     found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
     found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
     found.append(("end of a step, 128 rows", token_choice))
+    found.append(("change of state, 128 rows", state_change))
     found.append(("encoder, addition and norm, bfloat16", lambda: addition_and_norm(torch.bfloat16)))
     found.append(("encoder, addition and norm, float16", lambda: addition_and_norm(torch.float16)))
-    found.append(("encoder, bias and GELU", bias_and_gelu))
     if arch >= 89:
         found.append(("encoder, 1280 numbers in 8 bits", lambda: rows_in_8_bits(WIDTH)))
         found.append(("encoder, 5120 numbers in 8 bits", lambda: rows_in_8_bits(HIDDEN)))
@@ -202,13 +209,15 @@ def compile_start(arch: int, num_slots: int = 128) -> list[str]:
     for num_warps in NUM_WARPS:
         attention(torch.bfloat16, 64, True, num_warps)
     token_choice()
+    for rows in row_buckets(num_slots):
+        state_change(rows)
     for batch in range(1, 9):
         addition_and_norm(torch.bfloat16, batch)
-        bias_and_gelu(batch)
-    for rows in [*row_buckets(num_slots), 3, 5]:  # of prompts, there may be any number
+    for rows in [*row_buckets(num_slots), 3, 5]:
         attention(torch.bfloat16, rows, True)
-        for context in [*context_buckets(448), 3]:
+        for context in context_buckets(448):
             attention(torch.bfloat16, rows, False, context=context)
+        attention(torch.bfloat16, rows, False, context=3, is_prompt=True)  # any number of rows
     return [each.kernel for each in device.take()[0]]
 
 

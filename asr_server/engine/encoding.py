@@ -114,7 +114,7 @@ class CpuEncoder:
         num_frames = FRAMES_PER_POSITION * self._window.positions_for(len(chunk))
         mel = self._model.log_mel([chunk], num_frames)
         audio = self._model.encoder(mel, self._kernels, self._silence)
-        self._cache.write_audio(slice(slot, slot + 1), self._model.decoder.cross_keys_values(audio))
+        self._cache.write_audio([slot], self._model.decoder.cross_keys_values(audio))
 
 
 class CudaEncoder:
@@ -173,8 +173,7 @@ class CudaEncoder:
         samples = self._transfers.to_device(log_mel.gather(chunks))
         lengths = self._transfers.to_device(log_mel.lengths(chunks))
         audio = worker.encode(log_mel.of_samples(samples, lengths, FRAMES_PER_POSITION * num_positions))
-        index = self._transfers.to_device(torch.tensor(slots))
-        self._cache.write_audio(index, self._model.decoder.cross_keys_values(audio))
+        self._cache.write_audio(slots, self._model.decoder.cross_keys_values(audio))
 
 
 class _CudaWorker:

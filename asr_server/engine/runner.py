@@ -236,9 +236,9 @@ class Runner:
 
     def _advance(self, num_rows: int) -> Tensor:
         """Appends the chosen tokens to the slots; [3, B] for the host."""
-        state, tokens = self.state[:num_rows], self._tokens[:num_rows]
-        state.advance(tokens, self._specials.timestamp_begin, self._specials.end_of_text)
-        return torch.stack([tokens.double(), self._logprobs[:num_rows].double(), state.no_speech.double()])
+        tokens, logprobs = self._tokens[:num_rows], self._logprobs[:num_rows]
+        limits = self._specials.timestamp_begin, self._specials.end_of_text
+        return self.state[:num_rows].end_step(tokens, logprobs, *limits, self._kernels)
 
     @torch.inference_mode()
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from asr_server.core import DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.cuda import Transfers
+from asr_server.model.kernels import Kernels
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,21 @@ class SlotState:
             column = getattr(self, name)
             column.index_copy_(0, slots, values.to(column.dtype))
         self.active.index_fill_(0, slots, True)
+
+    def end_step(
+        self, tokens: Tensor, logprobs: Tensor, first_time: int, end_of_text: int, kernels: Kernels
+    ) -> Tensor:
+        """Appends one token [B] to every row; [3, B], what the host reads of the step: tokens, their
+        log-probabilities, no-speech.
+        """
+        if kernels.advance is None:
+            self.advance(tokens, first_time, end_of_text)
+            return torch.stack([tokens.double(), logprobs.double(), self.no_speech.double()])
+        report = torch.empty(3, len(tokens), dtype=torch.double, device=tokens.device)
+        history = (self.token, self.previous, self.position, self.num_generated, self.last_time)
+        columns = (tokens, logprobs, self.no_speech, self.active, *history, self.generated)
+        kernels.advance(*columns, first_time, end_of_text, report)
+        return report
 
     def advance(self, tokens: Tensor, first_time: int, end_of_text: int) -> None:
         """Appends one token [B] to every row."""

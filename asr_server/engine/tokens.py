@@ -262,8 +262,8 @@ def choose_likeliest(
 
 
 def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Iterator[Candidate]:
-    """The kernel and torch on random scores and states of rows, for `choose_kernels`."""
-    _, first_time, _ = rules.limits
+    """The kernels and torch on random scores and states of rows, for `choose_kernels`."""
+    end_of_text, first_time, _ = rules.limits
     generator = torch.Generator(device).manual_seed(0)
     shape = (_TRIED_ROWS, padded_vocabulary(rules.vocabulary, device))
     scores = torch.randn(shape, generator=generator, device=device) * 4
@@ -283,3 +283,14 @@ def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Ite
         return torch.stack([tokens.double(), logprobs.double()])
 
     yield Candidate("choose_token", lambda: compute(kernels), lambda: compute(TORCH), _TOLERANCE)
+
+    chosen_tokens, logprobs = state.token.roll(1), scores[:, 0].clone()
+
+    def advance(chosen: Kernels) -> Tensor:
+        own = state[rows]  # a copy
+        report = own.end_step(chosen_tokens, logprobs, first_time, end_of_text, chosen)
+        columns = (own.active, own.token, own.previous, own.position, own.num_generated, own.last_time)
+        changed = torch.stack([column.double() for column in columns])
+        return torch.cat([report, changed, own.generated.t().double()])
+
+    yield Candidate("advance", lambda: advance(kernels), lambda: advance(TORCH), 0.0)

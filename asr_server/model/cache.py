@@ -40,6 +40,8 @@ Slots = slice | Tensor
 class CacheRows(Protocol):
     """The slots of one call, to whose keys and values each layer attends."""
 
+    kernels: Kernels  # in use
+
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Appends this call's keys and values; attends to all text up to each query.
 
@@ -59,6 +61,7 @@ class TorchRows:
     """Slots side by side are read in place, others are copied."""
 
     def __init__(self, cache: DecoderCache, slots: Slots, positions: Tensor, context: int) -> None:
+        self.kernels = cache.kernels
         self._cache = cache
         self._slots = slots
         self._positions = positions
@@ -115,8 +118,8 @@ class FlashRows:
         active: Tensor | None,
         flash_decode: Callable[..., Tensor],
     ) -> None:
+        self.kernels, self._flash_decode = cache.kernels, flash_decode
         self._cache, self._positions, self._context = cache, positions, context
-        self._flash_decode = flash_decode
         self._slots = slot_ids(slots, positions.device)[:, None].expand_as(positions)  # [B, T]
         audio_slots = cache.audio_of[self._slots]
         text, audio = positions + 1, cache.audio_lengths[audio_slots]
@@ -128,10 +131,14 @@ class FlashRows:
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._slots, :, self._positions] = key
-        values[self._slots, :, self._positions] = value
         lengths, rows = self._text_lengths, self._row_slots
-        attended = self._flash_decode(query.flatten(0, 1), keys, values, rows, lengths, self._context)
+        new: dict[str, Tensor] = {}
+        if query.shape[1] == 1:  # the kernel stores them: each row is the only one of its slot
+            new = {"new_keys": key[:, 0], "new_values": value[:, 0]}
+        else:
+            keys[self._slots, :, self._positions] = key
+            values[self._slots, :, self._positions] = value
+        attended = self._flash_decode(query.flatten(0, 1), keys, values, rows, lengths, self._context, **new)
         return attended.view(*query.shape[:2], -1)
 
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
@@ -148,6 +155,16 @@ def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
     if isinstance(slots, slice):
         return torch.arange(slots.start, slots.stop, device=device)
     return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
+
+
+def side_by_side(slots: Sequence[int]) -> list[tuple[slice, slice]]:
+    """Stretches of consecutive numbers: the slots, and which of `slots` they are."""
+    starts = [i for i, slot in enumerate(slots) if i == 0 or slot != slots[i - 1] + 1]
+    ends = [*starts[1:], len(slots)]
+    return [
+        (slice(slots[start], slots[start] + end - start), slice(start, end))
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 _MAX_KEY_BLOCK = 100
@@ -210,7 +227,7 @@ class DecoderCache:
             audio_dtype: of the audio's keys and values, uint8 for packed rows; None: `dtype`.
             num_texts: slots.
         """
-        self._kernels = kernels
+        self.kernels = kernels
         num_texts = num_texts or num_slots
         heads, depth = sizes.decoder_heads // num_ranks, sizes.width // sizes.decoder_heads
         text = (sizes.decoder_layers, num_texts, heads, sizes.text_positions, depth)
@@ -277,7 +294,7 @@ class DecoderCache:
             keys_values: each layer's keys [1, D, F] and values [1, F, D].
             is_shared: slots share one copy where they can; the host must know how long their audio is.
         """
-        self.shares_silence = is_shared and not self._kernels.flash_decode and self.audio_scales is None
+        self.shares_silence = is_shared and not self.kernels.flash_decode and self.audio_scales is None
         keys, values = zip(*keys_values, strict=True)
         heads = self.cross_keys.shape[2]
         self.silent_keys = torch.stack([each.view(heads, -1, each.shape[-1]) for each in keys])
@@ -289,8 +306,10 @@ class DecoderCache:
                 rounded_keys, rounded_values = self._read_packed(layer, silent_slot)
                 self.silent_keys[layer], self.silent_values[layer] = rounded_keys[0], rounded_values[0]
 
-    def write_audio(self, slots: Slots, keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def write_audio(self, slots: Sequence[int], keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Puts each layer's keys [B, D, N] and values [B, N, D] into B audio slots; silence follows them."""
+        # Slots side by side at once, and no indices: writing by these takes ten times what the memory needs.
+        blocks = side_by_side(slots)
         heads, length = self.cross_keys.shape[2], 0
         for layer, (keys, values) in enumerate(keys_values):
             length = keys.shape[-1]
@@ -302,15 +321,19 @@ class DecoderCache:
                 more_keys, more_values = (each.expand(len(keys), -1, -1, -1) for each in silence)
                 keys, values = torch.cat([keys, more_keys], -1), torch.cat([values, more_values], -2)
                 length = keys.shape[-1]
-            if self._packed:
-                self._write_packed(layer, slots, keys, values)
-                continue
             if self.audio_scales is not None:
                 (keys, *scales), (values, *more) = (quantise(each, (-2, -1)) for each in (keys, values))
-                self.audio_scales[:, layer, slots] = torch.stack(scales + more).flatten(2)
-            as_bytes(self.cross_keys)[layer, slots, ..., :length] = as_bytes(keys)
-            as_bytes(self.cross_values)[layer, slots, :, :length] = as_bytes(values)
-        self.audio_lengths.index_fill_(0, slot_ids(slots, self.audio_lengths.device), length)
+                all_scales = torch.stack(scales + more).flatten(2)
+            for block, rows in blocks:
+                if self._packed:
+                    self._write_packed(layer, block, keys[rows], values[rows])
+                    continue
+                if self.audio_scales is not None:
+                    self.audio_scales[:, layer, block] = all_scales[:, rows]
+                as_bytes(self.cross_keys)[layer, block, ..., :length] = as_bytes(keys[rows])
+                as_bytes(self.cross_values)[layer, block, :, :length] = as_bytes(values[rows])
+        for block, _ in blocks:
+            self.audio_lengths.index_fill_(0, slot_ids(block, self.audio_lengths.device), length)
         self._own_blocks = None
 
     def _write_packed(self, layer: int, slots: Slots, keys: Tensor, values: Tensor) -> None:
@@ -439,7 +462,7 @@ class DecoderCache:
             context: text positions that are looked at; more than any of `positions`.
             active: bool [B], False where nobody will read what comes of a row; None: all are.
         """
-        flash_decode, has_few = self._kernels.flash_decode, positions.shape[1] <= _MAX_QUERIES
+        flash_decode, has_few = self.kernels.flash_decode, positions.shape[1] <= _MAX_QUERIES
         if flash_decode is not None and has_few:
             return FlashRows(self, slots, positions, context, active, flash_decode)
         return TorchRows(self, slots, positions, context)

@@ -40,16 +40,24 @@ class Linear(nn.Module):
             self.weight = nn.Parameter(torch.empty(0))
 
     def forward(self, x: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        if self.gelu and kernels.bias_gelu is not None:
-            return kernels.bias_gelu(self._product(x), self.bias)
+        if self.gelu and kernels.linear_gelu is not None and self._packed is None:
+            y: Tensor = kernels.linear_gelu(x, self.weight, self.bias)
+            return y
         if self._packed is not None:
             return self._packed.product(x, self.bias, self.gelu)
         y = F.linear(x, self.weight, self.bias)
         return F.gelu(y) if self.gelu else y
 
-    def _product(self, x: Tensor) -> Tensor:
-        """x W^T alone."""
-        return F.linear(x, self.weight) if self._packed is None else self._packed.product(x)
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU of x W^T + b, [..., inputs] to [..., outputs], in 16 bits: on a GPU cuBLAS takes it before the
+    product is written for the first time.
+
+    It takes GELU's approximation by tanh, which is off by 5e-4 at most: a tenth of what bfloat16 loses in the
+    encoder of whisper-base, but too much for float32.
+    """
+    rows = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
+    return rows.view(*x.shape[:-1], -1)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -233,9 +241,6 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.up = linear(width, hidden // shard.count, gelu=True)
         self.down = linear(hidden // shard.count, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.change(self.norm(x))
 
     def change(self, normed: Tensor, kernels: Kernels = TORCH) -> Tensor:
         """Returns the feed-forward result for `normed`, to be added to the input before its norm."""

@@ -154,6 +154,7 @@ class Convolution(Linear):
 
 
 _VOCABULARY_ALIGNMENT = 128
+_ROW_UNIT = 8  # numbers of 16 bits that are 16 bytes
 
 
 class Decoder(nn.Module):
@@ -183,24 +184,23 @@ class Decoder(nn.Module):
         Returns:
             [B, T, D]; `logits` turns them into scores.
         """
-        x = self._embed(tokens, positions)
+        x, change = self._embed(tokens, positions)
         for layer in self.layers:
-            x = layer(x, rows)
-        normed: Tensor = self.norm(x)
-        return normed
+            x, change = layer(x, change, rows)
+        return add_norm(x, change, self.norm, rows.kernels)[1]
 
     def audio_queries(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Iterator[Tensor]:
         """Each layer's queries over the audio, [B, T, H, d]; a layer is computed when it is asked for."""
-        x = self._embed(tokens, positions)
+        x, change = self._embed(tokens, positions)
         for layer in self.layers:
-            x = layer.attend_text(x, rows)  # type: ignore[operator]
-            query = layer.audio_query(x)  # type: ignore[operator]
+            x, query = layer.attend_text(x, change, rows)  # type: ignore[operator]
             yield query
-            x = layer.attend_audio(x, query, rows)  # type: ignore[operator]
+            x, change = layer.attend_audio(x, query, rows)  # type: ignore[operator]
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         embedded = F.embedding(tokens, self.embedding).to(self.positions.dtype)
-        return embedded * self.scale + F.embedding(positions, self.positions)
+        scaled = embedded if self.scale == 1.0 else embedded * self.scale
+        return scaled, F.embedding(positions, self.positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
@@ -285,30 +285,33 @@ class DecoderLayer(nn.Module):
         self.cross_out = linear(share, sizes.width)
         self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard, linear)
 
-    def forward(self, x: Tensor, rows: CacheRows) -> Tensor:
-        """[B, T, D] to the same; writes this call's keys and values into the cache."""
-        x = self.attend_text(x, rows)
-        return self.attend_audio(x, self.audio_query(x), rows)
+    def forward(self, x: Tensor, change: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
+        """Takes x, [B, T, D], and a change that is yet to be added to it; returns the same two, as a layer of
+        the encoder does. Writes this call's keys and values into the cache.
+        """
+        return self.attend_audio(*self.attend_text(x, change, rows), rows)
 
-    def attend_text(self, x: Tensor, rows: CacheRows) -> Tensor:
-        query, key, value = split_heads(self.qkv(self.norm(x)), 3 * self.num_heads).chunk(3, dim=2)
-        attended: Tensor = x + self.shard.sum(self.out(rows.attend_text(self.index, query, key, value)))
-        return attended
+    def attend_text(self, x: Tensor, change: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
+        """Returns [B, T, D] and the queries over the audio, [B, T, H, d]."""
+        x, normed = add_norm(x, change, self.norm, rows.kernels)
+        query, key, value = split_heads(self.qkv(normed), 3 * self.num_heads).chunk(3, dim=2)
+        change = self.shard.sum(self.out(rows.attend_text(self.index, query, key, value)))
+        x, normed = add_norm(x, change, self.cross_norm, rows.kernels)
+        return x, split_heads(self.cross_query(normed), self.num_heads)
 
-    def audio_query(self, x: Tensor) -> Tensor:
-        """[B, T, D] to [B, T, H, d]."""
-        return split_heads(self.cross_query(self.cross_norm(x)), self.num_heads)
-
-    def attend_audio(self, x: Tensor, query: Tensor, rows: CacheRows) -> Tensor:
-        y: Tensor = self.feed_forward(
-            x + self.shard.sum(self.cross_out(rows.attend_audio(self.index, query)))
-        )
-        return y
+    def attend_audio(self, x: Tensor, query: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
+        change = self.shard.sum(self.cross_out(rows.attend_audio(self.index, query)))
+        x, normed = add_norm(x, change, self.feed_forward.norm, rows.kernels)
+        return x, self.feed_forward.change(normed, rows.kernels)
 
     def keys_of(self, audio: Tensor) -> Tensor:
         """Cross-attention keys of the encoder's [B, F, D], transposed: [B, H d, F]. They have no bias."""
         if audio.is_cuda:
-            return self.cross_key @ audio.transpose(1, 2)
+            # Rows that begin at multiples of 16 bytes: else the product takes four times as long.
+            length = audio.shape[1]
+            keys = audio.new_empty(len(audio), len(self.cross_key), -(-length // _ROW_UNIT) * _ROW_UNIT)
+            weight = self.cross_key.expand(len(audio), -1, -1)
+            return torch.bmm(weight, audio.transpose(1, 2), out=keys[..., :length])
         return torch.stack([multiply(self.cross_key, each) for each in audio])
 
     def load(self, weights: Weights) -> None:

@@ -144,4 +144,3 @@ def take_few_programs(monkeypatch: Any) -> None:
     monkeypatch.setattr(flash_decode, "_BLOCK", 512)
     monkeypatch.setattr(choose_token, "_BLOCK", 1 << 16)
     monkeypatch.setattr(elementwise, "_ROWS", 512)
-    monkeypatch.setattr(elementwise, "_GELU_ROWS", 512)

@@ -82,7 +82,7 @@ def test_triton_reads_an_8_bit_cache_and_gives_the_tokens_of_torch(monkeypatch: 
 def test_a_moved_slot_keeps_its_scales(embedded: Checkpoint) -> None:
     cache = embedded.model.new_cache(3, audio_dtype=torch.float8_e4m3fn)
     audio = embedded.model.encoder(embedded.model.log_mel(SPOKEN[:2]))
-    cache.write_audio(torch.tensor([2, 0]), embedded.model.decoder.cross_keys_values(audio))
+    cache.write_audio([2, 0], embedded.model.decoder.cross_keys_values(audio))
     cache.copy_text([(2, 1)], torch.tensor([[2, 1]]), 0)
     for moved, own in zip(
         cache.audio(1, cache.audio_slots(slice(1, 2))), cache.audio(1, torch.tensor([2])), strict=True

@@ -101,7 +101,7 @@ def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
     audio = model.encoder(model.log_mel([say(digits, "f3").samples for digits in ("427", "9081", "31")]))
     plain, packed = (model.new_cache(4, audio_dtype=each) for each in (None, torch.uint8))
     for cache in (plain, packed):
-        cache.write_audio(torch.tensor([3, 0, 1]), model.decoder.cross_keys_values(audio))
+        cache.write_audio([3, 0, 1], model.decoder.cross_keys_values(audio))
         cache.copy_text([(3, 2)], torch.tensor([[3, 2]]), 0)
     keys = (cache.audio_keys(1, 2, 7).float() for cache in (packed, plain))
     torch.testing.assert_close(*keys, atol=0.05, rtol=0.05)
@@ -131,7 +131,7 @@ def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_
     for slot, (digits, num_frames) in enumerate((("427", 200), ("9081", 400))):
         mel = model.log_mel([say(digits, "f3").samples], num_frames)
         audio = model.encoder(mel, silence=silence)
-        cache.write_audio(slice(slot, slot + 1), model.decoder.cross_keys_values(audio))
+        cache.write_audio([slot], model.decoder.cross_keys_values(audio))
     audio_slots = [0, 1, 1, 2, 1, 2, 0, 0, 1, 1, 0, 2]
     cache.attend_to(range(12), audio_slots, torch.tensor([list(range(12)), audio_slots]))
     query = torch.randn(12, 1, *cache.keys.shape[2::2], dtype=dtype)
@@ -241,7 +241,7 @@ def test_a_slot_that_was_never_written_may_lie_between_others(embedded: Checkpoi
     model = embedded.model
     cache = model.new_cache(3, audio_dtype=torch.uint8)
     audio = model.encoder(model.log_mel([say("427", "f3").samples]))
-    cache.write_audio(slice(2, 3), model.decoder.cross_keys_values(audio))
+    cache.write_audio([2], model.decoder.cross_keys_values(audio))
     heads, depth = cache.keys.shape[2], cache.keys.shape[-1]
     query = torch.randn(1, 1, heads, depth).expand(3, -1, -1, -1)
     positions = torch.zeros(3, 1, dtype=torch.long)

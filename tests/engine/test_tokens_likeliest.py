@@ -5,6 +5,7 @@ Under Triton's interpreter; on a GPU compiled.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,7 +82,29 @@ def test_rows_that_are_not_active_are_left_as_they_are() -> None:
 def test_the_choice_tried_at_load_agrees_with_torch() -> None:
     rules = TokenRules(GenerationRules((1, 2), (END_OF_TEXT,), 50), SPECIALS, VOCABULARY, DEVICE)
     chosen = choose(TRITON, candidates(TRITON, rules, DEVICE), lambda compute: 0.0)
-    assert "triton 0.000 ms" in chosen.report  # it was timed: its numbers were right
+    assert chosen.report.count("triton 0.000 ms") == 2  # both were timed: their numbers were right
+
+
+def test_a_step_changes_the_slots_as_torch_does() -> None:
+    """Rows that begin, that end, that stand at the last position, and one that is not active."""
+    states = [SlotState.empty(100, 6, DEVICE) for _ in range(2)]  # rows of two programs
+    for state in states:
+        state.active[1:] = True
+        for column in (state.token, state.previous, state.last_time, state.position, state.num_generated):
+            column.copy_(torch.arange(100) % 7)
+        state.position.clamp_(max=5)
+        state.no_speech.copy_(torch.arange(100) / 100)
+    tokens = torch.arange(100, device=DEVICE) + END_OF_TEXT - 2
+    logprobs = -torch.arange(100.0, device=DEVICE)
+    found, expected = (
+        state.end_step(tokens, logprobs, FIRST_TIME, END_OF_TEXT, kernels)
+        for state, kernels in zip(states, (TRITON, TORCH), strict=True)
+    )
+    assert found.tolist() == expected.tolist()
+    for field in fields(SlotState):
+        assert torch.equal(*(getattr(state, field.name) for state in states)), field.name
+    assert not states[0].active[2]
+    assert (states[0].last_time >= FIRST_TIME).any()
 
 
 @pytest.mark.parametrize("num_broken", [1, VOCABULARY])

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from asr_server.model.float8 import FP8, dequantise, quantise, quantise_rows
 from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, Kernels, choose
-from asr_server.model.layers import Linear, attend_cached_audio
+from asr_server.model.layers import Linear, attend_cached, attend_cached_audio, linear_gelu
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import add_norm
 
 _ENCODE_BATCH = 8
 _MAX_ROWS = 64  # enough to tell which is faster, and little memory
+_CONTEXT = 128  # positions of text
 _REPEATS, _ROUNDS = 20, 3  # calls that are timed together, and how often: the best is what counts
 _HEAD_START_CYCLES = 20_000_000  # some 10 ms: longer than the host takes to launch so many calls
 
@@ -46,15 +47,15 @@ def choose_kernels(
         ValueError: triton is asked for where it cannot run, or a kernel has left the GPU unusable.
     """
     if setting == "triton":
-        return Choice(_triton_kernels(device), "all triton (--kernels)")
+        return Choice(_all_kernels(device, dtype), "all triton (--kernels)")
     if setting == "torch" or device.type != "cuda" or num_ranks > 1:
         return Choice(TORCH, "")
     try:
-        kernels = _triton_kernels(device)
+        kernels = _all_kernels(device, dtype)
     except ValueError as error:
         return Choice(TORCH, f"torch: {error}")
     tried = chain(
-        audio_attention(kernels, sizes, device, dtype, audio_dtype),
+        decode_attention(kernels, sizes, device, dtype, audio_dtype),
         encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
         more(kernels),
     )
@@ -77,7 +78,7 @@ def _try_on_gpu(kernels: Kernels, tried: Iterable[Candidate]) -> Choice:
     return choice
 
 
-def _triton_kernels(device: torch.device) -> Kernels:
+def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     try:
         from triton import knobs
 
@@ -89,13 +90,14 @@ def _triton_kernels(device: torch.device) -> Kernels:
     return Kernels(
         flash_decode.flash_decode,
         choose_token.choose_token,
+        choose_token.advance,
         elementwise.add_norm,
-        elementwise.bias_gelu,
+        linear_gelu if dtype.itemsize == 2 else None,
         elementwise.quantise_rows,
     )
 
 
-def audio_attention(
+def decode_attention(
     kernels: Kernels,
     sizes: WhisperSizes,
     device: torch.device,
@@ -103,7 +105,9 @@ def audio_attention(
     audio_dtype: torch.dtype | None = None,
     rows: int = _MAX_ROWS,
 ) -> Iterator[Candidate]:
-    """Candidates for a decode step's attention to the audio, most of what a step reads, in several forms."""
+    """Candidates for a decode step's attention to the audio, most of what a step reads, and to the text, in
+    several forms.
+    """
     heads, positions = sizes.decoder_heads, sizes.audio_positions
     depth, stride = sizes.width // heads, -(-positions // 16) * 16
     draw = _random(device, dtype)
@@ -119,15 +123,27 @@ def audio_attention(
     # Made beforehand, as the cache has it: making it takes as long as the attention itself.
     cross_rows = torch.arange(rows * heads * max(depth, positions), device=device, dtype=torch.int32)
 
+    # Every row has as much text as most steps look at, and one position more.
+    context = min(_CONTEXT, sizes.text_positions)
+    text_keys, text_values = draw(2, rows, heads, context, depth).unbind()
+    new_keys, new_values = draw(2, rows, heads, depth).unbind()
+    text_lengths, last = torch.full_like(slots, context), torch.full_like(slots, context - 1)
+    mask = torch.zeros(rows, 1, 1, context, device=device, dtype=dtype)
+
     def reference() -> Tensor:
         exact = (keys, values)
         if scales:
             exact = dequantise(keys, scales[0], dtype), dequantise(values, scales[1], dtype)
-        return attend_cached_audio(query, *exact, cross_rows)[:, 0]
+        of_audio = attend_cached_audio(query, *exact, cross_rows)
+        text_keys[slots, :, last], text_values[slots, :, last] = new_keys, new_values
+        return torch.cat([of_audio, attend_cached(query, text_keys, text_values, mask)], dim=1)
 
     def attended(flash_decode: Callable[..., Tensor]) -> Tensor:
-        transposed = keys.transpose(2, 3)
-        return flash_decode(query[:, 0], transposed, values, slots, lengths, positions, *scales).flatten(1)
+        first, transposed = query[:, 0], keys.transpose(2, 3)
+        of_audio = flash_decode(first, transposed, values, slots, lengths, positions, *scales)
+        new = {"new_keys": new_keys, "new_values": new_values}
+        of_text = flash_decode(first, text_keys, text_values, slots, text_lengths, context, **new)
+        return torch.stack([of_audio.flatten(1), of_text.flatten(1)], dim=1)
 
     assert kernels.flash_decode is not None
     for num_warps in NUM_WARPS:
@@ -161,11 +177,11 @@ def encoder_layer(
     x, change, norm = draw(rows, width), draw(rows, width), nn.LayerNorm(width, device=device, dtype=dtype)
     yield Candidate("add_norm", lambda: added(kernels), lambda: added(TORCH), tolerance)
 
-    # With the product before it: torch's adds the bias itself.
     up = Linear(width, hidden, gelu=True).to(device, dtype)
     up.weight.copy_(draw(hidden, width) * width**-0.5)
     up.bias.copy_(draw(hidden))
-    yield Candidate("bias_gelu", lambda: up(x, kernels), lambda: up(x), tolerance)
+    if kernels.linear_gelu is not None:
+        yield Candidate("linear_gelu", lambda: up(x, kernels), lambda: up(x), tolerance, maker="cublas")
 
     def quantised(chosen: Kernels) -> Tensor:
         return dequantise(*quantise_rows(wide, chosen), torch.float32)

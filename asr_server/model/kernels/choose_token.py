@@ -1,7 +1,9 @@
-"""The end of a decode step in one pass over the scores: rules, the likeliest token, its log-probability.
+"""The end of a decode step: in one pass over the scores the rules, the likeliest token and its
+log-probability; in another over the slots' columns, what the chosen token changes in them.
 
-`engine/tokens.py` has the rules, with which this must agree token for token. The scores stay as they are.
-Runs on the GPU, launched by a replica's process. Imports Triton, so that `candidates.py` alone imports it.
+`engine/tokens.py` has the rules, with which this must agree token for token, and `engine/slots.py` the
+columns. The scores stay as they are. Runs on the GPU, launched by a replica's process. Imports Triton, so
+that `candidates.py` alone imports it.
 """
 
 from __future__ import annotations
@@ -114,3 +116,68 @@ def _scan(  # type: ignore[no-untyped-def]
     highest = tl.max(best, 0)
     first_of_best = tl.min(tl.where(best == highest, token, 0x7FFFFFFF), 0)
     return highest, first_of_best, tl.sum(total * tl.exp(best - tl.maximum(highest, -1e30)), 0)
+
+
+_ROWS = 64  # of a program
+
+
+def advance(
+    tokens: Tensor,
+    logprobs: Tensor,
+    no_speech: Tensor,
+    active: Tensor,
+    token: Tensor,
+    previous: Tensor,
+    position: Tensor,
+    num_generated: Tensor,
+    last_time: Tensor,
+    generated: Tensor,
+    first_time: int,
+    end_of_text: int,
+    report: Tensor,
+) -> None:
+    """Appends a token to every row, as `SlotState.advance` does, and writes what the host reads of the step.
+
+    Args:
+        tokens, logprobs, no_speech: [B].
+        active, token, previous, position, num_generated, last_time: [B], columns of the slots.
+        generated: [B, positions].
+        first_time, end_of_text: tokens.
+        report: float64 [3, B]: gets tokens, log-probabilities and no-speech.
+    """
+    assert report.is_contiguous()
+    _advance[triton.cdiv(len(tokens), _ROWS),](
+        tokens, logprobs, no_speech, active, token, previous, position, num_generated, last_time, generated,
+        report, len(tokens), generated.shape[1] - 1, generated.stride(0), first_time, end_of_text,
+        ROWS=_ROWS, num_warps=2,
+    )  # fmt: skip
+
+
+# Compiled once, whatever the number of rows.
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _advance(  # type: ignore[no-untyped-def]
+    tokens, logprobs, no_speech, active, token, previous, position, num_generated, last_time, generated,
+    report, num_rows, last_position, row_stride, first_time, end_of_text,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < num_rows
+    chosen = tl.load(tokens + row, inside, other=0)
+    logprob = tl.load(logprobs + row, inside, other=0.0)
+    silence = tl.load(no_speech + row, inside, other=0.0)
+    tl.store(report + row, chosen.to(tl.float64), inside)
+    tl.store(report + num_rows + row, logprob.to(tl.float64), inside)
+    tl.store(report + 2 * num_rows + row, silence.to(tl.float64), inside)
+
+    is_active = tl.load(active + row, inside, other=0).to(tl.int1) & (chosen != end_of_text)
+    tl.store(active + row, is_active.to(active.dtype.element_ty), inside)
+    tl.store(previous + row, tl.load(token + row, inside, other=0), inside)
+    tl.store(token + row, chosen, inside)
+    time = tl.load(last_time + row, inside, other=0)
+    tl.store(last_time + row, tl.where(chosen >= first_time, chosen, time), inside)
+    count = tl.load(num_generated + row, inside, other=0)
+    tl.store(generated + row.to(tl.int64) * row_stride + tl.minimum(count, last_position), chosen, inside)
+    tl.store(num_generated + row, count + 1, inside)
+    # A slot that is held may run on; it must not run over.
+    place = tl.load(position + row, inside, other=0) + 1
+    tl.store(position + row, tl.minimum(place, last_position), inside)

@@ -1,8 +1,8 @@
 """Triton kernels that read and write a tensor once, where torch does so several times.
 
-An addition and the layer norm of the sum (the encoder's layers); a bias and the exact GELU in place, behind a
-product without one (`layers.py`); rows in 8-bit floats, each with a scale of its own (`float8.py`). Runs on
-the GPU, launched by a replica's process. Imported by `candidates.py` alone, because it imports Triton.
+An addition and the layer norm of the sum (the layers of encoder and decoder); rows in 8-bit floats, each with
+a scale of its own (`float8.py`). Runs on the GPU, launched by a replica's process. Imported by
+`candidates.py` alone, because it imports Triton.
 """
 
 from __future__ import annotations
@@ -68,40 +68,6 @@ def _add_norm(  # type: ignore[no-untyped-def]
     y *= tl.load(weight + n, within, other=0.0).to(tl.float32)[None, :]
     y += tl.load(bias + n, within, other=0.0).to(tl.float32)[None, :]
     tl.store(normed + place, y.to(normed.dtype.element_ty), inside)
-
-
-_GELU_ROWS, _GELU_COLUMNS = 4, 1024  # of a program
-
-
-def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """GELU of x + bias, written over x.
-
-    Args:
-        x: [..., D], contiguous.
-        bias: [D]
-    """
-    assert x.is_contiguous()
-    width = x.shape[-1]
-    num_rows = x.numel() // width
-    _bias_gelu[triton.cdiv(width, _GELU_COLUMNS), triton.cdiv(num_rows, _GELU_ROWS)](
-        x, bias, num_rows, width, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS, num_warps=4
-    )
-    return x
-
-
-# Compiled once, whatever the number of rows.
-@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _bias_gelu(  # type: ignore[no-untyped-def]
-    x, bias, num_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (rows < num_rows)[:, None] & (n < width)[None, :]
-    place = rows[:, None] * width + n[None, :]
-    y = tl.load(x + place, inside, other=0.0).to(tl.float32)
-    y += tl.load(bias + n, n < width, other=0.0).to(tl.float32)[None, :]
-    y *= 0.5 + 0.5 * tl.erf(y * 0.7071067811865476)
-    tl.store(x + place, y.to(x.dtype.element_ty), inside)
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:

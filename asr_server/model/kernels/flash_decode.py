@@ -30,6 +30,8 @@ def flash_decode(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     *,
+    new_keys: Tensor | None = None,
+    new_values: Tensor | None = None,
     num_warps: int = NUM_WARPS[0],
 ) -> Tensor:
     """Each row's query over the first positions of its slot.
@@ -45,6 +47,8 @@ def flash_decode(
         lengths: [R], positions that the row looks at; 0: it costs nothing, and the result is zero.
         most: that no length is greater than.
         key_scales, value_scales: float32 [slots, H], by which a cache in fp8 is to be multiplied.
+        new_keys, new_values: [R, H, d], d innermost: those of each row's last position, which are stored on
+            the way. No two rows have the same slot then. Not where n lies innermost.
         num_warps: of a program. Fewer do less work in all, for less is exchanged between threads; more hide
             better how long memory takes.
     Returns:
@@ -62,16 +66,23 @@ def flash_decode(
         parts = query.new_empty(num_splits, num_rows, num_heads, depth, dtype=torch.float32)
         sums, maxima = query.new_empty(2, num_splits, num_rows, num_heads, dtype=torch.float32).unbind()
     transposed = keys.stride(2) == 1
+    has_new = new_keys is not None and new_values is not None
+    if new_keys is None or new_values is None:
+        new_keys = new_values = result  # stands in here, too
+    assert new_keys.stride() == new_values.stride()
+    assert not (has_new and transposed)
     _attend[num_heads, num_rows, num_splits](
         query, keys, values, slots, lengths,
         result if key_scales is None else key_scales, result if value_scales is None else value_scales,
+        new_keys, new_values,
         result if num_splits == 1 else parts, sums, maxima,
         *query.stride()[:2],
         *keys.stride()[:2], keys.stride(3) if transposed else keys.stride(2),
         *values.stride()[:3],
+        *new_keys.stride()[:2],
         num_heads, split,
         DEPTH=depth, BLOCK=_BLOCK, CAPACITY=keys.stride(3) if transposed else 0,
-        IS_SPLIT=num_splits > 1, IS_SCALED=key_scales is not None, num_warps=num_warps,
+        IS_SPLIT=num_splits > 1, IS_SCALED=key_scales is not None, HAS_NEW=has_new, num_warps=num_warps,
     )  # fmt: skip
     if num_splits > 1:
         _combine[num_heads, num_rows](
@@ -91,18 +102,21 @@ def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query, keys, values, slots, lengths, key_scales, value_scales, result, sums, maxima,
+    query, keys, values, slots, lengths, key_scales, value_scales, new_keys, new_values,
+    result, sums, maxima,
     query_row_stride, query_head_stride,
     key_slot_stride, key_head_stride, key_stride,
     value_slot_stride, value_head_stride, value_stride,
+    new_row_stride, new_head_stride,
     num_heads, split,
     DEPTH: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
-    IS_SPLIT: tl.constexpr, IS_SCALED: tl.constexpr,
+    IS_SPLIT: tl.constexpr, IS_SCALED: tl.constexpr, HAS_NEW: tl.constexpr,
 ):  # fmt: skip
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
     first = part * split
-    last = tl.minimum(tl.load(lengths + row).to(tl.int32), first + split)
+    length = tl.load(lengths + row).to(tl.int32)
+    last = tl.minimum(length, first + split)
     dims = tl.arange(0, DEPTH)
     q = tl.load(query + row * query_row_stride + head * query_head_stride + dims).to(tl.float32)
     if IS_SCALED:
@@ -113,6 +127,18 @@ def _attend(  # type: ignore[no-untyped-def]
     maximum = tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 0.0, tl.float32)
     sum_of_values = tl.zeros([DEPTH], tl.float32)
+    if HAS_NEW:  # of the last position, which is not read from the cache
+        newest = length - 1
+        is_here = (newest >= first) & (newest < first + split)
+        last = tl.minimum(newest, first + split)
+        new = row * new_row_stride + head * new_head_stride + dims
+        new_key, new_value = tl.load(new_keys + new), tl.load(new_values + new)
+        is_stored = dims < tl.where(is_here, DEPTH, 0)
+        tl.store(keys + newest * key_stride + dims, new_key, is_stored)
+        tl.store(values + newest * value_stride + dims, new_value, is_stored)
+        maximum = tl.where(is_here, tl.sum(new_key.to(tl.float32) * q, 0), maximum)
+        total = tl.where(is_here, 1.0, total)
+        sum_of_values = tl.where(is_stored, new_value.to(tl.float32), sum_of_values)
     for start in range(first, last, BLOCK):
         n = start + tl.arange(0, BLOCK)
         # Both loads come first: in what follows threads wait for each other, and the memory must not wait.

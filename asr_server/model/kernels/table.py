@@ -19,12 +19,15 @@ NUM_WARPS = (2, 1, 4)  # of a program of flash_decode, that are worth trying; th
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels in use. Each field is the function of that name in this folder; None: torch does it."""
+    """The kernels in use. Each field is the function of that name in this folder, `linear_gelu` that of
+    `layers.py`; None: torch does it, in several operations.
+    """
 
     flash_decode: Callable[..., Tensor] | None = None
     choose_token: Callable[..., None] | None = None
+    advance: Callable[..., None] | None = None
     add_norm: Callable[..., tuple[Tensor, Tensor]] | None = None
-    bias_gelu: Callable[..., Tensor] | None = None
+    linear_gelu: Callable[..., Tensor] | None = None
     quantise_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
@@ -41,6 +44,7 @@ class Candidate:
     tolerance: float  # greatest difference of any number
     implementation: Any = None  # what `Kernels` gets; None: the kernel that it has
     form: str = ""  # of a kernel that there are several of
+    maker: str = "triton"
 
 
 class Verdict(NamedTuple):
@@ -62,13 +66,14 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
     try:
         error = float((candidate.kernel().float() - candidate.reference().float()).abs().max())
         if not error <= candidate.tolerance:
-            return Verdict(inf, f"torch: triton differs by {error:.2g}, more than {candidate.tolerance:g}")
+            reason = f"{candidate.maker} differs by {error:.2g}, more than {candidate.tolerance:g}"
+            return Verdict(inf, f"torch: {reason}")
         kernel_s, reference_s = time_s(candidate.kernel), time_s(candidate.reference)
     except Exception as failure:
-        return Verdict(inf, f"torch: triton failed with {_one_line(failure)}")
-    times = f"triton {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
+        return Verdict(inf, f"torch: {candidate.maker} failed with {_one_line(failure)}")
+    times = f"{candidate.maker} {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
     if kernel_s < reference_s:
-        return Verdict(kernel_s, f"triton ({times})")
+        return Verdict(kernel_s, f"{candidate.maker} ({times})")
     return Verdict(inf, f"torch ({times})")
 
 

@@ -119,6 +119,30 @@ def test_splitting_changes_nothing_but_rounding() -> None:
         torch.testing.assert_close(split[row], wanted, atol=ERROR[torch.float32], rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_newest_keys_and_values_are_read_from_where_they_come_and_stored(dtype: torch.dtype) -> None:
+    """In parts: of four rows one ends in each, one looks at its newest position alone, one at nothing."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 5, 1, 300, 64, device=DEVICE).to(dtype).unbind()
+    query, new_keys, new_values = torch.randn(4, 3, 64, device=DEVICE).to(dtype).chunk(3, dim=1)
+    slots, lengths = torch.tensor([1, 4, 0, 2], device=DEVICE), torch.tensor([300, 129, 1, 0], device=DEVICE)
+    assert plan_splits(4, 300)[0] == 3
+    wanted_keys, wanted_values = keys.clone(), values.clone()
+    for row, slot, length in [(0, 1, 300), (1, 4, 129), (2, 0, 1)]:
+        wanted_keys[slot, :, length - 1], wanted_values[slot, :, length - 1] = new_keys[row], new_values[row]
+        for each in (keys, values):
+            each[slot, :, length - 1] = float("nan")  # it is not read from there
+    found = flash_decode(
+        query * 0.3, keys, values, slots, lengths, 300, new_keys=new_keys, new_values=new_values
+    )
+    assert torch.equal(keys, wanted_keys)
+    assert torch.equal(values, wanted_values)
+    assert not found[3].any()
+    for row, slot, length in [(0, 1, 300), (1, 4, 129), (2, 0, 1)]:
+        wanted = expected((query * 0.3)[row], keys[slot], values[slot], length)
+        torch.testing.assert_close(found[row].float(), wanted, atol=ERROR[dtype], rtol=0)
+
+
 @pytest.mark.parametrize("num_programs", [1, 20, 160, 2560])
 @pytest.mark.parametrize("most", [1, 64, 65, 448, 1500, 3000])
 def test_the_parts_cover_all_positions_and_none_is_empty_for_the_longest(
