@@ -133,8 +133,9 @@ class ChunkProgress:
 class EarlyResults:
     """The segments that have been reported of one part."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.last: ChunkResult | None = None
+        self._tokenizer = tokenizer
 
     def add(self, result: ChunkResult) -> bool:
         """Takes a report; False if it does not continue the last one, as it comes from another replica."""
@@ -145,9 +146,19 @@ class EarlyResults:
 
     def keep(self, result: ChunkResult, options: DecodingOptions) -> ChunkResult:
         """The part's result, or the last report where the result would take that back."""
-        if self.last is None or (self._is_beginning_of(result) and not is_silence(result, options)):
-            return result
-        return self.last
+        if self.last is None or not self._is_beginning_of(result):
+            return self.last or result
+        return self._with_times_of(result, self.last) if is_silence(result, options) else result
+
+    def _with_times_of(self, result: ChunkResult, last: ChunkResult) -> ChunkResult:
+        """The last report with the times that its tokens have in the result, which begins with them."""
+        num_text = sum(map(self._tokenizer.is_text, last.tokens))
+        return msgspec.structs.replace(
+            last,
+            token_times_s=result.token_times_s[: num_text + 1],
+            token_peaks_s=result.token_peaks_s[:num_text],
+            pauses_s=result.pauses_s,
+        )
 
     def _is_beginning_of(self, result: ChunkResult) -> bool:
         last = self.last
@@ -241,7 +252,7 @@ class ChunkReader:
             is_last = part == first_part + MAX_PARTS - 1
             if is_last:  # what is sent of it early could not be followed by another part
                 options = msgspec.structs.replace(options, early_results=False, is_last_part=True)
-            early_results = EarlyResults()
+            early_results = EarlyResults(self._tokenizer)
             on_early_result = self._reporter(early_results, tail, parts, options, progress)
             result = await self._handle.submit(
                 tail, options, part, self._language.on_probabilities, on_early_result

@@ -8,7 +8,7 @@ Used by `chunk_reader.py`, `transcript.py` and `voice_check.py`; know neither re
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Final
 
 import msgspec
@@ -73,6 +73,8 @@ def decode_part(
     if result.token_times_s:
         end_s = chunk.duration_s if tail_s is None else tail_s
         spans = _with_words(spans, result, end_s, tokenizer, spaced=is_spaced(options, result))
+    elif options.word_timestamps:
+        spans = tuple(_with_words_by_length(span, tokenizer, is_spaced(options, result)) for span in spans)
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
 
 
@@ -108,6 +110,18 @@ def _with_words(
         msgspec.structs.replace(span, words=tuple(islice(timed, len(words))))
         for span, words in zip(spans, by_span, strict=True)
     )
+
+
+def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Span:
+    """The span with its words, each as long as its letters are many: for a text that was reported before the
+    replica that heard it was lost, or heard it otherwise in the end, so that its tokens have no times.
+    """
+    groups = group_words([token for token in span.tokens if tokenizer.is_text(token)], tokenizer, spaced)
+    num_letters = list(accumulate((len(group.text.strip()) for group in groups), initial=0))
+    per_letter_s = (span.end_s - span.start_s) / max(1, num_letters[-1])
+    edges_s = [span.start_s + per_letter_s * count for count in num_letters]
+    words = tuple(Word(group.text, *edges) for group, edges in zip(groups, pairwise(edges_s), strict=True))
+    return msgspec.structs.replace(span, words=words)
 
 
 def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:

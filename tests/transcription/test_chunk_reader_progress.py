@@ -17,7 +17,7 @@ from asr_server.channel.messages import EarlyResult, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
-from asr_server.core import ChunkResult, DecodingOptions
+from asr_server.core import ChunkResult, DecodingOptions, Segment, Word
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.transcription import Transcriber, TranscriptionSession
@@ -151,6 +151,7 @@ class EarlyReplica(FakeReplica):
 
 class App:
     def __init__(self) -> None:
+        self.segments: tuple[Segment, ...] = ()
         self.answers = [say(t(0), *words("0"), t(1), t(1), *words("1"), t(2))]
         self.replica = EarlyReplica(lambda submit: self.answers.pop(0))
         self.replica.early = say(t(0), *words("0"), t(1), finish_reason="length")
@@ -159,9 +160,9 @@ class App:
         self.pool = PreprocessPool(1)
         self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
 
-    async def texts(self, is_sent_early: bool = True) -> list[str]:
+    async def texts(self, is_sent_early: bool = True, options: DecodingOptions = STREAMED) -> list[str]:
         """The deltas of two seconds, of which the first is read early."""
-        async with self.transcriber.transcribe(Recording(MemoryFile(wav(noise(2.0)))), STREAMED) as session:
+        async with self.transcriber.transcribe(Recording(MemoryFile(wav(noise(2.0)))), options) as session:
             deltas = aiter(session)
             submit = await self.next_submit()
             self.replica.report(submit)
@@ -169,6 +170,7 @@ class App:
             self.replica.holding = False
             self.replica.release(submit)
             texts += [delta.text async for delta in deltas]
+            self.segments = session.transcript().segments
             assert "".join(texts) == session.transcript().text
             return texts
 
@@ -206,6 +208,32 @@ async def test_what_is_judged_silence_as_a_whole_takes_nothing_back(app: App) ->
     silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
     app.answers = [silence, say()]
     assert await app.texts() == ["zero", ""]
+
+
+WITH_WORDS = msgspec.structs.replace(STREAMED, word_timestamps=True)
+
+
+async def test_the_words_of_what_was_sent_have_the_times_of_the_result_that_is_judged_silence(
+    app: App,
+) -> None:
+    silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
+    timed = msgspec.structs.replace(silence, token_times_s=(0.2, 0.7, 1.8), token_peaks_s=(0.4, 1.2))
+    app.answers = [timed, say()]
+    assert await app.texts(options=WITH_WORDS) == ["zero", ""]
+    assert app.segments[0].words == (Word(" zero", 0.2, 0.7),)
+
+
+async def test_the_words_of_what_another_replica_reads_differently_share_their_segments_time(
+    app: App,
+) -> None:
+    assert app.replica.early is not None
+    app.replica.early = say(t(0), *words("04"), t(0.9), finish_reason="length")
+    app.answers = [say(t(0), *words("77"), t(2)), say()]
+    assert await app.texts(options=WITH_WORDS) == ["zero four", ""]
+    (segment,) = app.segments
+    assert [word.text for word in segment.words] == [" zero", " four"]
+    assert [word.start_s for word in segment.words] == pytest.approx([0.0, 0.45])
+    assert segment.words[-1].end_s == pytest.approx(segment.end_s)
 
 
 async def test_what_the_voice_detector_doubts_as_a_whole_takes_nothing_back(app: App) -> None:
