@@ -18,6 +18,7 @@ from tests.audio.hostile import mutated
 from tests.audio.test_wav import raw_wav
 
 MIB = 1 << 20
+DECODE_PROCESS = "asr_server.audio.ffmpeg_process"  # in its command line
 
 
 def originals(folder: Path) -> dict[str, bytes]:
@@ -25,9 +26,10 @@ def originals(folder: Path) -> dict[str, bytes]:
 
 
 def resident_mb() -> tuple[float, float]:
-    """Of this process, and of the largest of those that decode for it."""
+    """Of this process, and of the largest of those that decode for it. Other tests leave children, too."""
     me = psutil.Process()
-    sizes = [process.memory_info().rss / MIB for process in (me, *me.children(recursive=True))]
+    decoding = [child for child in me.children(recursive=True) if DECODE_PROCESS in child.cmdline()]
+    sizes = [process.memory_info().rss / MIB for process in (me, *decoding)]
     return sizes[0], max(sizes[1:], default=0.0)
 
 
