@@ -31,6 +31,7 @@ from tests.transcription.transformers_reading import Parts, read_chunks
 PATIENCE_S: Final = 1800.0  # a busy machine takes its time
 MAX_DRAWN_SHARE: Final = 0.02
 MAX_ERROR_SHARE: Final = 0.03  # of the embedded model; at most 0.015 of a part was seen
+MAX_OFF_S: Final = 0.2  # where the same text is heard, read again from a few samples earlier or later
 FORMATS: Final = ("json", "text", "srt", "vtt")
 WORDS: Final[dict[str, Any]] = {
     "response_format": "verbose_json",
@@ -79,8 +80,10 @@ def check_times(verbose: Any, recording: LongRecording) -> None:
 
 @pytest.fixture(scope="module")
 def exact_server() -> Iterator[Server]:
-    """In the precision in which transformers is compared with it, whatever the machine."""
-    with run_server("--dtype", "float32") as server:
+    """As transformers is compared with it, whatever the machine: in float32, and without a beam search, which
+    would find other texts where they are likelier.
+    """
+    with run_server("--dtype", "float32", "--beam-size", "1") as server:
         yield server
 
 
@@ -100,8 +103,8 @@ def check_chunks(recording: LongRecording, verbose: Any, reference: Reference) -
     assert digits_not_whole(recording, chunks) == []
     tokenizer = Tokenizer.from_directory(EMBEDDED_MODEL)
     alone = read_chunks(reference, tokenizer, chunks, "en")
-    again = list(passed_over(verbose.segments, chunks, alone))
-    alone |= read_chunks(reference, tokenizer, again, "en")
+    again = read_chunks(reference, tokenizer, list(passed_over(verbose.segments, chunks, alone)), "en")
+    alone |= again
     drawn = {segment.seek for segment in verbose.segments if segment.temperature > 0}
     assert len(drawn) <= MAX_DRAWN_SHARE * len(chunks)  # of these one text is as good as another
     expected = {
@@ -113,10 +116,12 @@ def check_chunks(recording: LongRecording, verbose: Any, reference: Reference) -
     heard = [(segment.seek, tuple(segment.tokens)) for segment in verbose.segments]
     found = [segment for segment in heard if segment[0] not in drawn]
     assert len(set(found)) == len(found), "one is there twice"
-    assert set(found) - expected == set()
+    for seek, tokens in set(found) - expected:  # from within a frame of what `seek` says, audio is read again
+        assert any(is_alike(tokenizer, tokens, each) for each in segments_of(again.get(seek, ()), tokenizer))
     middles_s = np.array([np.mean(times) for turn in recording.turns for times in turn.times])
-    for seek, tokens in expected - set(found):
-        first_s, end_s = (seek / FRAMES_PER_S + time_s(tokenizer, t) for t in (tokens[0], tokens[-1]))
+    for first_s, end_s in (span_s(tokenizer, *each) for each in found):
+        middles_s = middles_s[(middles_s < first_s - MAX_OFF_S) | (end_s + MAX_OFF_S < middles_s)]
+    for first_s, end_s in (span_s(tokenizer, *each) for each in expected - set(found)):
         assert not ((first_s < middles_s) & (middles_s < end_s)).any(), "left out where somebody speaks"
 
 
@@ -128,8 +133,19 @@ def passed_over(segments: Sequence[Any], chunks: Sequence[Chunk], read: Parts) -
         yield rest_of(chunk, start - chunk.start_sample)
 
 
-def time_s(tokenizer: Tokenizer, token: int) -> float:
-    return (token - tokenizer.specials.timestamp_begin) * tokenizer.time_precision_s
+def is_alike(tokenizer: Tokenizer, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """The same text, at about the same time."""
+    first_time = tokenizer.specials.timestamp_begin
+    return len(one) == len(other) and all(
+        a == b or (min(a, b) >= first_time and abs(a - b) * tokenizer.time_precision_s <= MAX_OFF_S)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def span_s(tokenizer: Tokenizer, seek: int, tokens: tuple[int, ...]) -> tuple[float, float]:
+    """By the timestamps around the text: from and to, on the recording's clock."""
+    times = [(token - tokenizer.specials.timestamp_begin) * tokenizer.time_precision_s for token in tokens]
+    return seek / FRAMES_PER_S + times[0], seek / FRAMES_PER_S + times[-1]
 
 
 def segments_of(tokens: tuple[int, ...], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
