@@ -2,11 +2,14 @@
 
 Agglomerative clustering with average linkage on the cosine of embeddings (the mean of all pairs is the
 product of the means), where two local speakers of one window are never one. Voices heard for long make the
-clusters; the others join the nearest. Pure computation: used by `track.py`.
+clusters; the others join the nearest. From which cosine two are one person depends on the recording, as a
+telephone makes all voices more alike and noise makes each less like itself: it moves with the middle between
+what stretches of one person have and what people of one window have. Pure computation: used by `track.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,9 +26,13 @@ SURE_S: Final = 1.5  # of clean speech, from which a voice may make a cluster
 SMALLEST_S: Final = 5.0  # a smaller cluster is no person of its own
 SMALLEST_SHARE: Final = 0.05  # of all speech; one of LARGE_S is a person in any case
 LARGE_S: Final = 36.0
-CENTRES: Final = 0.65  # cosine of the means of two clusters from which they are one person
+CENTRES: Final = 0.62  # cosine of the means of two clusters from which they are one person
 BLOCK: Final = 600  # voices clustered at once, half an hour or so: the cost grows with the third power
 STRICTER: Final = 0.08  # by which both cosines rise as long as fewer people are found than there are
+# What a recording's own cosines change, of which these are usual ones, as if they had been found so often.
+ONE_PERSON, TWO_PEOPLE, USUAL = 0.65, 0.15, 8
+MOVES: Final = 1.4  # SAME and CENTRES for each change of the middle between both
+FEWEST_S: Final = 1.0  # of clean speech of a voice whose cosine counts
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 
 
@@ -37,21 +44,29 @@ class SpeakerCount:
     most: int | None = None
 
 
-def cluster(embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints, count: SpeakerCount) -> Ints:
+def cluster(
+    embeddings: Floats,
+    clean_s: npt.NDArray[np.float64],
+    windows: Ints,
+    count: SpeakerCount,
+    alike: Sequence[float] = (),
+) -> Ints:
     """[num_voices]: the number of each one's cluster.
 
     Args:
         embeddings: [num_voices, 192], of length 1.
         clean_s: [num_voices], how much each has heard.
         windows: [num_voices]; two of one window are different people.
+        alike: cosines of stretches that one person says.
     """
+    moved = _moved(embeddings, clean_s, windows, alike)
     sure = np.flatnonzero(clean_s >= min(SURE_S, float(np.median(clean_s))))
     weights = np.minimum(clean_s, 3.5)
     smallest_s = min(max(SMALLEST_S, SMALLEST_SHARE * float(clean_s.sum())), LARGE_S)
     groups: list[Ints] = []
     large: list[Ints] = []
     for stricter in np.arange(0.0, 1.0 - SAME, STRICTER):
-        found = _group(sure, embeddings, weights, windows, float(stricter))
+        found = _group(sure, embeddings, weights, windows, moved, float(stricter))
         if len(groups) < count.least:
             groups = found
         large = [group for group in found if clean_s[group].sum() >= smallest_s]
@@ -89,13 +104,34 @@ def name_known(
     return known
 
 
+def _moved(
+    embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints, alike: Sequence[float]
+) -> float:
+    """What SAME and CENTRES have to be moved by in this recording."""
+    order = np.argsort(windows, kind="stable")
+    order = order[clean_s[order] >= FEWEST_S]
+    apart: list[float] = []  # cosines of two people
+    for ahead in (1, 2):
+        first, second = order[:-ahead], order[ahead:]
+        pairs = np.stack([first, second])[:, windows[first] == windows[second]]
+        apart += np.einsum("ij,ij->i", *embeddings[pairs]).tolist()
+    one = (sum(alike) + USUAL * ONE_PERSON) / (len(alike) + USUAL)
+    two = (sum(apart) + USUAL * TWO_PEOPLE) / (len(apart) + USUAL)
+    return MOVES * ((one + two) - (ONE_PERSON + TWO_PEOPLE)) / 2
+
+
 def _group(
-    sure: Ints, embeddings: Floats, weights: npt.NDArray[np.float64], windows: Ints, stricter: float
+    sure: Ints,
+    embeddings: Floats,
+    weights: npt.NDArray[np.float64],
+    windows: Ints,
+    moved: float,
+    stricter: float,
 ) -> list[Ints]:
-    """The voices `sure` in groups of one person each; `stricter` is added to both cosines. Where that leaves
-    more than a block of groups, nobody is told apart by it, and they stay as they are.
+    """The voices `sure` in groups of one person each; both cosines are `moved`, and `stricter` is added.
+    Where that leaves more than a block of groups, nobody is told apart by it, and they stay as they are.
     """
-    groups, same = [np.array([index]) for index in sure], SAME + stricter
+    groups, same = [np.array([index]) for index in sure], SAME + moved + stricter
     while len(groups) > BLOCK:
         before = len(groups)
         blocks = [groups[first : first + BLOCK] for first in range(0, len(groups), BLOCK)]
@@ -105,7 +141,7 @@ def _group(
         if len(groups) == before:
             break
     groups = _merge(groups, embeddings, weights, windows, same)
-    return _join_alike(groups, embeddings, weights, CENTRES + stricter)
+    return _join_alike(groups, embeddings, weights, CENTRES + moved + stricter)
 
 
 def _join_alike(

@@ -1,7 +1,8 @@
 """Follows who speaks through a recording of any length: samples in, as they are decoded; at the end, turns.
 
-Windows of ten seconds, one every five, are heard in threads of their own, beside the engine; of each window
-its voices are kept (two kilobytes each) and the samples are dropped. Embeddings live as long as their
+Windows of ten seconds, one every five, are heard in threads of their own, beside the engine, and in order, as
+each takes over what the one before has heard; of each window its voices are kept (two kilobytes each) and the
+samples are dropped. Embeddings live as long as their
 request, and are written nowhere. `push` runs in a preprocess thread, the rest on the event loop of the API
 process. Used by `transcription`; knows no HTTP and no text.
 """
@@ -32,9 +33,10 @@ from asr_server.speakers.voices import (
     WINDOW,
     Flags,
     Floats,
-    Voice,
+    Heard,
     hear,
     hear_reference,
+    segment,
 )
 
 _STEP_FRAMES: Final = 296  # half a window, 5 s: all but a recording's ends is heard twice
@@ -48,6 +50,8 @@ _SHORTEST_S: Final = 0.12  # of a turn
 _PAUSE_S: Final = 0.25  # within a turn
 _EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, by benchmarks/speakers.py,
 _SOON_S: Final = 0.03  # and end too soon
+
+AUDIBLE: Final = 1e-4  # a window that is nowhere louder is not heard
 
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
@@ -74,7 +78,7 @@ class SpeakerTrack:
         self._executor = executor
         self._buffer: list[Samples] = []
         self._num_buffered = 0
-        self._heard: list[Future[list[Voice]]] = []
+        self._heard: list[Future[Heard]] = []
         self._is_closed = threading.Event()
 
     def push(self, samples: Samples) -> None:
@@ -88,10 +92,16 @@ class SpeakerTrack:
             self._num_buffered = len(joined) - STEP
 
     def _hear(self, samples: Samples) -> None:
-        self._heard.append(self._executor.submit(self._unless_closed, samples))
+        before = self._heard[-1] if self._heard else None
+        self._heard.append(self._executor.submit(self._unless_closed, samples, len(self._heard), before))
 
-    def _unless_closed(self, samples: Samples) -> list[Voice]:
-        return [] if self._is_closed.is_set() else hear(samples)
+    def _unless_closed(self, samples: Samples, number: int, before: Future[Heard] | None) -> Heard:
+        if self._is_closed.is_set() or not np.abs(samples).max(initial=0) > AUDIBLE:
+            return Heard([], [], [])
+        log_probabilities = segment(samples)
+        # The threads take windows in order: the one before is done, or under way in another thread.
+        stretches = before.result().stretches if before else []
+        return hear(samples, log_probabilities, number * STEP, stretches)
 
     async def wait_for_room(self) -> None:
         """Waits while MAX_WAITING windows have not been heard: the decoder is kept from running ahead."""
@@ -119,14 +129,16 @@ class SpeakerTrack:
         self._is_closed.set()
         self._buffer, self._heard = [], []
 
-    def _stitch(self, windows: list[list[Voice]]) -> list[Turn]:
-        voices = [(number, voice) for number, window in enumerate(windows) for voice in window]
+    def _stitch(self, windows: list[Heard]) -> list[Turn]:
+        voices = [(number, voice) for number, window in enumerate(windows) for voice in window.voices]
         if not any(voice.clean_s for _, voice in voices):
             return []
         embeddings = np.stack([voice.embedding for _, voice in voices])
         clean_s = np.array([voice.clean_s * bool(voice.embedding.any()) for _, voice in voices])
-        numbers = np.array([number for number, _ in voices])
-        labels = cluster(embeddings, clean_s, numbers, self._count)
+        # Two halves of one local speaker may be one person after all.
+        apart = [-1 - place if voice.is_half else number for place, (number, voice) in enumerate(voices)]
+        alike = [cosine for window in windows for cosine in window.alike]
+        labels = cluster(embeddings, clean_s, np.array(apart), self._count, alike)
         activity: list[dict[int, Floats]] = [{} for _ in windows]
         for (number, voice), label in zip(voices, labels.tolist(), strict=True):
             before = activity[number].get(label, np.float32(0))

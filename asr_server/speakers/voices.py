@@ -1,13 +1,15 @@
 """Hears who speaks when in a window of ten seconds, and what each voice is like.
 
 Segmentation-3.0 tells up to three local speakers of a window apart, two of them at once; CAM++ makes an
-embedding of what each of them says alone, of features that are Kaldi's (`feature-fbank.cc`: 80 mel bands, 25
-ms, Povey's window), with their mean removed. Blocks: runs in threads of its own, in the API process. Used by
-`track.py`. Keeps no samples.
+embedding of each stretch that one of them says alone and without a pause, of features that are Kaldi's
+(`feature-fbank.cc`: 80 mel bands, 25 ms, Povey's window), with their mean removed. A local speaker whose
+stretches sound like two people is two voices: on a telephone the segmentation takes people for one. Blocks:
+runs in threads of its own, in the API process. Used by `track.py`. Keeps no samples.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -25,60 +27,172 @@ FRAME: Final = 270  # samples between two frames of the segmentation
 FRAME_S: Final = FRAME / SAMPLE_RATE
 FIRST_FRAME: Final = 495  # sample in the middle of the first one's field of view
 NUM_FRAMES: Final = (WINDOW - 2 * FIRST_FRAME) // FRAME + 1  # of a window
-NUM_LOCAL: Final = 3
 # Which local speakers each class says are speaking.
 _CLASSES: Final = np.array(
     [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]], np.float32
 )
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
-_MAX_FEATURES: Final = 250  # more of one voice in a window says little more, and costs as much again
+_MIN_STRETCH: Final = 80  # features of a stretch that is heard by itself
+_MAX_FEATURES: Final = 250  # more of one stretch says little more, and costs as much again
+_PAUSE: Final = 25  # features within a stretch in which its speaker may be silent, or not be alone
+# A stretch of which the window before has heard so much, or this share, is not heard again.
+_ENOUGH, _ENOUGH_SHARE = 200 * 160, 0.8  # samples
+_SPLIT: Final = 0.35  # mean cosine of two groups of stretches below which they are two people
 _STRETCH: Final = 100  # positions that share a gate of CAM++
 
 
 class Voice(NamedTuple):
-    """One local speaker of one window."""
+    """One local speaker of one window, or half of one that sounds like two people."""
 
     activity: npt.NDArray[np.float16]  # [num_frames]: how likely it speaks
     embedding: Floats  # [192] of length 1; zeros where too little is heard
-    clean_s: float  # how much the embedding has heard
+    clean_s: float  # how much it says alone; of more than 2.5 s, 2.5
+    is_half: bool = False
 
 
-def hear(samples: Samples) -> list[Voice]:
-    """The local speakers of at most one window of samples. Raises SpeakersUnavailable."""
-    num_frames = max(0, (len(samples) - FIRST_FRAME) // FRAME + 1)
+class Stretch(NamedTuple):
+    """What one person says alone and without a pause."""
+
+    start: int  # sample of the recording
+    end: int
+    num_features: int  # that were heard
+    embedding: Floats
+
+
+class Heard(NamedTuple):
+    """A window."""
+
+    voices: list[Voice]
+    stretches: list[Stretch]  # for the next window, which shares half of the samples
+    alike: list[float]  # cosines of stretches that one person says
+
+
+def segment(samples: Samples) -> Floats:
+    """[num_frames, 7]: log-probabilities of the classes in at most one window of samples, filled up with
+    silence. Raises SpeakersUnavailable.
+    """
     padded = np.pad(samples, (0, WINDOW - len(samples))) if len(samples) < WINDOW else samples
-    if not np.abs(samples).max(initial=0) > 1e-4:
-        return []
     (log_probabilities,) = load(SEGMENTATION).run(None, {"samples": padded[None]})
-    activity = np.exp(log_probabilities[0]) @ _CLASSES  # [num_frames, 3]
-    active = _CLASSES[np.argmax(log_probabilities[0], axis=1)] > 0
+    return np.asarray(log_probabilities[0], np.float32)
+
+
+def hear(
+    samples: Samples, log_probabilities: Floats, start: int = 0, before: Sequence[Stretch] = ()
+) -> Heard:
+    """The voices of at most one window. Raises SpeakersUnavailable.
+
+    Args:
+        log_probabilities: by `segment`, of the same samples.
+        start: sample of the recording where the window begins.
+        before: stretches of the window before.
+    """
+    heard = Heard([], [], [])
+    num_frames = max(0, (len(samples) - FIRST_FRAME) // FRAME + 1)
+    activity = np.exp(log_probabilities) @ _CLASSES  # [num_frames, 3]
+    active = _CLASSES[np.argmax(log_probabilities, axis=1)] > 0
     activity[num_frames:], active[num_frames:] = 0, False
-    if not active.any():
-        return []
     alone = active & (active.sum(axis=1, keepdims=True) == 1)
-    voices = []
-    for speaker in range(NUM_LOCAL):
-        if active[:, speaker].any():
-            chosen = _feature_frames(alone[:, speaker], len(samples))
-            if len(chosen) < _MIN_FEATURES:
-                chosen = _feature_frames(active[:, speaker], len(samples))
+    for speaker in np.flatnonzero(active.any(axis=0)):
+        likely = activity[:, speaker].astype(np.float16)
+        stretches = _stretches(samples, alone[:, speaker], start, before)
+        if not stretches:  # nothing long enough: all together
+            is_chosen = alone if len(_feature_frames(alone[:, speaker], samples)) >= _MIN_FEATURES else active
+            chosen = _middle(_feature_frames(is_chosen[:, speaker], samples))
             enough = len(chosen) >= _MIN_FEATURES
             embedding = embed(fbank(samples, chosen)) if enough else np.zeros(192, np.float32)
-            voices.append(Voice(activity[:, speaker].astype(np.float16), embedding, len(chosen) / 100))
-    return voices
+            heard.voices.append(Voice(likely, embedding, len(chosen) / 100))
+            continue
+        heard.stretches.extend(stretches)
+        groups, alike = _people(stretches)
+        heard.alike.extend(alike)
+        whose = _nearest(groups, start)
+        for number, group in enumerate(groups):
+            is_own = whose == number
+            num_alone = len(_feature_frames(alone[:, speaker] & is_own, samples))
+            clean_s = min(num_alone, _MAX_FEATURES) / 100
+            heard.voices.append(Voice(likely * is_own, _mean(group), clean_s, is_half=len(groups) > 1))
+    return heard
 
 
 def hear_reference(samples: Samples) -> Floats:
     """The embedding of one person's voice, [192]; of what the segmentation takes for the main speaker."""
-    voices = [voice for voice in hear(samples[:WINDOW]) if voice.clean_s]
+    samples = samples[:WINDOW]
+    voices = [voice for voice in hear(samples, segment(samples)).voices if voice.clean_s]
     return max(voices, key=lambda voice: voice.clean_s).embedding if voices else np.zeros(192, np.float32)
 
 
-def _feature_frames(active: Flags, num_samples: int) -> npt.NDArray[np.int64]:
-    """The features (one in 10 ms) within these frames of the segmentation, at most _MAX_FEATURES."""
-    num_features = max(0, (num_samples - _LENGTH) // _STEP + 1)
+def _stretches(samples: Samples, alone: Flags, start: int, before: Sequence[Stretch]) -> list[Stretch]:
+    """What one local speaker says: the embeddings of what the window before has heard are taken over."""
+    frames = _feature_frames(alone, samples)
+    found: list[Stretch] = []
+    for part in np.split(frames, np.flatnonzero(np.diff(frames) > _PAUSE) + 1):
+        if len(part) < _MIN_STRETCH:
+            continue
+        first, end = start + int(part[0]) * _STEP, start + (int(part[-1]) + 1) * _STEP
+        enough = min(_ENOUGH, _ENOUGH_SHARE * (end - first))
+        shared = [(min(end, each.end) - max(first, each.start), each.embedding) for each in before]
+        num_shared, embedding = max(shared, key=lambda each: each[0], default=(0, None))
+        chosen = _middle(part)
+        if embedding is None or num_shared < enough:
+            embedding = embed(fbank(samples, chosen))
+        found.append(Stretch(first, end, len(chosen), embedding))
+    return found
+
+
+def _people(stretches: Sequence[Stretch]) -> tuple[list[list[Stretch]], list[float]]:
+    """The stretches in one group, or in the two that are least alike if these sound like two people; and the
+    cosines of those in one.
+    """
+    if len(stretches) == 1:
+        return [list(stretches)], []
+    embeddings = np.stack([each.embedding for each in stretches])
+    weights = np.array([each.num_features for each in stretches], np.float32)
+    cosines = embeddings @ embeddings.T
+    groups = [[number] for number in range(len(stretches))]
+
+    def alike(first: list[int], second: list[int]) -> float:
+        pairs = cosines[np.ix_(first, second)]
+        return float(
+            weights[first] @ pairs @ weights[second] / (weights[first].sum() * weights[second].sum())
+        )
+
+    while len(groups) > 2:
+        pairs = [(i, j) for j in range(len(groups)) for i in range(j)]
+        first, second = max(pairs, key=lambda pair: alike(groups[pair[0]], groups[pair[1]]))
+        groups[first] += groups.pop(second)
+    if alike(*groups) < _SPLIT:
+        return [[stretches[number] for number in sorted(group)] for group in groups], []
+    upper = cosines[np.triu_indices(len(stretches), 1)]
+    return [list(stretches)], upper[upper < 0.999].tolist()  # two may have taken over the same embedding
+
+
+def _nearest(groups: Sequence[Sequence[Stretch]], start: int) -> npt.NDArray[np.int64]:
+    """[num_frames]: the number of the group that has the nearest stretch."""
+    middles = start + FIRST_FRAME + np.arange(NUM_FRAMES) * FRAME
+    away = [
+        np.min(
+            [np.maximum(0, np.maximum(each.start - middles, middles - each.end)) for each in group], axis=0
+        )
+        for group in groups
+    ]
+    return np.asarray(np.argmin(away, axis=0))
+
+
+def _mean(stretches: Sequence[Stretch]) -> Floats:
+    """The embedding of a person who says these."""
+    total = np.sum([each.num_features * each.embedding for each in stretches], axis=0)
+    return np.asarray(total / np.linalg.norm(total), np.float32)
+
+
+def _feature_frames(active: Flags, samples: Samples) -> npt.NDArray[np.int64]:
+    """The features (one in 10 ms) within these frames of the segmentation."""
+    num_features = max(0, (len(samples) - _LENGTH) // _STEP + 1)
     frames = ((np.arange(num_features) * _STEP + _LENGTH // 2 - FIRST_FRAME) / FRAME).round().astype(np.int64)
-    (chosen,) = np.nonzero(active[np.clip(frames, 0, len(active) - 1)])
+    return np.flatnonzero(active[np.clip(frames, 0, len(active) - 1)])
+
+
+def _middle(chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """At most _MAX_FEATURES of them."""
     surplus = max(0, len(chosen) - _MAX_FEATURES) // 2
     return chosen[surplus : surplus + _MAX_FEATURES]
 
