@@ -11,6 +11,7 @@ free meanwhile.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -47,6 +48,8 @@ POSSIBLE: Final = 0.4  # of every frame
 CERTAIN: Final = 0.9
 MIN_CERTAIN_FRAMES: Final = 5  # 160 ms
 PAUSE_S: Final = 31 * FRAME_S  # what comes sooner may have been heard, and got a time that is too early
+SHORT_PAUSE_S: Final = 0.3  # behind which a text is read again that has more speech behind it than
+MISSED_S: Final = 4.0  # so much, which no time is off by
 # What the detector gets of samples that stand alone.
 EVEN_PEAK: Final = 0.3
 FAINTEST_PEAK: Final = 1e-4
@@ -159,8 +162,23 @@ def _stretches_s(samples: Samples, threshold: float, min_frames: int) -> list[tu
 
 def next_speech_s(samples: Samples, min_pause_s: float = PAUSE_S) -> float | None:
     """When somebody certainly begins to speak, behind a pause; None: nobody does."""
+    return _behind_pause_s(certain_speech_s(samples), min_pause_s)
+
+
+def missed_speech_s(samples: Samples) -> float | None:
+    """When somebody certainly begins to speak whom a text that ends before `samples` does not mean: behind a
+    pause, or for longer than its end can be too early; None: nobody does.
+    """
+    speech_s = certain_speech_s(samples)
+    begins_s = _behind_pause_s(speech_s, PAUSE_S)
+    if begins_s is None and sum(end_s - start_s for start_s, end_s in speech_s) >= MISSED_S:
+        begins_s = _behind_pause_s(speech_s, SHORT_PAUSE_S)
+    return begins_s
+
+
+def _behind_pause_s(speech_s: Iterable[tuple[float, float]], min_pause_s: float) -> float | None:
     spoken_to_s = 0.0
-    for start_s, end_s in certain_speech_s(samples):
+    for start_s, end_s in speech_s:
         if start_s - spoken_to_s >= min_pause_s:
             return start_s
         spoken_to_s = end_s

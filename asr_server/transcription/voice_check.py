@@ -12,8 +12,9 @@ nearly all of real speech, cost nothing.
 A model may also write times that are seconds too early, so that the words of a sentence get the time of the
 noise before it. So a segment without a voice is dropped for good only where nobody speaks behind it; else
 the audio is read again from where somebody speaks. Behind a long pause a model may take the rest of a window
-(what it reads at once, mostly 30 s) for silence, and mark it as read: where the detector is certain of speech
-there, it is read again, without the pause.
+(what it reads at once, mostly 30 s) for silence, and mark it as read; where a text returns that it has just
+written, it may end there. Where the detector is certain of speech behind a pause, or of much, it is read
+again, without the pause.
 
 The model often writes 0.0 for the first segment of a window, whatever comes before the speech, and ends a
 segment where the next one begins, whatever pause lies between. Its times are moved inward to where somebody
@@ -34,6 +35,7 @@ from asr_server.audio.voice import (
     MIN_CERTAIN_FRAMES,
     PAUSE_S,
     holds_speech,
+    missed_speech_s,
     next_speech_s,
     possible_speech_s,
 )
@@ -95,8 +97,8 @@ async def find_missed_speech(chunk: Chunk, part: DecodedPart, pool: PreprocessPo
     end_s = part.spans[-1].end_s if part.spans else 0.0
     if chunk.duration_s - end_s < MIN_REST_S:
         return None
-    speech_s = await pool.run(next_speech_s, rest_of(chunk, round(end_s * SAMPLE_RATE)).samples)
-    if speech_s is None:
+    speech_s = await pool.run(missed_speech_s, rest_of(chunk, round(end_s * SAMPLE_RATE)).samples)
+    if speech_s is None or end_s + speech_s - LEAD_S < MIN_ADVANCE_S:
         return None
     first = round((end_s + speech_s - LEAD_S) * SAMPLE_RATE)
     return rest_of(chunk, first - (chunk.start_sample + first) % SAMPLES_PER_FRAME)

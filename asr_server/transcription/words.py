@@ -141,15 +141,19 @@ def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
     start_s, end_s = word.start_s, word.end_s
     for pause_start_s, pause_end_s in pauses_s:
         is_parting = pause_end_s - pause_start_s >= PARTING_PAUSE_S
+        is_nearer_end = word.first_peak_s > (pause_start_s + pause_end_s) / 2
+        is_long = pause_end_s - pause_start_s > MAX_PAUSE_WITHIN_S
         is_own_sound = (
             pause_start_s > start_s + OWN_SOUND_S[0] and pause_start_s < word.start_s + OWN_SOUND_S[1]
         )
         is_before = pause_end_s <= word.first_peak_s + PEAK_OFF_S and (is_parting or not is_own_sound)
+        is_before = is_before or (is_long and is_nearer_end)  # attention may peak well before the sound
         if (is_before or pause_start_s <= start_s) and pause_end_s <= end_s - MIN_WORD_S:
             start_s = max(start_s, pause_end_s)
     for pause_start_s, pause_end_s in reversed(pauses_s):
         is_long = pause_end_s - pause_start_s > MAX_PAUSE_WITHIN_S
-        is_after = pause_end_s >= end_s or (is_long and pause_start_s >= word.last_peak_s)
+        is_nearer_start = word.last_peak_s <= (pause_start_s + pause_end_s) / 2
+        is_after = pause_end_s >= end_s or (is_long and is_nearer_start)
         if is_after and pause_start_s >= start_s + MIN_WORD_S:
             end_s = pause_start_s
     return Word(word.text, start_s, end_s)
