@@ -140,7 +140,8 @@ class ActiveChunk:
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         """Adds a token; returns why the text ends with it, or None."""
         self.sum_logprob += logprob
-        if token == end_of_text or self._begins_after_audio(token, end_of_text):
+        # NaN ends it at once (see `is_broken`): it is not to be moved into other slots.
+        if token == end_of_text or self._begins_after_audio(token, end_of_text) or not logprob <= 1.0:
             return "stop"
         self.tokens.append(token)
         self.logprobs.append(logprob)

@@ -374,9 +374,12 @@ class DecoderCache:
             self._audio_of[target] = audio_slot
 
     def clear(self, slot: int, audio_slot: int) -> None:
-        """Back to zeros. NaN would outlive its sequence: what is masked is read all the same."""
+        """Back to zeros. NaN would outlive its sequence: what is masked is read all the same. In the text it may
+        have been copied into other slots, which it has left since.
+        """
         for tensor in (self.keys, self.values):
             tensor[:, slot].zero_()
+            torch.nan_to_num_(tensor)
         for tensor in (self.cross_keys, self.cross_values):
             as_bytes(tensor)[:, audio_slot].zero_()
         if self.audio_scales is not None:

@@ -81,7 +81,7 @@ class LateEncoder:
         self.batches.append(len(chunks))
         for slot in slots:
             for audio in (self._cache.cross_keys, self._cache.cross_values):
-                audio[:, slot] = self._choose.uniform(-9, 9)
+                audio[:, slot] = self._choose.randrange(1, 9)  # of 8-bit caches, too
         return LateEncode(lambda: self._write(slots, chunks), self._choose.randrange(6))
 
     def _write(self, slots: Sequence[int], chunks: Sequence[Samples]) -> None:
