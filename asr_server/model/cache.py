@@ -374,8 +374,8 @@ class DecoderCache:
             self._audio_of[target] = audio_slot
 
     def clear(self, slot: int, audio_slot: int) -> None:
-        """Back to zeros. NaN would outlive its sequence: what is masked is read all the same. In the text it may
-        have been copied into other slots, which it has left since.
+        """Back to zeros. NaN would outlive its sequence: what is masked is read all the same. In the text it
+        may have been copied into other slots, which it has left since.
         """
         for tensor in (self.keys, self.values):
             tensor[:, slot].zero_()

@@ -21,6 +21,7 @@ from asr_server.audio.voice import (
     VoiceDetector,
     holds_speech,
     is_speech,
+    missed_speech_s,
     next_speech_s,
     speech_probabilities,
 )
@@ -65,6 +66,13 @@ def test_speech_behind_a_pause_is_found_where_it_begins(voice: str) -> None:
 
 def test_what_comes_within_a_second_is_not_behind_a_pause() -> None:
     assert next_speech_s(say("74", lead_s=0.6).samples) is None
+
+
+def test_much_speech_behind_a_text_is_missed_even_if_no_pause_is_long() -> None:
+    said = [say("74", lead_s=0.6).samples for _ in range(6)]
+    assert next_speech_s(np.concatenate(said)) is None
+    assert missed_speech_s(np.concatenate(said)) == pytest.approx(0.6, abs=0.15)
+    assert missed_speech_s(np.concatenate(said[:2])) is None, "a time may be off by that"
 
 
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "tones", "music", "coughs"])

@@ -40,6 +40,17 @@ def test_two_of_one_window_are_two_people_however_alike() -> None:
     assert is_same_partition(labels, np.tile([0, 1], 10))
 
 
+def test_where_all_voices_are_more_alike_two_people_are_told_apart_at_a_higher_cosine() -> None:
+    """As on a telephone; one of them speaks in each window, so that no window tells them apart."""
+    first, second = np.linalg.qr(np.random.default_rng(1).standard_normal((SIZE, 2)))[0].T
+    pair = np.stack([first, 0.56 * first + np.sqrt(1 - 0.56**2) * second]).astype(np.float32)
+    embeddings, people = np.tile(pair, (10, 1)), np.tile([0, 1], 10)
+    for alike, num_people in (([], 1), ([0.55] * 20, 1), ([0.95] * 20, 2)):
+        labels = cluster(embeddings, np.full(20, 3.0), np.arange(20), SpeakerCount(), alike)
+        assert len(set(labels.tolist())) == num_people
+    assert is_same_partition(labels, people)
+
+
 def test_more_voices_than_one_block_are_clustered_alike() -> None:
     embeddings, people = voices(3, 500)
     labels = cluster(embeddings, np.full(len(people), 3.0), np.arange(len(people)), SpeakerCount())

@@ -43,6 +43,8 @@ def test_a_closure_within_a_word_does_not_cut_off_what_comes_before() -> None:
 
 def test_no_word_lasts_through_a_long_pause() -> None:
     assert timed([word(0, 2.9, 0.2), word(2.9, 3.3, 3.0)], [(0.4, 2.4)], 3.3)[0] == (0, 0.4)
+    assert timed([word(0, 2.7, 2.2)], [(0.2, 2.5)], 2.7) == [(2.5, 2.7)], "attention peaks before the sound"
+    assert timed([word(0, 2.7, 0.6)], [(0.2, 2.5)], 2.7) == [(0, 0.2)], "and behind it"
 
 
 def test_a_word_goes_on_to_the_pause_where_the_alignment_has_moved_on_early() -> None:
