@@ -5,9 +5,8 @@
 
 Each conversation has turns of 1 to 15 s and pauses of 0.1 to 3 s between them. The people are two Dutch
 actors (fillets-ng-data-nl), a reader of LibriVox, and the voices of flite and piper; the sets differ in how
-many people speak, and in what was done to the sound. Constants were chosen with seed 1 of these voices;
-report another, or `--voices others`: two Czech actors, another voice of flite and the samples of
-pytest-audioeval, with which nothing was chosen.
+many people speak, and in what was done to the sound. `--voices others` are two Czech actors, another voice of
+flite and the samples of pytest-audioeval. Constants were chosen with seed 1 of both: report another.
 
 The error rate is that of dscore and pyannote.metrics, with no collar and overlap scored: time missed,
 invented or given to the wrong person over the time spoken, with the best assignment of labels to people.
