@@ -10,7 +10,8 @@ import numpy as np
 import soundfile
 import soxr
 
-VOICES = Path(__file__).parents[2] / "tests" / "data"
+from benchmarks.speech.digits import DATA
+
 # File name -> rate, channels, and FFmpeg's names of codec and container.
 FORMATS: dict[str, tuple[int, int, str, str]] = {
     "wav 48k stereo": (48_000, 2, "pcm_s16le", "wav"),
@@ -29,7 +30,7 @@ def recording(sample_rate: int, num_channels: int, duration_s: float) -> np.ndar
     """[frames, channels] float32."""
     rng = np.random.default_rng(0)
     channels = []
-    for path in sorted(VOICES.glob("digits-*.flac"))[:num_channels]:
+    for path in sorted(DATA.glob("digits-*.flac"))[:num_channels]:
         speech, rate = soundfile.read(path, dtype="float32")
         speech = np.resize(speech, round(duration_s * rate))
         channels.append(soxr.resample(speech, rate, sample_rate)[: round(duration_s * sample_rate)])
