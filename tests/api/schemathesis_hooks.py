@@ -16,7 +16,6 @@ EVENTS = ("TextDelta", "TextDone", "DiarizedSegment", "ErrorBody")
 schemathesis.openapi.format("binary", st.sampled_from(RECORDINGS) | st.binary(max_size=200))
 
 
-@schemathesis.hook
 def before_load_schema(_context: schemathesis.HookContext, document: dict[str, Any]) -> None:
     """The document describes a stream as the text that it is; schemathesis wants an event's fields there."""
     event = {
@@ -31,3 +30,6 @@ def before_load_schema(_context: schemathesis.HookContext, document: dict[str, A
             "required": ["data"],
             "properties": {"data": data},
         }
+
+
+schemathesis.hook(before_load_schema)
