@@ -20,9 +20,8 @@ CHECKS = (
 )
 # Without the models for speakers, 503 is what the document promises.
 CONFIG = '[checks.not_a_server_error]\nexpected-statuses = ["2xx", "3xx", "4xx", "503"]\n'
-ITS_OWN_FAULT = (
-    "Unsupported type: 'Binary'"  # schemathesis 4.32 cannot always check a file that it has made itself
-)
+# schemathesis 4.32 cannot always check a file that it has made itself.
+ITS_OWN_FAULT = "Unsupported type: 'Binary'"
 
 
 @pytest.mark.trial
@@ -44,5 +43,6 @@ def test_schemathesis_finds_no_500_and_no_undescribed_reply(server: Server, tmp_
     end = ran.stdout[-20_000:]
     assert "passed" in ran.stdout
     assert "= FAILURES =" not in ran.stdout, end
-    assert ran.returncode == 0 or ran.stdout.count("Runtime Error") == ran.stdout.count(ITS_OWN_FAULT), end
+    num_faults = ran.stdout.count(ITS_OWN_FAULT)
+    assert ran.returncode == 0 or 0 < num_faults == ran.stdout.count("Runtime Error"), end
     assert server.get("/health").status_code == 200
