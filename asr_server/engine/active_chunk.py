@@ -140,8 +140,8 @@ class ActiveChunk:
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         """Adds a token; returns why the text ends with it, or None."""
         self.sum_logprob += logprob
-        # NaN ends it at once (see `is_broken`): it is not to be moved into other slots.
-        if token == end_of_text or self._begins_after_audio(token, end_of_text) or not logprob <= 1.0:
+        # NaN ends it at once: it is not to be moved into other slots.
+        if token == end_of_text or self._begins_after_audio(token, end_of_text) or _is_no_number(logprob):
             return "stop"
         self.tokens.append(token)
         self.logprobs.append(logprob)
@@ -306,8 +306,13 @@ def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
 
 
 def is_broken(result: ChunkResult) -> bool:
-    """Whether the model's numbers were NaN, from which the kernel makes a probability far above 1."""
-    return not result.avg_logprob <= 1.0
+    """Whether the model's numbers were NaN."""
+    return _is_no_number(result.avg_logprob)
+
+
+def _is_no_number(logprob: float) -> bool:
+    """Whether it is NaN, from which the kernel makes a probability far above 1."""
+    return not logprob <= 1.0
 
 
 def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
