@@ -4,7 +4,8 @@ Agglomerative clustering with average linkage on the cosine of embeddings (the m
 product of the means), where two local speakers of one window are never one. Voices heard for long make the
 clusters; the others join the nearest. From which cosine two are one person depends on the recording, as a
 telephone makes all voices more alike and noise makes each less like itself: it moves with the middle between
-what stretches of one person have and what people of one window have. Pure computation: used by `track.py`.
+what stretches of one person have and what people of one window have. Pure computation: used by `track.py`,
+and by `voices.py` for the stretches of one window.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def cluster(
         large = sorted(groups, key=lambda group: -clean_s[group].sum())[: max(1, count.least)]
     if count.most is not None:
         large = _join_alike(large, embeddings, weights, most=count.most)
-    means = _directions(large, embeddings, weights)
+    means = directions(large, embeddings, weights)
     labels = np.full(len(embeddings), -1, np.int64)
     for number, group in enumerate(large):
         labels[group] = number
@@ -95,7 +96,7 @@ def name_known(
     """Cluster to reference, for clusters that sound like one; each at most once, the likeliest first."""
     numbers = sorted(set(labels.tolist()))
     groups = [np.flatnonzero(labels == number) for number in numbers]
-    scores = _directions(groups, embeddings, clean_s) @ references.T
+    scores = directions(groups, embeddings, clean_s) @ references.T
     known: dict[int, int] = {}
     while scores.size and scores.max() >= KNOWN:
         place, reference = np.unravel_index(int(scores.argmax()), scores.shape)
@@ -135,12 +136,12 @@ def _group(
     while len(groups) > BLOCK:
         before = len(groups)
         blocks = [groups[first : first + BLOCK] for first in range(0, len(groups), BLOCK)]
-        groups = [each for block in blocks for each in _merge(block, embeddings, weights, windows, same)]
+        groups = [each for block in blocks for each in merge(block, embeddings, weights, windows, same)]
         if stricter and len(groups) > BLOCK:
             return groups
         if len(groups) == before:
             break
-    groups = _merge(groups, embeddings, weights, windows, same)
+    groups = merge(groups, embeddings, weights, windows, same)
     return _join_alike(groups, embeddings, weights, CENTRES + moved + stricter)
 
 
@@ -160,7 +161,7 @@ def _join_alike(
     """
     groups = list(groups)
     while len(groups) > 1:
-        means = _directions(groups, embeddings, weights)
+        means = directions(groups, embeddings, weights)
         alike = means @ means.T
         np.fill_diagonal(alike, -1)
         first, second = sorted(divmod(int(alike.argmax()), len(groups)))
@@ -170,29 +171,32 @@ def _join_alike(
     return groups
 
 
-def _directions(groups: list[Ints], embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
+def directions(groups: list[Ints], embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
     """[num_groups, 192]: the means of the groups, of length 1."""
-    means = np.stack([_mean(group, embeddings, weights) for group in groups])
+    means = np.stack([mean(group, embeddings, weights) for group in groups])
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
     return means
 
 
-def _mean(group: Ints, embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
+def mean(group: Ints, embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
     mean = weights[group] @ embeddings[group] / max(float(weights[group].sum()), 1e-9)
     return np.asarray(mean, np.float32)
 
 
-def _merge(
+def merge(
     groups: list[Ints],
     embeddings: Floats,
     weights: npt.NDArray[np.float64],
     windows: Ints,
     same: float,
+    fewest: int = 1,
 ) -> list[Ints]:
-    """Joins the two groups that are most alike until none have a mean cosine of `same`."""
+    """Joins the two groups that are most alike until none have a mean cosine of `same`, or `fewest` are
+    left.
+    """
     if not groups:
         return groups
-    means = np.stack([_mean(group, embeddings, weights) for group in groups])
+    means = np.stack([mean(group, embeddings, weights) for group in groups])
     totals = np.array([weights[group].sum() for group in groups])
     held = [set(windows[group].tolist()) for group in groups]
     alike = means @ means.T
@@ -202,7 +206,7 @@ def _merge(
                 alike[first, second] = alike[second, first] = -2.0
     np.fill_diagonal(alike, -3.0)
     merged: dict[int, Ints] = dict(enumerate(groups))
-    while len(merged) > 1:
+    while len(merged) > fewest:
         first, second = divmod(int(alike.argmax()), len(groups))
         if alike[first, second] < same:
             break

@@ -2,9 +2,9 @@
 
 Windows of ten seconds, one every five, are heard in threads of their own, beside the engine, and in order, as
 each takes over what the one before has heard; of each window its voices are kept (two kilobytes each) and the
-samples are dropped. Embeddings live as long as their
-request, and are written nowhere. `push` runs in a preprocess thread, the rest on the event loop of the API
-process. Used by `transcription`; knows no HTTP and no text.
+samples are dropped. Embeddings live as long as their request, and are written nowhere. `push` runs in a
+preprocess thread, the rest on the event loop of the API process. Used by `transcription`; knows no HTTP and
+no text.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ _PAUSE_S: Final = 0.25  # within a turn
 _EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, by benchmarks/speakers.py,
 _SOON_S: Final = 0.03  # and end too soon
 
-AUDIBLE: Final = 1e-4  # a window that is nowhere louder is not heard
-
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
 _executor = ThreadPoolExecutor(2, "asr-speakers", initializer=partial(lower_thread_priority, NICENESS))
@@ -96,7 +94,7 @@ class SpeakerTrack:
         self._heard.append(self._executor.submit(self._unless_closed, samples, len(self._heard), before))
 
     def _unless_closed(self, samples: Samples, number: int, before: Future[Heard] | None) -> Heard:
-        if self._is_closed.is_set() or not np.abs(samples).max(initial=0) > AUDIBLE:
+        if self._is_closed.is_set():
             return Heard([], [], [])
         log_probabilities = segment(samples)
         # The threads take windows in order: the one before is done, or under way in another thread.

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.speakers.clustering import Ints, directions, mean, merge
 from asr_server.speakers.models import EMBEDDING, SEGMENTATION, load
 
 Floats = npt.NDArray[np.float32]
@@ -31,6 +32,8 @@ NUM_FRAMES: Final = (WINDOW - 2 * FIRST_FRAME) // FRAME + 1  # of a window
 _CLASSES: Final = np.array(
     [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]], np.float32
 )
+_NOBODY: Final = np.array([0.0, *[-np.inf] * 6], np.float32)  # the log-probabilities of a frame
+_AUDIBLE: Final = 1e-4
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
 _MIN_STRETCH: Final = 80  # features of a stretch that is heard by itself
 _MAX_FEATURES: Final = 250  # more of one stretch says little more, and costs as much again
@@ -38,7 +41,7 @@ _PAUSE: Final = 25  # features within a stretch in which its speaker may be sile
 # A stretch of which the window before has heard so much, or this share, is not heard again.
 _ENOUGH, _ENOUGH_SHARE = 200 * 160, 0.8  # samples
 _SPLIT: Final = 0.35  # mean cosine of two groups of stretches below which they are two people
-_STRETCH: Final = 100  # positions that share a gate of CAM++
+_GATED: Final = 100  # positions that share a gate of CAM++
 
 
 class Voice(NamedTuple):
@@ -69,8 +72,10 @@ class Heard(NamedTuple):
 
 def segment(samples: Samples) -> Floats:
     """[num_frames, 7]: log-probabilities of the classes in at most one window of samples, filled up with
-    silence. Raises SpeakersUnavailable.
+    silence; nobody speaks where nothing is audible. Raises SpeakersUnavailable.
     """
+    if not np.abs(samples).max(initial=0) > _AUDIBLE:
+        return np.tile(_NOBODY, (NUM_FRAMES, 1))
     padded = np.pad(samples, (0, WINDOW - len(samples))) if len(samples) < WINDOW else samples
     (log_probabilities,) = load(SEGMENTATION).run(None, {"samples": padded[None]})
     return np.asarray(log_probabilities[0], np.float32)
@@ -94,23 +99,27 @@ def hear(
     alone = active & (active.sum(axis=1, keepdims=True) == 1)
     for speaker in np.flatnonzero(active.any(axis=0)):
         likely = activity[:, speaker].astype(np.float16)
-        stretches = _stretches(samples, alone[:, speaker], start, before)
+        frames = _feature_frames(alone[:, speaker], samples)
+        stretches = _stretches(samples, frames, start, before)
         if not stretches:  # nothing long enough: all together
-            is_chosen = alone if len(_feature_frames(alone[:, speaker], samples)) >= _MIN_FEATURES else active
-            chosen = _middle(_feature_frames(is_chosen[:, speaker], samples))
+            if len(frames) < _MIN_FEATURES:
+                frames = _feature_frames(active[:, speaker], samples)
+            chosen = _middle(frames)
             enough = len(chosen) >= _MIN_FEATURES
             embedding = embed(fbank(samples, chosen)) if enough else np.zeros(192, np.float32)
             heard.voices.append(Voice(likely, embedding, len(chosen) / 100))
             continue
         heard.stretches.extend(stretches)
-        groups, alike = _people(stretches)
+        embeddings = np.stack([each.embedding for each in stretches])
+        weights = np.array([each.num_features for each in stretches], np.float64)
+        groups, alike = _people(embeddings, weights)
         heard.alike.extend(alike)
-        whose = _nearest(groups, start)
-        for number, group in enumerate(groups):
+        whose = _nearest([[stretches[number] for number in group] for group in groups], start)
+        for number, embedding in enumerate(directions(groups, embeddings, weights)):
             is_own = whose == number
             num_alone = len(_feature_frames(alone[:, speaker] & is_own, samples))
             clean_s = min(num_alone, _MAX_FEATURES) / 100
-            heard.voices.append(Voice(likely * is_own, _mean(group), clean_s, is_half=len(groups) > 1))
+            heard.voices.append(Voice(likely * is_own, embedding, clean_s, is_half=len(groups) > 1))
     return heard
 
 
@@ -121,9 +130,12 @@ def hear_reference(samples: Samples) -> Floats:
     return max(voices, key=lambda voice: voice.clean_s).embedding if voices else np.zeros(192, np.float32)
 
 
-def _stretches(samples: Samples, alone: Flags, start: int, before: Sequence[Stretch]) -> list[Stretch]:
-    """What one local speaker says: the embeddings of what the window before has heard are taken over."""
-    frames = _feature_frames(alone, samples)
+def _stretches(
+    samples: Samples, frames: npt.NDArray[np.int64], start: int, before: Sequence[Stretch]
+) -> list[Stretch]:
+    """What one local speaker says alone in these features; the embeddings of what the window before has heard
+    are taken over.
+    """
     found: list[Stretch] = []
     for part in np.split(frames, np.flatnonzero(np.diff(frames) > _PAUSE) + 1):
         if len(part) < _MIN_STRETCH:
@@ -139,31 +151,17 @@ def _stretches(samples: Samples, alone: Flags, start: int, before: Sequence[Stre
     return found
 
 
-def _people(stretches: Sequence[Stretch]) -> tuple[list[list[Stretch]], list[float]]:
-    """The stretches in one group, or in the two that are least alike if these sound like two people; and the
-    cosines of those in one.
+def _people(embeddings: Floats, weights: npt.NDArray[np.float64]) -> tuple[list[Ints], list[float]]:
+    """The stretches by number in one group, or in the two that are least alike if these sound like two
+    people; and the cosines of those in one.
     """
-    if len(stretches) == 1:
-        return [list(stretches)], []
-    embeddings = np.stack([each.embedding for each in stretches])
-    weights = np.array([each.num_features for each in stretches], np.float32)
-    cosines = embeddings @ embeddings.T
-    groups = [[number] for number in range(len(stretches))]
-
-    def alike(first: list[int], second: list[int]) -> float:
-        pairs = cosines[np.ix_(first, second)]
-        return float(
-            weights[first] @ pairs @ weights[second] / (weights[first].sum() * weights[second].sum())
-        )
-
-    while len(groups) > 2:
-        pairs = [(i, j) for j in range(len(groups)) for i in range(j)]
-        first, second = max(pairs, key=lambda pair: alike(groups[pair[0]], groups[pair[1]]))
-        groups[first] += groups.pop(second)
-    if alike(*groups) < _SPLIT:
-        return [[stretches[number] for number in sorted(group)] for group in groups], []
-    upper = cosines[np.triu_indices(len(stretches), 1)]
-    return [list(stretches)], upper[upper < 0.999].tolist()  # two may have taken over the same embedding
+    every = np.arange(len(embeddings))
+    groups = merge(np.split(every, every[1:]), embeddings, weights, every, same=-1.0, fewest=2)
+    means = [mean(group, embeddings, weights) for group in groups]
+    if len(groups) == 2 and float(means[0] @ means[1]) < _SPLIT:  # the mean cosine of all pairs
+        return groups, []
+    cosines = (embeddings @ embeddings.T)[np.triu_indices(len(embeddings), 1)]
+    return [every], cosines[cosines < 0.999].tolist()  # two may have taken over the same embedding
 
 
 def _nearest(groups: Sequence[Sequence[Stretch]], start: int) -> npt.NDArray[np.int64]:
@@ -176,12 +174,6 @@ def _nearest(groups: Sequence[Sequence[Stretch]], start: int) -> npt.NDArray[np.
         for group in groups
     ]
     return np.asarray(np.argmin(away, axis=0))
-
-
-def _mean(stretches: Sequence[Stretch]) -> Floats:
-    """The embedding of a person who says these."""
-    total = np.sum([each.num_features * each.embedding for each in stretches], axis=0)
-    return np.asarray(total / np.linalg.norm(total), np.float32)
 
 
 def _feature_frames(active: Flags, samples: Samples) -> npt.NDArray[np.int64]:
@@ -201,7 +193,7 @@ def embed(features: Floats) -> Floats:
     """[num_frames, 80] in, [192] of length 1 out."""
     features = features - features.mean(axis=0)
     num_positions = (len(features) + 1) // 2
-    stretch = np.arange(num_positions) // _STRETCH
+    stretch = np.arange(num_positions) // _GATED
     spread = (stretch[:, None] == np.arange(stretch[-1] + 1)).astype(np.float32)
     pool = (spread / spread.sum(axis=0)).T + np.float32(1 / num_positions)
     (found,) = load(EMBEDDING).run(None, {"features": features[None], "pool": pool, "spread": spread})
