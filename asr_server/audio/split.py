@@ -110,10 +110,12 @@ class Splitter:
         With `last`, nothing follows what is held. Otherwise a leading silence is all that is taken at once:
         the rest is looked at again when the buffer is full.
         """
-        levels = powers(held)
+        # Where more follows, what lies behind the longest chunk need not be measured yet.
+        near = held if last else held[: self._max_chunk + HOPS_PER_LEVEL * HOP]
+        levels = powers(near)
         loud = np.flatnonzero(levels > SILENCE_POWER)
         if not len(loud):
-            return (len(held), 0) if last else (len(held) - MARGIN, 0)
+            return (len(held), 0) if last else (len(near) - MARGIN, 0)
         speech_start = int(loud[0]) * HOP
         if speech_start >= MIN_SILENCE:
             return speech_start - MARGIN, 0
