@@ -39,18 +39,16 @@ from scipy.optimize import linear_sum_assignment
 from scipy.signal import butter, sosfilt
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.levels import HOP, HOPS_PER_LEVEL, decibels, powers, runs
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.labels import SpeakerOfTime, Turn
 from asr_server.speakers.track import SpeakerTrack
 from benchmarks.reporting import benchmark_parser, pyplot, write_json
 from benchmarks.speech.corpora import ROOT, corpus, fillets, librivox
+from benchmarks.speech.speech_times import speech_of, without_pauses
 from benchmarks.speech.synthesis import is_installed, say
 
 CONVERSATION_S: Final = 180.0
 GRID_S: Final = 0.01  # of the count of errors
-AUDIBLE_DB: Final = 25.0  # below the loud parts of a clip
-PAUSE_S: Final = 0.3  # between two stretches of one person: less is no pause
 LEVEL: Final = 0.05  # root mean square of each person's speech
 _SENTENCES: Final = ROOT / "benchmarks/speech/sentences.txt"
 
@@ -157,34 +155,6 @@ def _flite(voice: str, text: str) -> Said | None:
 
 def people(voices: str) -> list[str]:
     return sorted(sayings(voices))
-
-
-def speech_of(samples: Samples) -> list[tuple[float, float]]:
-    """Where a clean clip is at most AUDIBLE_DB quieter than its loud parts (the level that 5 % of it exceed),
-    in 20 ms; pauses under PAUSE_S within it are speech, stretches under 0.1 s are not.
-
-    No detector has a part in it. From 25 to 35 dB the rule differs from the times of flite's own phones by at
-    most 1.5 % of the time spoken, Silero's detector by 2.5 %. They do not say which of these levels is right
-    for recordings with an echo; the lowest gives the lowest error rates here (docs/speakers.md).
-    """
-    levels = decibels(powers(samples))
-    audible = levels > np.percentile(levels, 95) - AUDIBLE_DB
-    stretches = [
-        (first * HOP / SAMPLE_RATE, (end + HOPS_PER_LEVEL - 1) * HOP / SAMPLE_RATE)
-        for first, end in runs(audible).tolist()
-    ]
-    return [(start_s, end_s) for start_s, end_s in without_pauses(stretches) if end_s - start_s >= 0.1]
-
-
-def without_pauses(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """One person's stretches, those with less than PAUSE_S between them as one."""
-    joined: list[tuple[float, float]] = []
-    for start_s, end_s in sorted(stretches):
-        if joined and start_s - joined[-1][1] < PAUSE_S:
-            joined[-1] = joined[-1][0], max(end_s, joined[-1][1])
-        else:
-            joined.append((start_s, end_s))
-    return joined
 
 
 def converse(

@@ -48,8 +48,8 @@ _WEIGHTS: Final = np.pad(
 MAX_WAITING: Final = 8  # windows of one recording that are not heard yet, before its decoding waits
 _SHORTEST_S: Final = 0.12  # of a turn
 _PAUSE_S: Final = 0.25  # within a turn
-_EARLY_S: Final = 0.05  # by which the segmentation lets speech begin too soon, by benchmarks/speakers.py,
-_SOON_S: Final = 0.03  # and end too soon
+# How much earlier speech begins, and later it ends, than it is likelier than not, by benchmarks/speakers.py.
+_BEFORE_S, _AFTER_S = 0.02, 0.04
 
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
@@ -201,7 +201,7 @@ def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[tuple[
 def _stretches_s(active: Flags, first_sample: int) -> list[tuple[float, float]]:
     first_s = (first_sample + FIRST_FRAME - FRAME / 2) / SAMPLE_RATE
     return [
-        (first_s + start * FRAME_S + _EARLY_S, first_s + end * FRAME_S + _SOON_S)
+        (first_s + start * FRAME_S - _BEFORE_S, first_s + end * FRAME_S + _AFTER_S)
         for start, end in runs(active).tolist()
     ]
 

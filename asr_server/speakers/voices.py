@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.levels import HOP, HOPS_PER_LEVEL, Powers, decibels, powers
 from asr_server.speakers.clustering import Ints, directions, mean, merge
 from asr_server.speakers.models import EMBEDDING, SEGMENTATION, load
 
@@ -41,6 +42,9 @@ _PAUSE: Final = 25  # features within a stretch in which its speaker may be sile
 # A stretch of which the window before has heard so much, or this share, is not heard again.
 _ENOUGH, _ENOUGH_SHARE = 200 * 160, 0.8  # samples
 _SPLIT: Final = 0.35  # mean cosine of two groups of stretches below which they are two people
+# What is 10 to 25 dB quieter than the loud tenth of what its speaker says may be an echo: the logarithm of
+# its odds is so much less for each decibel.
+_FAINT_DB, _FAINTEST_DB, _DOUBT = 10.0, 25.0, 0.3
 _GATED: Final = 100  # positions that share a gate of CAM++
 
 
@@ -97,8 +101,9 @@ def hear(
     active = _CLASSES[np.argmax(log_probabilities, axis=1)] > 0
     activity[num_frames:], active[num_frames:] = 0, False
     alone = active & (active.sum(axis=1, keepdims=True) == 1)
+    levels = _frame_levels(samples)
     for speaker in np.flatnonzero(active.any(axis=0)):
-        likely = activity[:, speaker].astype(np.float16)
+        likely = _without_echo(activity[:, speaker], levels).astype(np.float16)
         frames = _feature_frames(alone[:, speaker], samples)
         stretches = _stretches(samples, frames, start, before)
         if not stretches:  # nothing long enough: all together
@@ -128,6 +133,24 @@ def hear_reference(samples: Samples) -> Floats:
     samples = samples[:WINDOW]
     voices = [voice for voice in hear(samples, segment(samples)).voices if voice.clean_s]
     return max(voices, key=lambda voice: voice.clean_s).embedding if voices else np.zeros(192, np.float32)
+
+
+def _frame_levels(samples: Samples) -> Powers:
+    """[num_frames]: decibels of the 20 ms around each frame of the segmentation."""
+    levels = decibels(powers(samples))
+    middles = FIRST_FRAME + np.arange(NUM_FRAMES) * FRAME - HOPS_PER_LEVEL * HOP // 2
+    return levels[np.minimum(middles // HOP, len(levels) - 1)]
+
+
+def _without_echo(likely: Floats, levels: Powers) -> Floats:
+    """How likely one speaker speaks in each frame, less so where it is faint."""
+    is_likely = likely > 0.5
+    if not is_likely.any():
+        return likely
+    loud_db = np.percentile(levels[is_likely], 90)
+    odds = likely / np.maximum(1 - likely, 1e-4)
+    odds *= np.exp(_DOUBT * np.clip(levels - loud_db + _FAINT_DB, _FAINT_DB - _FAINTEST_DB, 0))
+    return np.asarray(odds / (1 + odds), np.float32)
 
 
 def _stretches(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.signal import fftconvolve
 
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.clustering import SpeakerCount
@@ -34,9 +35,33 @@ async def test_turns_lie_where_people_speak_across_the_borders_of_windows() -> N
     assert len(samples) / SAMPLE_RATE > 20  # four windows and more
     for start_s, end_s in places:
         within = [turn for turn in turns if start_s - 0.15 <= turn.start_s and turn.end_s <= end_s + 0.15]
-        assert sum(turn.end_s - turn.start_s for turn in within) > 0.7 * (end_s - start_s)
+        assert sum(turn.end_s - turn.start_s for turn in within) > 0.6 * (end_s - start_s)
         turns = [turn for turn in turns if turn not in within]
     assert turns == []
+
+
+async def test_in_a_hall_turns_begin_and_end_where_the_voices_do() -> None:
+    samples, places = join([said for _, said in TALK])
+    rng = np.random.default_rng(0)
+    echo = rng.standard_normal(SAMPLE_RATE) * 10 ** (-3 * np.arange(SAMPLE_RATE) / (0.8 * SAMPLE_RATE))
+    echo *= 10 ** (-5 / 20) / np.sqrt((echo**2).sum())  # 60 dB in 0.8 s, 5 dB less energy than the voice
+    echo[0] += 1
+    turns = await turns_of(fftconvolve(samples, echo)[: len(samples)].astype(np.float32))
+    for start_s, end_s in places:
+        own = [turn for turn in turns if turn.end_s > start_s and turn.start_s < end_s]
+        said = samples[round(start_s * SAMPLE_RATE) : round(end_s * SAMPLE_RATE)]
+        voiced = np.flatnonzero(np.abs(said) > 0.01)
+        assert own[0].start_s == pytest.approx(start_s + voiced[0] / SAMPLE_RATE, abs=0.1)
+        assert own[-1].end_s == pytest.approx(start_s + voiced[-1] / SAMPLE_RATE, abs=0.1)
+
+
+async def test_a_voice_that_becomes_faint_is_still_heard() -> None:
+    samples, (loud, faint) = join([said for label, said in TALK if label == "A"])
+    samples[round(faint[0] * SAMPLE_RATE) :] *= 0.05  # 26 dB less
+    turns = await turns_of(samples)
+    assert {turn.speaker for turn in turns} == {"A"}
+    spoken_s = sum(turn.end_s - turn.start_s for turn in turns if turn.start_s > loud[1])
+    assert spoken_s > 0.7 * (faint[1] - faint[0])
 
 
 async def test_turns_do_not_depend_on_the_sizes_of_the_blocks() -> None:
