@@ -33,6 +33,8 @@ STRICTER: Final = 0.08  # by which both cosines rise as long as fewer people are
 # What a recording's own cosines change, of which these are usual ones, as if they had been found so often.
 ONE_PERSON, TWO_PEOPLE, USUAL = 0.65, 0.15, 8
 MOVES: Final = 1.4  # SAME and CENTRES for each change of the middle between both
+# At most so much: where the segmentation takes one person for two, "two people" are as alike as one is.
+MOST_MOVED: Final = 0.12
 FEWEST_S: Final = 1.0  # of clean speech of a voice whose cosine counts
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 
@@ -118,7 +120,7 @@ def _moved(
         apart += np.einsum("ij,ij->i", *embeddings[pairs]).tolist()
     one = (sum(alike) + USUAL * ONE_PERSON) / (len(alike) + USUAL)
     two = (sum(apart) + USUAL * TWO_PEOPLE) / (len(apart) + USUAL)
-    return MOVES * ((one + two) - (ONE_PERSON + TWO_PEOPLE)) / 2
+    return min(MOST_MOVED, MOVES * ((one + two) - (ONE_PERSON + TWO_PEOPLE)) / 2)
 
 
 def _group(
