@@ -53,9 +53,10 @@ def test_where_all_voices_are_more_alike_two_people_are_told_apart_at_a_higher_c
 
 def test_one_person_who_is_taken_for_two_in_each_window_is_one() -> None:
     """And says the same again and again, as an announcement does: every two voices are alike."""
-    embeddings, people = voices(1, 20, spread=0.62)
-    labels = cluster(embeddings, np.full(20, 3.0), np.repeat(np.arange(10), 2), SpeakerCount(), [0.95] * 20)
-    assert is_same_partition(labels, people)
+    sayings, _ = voices(1, 3, spread=0.62)
+    embeddings, windows = np.tile(sayings, (10, 1)), np.repeat(np.arange(15), 2)
+    labels = cluster(embeddings, np.full(30, 3.0), windows, SpeakerCount(), [0.95] * 20)
+    assert set(labels.tolist()) == {0}
 
 
 def test_more_voices_than_one_block_are_clustered_alike() -> None:
