@@ -34,7 +34,7 @@ STRICTER: Final = 0.08  # by which both cosines rise as long as fewer people are
 ONE_PERSON, TWO_PEOPLE, USUAL = 0.65, 0.15, 8
 MOVES: Final = 1.4  # SAME and CENTRES for each change of the middle between both
 # At most so much: where the segmentation takes one person for two, "two people" are as alike as one is.
-MOST_MOVED: Final = 0.12
+MOST_MOVED: Final = 0.1
 FEWEST_S: Final = 1.0  # of clean speech of a voice whose cosine counts
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.signal import fftconvolve
+from scipy.signal import butter, fftconvolve, sosfilt
 
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.clustering import SpeakerCount
@@ -76,6 +76,19 @@ async def test_one_person_is_one_speaker_whatever_the_level() -> None:
     samples, _ = join([say("3141592653"), say("5897932384"), say("6264338327")])
     levels = np.repeat([1.0, 0.1, 0.5], -(-len(samples) // 3))[: len(samples)].astype(np.float32)
     assert {turn.speaker for turn in await turns_of(samples * levels)} == {"A"}
+
+
+@pytest.mark.trial
+async def test_an_hour_of_one_voice_is_one_person_whatever_the_level_and_the_line() -> None:
+    rng = np.random.default_rng(0)
+    samples, _ = join([say("".join(rng.choice(list("0123456789"), 8))) for _ in range(700)])
+    samples = samples[: 3600 * SAMPLE_RATE]
+    assert len(samples) == 3600 * SAMPLE_RATE
+    samples *= np.repeat(10 ** (rng.uniform(-26, 0, 60) / 20), 60 * SAMPLE_RATE).astype(np.float32)
+    telephone = slice(20 * 60 * SAMPLE_RATE, 32 * 60 * SAMPLE_RATE)
+    band = butter(4, [300, 3400], "bandpass", fs=SAMPLE_RATE, output="sos")
+    samples[telephone] = sosfilt(band, samples[telephone])
+    assert {turn.speaker for turn in await turns_of(samples)} == {"A"}
 
 
 @pytest.mark.parametrize("level", [0.0, 0.01, 0.1])
