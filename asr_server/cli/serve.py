@@ -1,7 +1,7 @@
 """The commands `asr-server serve`, and `asr-server health`: Docker's health check.
 
-Added to the command by `cli/__init__.py`. Runs in the first process, which becomes the API process when
-`serve` calls `api/server.py`; serves nothing itself.
+Added to the command by `cli/__init__.py`. `serve` runs in the process that was started, which becomes the API
+process when it calls `api/server.py`; `health` is a process of its own. Serves nothing itself.
 """
 
 from __future__ import annotations

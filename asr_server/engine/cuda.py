@@ -215,7 +215,9 @@ class Transfers:
         return copied
 
     def to_host(self, tensor: Tensor) -> HostCopy:
-        """Copies what the current stream has computed; `tensor` may be overwritten by what follows there."""
+        """Copies what the current stream has computed. On a GPU `tensor` may be overwritten by what follows
+        there; on the CPU it is its own copy.
+        """
         if self._d2h is None:
             return HostCopy(tensor)
         result = tensor.clone()

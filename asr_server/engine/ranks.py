@@ -1,10 +1,10 @@
 """Several ranks as one engine (tensor parallelism): rank 0 says what is done next, and every rank does it.
 
 Rank 0 has the engine: it admits, chooses and finishes, which depend on wall time. Before its runner does
-anything it tells the others, by one of the messages below, in the same order. Each of these has a runner but
-no engine, and calls `follow`. All ranks compute the same tokens by themselves: each sum over the ranks gives
-all of them the same bits (`model.Shard`), and the rest is the same computation on the same kind of device.
-Runs in every rank's process. Used by `engine.py`, `loop.py` and `replica`; starts no process itself.
+anything it tells the other ranks, by one of the messages below, in the same order. The other ranks have a
+runner but no engine, and call `follow`. All ranks compute the same tokens by themselves: each sum over the
+ranks gives all of them the same bits (`model.Shard`), and the rest is the same computation on the same kind of
+device. Runs in every rank's process. Used by `engine.py`, `loop.py` and `replica`; starts no process itself.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def join(config: EngineConfig, rank: int, store: str) -> None:
 
 
 class LeadingRunner:
-    """Rank 0's runner: each call is sent to the other ranks before it is made here."""
+    """Rank 0's runner: each call that computes is sent to the other ranks before it is made here."""
 
     def __init__(self, runner: Runner, broadcast: Broadcast) -> None:
         self.model = runner.model

@@ -1,4 +1,4 @@
-"""The parts of the encoder's and decoder's layers: products, attention, feed-forward, normed additions.
+"""The parts of the encoder's and decoder's layers: products, attention, feed-forward.
 
 Queries, keys and values of a layer are one product, and the queries' 1/sqrt(d) lies in the weights. Runs in
 the replica's process. Used by the rest of `model`; knows tensors, no requests.
@@ -34,7 +34,9 @@ class Linear(nn.Module):
         self._packed: PackedWeight | None = None
 
     def pack(self) -> None:
-        """To be called once the weights are in; they cannot be read or changed afterwards."""
+        """To be called once the weights are in. Where they can be packed, they cannot be read
+        or changed then.
+        """
         self._packed = pack(self.weight)
         if self._packed is not None:
             self.weight = nn.Parameter(torch.empty(0))

@@ -3,8 +3,9 @@
 Runs in the process of `asr-server transcribe`, for `run.py`, `outputs.py` and `manifest*.py`. Its calls may
 block; it decodes nothing.
 
-Checks that each can be opened; only decoding tells whether it is audio. No two inputs share a result and no
-input is written over. Only names are compared: `outputs.py` checks whether a result exists already.
+Each recording is opened once, to see that it can be; only decoding tells whether it is audio. No two inputs
+share a result and no input is written over. Only names are compared: whether a result exists already is for
+`outputs.py` to check.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import BinaryIO, Final
 from asr_server.audio.limits import FORMATS
 
 STANDARD_INPUT: Final = "-"
-# Within a folder, what to transcribe goes by the name; a file that is named itself goes by its content.
+# Of a folder's files those with such an ending are recordings; a file that is an argument itself needs none.
 ENDINGS: Final = frozenset(f".{name}" for name in FORMATS.split(", ")) | {
     *(".aif", ".aifc", ".amr", ".au", ".caf", ".m4b", ".mka", ".w64", ".wma"),
     *(".avi", ".m4v", ".mkv", ".mov", ".mpg", ".ts"),
@@ -35,7 +36,7 @@ ENDINGS: Final = frozenset(f".{name}" for name in FORMATS.split(", ")) | {
 class Input:
     """One recording. Its result is named by the first of `result_names` that is not taken."""
 
-    name: str  # as the user wrote it
+    name: str  # for messages: the argument, or the path within a folder that is one
     source: Path | BinaryIO  # a stream has to be `buffered` first
     result_names: tuple[PurePath, ...]  # below the output folder, without a format's ending
 
@@ -96,7 +97,7 @@ def _expand(argument: str, recursive: bool, failures: list[Failure]) -> Iterator
     elif path.is_dir():
         yield from _recordings_in(path, recursive, failures)
     elif stat.S_ISFIFO(path.stat().st_mode):
-        yield Input(argument, path.open("rb"), (PurePath(path.name),))
+        yield Input(argument, path.open("rb"), (PurePath(path.name), *_whole_paths(path)))
     else:
         yield _file(path, PurePath(path.name))
 
@@ -111,14 +112,14 @@ def _standard_input() -> BinaryIO:
 
 def _file(path: Path, relative: PurePath) -> Input:
     require_file(path)  # whether it can be read is known now, not after hours of other work
-    return Input(str(path), path, (relative.with_suffix(""), relative, _whole_path(path)))
+    return Input(str(path), path, (relative.with_suffix(""), relative, *_whole_paths(path)))
 
 
-def _whole_path(path: Path) -> PurePath:
-    """The path below the working directory, or below the root for a file that lies elsewhere."""
+def _whole_paths(path: Path) -> tuple[PurePath, PurePath]:
+    """The path below the working directory where it lies there, and the one below the root."""
     absolute = Path(os.path.abspath(path))
-    below = Path.cwd() if absolute.is_relative_to(Path.cwd()) else Path(absolute.anchor)
-    return absolute.relative_to(below)
+    below_root = absolute.relative_to(absolute.anchor)
+    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else below_root, below_root
 
 
 def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Input]:

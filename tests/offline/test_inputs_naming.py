@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,34 @@ def test_two_kinds_of_one_recording_keep_their_whole_names() -> None:
 
 def test_the_same_name_in_two_folders_keeps_the_folders() -> None:
     assert results("monday/a.wav", "tuesday/a.wav") == ["monday/a.wav.txt", "tuesday/a.wav.txt"]
+
+
+def test_a_file_elsewhere_and_one_of_the_same_path_here_have_each_a_result(folder: Path) -> None:
+    elsewhere = folder / "a.wav"
+    here = folder / "here"
+    here.mkdir()
+    os.chdir(here)
+    below_root = str(elsewhere.relative_to("/"))
+    assert len(set(results(str(elsewhere), below_root))) == 2
+
+
+def test_two_pipes_of_one_name_have_each_a_result(folder: Path) -> None:
+    pipes = [folder / "monday" / "pipe", folder / "tuesday" / "pipe"]
+    writers = []
+    for pipe in pipes:
+        pipe.parent.mkdir()
+        os.mkfifo(pipe)
+        writers.append(threading.Thread(target=pipe.write_bytes, args=(b"?",)))
+        writers[-1].start()
+    inputs, failures = collect_inputs([str(pipe.relative_to(folder)) for pipe in pipes], recursive=False)
+    assert failures == []
+    names = [path for paths in result_paths(inputs, OUT, [".txt"]) for path in paths]
+    assert names == [OUT / "monday/pipe.txt", OUT / "tuesday/pipe.txt"]
+    for input in inputs:
+        assert not isinstance(input.source, Path)
+        input.source.close()
+    for writer in writers:
+        writer.join()
 
 
 def test_a_disk_that_ignores_case_loses_nothing_either() -> None:
