@@ -4,7 +4,8 @@ Rank 0 has the engine: it admits, chooses and finishes, which depend on wall tim
 anything it tells the other ranks, by one of the messages below, in the same order. The other ranks have a
 runner but no engine, and call `follow`. All ranks compute the same tokens by themselves: each sum over the
 ranks gives all of them the same bits (`model.Shard`), and the rest is the same computation on the same kind
-of device. Runs in every rank's process. Used by `engine.py`, `loop.py` and `replica`; starts no process itself.
+of device. Runs in every rank's process. Used by `engine.py`, `loop.py` and `replica`; starts no process
+itself.
 """
 
 from __future__ import annotations
