@@ -4,8 +4,8 @@ The hub's files are fetched with one client and our own limits, because huggingf
 than a start may wait, and checks no sums. Of that library come the endpoint and the token. Packages are
 fetched by pip, so that the user's own index is asked; pip checks each by the sum that the index states. Every
 file is checked by the model's own sum before the folder gets its name. Progress is a bar on a terminal, else
-lines in the log. Used by `fetch.py`, in the first process or in a replica on another host. Blocks: never to be
-called on an event loop.
+lines in the log. Used by `fetch.py`, in the first process or in a replica on another host. Blocks: never to
+be called on an event loop.
 """
 
 from __future__ import annotations
