@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Server
 
 ROOT = Path(__file__).parents[2]
-DURATION_S = int(os.environ.get("SCHEMATHESIS_S", "600"))
+DURATION_S = int(os.environ.get("SCHEMATHESIS_S", "1200"))
 CHECKS = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
     *("response_headers_conformance", "response_schema_conformance", "unsupported_method"),

@@ -11,7 +11,7 @@ from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.labels import SpeakerOfTime, Turn
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
 from tests.speakers.people import TALK, join, require_models
-from tests.speech import say
+from tests.speech import audible, say
 
 
 async def turns_of(samples: Samples, track: SpeakerTrack | None = None) -> list[Turn]:
@@ -21,6 +21,13 @@ async def turns_of(samples: Samples, track: SpeakerTrack | None = None) -> list[
         track.push(samples[first : first + SAMPLE_RATE])
         await track.wait_for_room()
     return await track.turns()
+
+
+def heard_s(samples: Samples, start_s: float, end_s: float) -> tuple[float, float]:
+    """Where a part of them is heard: clips begin and end with silence."""
+    first = round(start_s * SAMPLE_RATE)
+    start, end = audible(samples[first : round(end_s * SAMPLE_RATE)])
+    return (first + start) / SAMPLE_RATE, (first + end) / SAMPLE_RATE
 
 
 async def test_two_people_are_told_apart_in_the_order_in_which_they_speak() -> None:
@@ -33,9 +40,9 @@ async def test_turns_lie_where_people_speak_across_the_borders_of_windows() -> N
     samples, places = join([said for _, said in TALK])
     turns = await turns_of(samples)
     assert len(samples) / SAMPLE_RATE > 20  # four windows and more
-    for start_s, end_s in places:
+    for start_s, end_s in (heard_s(samples, *place) for place in places):
         within = [turn for turn in turns if start_s - 0.15 <= turn.start_s and turn.end_s <= end_s + 0.15]
-        assert sum(turn.end_s - turn.start_s for turn in within) > 0.6 * (end_s - start_s)
+        assert sum(turn.end_s - turn.start_s for turn in within) > 0.7 * (end_s - start_s)
         turns = [turn for turn in turns if turn not in within]
     assert turns == []
 
@@ -79,15 +86,15 @@ async def test_one_person_is_one_speaker_whatever_the_level() -> None:
 
 
 @pytest.mark.trial
-async def test_an_hour_of_one_voice_is_one_person_whatever_the_level_and_the_line() -> None:
+async def test_an_hour_of_one_voice_is_one_person_whatever_the_level_and_the_band() -> None:
     rng = np.random.default_rng(0)
     samples, _ = join([say("".join(rng.choice(list("0123456789"), 8))) for _ in range(700)])
     samples = samples[: 3600 * SAMPLE_RATE]
     assert len(samples) == 3600 * SAMPLE_RATE
     samples *= np.repeat(10 ** (rng.uniform(-26, 0, 60) / 20), 60 * SAMPLE_RATE).astype(np.float32)
-    telephone = slice(20 * 60 * SAMPLE_RATE, 32 * 60 * SAMPLE_RATE)
+    narrow = slice(20 * 60 * SAMPLE_RATE, 32 * 60 * SAMPLE_RATE)
     band = butter(4, [300, 3400], "bandpass", fs=SAMPLE_RATE, output="sos")
-    samples[telephone] = sosfilt(band, samples[telephone])
+    samples[narrow] = sosfilt(band, samples[narrow])
     assert {turn.speaker for turn in await turns_of(samples)} == {"A"}
 
 
