@@ -64,11 +64,11 @@ def test_two_pipes_of_one_name_have_each_a_result(folder: Path) -> None:
     assert failures == []
     names = [path for paths in result_paths(inputs, OUT, [".txt"]) for path in paths]
     assert names == [OUT / "monday/pipe.txt", OUT / "tuesday/pipe.txt"]
+    for writer in writers:
+        writer.join()  # before the pipes are closed: a writer that comes later would find nobody there
     for input in inputs:
         assert not isinstance(input.source, Path)
         input.source.close()
-    for writer in writers:
-        writer.join()
 
 
 def test_a_disk_that_ignores_case_loses_nothing_either() -> None:
