@@ -26,6 +26,8 @@ _ROOT: Final = Path("/")
 _CGROUPS: Final = "sys/fs/cgroup"
 _MPS_PIPES: Final = "/tmp/nvidia-mps"
 
+VNNI_FLAGS: Final = {"avx512_vnni", "avx_vnni"}  # sums of 8-bit products in 32 bits, by `cpu_flags`
+
 _M_ARENA_MAX: Final = -8  # glibc's malloc.h
 
 T = TypeVar("T")

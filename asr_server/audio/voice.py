@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.levels import runs
+from asr_server.machine import VNNI_FLAGS, cpu_flags
 
 # Read when onnxruntime is loaded. From 1.29 on it would tell Microsoft what it runs, and keep an identifier
 # of this machine and a database in the home folder.
@@ -221,7 +222,8 @@ def load_onnx(path: Path, keeps_memory: bool = True) -> InferenceSession:
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # parallelism is between files
     options.enable_cpu_mem_arena = keeps_memory
     options.log_severity_level = 3
-    # Without VNNI pairs of 8-bit products are added in 16 bits, which overflow with signed weights: this has
-    # them made unsigned, and changes nothing elsewhere.
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    if not cpu_flags() & VNNI_FLAGS:
+        # Pairs of 8-bit products are added in 16 bits, which overflow with signed weights: this has them made
+        # unsigned. With VNNI it would cost half as much again.
+        options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

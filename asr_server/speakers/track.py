@@ -1,10 +1,10 @@
 """Follows who speaks through a recording of any length: samples in, as they are decoded; at the end, turns.
 
-Windows of ten seconds, one every five, are heard in threads of their own, beside the engine, and in order, as
-each takes over what the one before has heard; of each window its voices are kept (two kilobytes each) and the
-samples are dropped. Embeddings live as long as their request, and are written nowhere. `push` runs in a
-preprocess thread, the rest on the event loop of the API process. Used by `transcription`; knows no HTTP and
-no text.
+Windows of ten seconds, one every five, are heard by fours in threads of their own, beside the engine, and in
+order, as each takes over what the one before has heard; of each window its voices are kept (two kilobytes
+each) and the samples are dropped. Embeddings live as long as their request, and are written nowhere. `push`
+runs in a preprocess thread, the rest on the event loop of the API process. Used by `transcription`; knows no
+HTTP and no text.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ from asr_server.levels import runs
 from asr_server.machine import lower_thread_priority
 from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
 from asr_server.speakers.labels import Turn, label_segments
-from asr_server.speakers.voices import (
+from asr_server.speakers.segmentation import (
     FIRST_FRAME,
     FRAME,
     FRAME_S,
     NUM_FRAMES,
+    STEP,
+    STEP_FRAMES,
     WINDOW,
-    Flags,
     Floats,
-    Heard,
-    hear,
-    hear_reference,
     segment,
 )
+from asr_server.speakers.voices import Flags, Heard, hear, hear_reference
 
-_STEP_FRAMES: Final = 296  # half a window, 5 s: all but a recording's ends is heard twice
-STEP: Final = _STEP_FRAMES * FRAME  # samples from one window to the next
+_NUM_TOGETHER: Final = 4  # windows that are heard at once
+_BATCH: Final = WINDOW + (_NUM_TOGETHER - 1) * STEP  # their samples: 25 s
 # Of a frame in the mean of both hearings: the segmentation is surest in the middle of a window. [2, half]
 _WEIGHTS: Final = np.pad(
-    np.sin(np.pi * (np.arange(NUM_FRAMES) + 0.5) / NUM_FRAMES) ** 2 + 1e-3, (0, 2 * _STEP_FRAMES - NUM_FRAMES)
-).reshape(2, _STEP_FRAMES)
-MAX_WAITING: Final = 8  # windows of one recording that are not heard yet, before its decoding waits
+    np.sin(np.pi * (np.arange(NUM_FRAMES) + 0.5) / NUM_FRAMES) ** 2 + 1e-3, (0, 2 * STEP_FRAMES - NUM_FRAMES)
+).reshape(2, STEP_FRAMES)
+MAX_WAITING: Final = 2  # batches of one recording that are not heard yet, before its decoding waits
 _SHORTEST_S: Final = 0.12  # of a turn
 _PAUSE_S: Final = 0.25  # within a turn
 # How much earlier speech begins, and later it ends, than it is likelier than not, by benchmarks/speakers.py.
@@ -76,33 +75,39 @@ class SpeakerTrack:
         self._executor = executor
         self._buffer: list[Samples] = []
         self._num_buffered = 0
-        self._heard: list[Future[Heard]] = []
+        self._heard: list[Future[list[Heard]]] = []
         self._is_closed = threading.Event()
 
     def push(self, samples: Samples) -> None:
         """Takes the next samples of the recording. Never waits."""
         self._buffer.append(samples.copy())
         self._num_buffered += len(samples)
-        while self._num_buffered >= WINDOW:
+        while self._num_buffered >= _BATCH:
             joined = np.concatenate(self._buffer)
-            self._hear(joined[:WINDOW].copy())
-            self._buffer = [joined[STEP:].copy()]
-            self._num_buffered = len(joined) - STEP
+            self._hear(joined[:_BATCH].copy())
+            self._buffer = [joined[_NUM_TOGETHER * STEP :].copy()]
+            self._num_buffered = len(self._buffer[0])
 
     def _hear(self, samples: Samples) -> None:
         before = self._heard[-1] if self._heard else None
-        self._heard.append(self._executor.submit(self._unless_closed, samples, len(self._heard), before))
+        start = len(self._heard) * _NUM_TOGETHER * STEP
+        self._heard.append(self._executor.submit(self._unless_closed, samples, start, before))
 
-    def _unless_closed(self, samples: Samples, number: int, before: Future[Heard] | None) -> Heard:
+    def _unless_closed(self, samples: Samples, start: int, before: Future[list[Heard]] | None) -> list[Heard]:
+        """The windows of these samples, which begin at `start` of the recording."""
         if self._is_closed.is_set():
-            return Heard([], [], [])
+            return []
         log_probabilities = segment(samples)
-        # The threads take windows in order: the one before is done, or under way in another thread.
-        stretches = before.result().stretches if before else []
-        return hear(samples, log_probabilities, number * STEP, stretches)
+        # The threads take batches in order: the one before is done, or under way in another thread.
+        heard = before.result()[-1:] if before else []
+        for number, each in enumerate(log_probabilities):
+            window = samples[number * STEP : number * STEP + WINDOW]
+            stretches = heard[-1].stretches if heard else []
+            heard.append(hear(window, each, start + number * STEP, stretches))
+        return heard[-len(log_probabilities) :]
 
     async def wait_for_room(self) -> None:
-        """Waits while MAX_WAITING windows have not been heard: the decoder is kept from running ahead."""
+        """Waits while MAX_WAITING batches have not been heard: the decoder is kept from running ahead."""
         if len(self._heard) > MAX_WAITING:
             await asyncio.wrap_future(self._heard[-MAX_WAITING - 1])
 
@@ -113,7 +118,7 @@ class SpeakerTrack:
         if self._num_buffered > SAMPLE_RATE // 4 and (not self._heard or self._num_buffered > WINDOW - STEP):
             self._hear(np.concatenate(self._buffer))
         self._buffer = []
-        windows = [await asyncio.wrap_future(heard) for heard in self._heard]
+        windows = [window for heard in self._heard for window in await asyncio.wrap_future(heard)]
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._stitch, windows)
 
     async def label(self, transcript: Transcript) -> Transcript:
@@ -123,7 +128,7 @@ class SpeakerTrack:
         return msgspec.structs.replace(transcript, segments=tuple(segments))
 
     def close(self) -> None:
-        """Forgets everything; windows that wait are not heard."""
+        """Forgets everything; what waits is not heard."""
         self._is_closed.set()
         self._buffer, self._heard = [], []
 
@@ -140,7 +145,7 @@ class SpeakerTrack:
         activity: list[dict[int, Floats]] = [{} for _ in windows]
         for (number, voice), label in zip(voices, labels.tolist(), strict=True):
             before = activity[number].get(label, np.float32(0))
-            halves = np.pad(voice.activity, (0, 2 * _STEP_FRAMES - NUM_FRAMES)).reshape(2, _STEP_FRAMES)
+            halves = np.pad(voice.activity, (0, 2 * STEP_FRAMES - NUM_FRAMES)).reshape(2, STEP_FRAMES)
             activity[number][label] = np.maximum(before, halves.astype(np.float32))
         spoken = _spoken_s(activity)
         joined = {label: joined for label, stretches in spoken.items() if (joined := _join(stretches))}
@@ -182,17 +187,17 @@ def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[tuple[
     """Where each speaker is likelier to speak than not, in the mean of the windows that hear it.
 
     Args:
-        activity: of each window, how likely each of its speakers speaks, [2, _STEP_FRAMES].
+        activity: of each window, how likely each of its speakers speaks, [2, STEP_FRAMES].
     """
     spoken: dict[int, list[tuple[float, float]]] = {}
     for number in range(len(activity) + 1):
-        total = np.zeros(_STEP_FRAMES)
+        total = np.zeros(STEP_FRAMES)
         sums: dict[int, npt.NDArray[np.float64]] = {}
         for half, window in ((0, number), (1, number - 1)):
             if 0 <= window < len(activity):
                 total += _WEIGHTS[half]
                 for label, likely in activity[window].items():
-                    sums[label] = sums.get(label, np.zeros(_STEP_FRAMES)) + _WEIGHTS[half] * likely[half]
+                    sums[label] = sums.get(label, np.zeros(STEP_FRAMES)) + _WEIGHTS[half] * likely[half]
         for label, summed in sums.items():
             spoken.setdefault(label, []).extend(_stretches_s(summed > total / 2, number * STEP))
     return spoken

@@ -1,10 +1,10 @@
-"""Hears who speaks when in a window of ten seconds, and what each voice is like.
+"""Hears what each voice of a window of ten seconds is like.
 
-Segmentation-3.0 tells up to three local speakers of a window apart, two of them at once; CAM++ makes an
-embedding of each stretch that one of them says alone and without a pause, of features that are Kaldi's
-(`feature-fbank.cc`: 80 mel bands, 25 ms, Povey's window), with their mean removed. A local speaker whose
-stretches sound like two people is two voices: on a telephone the segmentation takes people for one. Blocks:
-runs in threads of its own, in the API process. Used by `track.py`. Keeps no samples.
+CAM++ makes an embedding of each stretch that a local speaker says alone and without a pause, of features
+that are Kaldi's (`feature-fbank.cc`: 80 mel bands, 25 ms, Povey's window), with their mean removed. A local
+speaker whose stretches sound like two people is two voices: on a telephone the segmentation takes people for
+one.
+Blocks: runs in threads of its own, in the API process. Used by `track.py`. Keeps no samples.
 """
 
 from __future__ import annotations
@@ -19,22 +19,11 @@ import numpy.typing as npt
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.levels import HOP, HOPS_PER_LEVEL, Powers, decibels, powers
 from asr_server.speakers.clustering import Ints, directions, mean, merge
-from asr_server.speakers.models import EMBEDDING, SEGMENTATION, load
+from asr_server.speakers.models import EMBEDDING, load
+from asr_server.speakers.segmentation import CLASSES, FIRST_FRAME, FRAME, NUM_FRAMES, WINDOW, Floats, segment
 
-Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 
-WINDOW: Final = 10 * SAMPLE_RATE
-FRAME: Final = 270  # samples between two frames of the segmentation
-FRAME_S: Final = FRAME / SAMPLE_RATE
-FIRST_FRAME: Final = 495  # sample in the middle of the first one's field of view
-NUM_FRAMES: Final = (WINDOW - 2 * FIRST_FRAME) // FRAME + 1  # of a window
-# Which local speakers each class says are speaking.
-_CLASSES: Final = np.array(
-    [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]], np.float32
-)
-_NOBODY: Final = np.array([0.0, *[-np.inf] * 6], np.float32)  # the log-probabilities of a frame
-_AUDIBLE: Final = 1e-4
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
 _MIN_STRETCH: Final = 80  # features of a stretch that is heard by itself
 _MAX_FEATURES: Final = 250  # more of one stretch says little more, and costs as much again
@@ -74,31 +63,20 @@ class Heard(NamedTuple):
     alike: list[float]  # cosines of stretches that one person says
 
 
-def segment(samples: Samples) -> Floats:
-    """[num_frames, 7]: log-probabilities of the classes in at most one window of samples, filled up with
-    silence; nobody speaks where nothing is audible. Raises SpeakersUnavailable.
-    """
-    if not np.abs(samples).max(initial=0) > _AUDIBLE:
-        return np.tile(_NOBODY, (NUM_FRAMES, 1))
-    padded = np.pad(samples, (0, WINDOW - len(samples))) if len(samples) < WINDOW else samples
-    (log_probabilities,) = load(SEGMENTATION).run(None, {"samples": padded[None]})
-    return np.asarray(log_probabilities[0], np.float32)
-
-
 def hear(
     samples: Samples, log_probabilities: Floats, start: int = 0, before: Sequence[Stretch] = ()
 ) -> Heard:
     """The voices of at most one window. Raises SpeakersUnavailable.
 
     Args:
-        log_probabilities: by `segment`, of the same samples.
+        log_probabilities: [num_frames, 7], by `segment`, of the same samples.
         start: sample of the recording where the window begins.
         before: stretches of the window before.
     """
     heard = Heard([], [], [])
     num_frames = max(0, (len(samples) - FIRST_FRAME) // FRAME + 1)
-    activity = np.exp(log_probabilities) @ _CLASSES  # [num_frames, 3]
-    active = _CLASSES[np.argmax(log_probabilities, axis=1)] > 0
+    activity = np.exp(log_probabilities) @ CLASSES  # [num_frames, 3]
+    active = CLASSES[np.argmax(log_probabilities, axis=1)] > 0
     activity[num_frames:], active[num_frames:] = 0, False
     alone = active & (active.sum(axis=1, keepdims=True) == 1)
     levels = _frame_levels(samples)
@@ -131,7 +109,7 @@ def hear(
 def hear_reference(samples: Samples) -> Floats:
     """The embedding of one person's voice, [192]; of what the segmentation takes for the main speaker."""
     samples = samples[:WINDOW]
-    voices = [voice for voice in hear(samples, segment(samples)).voices if voice.clean_s]
+    voices = [voice for voice in hear(samples, segment(samples)[0]).voices if voice.clean_s]
     return max(voices, key=lambda voice: voice.clean_s).embedding if voices else np.zeros(192, np.float32)
 
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from asr_server.audio.voice import load_onnx
-from asr_server.speakers.conversion import convert_embedding, convert_segmentation
-from asr_server.speakers.models import EMBEDDING, SEGMENTATION, speaker_models
+from asr_server.speakers.conversion import (
+    convert_convolutions,
+    convert_embedding,
+    convert_filters,
+    convert_lstm,
+)
+from asr_server.speakers.models import CONVOLUTIONS, EMBEDDING, FILTERS, LSTM, speaker_models
 from asr_server.speakers.onnx_file import Graph
 from tests.speakers.people import require_models
 
@@ -19,7 +24,9 @@ def test_a_conversion_gives_the_same_bytes_each_time() -> None:
     folder = speaker_models()
     assert folder
     for name, source, convert in (
-        (SEGMENTATION, "pytorch_model.bin", convert_segmentation),
+        (FILTERS, "pytorch_model.bin", convert_filters),
+        (CONVOLUTIONS, "pytorch_model.bin", convert_convolutions),
+        (LSTM, "pytorch_model.bin", convert_lstm),
         (EMBEDDING, "campplus_cn_en_common.pt", convert_embedding),
     ):
         made = hashlib.sha256(convert(folder / source)).hexdigest()

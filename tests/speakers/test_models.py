@@ -9,8 +9,10 @@ from huggingface_hub import constants
 
 from asr_server.errors import CheckpointError, SpeakersUnavailable
 from asr_server.speakers.models import (
+    CONVOLUTIONS,
     EMBEDDING,
-    SEGMENTATION,
+    FILTERS,
+    LSTM,
     fetch_speaker_models,
     require_speaker_models,
     speaker_models,
@@ -34,11 +36,11 @@ def test_offline_the_folder_that_they_are_copied_into_is_said(
     assert str(refused.value).endswith(f"prints to this machine: into {tmp_path / 'asr-server' / 'models'}")
 
 
-def test_a_folder_without_both_files_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_all_files_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     folder = tmp_path / "asr-server" / "models" / "speakers@1"
     folder.mkdir(parents=True)
-    (folder / SEGMENTATION).touch()
-    assert speaker_models() is None
-    (folder / EMBEDDING).touch()
+    for name in (FILTERS, CONVOLUTIONS, LSTM, EMBEDDING):
+        assert speaker_models() is None
+        (folder / name).touch()
     assert speaker_models() == folder

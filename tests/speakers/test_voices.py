@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.speakers.voices import FRAME, NUM_FRAMES, WINDOW, Floats, hear, segment
+from asr_server.speakers.segmentation import FRAME, NUM_FRAMES, WINDOW, Floats, segment
+from asr_server.speakers.voices import hear
 from tests.speakers.people import join, require_models
 from tests.speech import say
 
@@ -56,9 +57,9 @@ def test_what_the_window_before_has_heard_is_not_heard_again(
 ) -> None:
     samples, _ = talk
     shift = round(SHIFT_S * SAMPLE_RATE)
-    before = hear(samples[:WINDOW], segment(samples[:WINDOW])).stretches
+    before = hear(samples[:WINDOW], segment(samples[:WINDOW])[0]).stretches
     window = samples[shift : shift + WINDOW]
-    after = hear(window, segment(window), shift, before).stretches
+    after = hear(window, segment(window)[0], shift, before).stretches
     known = [stretch.embedding.tobytes() for stretch in before]
     shared = [
         s for s in after if any(min(s.end, b.end) - max(s.start, b.start) > 2 * SAMPLE_RATE for b in before)
