@@ -210,17 +210,14 @@ def _session() -> InferenceSession:
     return load_onnx(DETECTOR)
 
 
-def load_onnx(path: Path, keeps_memory: bool = True) -> InferenceSession:
-    """Loads a model; it may run in several threads at once, in one thread a call.
-
-    Args:
-        keeps_memory: for the next call, as much as the largest one so far has taken.
+def load_onnx(path: Path) -> InferenceSession:
+    """Loads a model; it may run in several threads at once, in one thread a call. It keeps as much memory for
+    the next call as the largest one so far has taken.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # parallelism is between files
-    options.enable_cpu_mem_arena = keeps_memory
     options.log_severity_level = 3
     if not cpu_flags() & VNNI_FLAGS:
         # Pairs of 8-bit products are added in 16 bits, which overflow with signed weights: this has them made

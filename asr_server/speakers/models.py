@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMMAND: Final = "asr-server models fetch speakers"
 FILTERS, CONVOLUTIONS, LSTM = "filters.onnx", "convolutions.onnx", "lstm-int8.onnx"  # of the segmentation
-EMBEDDING: Final = "embedding-int8.onnx"
+EMBEDDING: Final = "embedding-int8-2.onnx"
 _SOURCES: Final = {
     **dict.fromkeys((FILTERS, CONVOLUTIONS, LSTM), "pytorch_model.bin"),
     EMBEDDING: "campplus_cn_en_common.pt",
@@ -65,5 +65,5 @@ def require_speaker_models() -> Path:
 
 @cache
 def load(name: str) -> InferenceSession:
-    """One of them, loaded at its first use. It does not keep the memory of the longest input for good."""
-    return load_onnx(require_speaker_models() / name, keeps_memory=False)
+    """One of them, loaded at its first use."""
+    return load_onnx(require_speaker_models() / name)

@@ -14,16 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 OPSET, IR_VERSION = 18, 9  # onnxruntime 1.20 reads them
-_FLOAT, _INT8, _INT64 = 1, 3, 7  # TensorProto.DataType
+_FLOAT, _UINT8, _INT8, _INT32, _INT64 = 1, 2, 3, 6, 7  # TensorProto.DataType
 MICROSOFT: Final = "com.microsoft"  # the domain of onnxruntime's own operators
-_MICROSOFTS: Final = ("DynamicQuantizeLSTM", "DynamicQuantizeMatMul")
+_MICROSOFTS: Final = ("DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QLinearAdd")
 _OPSETS: Final = ((b"", OPSET), (MICROSOFT.encode(), 1))
 _VARINT, _LENGTH, _FIXED32 = 0, 2, 5  # wire types of protocol buffers
 _ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = 1, 2, 3, 7
 
-_DATA_TYPES: Final = {np.float32: _FLOAT, np.int8: _INT8, np.int64: _INT64}
+_DATA_TYPES: Final = {
+    np.float32: _FLOAT,
+    np.uint8: _UINT8,
+    np.int8: _INT8,
+    np.int32: _INT32,
+    np.int64: _INT64,
+}
 
-Array: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.int8] | npt.NDArray[np.int64]
+Array: TypeAlias = npt.NDArray[np.float32 | np.uint8 | np.int8 | np.int32 | np.int64]
 Attribute: TypeAlias = int | float | str | Sequence[int]
 Dimension: TypeAlias = int | str  # a name where any size will do
 
@@ -37,13 +43,11 @@ class Graph:
         self._constants: dict[str, Array] = {}
 
     def constant(self, values: npt.ArrayLike) -> str:
-        """Adds a constant, float32, int8 or (for shapes and indices) int64, and returns its name."""
+        """Adds a constant, float32 or integers of their own type, and returns its name."""
         array = np.asarray(values)
         name = f"constant_{len(self._constants)}"
-        kind: type = np.float32
-        if array.dtype.kind == "i":
-            kind = np.int8 if array.dtype == np.int8 else np.int64
-        self._constants[name] = np.ascontiguousarray(array, kind)
+        kind = array.dtype.type if array.dtype.type in _DATA_TYPES else np.float32
+        self._constants[name] = np.array(array, kind, order="C")
         return name
 
     def add(self, op: str, *inputs: str, **attributes: Attribute) -> str:
