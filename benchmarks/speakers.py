@@ -46,6 +46,7 @@ from benchmarks.reporting import benchmark_parser, pyplot, write_json
 from benchmarks.speech.corpora import ROOT, corpus, fillets, librivox
 from benchmarks.speech.speech_times import speech_of, without_pauses
 from benchmarks.speech.synthesis import is_installed, say
+from benchmarks.speech.telephone import by_telephone
 
 CONVERSATION_S: Final = 180.0
 GRID_S: Final = 0.01  # of the count of errors
@@ -80,7 +81,7 @@ class Kind:
     name: str
     people: Callable[[np.random.Generator, str], list[str]]
     overlap: float = 0.0  # share of the turns that begin before the last one ends
-    telephone: bool = False
+    callers: float = 0.0  # the share of the people who are heard by telephone
     noise_db: float | None = None  # level of speech over noise
 
 
@@ -101,11 +102,12 @@ def _several(rng: np.random.Generator, voices: str) -> list[str]:
 KINDS: Final = (
     Kind("two", _two),
     Kind("two, 10 % overlap", _two, overlap=0.35),
-    Kind("two, telephone", _two, telephone=True),
+    Kind("two, telephone", _two, callers=1.0),
+    Kind("two, one by telephone", _two, callers=0.5),
     Kind("two, noise 15 dB", _two, noise_db=15.0),
     Kind("three to six", _several),
     Kind("three to six, 10 % overlap", _several, overlap=0.35),
-    Kind("three to six, telephone", _several, telephone=True),
+    Kind("three to six, telephone", _several, callers=1.0),
     Kind("three to six, noise 15 dB", _several, noise_db=15.0),
     Kind("one", lambda rng, voices: [str(rng.choice(people(voices)))]),
 )
@@ -163,7 +165,8 @@ def converse(
     """Joins a conversation: the same for the same seed."""
     rng = np.random.default_rng([seed, *kind.name.encode()])
     speakers = kind.people(rng, voices)
-    mixed = np.zeros(int((duration_s + 20) * SAMPLE_RATE), np.float32)
+    callers = speakers[: round(kind.callers * len(speakers))]
+    near, called = np.zeros((2, int((duration_s + 20) * SAMPLE_RATE)), np.float32)
     gains = {speaker: 10 ** (rng.uniform(-6, 6) / 20) for speaker in speakers}
     turns: list[Turn] = []
     words: list[SpokenWord] = []
@@ -181,7 +184,8 @@ def converse(
             samples = said.samples
             scale = gains[speaker] * LEVEL / max(float(np.sqrt((samples**2).mean())), 1e-4)
             first = int(at_s * SAMPLE_RATE)
-            mixed[first : first + len(samples)] += scale * samples[: len(mixed) - first]
+            to = called if speaker in callers else near
+            to[first : first + len(samples)] += scale * samples[: len(to) - first]
             stretches = [(at_s + start, at_s + end) for start, end in said.stretches]
             turns += [Turn(*stretch, speaker) for stretch in stretches]
             words += _words(said.text, stretches, speaker)
@@ -189,11 +193,9 @@ def converse(
             if at_s - start_s + 2 > wanted_s:
                 break
         at_s += rng.uniform(0.1, 3)
-    mixed = mixed[: int(at_s * SAMPLE_RATE)]
-    if kind.telephone:
-        band = butter(4, [300, 3400], "bandpass", fs=SAMPLE_RATE, output="sos")
-        narrow = soxr.resample(sosfilt(band, mixed), SAMPLE_RATE, 8000)
-        mixed = soxr.resample(_mu_law(narrow), 8000, SAMPLE_RATE).astype(np.float32)
+    mixed = near[: int(at_s * SAMPLE_RATE)]
+    if callers:
+        mixed = mixed + by_telephone(called[: len(mixed)])
     if kind.noise_db is not None:
         noise = rng.standard_normal(len(mixed)).astype(np.float32)
         noise = sosfilt(butter(1, 1500, fs=SAMPLE_RATE, output="sos"), noise)
@@ -205,12 +207,6 @@ def converse(
         for stretch in without_pauses([turn[:2] for turn in turns if turn.speaker == speaker])
     ]
     return Conversation(mixed, sorted(whole), words)
-
-
-def _mu_law(samples: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What eight bits of a telephone line leave of samples."""
-    loudness = np.round(128 * np.log1p(255 * np.abs(np.clip(samples, -1, 1))) / np.log(256)) / 128
-    return np.asarray(np.sign(samples) * (256**loudness - 1) / 255)
 
 
 def _words(text: str, stretches: Sequence[tuple[float, float]], speaker: str) -> list[SpokenWord]:

@@ -141,7 +141,8 @@ class SpeakerTrack:
         # Two halves of one local speaker may be one person after all.
         apart = [-1 - place if voice.is_half else number for place, (number, voice) in enumerate(voices)]
         alike = [cosine for window in windows for cosine in window.alike]
-        labels = cluster(embeddings, clean_s, np.array(apart), self._count, alike)
+        narrow = np.array([voice.is_narrow for _, voice in voices])
+        labels = cluster(embeddings, clean_s, np.array(apart), self._count, alike, narrow)
         activity: list[dict[int, Floats]] = [{} for _ in windows]
         for (number, voice), label in zip(voices, labels.tolist(), strict=True):
             before = activity[number].get(label, np.float32(0))

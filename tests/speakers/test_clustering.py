@@ -51,6 +51,17 @@ def test_where_all_voices_are_more_alike_two_people_are_told_apart_at_a_higher_c
     assert is_same_partition(labels, people)
 
 
+def test_one_person_who_goes_on_by_telephone_is_one_but_another_caller_is_not() -> None:
+    first, second = np.linalg.qr(np.random.default_rng(1).standard_normal((SIZE, 2)))[0].T
+    people = np.repeat([0, 1], 10)
+    for cosine, narrow, num_people in ((0.5, people > 0, 1), (0.5, people > 1, 2), (0.42, people > 0, 2)):
+        pair = np.stack([first, cosine * first + np.sqrt(1 - cosine**2) * second]).astype(np.float32)
+        labels = cluster(
+            pair[people], np.full(20, 3.0), np.arange(20), SpeakerCount(), [0.95] * 20, narrow=narrow
+        )
+        assert len(set(labels.tolist())) == num_people
+
+
 def test_one_person_who_is_taken_for_two_in_each_window_is_one() -> None:
     """And says the same again and again, as an announcement does: every two voices are alike."""
     sayings, _ = voices(1, 3, spread=0.62)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.signal import butter, fftconvolve, sosfilt
+from scipy.signal import fftconvolve
 
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.labels import SpeakerOfTime, Turn
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
+from benchmarks.speech.telephone import by_telephone
 from tests.speakers.people import TALK, join, require_models
-from tests.speech import audible, say
+from tests.speech import VOICES, audible, say
 
 
 async def turns_of(samples: Samples, track: SpeakerTrack | None = None) -> list[Turn]:
@@ -86,16 +87,26 @@ async def test_one_person_is_one_speaker_whatever_the_level() -> None:
 
 
 @pytest.mark.trial
-async def test_an_hour_of_one_voice_is_one_person_whatever_the_level_and_the_band() -> None:
+@pytest.mark.parametrize("voice", VOICES)
+async def test_an_hour_of_one_voice_is_one_person_whatever_the_level_and_the_line(voice: str) -> None:
     rng = np.random.default_rng(0)
-    samples, _ = join([say("".join(rng.choice(list("0123456789"), 8))) for _ in range(700)])
+    samples, _ = join([say("".join(rng.choice(list("0123456789"), 8)), voice) for _ in range(700)])
     samples = samples[: 3600 * SAMPLE_RATE]
-    assert len(samples) == 3600 * SAMPLE_RATE
-    samples *= np.repeat(10 ** (rng.uniform(-26, 0, 60) / 20), 60 * SAMPLE_RATE).astype(np.float32)
-    narrow = slice(20 * 60 * SAMPLE_RATE, 32 * 60 * SAMPLE_RATE)
-    band = butter(4, [300, 3400], "bandpass", fs=SAMPLE_RATE, output="sos")
-    samples[narrow] = sosfilt(band, samples[narrow])
+    assert len(samples) > 2900 * SAMPLE_RATE
+    levels = np.repeat(10 ** (rng.uniform(-26, 0, 60) / 20), 60 * SAMPLE_RATE).astype(np.float32)
+    samples *= levels[: len(samples)]
+    called = slice(20 * 60 * SAMPLE_RATE, 32 * 60 * SAMPLE_RATE)
+    samples[called] = by_telephone(samples[called])
     assert {turn.speaker for turn in await turns_of(samples)} == {"A"}
+
+
+async def test_who_goes_on_by_telephone_is_the_same_and_who_answers_is_another() -> None:
+    samples, places = join([said for _, said in TALK])
+    for start_s, end_s in places[2:]:
+        called = slice(round(start_s * SAMPLE_RATE), round(end_s * SAMPLE_RATE))
+        samples[called] = by_telephone(samples[called])
+    speakers = SpeakerOfTime(await turns_of(samples))
+    assert [speakers.of(*place) for place in places] == [label for label, _ in TALK]
 
 
 @pytest.mark.parametrize("level", [0.0, 0.01, 0.1])

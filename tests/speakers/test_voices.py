@@ -8,6 +8,7 @@ import pytest
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.segmentation import FRAME, NUM_FRAMES, WINDOW, Floats, segment
 from asr_server.speakers.voices import hear
+from benchmarks.speech.telephone import by_telephone
 from tests.speakers.people import join, require_models
 from tests.speech import say
 
@@ -50,6 +51,16 @@ def test_one_person_is_one_voice_whatever_the_pauses() -> None:
     assert [voice.is_half for voice in heard.voices] == [False]
     assert len(heard.alike) >= 1
     assert min(heard.alike) > 0.35
+
+
+def test_a_voice_by_telephone_is_told_from_one_in_the_room(
+    talk: tuple[Samples, list[tuple[float, float]]],
+) -> None:
+    samples, places = talk
+    border = round((places[0][1] + 0.4) * SAMPLE_RATE)  # in the pause between both people
+    samples = np.concatenate([samples[:border], by_telephone(samples[border:])])
+    heard = hear(samples[:WINDOW], one_speaker(samples, places)).voices
+    assert [voice.is_narrow for voice in heard] == [False, True]
 
 
 def test_what_the_window_before_has_heard_is_not_heard_again(
