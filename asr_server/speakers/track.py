@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
 from asr_server.levels import runs
-from asr_server.machine import lower_thread_priority
+from asr_server.machine import available_cores, lower_thread_priority
 from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
 from asr_server.speakers.labels import Turn, label_segments
 from asr_server.speakers.segmentation import (
@@ -52,7 +52,11 @@ _BEFORE_S, _AFTER_S = 0.02, 0.04
 
 NICENESS: Final = 5  # of the threads: requests and the engine come first
 
-_executor = ThreadPoolExecutor(2, "asr-speakers", initializer=partial(lower_thread_priority, NICENESS))
+NUM_THREADS: Final = max(2, available_cores() // 2)
+
+_executor = ThreadPoolExecutor(
+    NUM_THREADS, "asr-speakers", initializer=partial(lower_thread_priority, NICENESS)
+)
 
 
 class SpeakerTrack:

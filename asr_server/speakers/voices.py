@@ -3,8 +3,7 @@
 CAM++ makes an embedding of each stretch that a local speaker says alone and without a pause, of features
 that are Kaldi's (`feature-fbank.cc`: 80 mel bands, 25 ms, Povey's window), with their mean removed. A local
 speaker whose stretches sound like two people is two voices: on a telephone the segmentation takes people for
-one.
-Blocks: runs in threads of its own, in the API process. Used by `track.py`. Keeps no samples.
+one. Blocks: runs in threads of its own, in the API process. Used by `track.py`. Keeps no samples.
 """
 
 from __future__ import annotations
