@@ -20,7 +20,7 @@ export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 TQDM_DISABLE=1 TRANSFORMERS_VERBO
 ulimit -c 0 # an aborted process is not to write its memory to the disk
 
 device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 peer=bfloat16:64
-real=.cache/gpu/real.tar.xz
+real=.cache/gpu/real.tar.gz
 declare -A limits_s=([check]=240 [headline]=480 [sweeps]=540 [systems]=300) # of a call, from its first second to its last
 threads=(8) more_threads=(2 8 16 4) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false most_s=560
 slots=128 brief=() executors=(inline multiprocess ray) kernels=(torch triton)

@@ -1,8 +1,8 @@
 """Whether a GPU hears in recordings of people what the CPU hears; ends with status 1 where it does not.
 
-    python -m benchmarks.real_parity --pack .cache/gpu/real.tar.xz    where there is a network
-    python -m benchmarks.real_parity .cache/gpu/real.tar.xz --device cuda
-    python -m benchmarks.real_parity .cache/gpu/real.tar.xz --quick   on CPU, a few recordings
+    python -m benchmarks.real_parity --pack .cache/gpu/real.tar.gz    where there is a network
+    python -m benchmarks.real_parity .cache/gpu/real.tar.gz --device cuda
+    python -m benchmarks.real_parity .cache/gpu/real.tar.gz --quick   on CPU, a few recordings
 
 What is packed is whisper-tiny.en with its weights rounded to 8 bits, so that it is small enough to travel,
 and recordings of people in English. All precisions then compute with the same rounded weights. Greedy: tokens
@@ -78,7 +78,7 @@ def pack(target: Path) -> None:
             soundfile.write(folder / file, samples, SAMPLE_RATE)
             texts[file] = name, text
         (folder / "texts.json").write_text(json.dumps(texts))
-        with tarfile.open(target, "w:xz", preset=6) as archive:
+        with tarfile.open(target, "w:gz", compresslevel=6) as archive:
             archive.add(folder, arcname=".")
 
 
