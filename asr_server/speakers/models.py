@@ -30,14 +30,14 @@ _SOURCES: Final = {
 
 def fetch_speaker_models() -> Path:
     """The folder with the ONNX files, fetched and converted if need be. Raises CheckpointError."""
-    from asr_server.speakers import conversion
+    from asr_server.speakers import campplus, pyannet
 
     folder = fetch(SPEAKERS)
     converters = {
-        FILTERS: conversion.convert_filters,
-        CONVOLUTIONS: conversion.convert_convolutions,
-        LSTM: conversion.convert_lstm,
-        EMBEDDING: conversion.convert_embedding,
+        FILTERS: pyannet.convert_filters,
+        CONVOLUTIONS: pyannet.convert_convolutions,
+        LSTM: pyannet.convert_lstm,
+        EMBEDDING: campplus.convert_embedding,
     }
     for name, convert in converters.items():
         if not (folder / name).exists():

@@ -1,7 +1,8 @@
 """Writes ONNX files, byte for byte the same each time: the few messages of `onnx.proto` that a graph needs.
 
 The package onnx writes them too; it would be a dependency of 18 MB for the sake of one conversion. Field
-numbers are those of onnx.proto (IR version 9). Used by `conversion.py`, where models are fetched.
+numbers are those of onnx.proto (IR version 9). Used by `pyannet.py` and `campplus.py`,
+where models are fetched.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+END: Final = 2**31  # of a slice: as far as there is something
 OPSET, IR_VERSION = 18, 9  # onnxruntime 1.20 reads them
 _FLOAT, _UINT8, _INT8, _INT32, _INT64 = 1, 2, 3, 6, 7  # TensorProto.DataType
 MICROSOFT: Final = "com.microsoft"  # the domain of onnxruntime's own operators
@@ -30,6 +32,7 @@ _DATA_TYPES: Final = {
 }
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.uint8 | np.int8 | np.int32 | np.int64]
+Weights: TypeAlias = Mapping[str, npt.NDArray[np.float32]]  # of a network, by their names
 Attribute: TypeAlias = int | float | str | Sequence[int]
 Dimension: TypeAlias = int | str  # a name where any size will do
 
@@ -69,6 +72,12 @@ class Graph:
         )
         return name
 
+    def linear(self, weights: Weights, x: str, name: str) -> str:
+        """Adds a linear layer, or a convolution over one position, which is the same."""
+        kernel = weights[f"{name}.weight"]
+        product = self.add("MatMul", x, self.constant(kernel.reshape(kernel.shape[:2]).T))
+        return self.add("Add", product, self.constant(weights[f"{name}.bias"]))
+
     def serialize(self, result: str) -> bytes:
         """Returns the file's content; `result` is the name of the value that the graph gives as `output`."""
         self._nodes.append(_bytes(1, result.encode()) + _bytes(2, b"output") + _bytes(4, b"Identity"))
@@ -83,6 +92,12 @@ class Graph:
         )
         opsets = [_bytes(1, domain) + _integer(2, version) for domain, version in _OPSETS]
         return _integer(1, IR_VERSION) + _bytes(7, graph) + b"".join(_bytes(8, opset) for opset in opsets)
+
+
+def int8(kernel: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """[..., inputs, outputs] as int8, and the scales [..., outputs] that it is to be multiplied with."""
+    scale = np.abs(kernel).max(axis=-2) / 127
+    return np.round(kernel / scale[..., None, :]).astype(np.int8), scale
 
 
 def _attribute(name: str, value: Attribute) -> bytes:

@@ -8,14 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from asr_server.audio.voice import load_onnx
-from asr_server.speakers.conversion import (
-    convert_convolutions,
-    convert_embedding,
-    convert_filters,
-    convert_lstm,
-)
+from asr_server.speakers.campplus import convert_embedding
 from asr_server.speakers.models import CONVOLUTIONS, EMBEDDING, FILTERS, LSTM, speaker_models
 from asr_server.speakers.onnx_file import Graph
+from asr_server.speakers.pyannet import convert_convolutions, convert_filters, convert_lstm
 from tests.speakers.people import require_models
 
 
