@@ -27,6 +27,7 @@ _CGROUPS: Final = "sys/fs/cgroup"
 _MPS_PIPES: Final = "/tmp/nvidia-mps"
 
 VNNI_FLAGS: Final = {"avx512_vnni", "avx_vnni"}  # sums of 8-bit products in 32 bits, by `cpu_flags`
+LARGEST_WITHOUT_VNNI: Final = 63  # of 8-bit weights: pairs of products are added in 16 bits there
 
 _M_ARENA_MAX: Final = -8  # glibc's malloc.h
 

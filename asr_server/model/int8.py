@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr_server.machine import VNNI_FLAGS, cpu_flags
+from asr_server.machine import LARGEST_WITHOUT_VNNI, VNNI_FLAGS, cpu_flags
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.layers import Linear
 from asr_server.model.packed import padded_rows
 
 _LARGEST = 127
-_LARGEST_IN_7_BITS = 63
 _SIGN_BIT = 0x80  # turned over, it adds 128: oneDNN is slow for signed inputs where there is no AMX
 _TINY = 1e-12  # for what is all zeros
 
@@ -36,7 +35,7 @@ class Int8Weight:
     """A matrix [outputs, inputs] in 8 bits, in oneDNN's layout."""
 
     def __init__(self, weight: Tensor) -> None:
-        largest = _LARGEST if cpu_flags() & VNNI_FLAGS else _LARGEST_IN_7_BITS
+        largest = _LARGEST if cpu_flags() & VNNI_FLAGS else LARGEST_WITHOUT_VNNI
         weight = weight.detach().float()
         self._scales = weight.abs().amax(1).clamp_(min=_TINY) / largest
         rounded = (weight / self._scales[:, None]).round_().to(torch.int8)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.checkpoint.readers import read_torch
+from asr_server.machine import LARGEST_WITHOUT_VNNI
 from asr_server.speakers.onnx_file import END, Attribute, Graph, Weights, int8
 
 NUM_FEATURES, EMBEDDING_SIZE = 80, 192
@@ -32,8 +33,6 @@ class _Levels(NamedTuple):
 # bounds of 16 to 40, 28 keeps the embeddings most like those of float32 (their cosine is 0.993).
 _LARGEST: Final = 28.0
 _POSITIVE, _SIGNED = _Levels(_LARGEST / 255, 0), _Levels(2 * _LARGEST / 255, 128)
-# Of their weights: without VNNI pairs of products are added in 16 bits, which would overflow with 8.
-_LARGEST_IN_7_BITS: Final = 63
 _DENSE_BLOCKS: Final = ((12, 1), (24, 2), (16, 2))  # layers, dilation
 _EPSILON: Final = 1e-5  # of all norms
 
@@ -103,8 +102,8 @@ def _int8_conv(
     where those are positive, a ReLU as well. Takes half the time of float32.
     """
     kernel, bias = _folded(weights, conv, norm)
-    scale = np.abs(kernel).reshape(len(kernel), -1).max(axis=1) / _LARGEST_IN_7_BITS
-    values = np.round(kernel / scale[:, None, None, None]).astype(np.int8)
+    values, scale = int8(kernel.reshape(len(kernel), -1).T, LARGEST_WITHOUT_VNNI)
+    values = values.T.reshape(kernel.shape)
     whole = np.round(bias / (scale * _POSITIVE.step)).astype(np.int32)
     weight = graph.constant(values), graph.constant(scale), graph.constant(np.zeros(len(kernel), np.int8))
     inputs = x, *_POSITIVE.constants(graph), *weight, *levels.constants(graph), graph.constant(whole)

@@ -94,9 +94,13 @@ class Graph:
         return _integer(1, IR_VERSION) + _bytes(7, graph) + b"".join(_bytes(8, opset) for opset in opsets)
 
 
-def int8(kernel: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """[..., inputs, outputs] as int8, and the scales [..., outputs] that it is to be multiplied with."""
-    scale = np.abs(kernel).max(axis=-2) / 127
+def int8(
+    kernel: npt.NDArray[np.float32], largest: int = 127
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """[..., inputs, outputs] as int8 of at most `largest`, and the scales [..., outputs] that it is to be
+    multiplied with.
+    """
+    scale = np.abs(kernel).max(axis=-2) / largest
     return np.round(kernel / scale[..., None, :]).astype(np.int8), scale
 
 

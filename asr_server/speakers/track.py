@@ -23,7 +23,7 @@ import numpy.typing as npt
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
 from asr_server.levels import runs
 from asr_server.machine import available_cores, lower_thread_priority
-from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
+from asr_server.speakers.clustering import Flags, SpeakerCount, cluster, name_known
 from asr_server.speakers.labels import Turn, label_segments
 from asr_server.speakers.segmentation import (
     FIRST_FRAME,
@@ -36,7 +36,7 @@ from asr_server.speakers.segmentation import (
     Floats,
     segment,
 )
-from asr_server.speakers.voices import Flags, Heard, hear, hear_reference
+from asr_server.speakers.voices import Heard, hear, hear_reference
 
 _NUM_TOGETHER: Final = 4  # windows that are heard at once
 _BATCH: Final = WINDOW + (_NUM_TOGETHER - 1) * STEP  # their samples: 25 s

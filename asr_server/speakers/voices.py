@@ -17,11 +17,9 @@ import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.levels import HOP, HOPS_PER_LEVEL, Powers, decibels, powers
-from asr_server.speakers.clustering import Ints, directions, mean, merge
+from asr_server.speakers.clustering import Flags, Ints, directions, mean, merge
 from asr_server.speakers.models import EMBEDDING, load
 from asr_server.speakers.segmentation import CLASSES, FIRST_FRAME, FRAME, NUM_FRAMES, WINDOW, Floats, segment
-
-Flags = npt.NDArray[np.bool_]
 
 _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
 _MIN_STRETCH: Final = 80  # features of a stretch that is heard by itself
