@@ -5,9 +5,9 @@ Pure computation in a thread of the API process. Used by `track.py`; knows no vo
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -33,16 +33,15 @@ class SpeakerOfTime:
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns
         self._starts_s = [turn.start_s for turn in turns]
+        # Until when somebody of those who have begun speaks.
+        self._reached_s = list(accumulate((turn.end_s for turn in turns), max))
         self._last_speaker = turns[0].speaker if turns else UNKNOWN
-        self._longest_s = max((turn.end_s - turn.start_s for turn in turns), default=0.0)
 
     def of(self, start_s: float, end_s: float) -> str:
         """Who speaks most of that stretch; in a pause, whoever is nearest. In doubt, who spoke last."""
-        # Those before have ended; the last of them may be the nearest.
-        first = max(0, bisect_left(self._starts_s, start_s - self._longest_s) - 1)
         spoken_s: dict[str, float] = {}
         nearest_s: dict[str, float] = {}
-        for turn in islice(self._turns, first, None):
+        for turn in islice(self._turns, self._first_near(start_s), None):
             overlap_s = min(turn.end_s, end_s) - max(turn.start_s, start_s)
             if overlap_s > 0:
                 spoken_s[turn.speaker] = spoken_s.get(turn.speaker, 0.0) + overlap_s
@@ -55,6 +54,13 @@ class SpeakerOfTime:
             if scores.get(self._last_speaker, -1e9) < scores[best] - _SLACK_S:
                 self._last_speaker = best
         return self._last_speaker
+
+    def _first_near(self, start_s: float) -> int:
+        """Return the first turn that lasts until this time, or ends about as late as any before it."""
+        num_begun = bisect_right(self._starts_s, start_s)
+        if not num_begun:
+            return 0
+        return bisect_left(self._reached_s, min(start_s, self._reached_s[num_begun - 1]) - _SLACK_S)
 
 
 def label_segments(segments: Iterable[Segment], turns: Sequence[Turn]) -> list[Segment]:

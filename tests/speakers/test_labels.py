@@ -36,5 +36,16 @@ def test_a_word_in_a_pause_belongs_to_whoever_is_nearest() -> None:
     assert SpeakerOfTime([Turn(0, 1, "A"), Turn(9, 10, "B")]).of(8.0, 8.2) == "B"
 
 
+def test_in_a_pause_the_nearest_is_who_ended_last_not_who_began_last() -> None:
+    turns = [Turn(0, 10, "A"), Turn(2, 3, "B"), Turn(20, 21, "B")]
+    speakers = SpeakerOfTime(turns)
+    assert speakers.of(2.1, 2.2) == "A"
+    speakers.of(20, 21)
+    assert speakers.of(10.5, 10.7) == "A"
+    short = [Turn(0, 2, "A"), Turn(0.5, 1, "B"), Turn(9, 10, "B")]
+    assert SpeakerOfTime(short[1:]).of(3.0, 3.2) == "B"
+    assert SpeakerOfTime(short).of(3.0, 3.2) == "A"
+
+
 def test_where_nobody_was_found_text_has_a_speaker_all_the_same() -> None:
     assert [part.speaker for part in label_segments([segment(("one", 0.1, 1.0))], [])] == ["A"]
