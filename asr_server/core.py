@@ -166,6 +166,16 @@ class TranscriptDelta(msgspec.Struct, frozen=True):
     end_s: float  # in the file: everything before is final
 
 
+class Track(msgspec.Struct, frozen=True):
+    """One audio track of a file that has several."""
+
+    number: int  # from 1, among the audio tracks
+    language: str | None = None  # as the file states it
+    title: str | None = None
+    is_default: bool = False  # the file marks it as the one to play
+    is_extra: bool = False  # a commentary, or a description for people who cannot see
+
+
 class Transcript(msgspec.Struct, frozen=True):
     text: str
     segments: tuple[Segment, ...]
@@ -178,6 +188,7 @@ class Transcript(msgspec.Struct, frozen=True):
     language_probability: float | None = None  # where it was detected, for the file as a whole
     languages: tuple[str, ...] = ()  # codes of those spoken, in the order heard; empty: nothing was said
     is_cut_short: bool = False  # the recording is damaged, and this is what could be read
+    tracks: tuple[Track, ...] = ()  # that were read, of a file that has several
 
     @property
     def words(self) -> tuple[Word, ...]:

@@ -29,6 +29,12 @@ class NotStereo(RequestError):
     param = "channels"
 
 
+class NoSuchTrack(RequestError):
+    """The file has no audio track of the number or language that the request names."""
+
+    param = "track"
+
+
 class InvalidAudio(RequestError):
     """Not audio, damaged beyond reading, or without an audio stream."""
 

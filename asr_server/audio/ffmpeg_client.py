@@ -35,7 +35,8 @@ import numpy.typing as npt
 
 from asr_server import errors, metrics
 from asr_server.audio.limits import AudioLimits, invalid_audio
-from asr_server.core import Samples
+from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice
+from asr_server.core import Samples, Track
 from asr_server.errors import DecodingUnavailable, RequestError
 from asr_server.machine import child_environment
 
@@ -50,12 +51,14 @@ class DecodeTask(msgspec.Struct):
 
     limits: AudioLimits
     split_channels: bool
+    choice: TrackChoice
 
 
 class Opened(msgspec.Struct):
     """The answer that comes before the first samples."""
 
     duration_s: float | None  # by the file's header
+    tracks_read: tuple[Track, ...]
 
 
 class Finished(msgspec.Struct):
@@ -232,12 +235,18 @@ class RemoteStream:
     """
 
     def __init__(
-        self, fd: int, limits: AudioLimits, closed: threading.Event, split_channels: bool = False
+        self,
+        fd: int,
+        limits: AudioLimits,
+        closed: threading.Event,
+        split_channels: bool = False,
+        choice: TrackChoice = DEFAULT_TRACK,
     ) -> None:
         """Raises DecodingUnavailable."""
         self.truncated = False
         self.duration_s: float | None = None
-        self._fd, self._task, self._closed = fd, DecodeTask(limits, split_channels), closed
+        self.tracks_read: tuple[Track, ...] = ()
+        self._fd, self._task, self._closed = fd, DecodeTask(limits, split_channels, choice), closed
         self._shape = (-1, 2) if split_channels else (-1,)  # of a block
         self._ended = False
         self._content = np.empty(0, np.uint8)
@@ -275,7 +284,8 @@ class RemoteStream:
         self._process.connection.sendall(NEXT)
         kind, content = self._receive_answer()
         if kind == OPENED:
-            self.duration_s = msgspec.msgpack.decode(content.data, type=Opened).duration_s
+            opened = msgspec.msgpack.decode(content.data, type=Opened)
+            self.duration_s, self.tracks_read = opened.duration_s, opened.tracks_read
             kind, content = self._receive_answer()
         if kind == SAMPLES:
             return content.view(np.float32).reshape(self._shape)

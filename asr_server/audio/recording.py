@@ -28,7 +28,8 @@ from asr_server.audio.ffmpeg_client import RemoteStream
 from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
 from asr_server.audio.split import Splitter, VoiceSplitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
-from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, VoiceChunking
+from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, require_only_track
+from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Track, VoiceChunking
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
 Source = Path | BinaryIO  # a file that is open is one of the system's, and stays its owner's
@@ -87,6 +88,7 @@ class Recording:
         split_channels: bool = False,
         chunking: VoiceChunking | None = None,
         listener: Callable[[Samples], None] | None = None,
+        choice: TrackChoice = DEFAULT_TRACK,
     ) -> None:
         """`chunking` None: full chunks, cut at the quietest places. `listener` gets all samples of a mixed
         recording as they are decoded, in the thread that decodes.
@@ -94,7 +96,11 @@ class Recording:
         self.truncated = False
         self.work_s = 0.0
         self.expected_duration_s: float | None = None  # by the file's header, once the first slice is decoded
+        self.tracks_read: tuple[
+            Track, ...
+        ] = ()  # of a file that has several, once the first slice is decoded
         self._source: Source | None = source
+        self._choice = choice
         self._limits = limits or AudioLimits()
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
@@ -182,6 +188,7 @@ class Recording:
             self._stream = self._open()
         samples = self._stream.read()
         self.expected_duration_s = self._stream.duration_s
+        self.tracks_read = self._stream.tracks_read
         if samples is not None:
             return self._push(samples)
         self._finished = True
@@ -218,6 +225,7 @@ class Recording:
         decoder = open_native(self._file.fileno())
         if decoder is None:
             return self._open_remote()
+        require_only_track(self._choice)
         return FallbackStream(DecodedStream(decoder, self._limits, self._split_channels), self._open_remote)
 
     def _open_file(self, source: Source) -> io.FileIO:
@@ -231,7 +239,9 @@ class Recording:
 
     def _open_remote(self) -> Stream:
         assert self._file is not None
-        return RemoteStream(self._file.fileno(), self._limits, self._closed, self._split_channels)
+        return RemoteStream(
+            self._file.fileno(), self._limits, self._closed, self._split_channels, self._choice
+        )
 
     def _release(self) -> None:
         if self._stream is not None:
@@ -247,6 +257,7 @@ class ChunkSource:
     """One chunk whose samples are at hand, in the place of a recording that is decoded."""
 
     truncated = False
+    tracks_read: tuple[Track, ...] = ()
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk

@@ -1,7 +1,7 @@
 """Reads a file as blocks (arrays of samples) of 16 kHz, mixed or two channels apart, and checks limits.
 
-Runs in the preprocess threads of the API process for `recording.py`, and in the FFmpeg processes. Realtime
-sessions use its resampler. Knows no requests, and no event loop.
+Runs in the preprocess threads of the API process for `recording.py`, and in the FFmpeg processes. Knows no
+requests, and no event loop.
 """
 
 from __future__ import annotations
@@ -12,87 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
-import soxr
 
-from asr_server.audio.decoders import Block, Decoder
+from asr_server.audio.decoder import Decoder
 from asr_server.audio.limits import AudioLimits
-from asr_server.core import SAMPLE_RATE, Samples
+from asr_server.audio.mono import FloatScale, Mono16k, Stereo16k
+from asr_server.core import SAMPLE_RATE, Samples, Track
 from asr_server.errors import InvalidAudio, NotStereo
-
-_LOUDEST = np.float32(2.0**15)  # far beyond any scale; keeps damaged float files from overflowing
-
-
-class Mono16k:
-    """Mixes channels with equal weights, then resamples with soxr's HQ filter (linear phase).
-
-    A block that is 16 kHz mono already comes back as it is. The next `push` may use the memory again.
-    """
-
-    def __init__(self, sample_rate: int, num_channels: int, is_float: bool = True) -> None:
-        """`is_float`: the samples may be anything, NaN included."""
-        self._num_channels, self._is_float = num_channels, is_float
-        self._mono = np.empty(0, np.float32)
-        self._resampler = _resampler(sample_rate, 1)
-
-    def push(self, block: Block) -> Samples:
-        """[frames, channels] in, [samples] out; the filter holds some back until `finish`."""
-        mono = block[:, 0] if self._num_channels == 1 else self._mixed(block)
-        if self._is_float:
-            mono = _finite(mono)
-        return mono if self._resampler is None else self._resampler.resample_chunk(mono)
-
-    def finish(self) -> Samples:
-        return _rest(self._resampler, np.empty(0, np.float32))
-
-    def _mixed(self, block: Block) -> Samples:
-        """The mean over channels. `block.mean(axis=1)` costs more than decoding MP3 does, and a matrix
-        product may wake BLAS's own threads, which then fight with ours.
-        """
-        if len(block) > len(self._mono):
-            self._mono = np.empty(len(block), np.float32)
-        mono = self._mono[: len(block)]
-        with np.errstate(over="ignore", invalid="ignore"):  # damaged float files
-            np.add(block[:, 0], block[:, 1], out=mono)
-            for channel in range(2, self._num_channels):
-                np.add(mono, block[:, channel], out=mono)
-            return np.multiply(mono, np.float32(1 / self._num_channels), out=mono)
-
-
-class Stereo16k:
-    """Keeps two channels apart: each is resampled as `Mono16k` would resample it alone."""
-
-    def __init__(self, sample_rate: int, is_float: bool = True) -> None:
-        self._is_float = is_float
-        self._resampler = _resampler(sample_rate, 2)
-
-    def push(self, block: Block) -> Samples:
-        """[frames, 2] in, [samples, 2] out; the filter holds some back until `finish`."""
-        block = _finite(block) if self._is_float else block
-        return (
-            np.ascontiguousarray(block) if self._resampler is None else self._resampler.resample_chunk(block)
-        )
-
-    def finish(self) -> Samples:
-        return _rest(self._resampler, np.empty((0, 2), np.float32))
-
-
-def _resampler(sample_rate: int, num_channels: int) -> soxr.ResampleStream | None:
-    if sample_rate == SAMPLE_RATE:
-        return None
-    return soxr.ResampleStream(sample_rate, SAMPLE_RATE, num_channels, dtype="float32", quality="HQ")
-
-
-def _rest(resampler: soxr.ResampleStream | None, empty: Samples) -> Samples:
-    return empty if resampler is None else resampler.resample_chunk(empty, last=True)
-
-
-def _finite(samples: Samples) -> Samples:
-    """Samples without NaN and huge values: one NaN would silence the filter, a huge one upsets the model."""
-    flat = samples.ravel(order="K")  # no copy
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.einsum("i,i->", flat, flat) <= _LOUDEST**2:  # then none of them is larger
-            return samples
-    return np.clip(np.nan_to_num(samples, nan=0.0, posinf=0.0, neginf=0.0), -_LOUDEST, _LOUDEST)
 
 
 class Stream(Protocol):
@@ -104,6 +29,11 @@ class Stream(Protocol):
     @property
     def duration_s(self) -> float | None:
         """The length that the file's header states, known once the first block is read."""
+        ...
+
+    @property
+    def tracks_read(self) -> tuple[Track, ...]:
+        """The tracks that are read of a file that has several, known once the first block is read."""
         ...
 
     def read(self) -> Samples | None:
@@ -120,7 +50,10 @@ class DecodedStream:
 
     def __init__(self, decoder: Decoder, limits: AudioLimits, split_channels: bool = False) -> None:
         limits.check_layout(decoder.sample_rate, decoder.num_channels)
+        if decoder.has_exact_duration:
+            limits.check_decoded(0, decoder.duration_s or 0.0)
         self._decoder, self._limits = decoder, limits
+        self._scale = FloatScale() if decoder.is_float else None
         self._to_16k = _stereo(decoder) if split_channels else _mono(decoder)
         self._num_bytes = self._num_samples = 0
         self._blocks: Iterator[Samples] = itertools.chain(self.body(), self.tail())
@@ -134,6 +67,10 @@ class DecodedStream:
         return self._decoder.duration_s
 
     @property
+    def tracks_read(self) -> tuple[Track, ...]:
+        return self._decoder.tracks_read
+
+    @property
     def has_more(self) -> bool:
         return self._decoder.has_more
 
@@ -144,7 +81,8 @@ class DecodedStream:
         """Everything but the last few samples."""
         while len(block := self._decoder.read()):
             self._num_bytes += block.nbytes
-            yield self._counted(self._to_16k.push(block))
+            scaled = block if self._scale is None else self._scale.push(block)
+            yield self._counted(self._to_16k.push(scaled))
 
     def tail(self) -> Iterator[Samples]:
         """The last few samples, which the resampling filter holds back until it knows what follows."""
@@ -161,7 +99,7 @@ class DecodedStream:
 
 
 def _mono(decoder: Decoder) -> Mono16k:
-    return Mono16k(decoder.sample_rate, decoder.num_channels, decoder.is_float)
+    return Mono16k(decoder.sample_rate, decoder.num_channels, decoder.layout)
 
 
 def _stereo(decoder: Decoder) -> Stereo16k:
@@ -171,7 +109,53 @@ def _stereo(decoder: Decoder) -> Stereo16k:
             f"channels=split takes files of two channels, a speaker in each; this one has "
             f"{decoder.num_channels} channel{plural}."
         )
-    return Stereo16k(decoder.sample_rate, decoder.is_float)
+    return Stereo16k(decoder.sample_rate)
+
+
+class PairedStream:
+    """Two tracks of one file as two channels; the shorter one ends in silence."""
+
+    def __init__(self, *streams: DecodedStream) -> None:
+        self._streams = streams
+        self._held: list[Samples] = [np.empty(0, np.float32) for _ in streams]
+
+    @property
+    def truncated(self) -> bool:
+        return any(stream.truncated for stream in self._streams)
+
+    @property
+    def duration_s(self) -> float | None:
+        durations = [stream.duration_s for stream in self._streams if stream.duration_s is not None]
+        return max(durations, default=None)
+
+    @property
+    def tracks_read(self) -> tuple[Track, ...]:
+        return tuple(track for stream in self._streams for track in stream.tracks_read)
+
+    def read(self) -> Samples | None:
+        waiting = [self._fill(number) for number in range(len(self._streams))]
+        lengths = [len(held) for held in self._held]
+        if not any(lengths) and not any(waiting):
+            return None
+        num_samples = min(
+            (n for n, goes_on in zip(lengths, waiting, strict=True) if goes_on), default=max(lengths)
+        )
+        taken = [np.pad(held[:num_samples], (0, max(0, num_samples - len(held)))) for held in self._held]
+        self._held = [held[num_samples:] for held in self._held]
+        return np.ascontiguousarray(np.stack(taken, axis=1))
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def _fill(self, number: int) -> bool:
+        """Read on where nothing is held. Returns whether the track may go on."""
+        if len(self._held[number]):
+            return True
+        samples = self._streams[number].read()
+        if samples is not None:
+            self._held[number] = samples.copy()
+        return samples is not None
 
 
 class FallbackStream:
@@ -193,6 +177,10 @@ class FallbackStream:
     @property
     def duration_s(self) -> float | None:
         return self._stream.duration_s
+
+    @property
+    def tracks_read(self) -> tuple[Track, ...]:
+        return self._stream.tracks_read
 
     def read(self) -> Samples | None:
         return next(self._blocks, None)

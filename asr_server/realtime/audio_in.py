@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.audio.decoders import A_LAW, MU_LAW
-from asr_server.audio.stream import Mono16k
+from asr_server.audio.g711 import A_LAW, MU_LAW
+from asr_server.audio.mono import Mono16k
 from asr_server.core import Samples
 from asr_server.realtime.client_events import AlawFormat, AudioFormat, PcmFormat
 
@@ -39,7 +39,7 @@ class AudioInput:
         return samples
 
     def _new_resampler(self) -> Mono16k:
-        return Mono16k(24_000 if isinstance(self._format, PcmFormat) else 8_000, 1, is_float=False)
+        return Mono16k(24_000 if isinstance(self._format, PcmFormat) else 8_000, 1)
 
     def _decode(self, data: bytes) -> Samples:
         if not isinstance(self._format, PcmFormat):

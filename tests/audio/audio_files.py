@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -76,6 +77,75 @@ def write_ffmpeg(
         for part in (*resampler.resample(frame), *resampler.resample(None)):
             output.mux(stream.encode(part))
         output.mux(stream.encode(None))
+
+
+@dataclass
+class Sound:
+    """One audio track of a film: [frames, channels] at 48 kHz, or nothing at all."""
+
+    frames: Frames | None
+    start_s: float = 0.0
+    gap: tuple[float, float] = (0.0, 0.0)  # seconds of sound before it, its seconds
+    language: str = ""
+    disposition: int = 0  # av.stream.Disposition
+
+
+def write_film(
+    path: Path, container: str, sounds: list[Sound], picture_s: float = 0.0, codec: str = "aac"
+) -> Path:
+    """Audio tracks with time stamps of their own, beside a picture of so many seconds."""
+    with av.open(str(path), "w", format=container) as output:
+        packets: list[tuple[float, Any]] = []
+        if picture_s:
+            video = output.add_stream("mpeg4", rate=10)
+            video.width = video.height = 32
+            video.time_base = Fraction(1, 10)
+        streams = [_sound_stream(output, codec, sound) for sound in sounds]
+        if picture_s:
+            packets += _picture_packets(video, round(picture_s * 10))
+        for stream, sound in zip(streams, sounds, strict=True):
+            if sound.frames is not None:
+                packets += _sound_packets(stream, sound)
+        for _, packet in sorted(packets, key=lambda pair: pair[0]):
+            output.mux(packet)
+    return path
+
+
+def _sound_stream(output: Any, codec: str, sound: Sound) -> Any:
+    layout = "mono" if sound.frames is None or sound.frames.shape[1] == 1 else "stereo"
+    stream = output.add_stream(codec, rate=48_000, layout=layout)
+    stream.time_base = Fraction(1, 48_000)
+    stream.disposition = sound.disposition
+    if sound.language:
+        stream.metadata["language"] = sound.language
+    return stream
+
+
+def _picture_packets(stream: Any, num_frames: int) -> list[tuple[float, Any]]:
+    packets = []
+    for number in range(num_frames + 1):
+        frame = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), "rgb24")
+        frame.pts, frame.time_base = number, Fraction(1, 10)
+        packets += [(number / 10, packet) for packet in stream.encode(frame if number < num_frames else None)]
+    return packets
+
+
+def _sound_packets(stream: Any, sound: Sound) -> list[tuple[float, Any]]:
+    assert sound.frames is not None
+    packets = []
+    size = stream.frame_size or 960
+    for at in [*range(0, len(sound.frames), size), None]:
+        frame = None
+        if at is not None:
+            part = np.ascontiguousarray(sound.frames[at : at + size].T)
+            frame = av.AudioFrame.from_ndarray(part, "fltp", stream.layout.name)
+            frame.sample_rate, frame.time_base, frame.pts = 48_000, Fraction(1, 48_000), at
+        for packet in stream.encode(frame):
+            after_gap = sound.gap[1] and packet.pts / 48_000 >= sound.gap[0]
+            shift = round(48_000 * (sound.start_s + (sound.gap[1] if after_gap else 0.0)))
+            packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
+            packets.append((packet.pts / 48_000, packet))
+    return packets
 
 
 class Pipe(io.RawIOBase):

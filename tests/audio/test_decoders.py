@@ -10,8 +10,10 @@ import av
 import numpy as np
 import pytest
 
-from asr_server.audio.decoders import CannotOpen, Decoder, SndfileDecoder, open_native, sniff
-from asr_server.audio.ffmpeg_process import FfmpegDecoder
+from asr_server.audio.decoder import CannotOpen, Decoder
+from asr_server.audio.decoders import open_native, sniff
+from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
+from asr_server.audio.sndfile import SndfileDecoder
 from asr_server.errors import InvalidAudio
 from tests.audio.audio_files import (
     FORMATS,

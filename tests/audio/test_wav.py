@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from asr_server.audio.decoders import CannotOpen, WavDecoder
-from tests.audio.audio_files import Frames, streamed, voice, write_sndfile
+from asr_server.audio.decoder import CannotOpen
+from asr_server.audio.wav import WavDecoder
+from tests.audio.audio_files import Frames, streamed, voice, write_ffmpeg, write_sndfile
 from tests.audio.test_decoders import all_of, rms
 
 
@@ -124,3 +125,77 @@ def test_what_it_does_not_know_is_left_to_others(tmp_path: Path, content: bytes)
 def test_full_scale_is_one(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(raw_wav(struct.pack("<hh", -32768, 32767)))
     assert decoded(tmp_path / "a.wav")[0][:, 0].tolist() == [-1.0, 32767 / 32768]
+
+
+# -- Sizes that are wrong -----------------------------------------------------------------------------------
+
+
+def pcm(frames: Frames) -> bytes:
+    return (frames * 32767).astype("<i2").tobytes()
+
+
+def written(folder: Path, data: bytes) -> Path:
+    (folder / "a.wav").write_bytes(data)
+    return folder / "a.wav"
+
+
+SPEECH = voice(16_000, 1, 2.0)
+LIST = struct.pack("<4sI", b"LIST", 26) + b"INFOISFT" + bytes(18)
+
+
+@pytest.mark.parametrize("size", [36, 8000, 31_999, 32_000])
+def test_what_follows_a_size_that_was_never_updated_is_read(tmp_path: Path, size: int) -> None:
+    frames, decoder = decoded(written(tmp_path, raw_wav(pcm(SPEECH), data_size=size)))
+    assert np.abs(frames - SPEECH).max() < 1e-4
+    assert len(frames) == len(SPEECH)
+    assert (decoder.duration_s, decoder.truncated) == (2.0, False)
+
+
+def test_several_data_chunks_are_read_and_what_lies_between_them_is_not(tmp_path: Path) -> None:
+    half = len(SPEECH) // 2
+    second = struct.pack("<4sI", b"data", 2 * half) + pcm(SPEECH[half:])
+    frames, decoder = decoded(written(tmp_path, raw_wav(pcm(SPEECH[:half])) + LIST + second + LIST))
+    assert np.abs(frames - SPEECH).max() < 1e-4
+    assert len(frames) == len(SPEECH)
+    assert not decoder.truncated
+
+
+@pytest.mark.parametrize("between", [b"", LIST])
+def test_files_joined_together_are_read_to_the_last(tmp_path: Path, between: bytes) -> None:
+    one = raw_wav(pcm(SPEECH))
+    frames, decoder = decoded(written(tmp_path, one + between + one + one))
+    assert np.abs(frames - np.concatenate([SPEECH] * 3)).max() < 1e-4
+    assert (decoder.duration_s, decoder.truncated) == (6.0, False)
+
+
+def test_a_joined_file_of_another_format_is_said_to_be_missing(tmp_path: Path) -> None:
+    frames, decoder = decoded(written(tmp_path, raw_wav(pcm(SPEECH)) + raw_wav(bytes(20_000), bits=8)))
+    assert len(frames) == len(SPEECH)
+    assert decoder.truncated
+
+
+def test_tags_and_zeros_behind_the_samples_are_no_sound(tmp_path: Path) -> None:
+    for rest in (LIST, b"TAG" + b"a title".ljust(125), bytes(50_000), b"id3 \xff\xff\xff\x0fID3"):
+        frames, decoder = decoded(written(tmp_path, raw_wav(pcm(SPEECH)) + rest))
+        assert len(frames) == len(SPEECH)
+        assert not decoder.truncated
+
+
+def test_random_bytes_behind_the_samples_are_no_sound_and_are_said_to_be_unread(tmp_path: Path) -> None:
+    rest = np.random.default_rng(6).integers(0, 256, 50_000, np.uint8).tobytes()
+    frames, decoder = decoded(written(tmp_path, raw_wav(pcm(SPEECH)) + rest))
+    assert len(frames) == len(SPEECH)
+    assert decoder.truncated
+
+
+@pytest.mark.parametrize("bits", [8, 24])
+def test_an_odd_size_needs_no_byte_behind_it(tmp_path: Path, bits: int) -> None:
+    data = bytes([128] * 4001) if bits == 8 else bytes(3 * 1333)
+    for pad in (b"", b"\0"):
+        frames, _ = decoded(written(tmp_path, raw_wav(data, bits) + pad + LIST))
+        assert len(frames) == len(data) // (bits // 8)
+
+
+def test_the_layout_is_that_of_the_channel_mask(tmp_path: Path) -> None:
+    write_ffmpeg(str(tmp_path / "a.wav"), voice(16_000, 6, 0.5), 16_000, "pcm_s16le", "wav")
+    assert decoded(tmp_path / "a.wav")[1].layout == ("FL", "FR", "FC", "LFE", "BL", "BR")

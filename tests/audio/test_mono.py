@@ -1,4 +1,4 @@
-"""The downmix and the resampler, each against float64."""
+"""The scale of floats, the downmix and the resampler, each against float64."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from asr_server.audio.stream import Mono16k, Stereo16k
+from asr_server.audio.mono import FloatScale, Mono16k, Stereo16k
 from asr_server.core import Samples
 from tests.audio.audio_files import Frames, voice
 
 
-def converted(frames: Frames, sample_rate: int, block_frames: int = 65_536) -> Samples:
-    mono = Mono16k(sample_rate, frames.shape[1])
-    blocks = [mono.push(frames[at : at + block_frames]) for at in range(0, len(frames), block_frames)]
+def converted(frames: Frames, sample_rate: int, block_frames: int = 65_536, layout: str = "") -> Samples:
+    mono, scale = Mono16k(sample_rate, frames.shape[1], layout.split()), FloatScale()
+    starts = range(0, len(frames), block_frames)
+    blocks = [np.array(mono.push(scale.push(frames[at : at + block_frames]))) for at in starts]
     return np.concatenate([*blocks, mono.finish()])
 
 
@@ -38,15 +39,14 @@ def test_resampling_agrees_with_float64(sample_rate: int) -> None:
 
 
 @pytest.mark.parametrize("num_channels", [1, 2, 3, 6, 8])
-def test_every_channel_has_the_same_weight(num_channels: int) -> None:
+def test_every_channel_has_the_same_weight_where_no_layout_is_stated(num_channels: int) -> None:
     frames = voice(16_000, num_channels, 1.0)
     assert np.abs(converted(frames, 16_000) - frames.astype(np.float64).mean(axis=1)).max() < 1e-6
 
 
 @pytest.mark.parametrize("sample_rate", [8_000, 16_000, 44_100])
 def test_channels_kept_apart_are_each_as_if_alone(sample_rate: int) -> None:
-    frames = voice(sample_rate, 2, 3.0).copy()
-    frames[1000, 1] = np.nan
+    frames = voice(sample_rate, 2, 3.0)
     stereo = Stereo16k(sample_rate)
     blocks = [stereo.push(frames[at : at + 4097]) for at in range(0, len(frames), 4097)]
     apart = np.concatenate([*blocks, stereo.finish()])
@@ -97,3 +97,64 @@ def test_damaged_floats_harm_only_themselves() -> None:
 def test_floats_too_large_for_the_model_are_cut_down_however_few(loudness: float) -> None:
     samples = converted(voice(16_000, 1, 0.1) * np.float32(loudness), 16_000)
     assert np.abs(samples).max() <= 2.0**15
+
+
+SURROUND = "FL FR FC LFE SL SR"
+
+
+def test_dialogue_in_the_centre_stands_above_effects_around_it() -> None:
+    frames = np.zeros((16_000, 6), np.float32)
+    speech, others = voice(16_000, 1, 1.0)[:, 0], voice(16_000, 6, 1.0)
+    for channel in (0, 1, 4, 5):
+        frames[:, channel] = others[:, channel]
+    frames[:, 3] = 0.9
+    frames[:, 2] = speech
+    weights = np.array([0.7, 0.7, 1.0, 0.0, 0.5, 0.5]) / 3.4
+    assert np.abs(converted(frames, 16_000, layout=SURROUND) - frames @ weights).max() < 1e-6
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.75])
+@pytest.mark.parametrize("sample_rate", [16_000, 48_000])
+def test_a_side_that_is_inverted_does_not_silence_the_other(gain: float, sample_rate: int) -> None:
+    one = voice(sample_rate, 1, 3.0)
+    rng = np.random.default_rng(5)
+    frames = np.concatenate([one, -gain * one], axis=1) + rng.normal(0, 1e-4, (len(one), 2)).astype(
+        np.float32
+    )
+    samples, expected = converted(frames, sample_rate), converted(one, sample_rate) * (1 + gain) / 2
+    assert np.abs(samples - expected).max() < 0.01
+
+
+def test_sides_that_are_inverted_midway_and_back_are_heard_throughout() -> None:
+    one = voice(16_000, 1, 12.0)
+    signs = np.repeat([1.0, -1.0, 1.0], len(one) // 3).astype(np.float32)[:, None]
+    samples = converted(np.concatenate([one, signs * one], axis=1), 16_000, 8_000)
+    assert np.abs(np.abs(samples) - np.abs(one[:, 0])).max() < 1e-5
+
+
+@pytest.mark.parametrize("num_channels", [1, 2])
+@pytest.mark.parametrize("scale", [2.0**15, 2.0**23, 2.0**31])
+def test_floats_at_the_scale_of_integers_are_scaled_down(scale: float, num_channels: int) -> None:
+    frames = np.concatenate([np.zeros((4000, num_channels), np.float32), voice(16_000, num_channels, 2.0)])
+    whole = np.round(frames * np.float32(scale))
+    assert np.abs(converted(whole, 16_000, 4096) - converted(frames, 16_000)).max() < 1e-4
+    resampled = frames * np.float32(scale) * np.float32(0.999)
+    assert np.abs(converted(resampled, 16_000, 4096) - converted(frames, 16_000)).max() < 1e-3
+
+
+def test_quiet_whole_numbers_before_speech_are_not_taken_for_full_scale() -> None:
+    quiet = np.random.default_rng(3).integers(-3, 4, (16_000, 1)).astype(np.float32)
+    frames = np.concatenate([quiet, voice(16_000, 1, 1.0) * np.float32(2**15)])
+    assert np.abs(converted(frames, 16_000, 4096)[:16_000]).max() <= 3 / 2**15
+
+
+def test_floats_beyond_full_scale_keep_their_level() -> None:
+    frames = voice(16_000, 1, 1.0) * np.float32(9.0)
+    assert np.array_equal(converted(frames, 16_000), frames[:, 0])
+
+
+def test_a_damaged_block_of_floats_does_not_turn_the_rest_down() -> None:
+    frames = np.concatenate([voice(16_000, 1, 1.0)] * 2)
+    garbage = np.random.default_rng(4).integers(0, 256, 4 * 4096, np.uint8).view(np.float32)
+    frames[:4096, 0] = garbage
+    assert np.array_equal(converted(frames, 16_000, 4096)[4096:], frames[4096:, 0])

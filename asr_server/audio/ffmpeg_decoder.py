@@ -1,0 +1,278 @@
+"""Decodes one audio track of a file with FFmpeg's libraries, on the container's time line.
+
+Runs in the FFmpeg processes alone: the API process never imports this file. FFmpeg's own queue gathers frames
+into one array per second of audio, because an array for each frame would cost as much as decoding.
+
+A track that begins after the picture, or whose time stamps have gaps, gets silence there: times are then
+those of a player. Frames without time stamps follow each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import av.error
+import numpy as np
+from av.stream import Disposition
+
+from asr_server.audio.decoder import Block, CannotOpen
+from asr_server.audio.limits import AudioLimits, invalid_audio
+from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, ranked
+from asr_server.core import Track
+
+# Demuxers that open one plain file. Playlists (hls, dash, concat ...) could name other files and hosts.
+CONTAINERS = (
+    "aac,ac3,aiff,alac,amr,amrnb,amrwb,ape,asf,au,avi,caf,dts,eac3,flac,flv,gsm,loas,matroska,mov,mp3,mp4,mpeg,"
+    "mpegts,nut,ogg,oma,opus,rm,rso,sln,sox,spdif,tak,tta,voc,w64,wav,webm,wv"
+)
+GROUP_S = 1.0
+MAX_PLANES = 8  # of more, PyAV's frames show only the first ones
+MISSING_S = 0.5  # shorter than the container says by more than this: cut short
+MIN_GAP_S = 0.1  # encoder delays and rounded time stamps are smaller
+RESTART_S = 1.0  # time stamps that go back by more begin anew: streams joined together
+# A transport stream's clock jumps where it wraps, or where recordings are joined. FFmpeg's own limit.
+MAX_TRANSPORT_GAP_S = 10.0
+_TRANSPORTS = ("mpeg", "mpegts")
+_TAGS = (b"ID3", b"TAG", b"APE")  # between MP3s that were joined
+_EXTRA = Disposition.comment | Disposition.visual_impaired
+_FULL_SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63, "flt": 1.0, "dbl": 1.0}
+_DAMAGE = (av.error.FFmpegError, OSError, ValueError)  # how PyAV reports it
+
+
+class FfmpegDecoder:
+    has_exact_duration = False
+
+    def __init__(
+        self, path: str, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
+    ) -> None:
+        """Raises CannotOpen where FFmpeg does not know the file, InvalidAudio where no audio is in it, and
+        NoSuchTrack.
+        """
+        self._path, self._limits = path, limits or AudioLimits()
+        self.truncated = self.has_more = False
+        self._container = self._open()
+        try:
+            self._open_track(choice)
+        except BaseException:
+            self._container.close()
+            raise
+
+    def read(self) -> Block:
+        try:
+            block = next(self._blocks, None)
+        except _DAMAGE:
+            block, self.truncated = None, True
+        if block is None:
+            self.truncated = self.truncated or self._falls_short()
+            return np.empty((0, self.num_channels), np.float32)
+        return block
+
+    def close(self) -> None:
+        self._container.close()
+
+    def _open(self) -> Any:
+        options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+        try:
+            return av.open(self._path, container_options=options)
+        except _DAMAGE as error:
+            raise CannotOpen(str(error)) from error
+
+    def _open_track(self, choice: TrackChoice) -> None:
+        """Open the first track in the order of choice that has sound."""
+        self.tracks = tracks_of(self._container)
+        if not self.tracks:
+            raise invalid_audio("The file has no audio stream.")
+        for position, track in enumerate(ranked(self.tracks, choice)):
+            if position:  # the track before was empty: all has been read
+                self._container.close()
+                self._container = self._open()
+            first, packets = self._first_frame(track)
+            if first is not None:
+                return self._begin(track, first, packets)
+        raise invalid_audio("No audio could be decoded from the file.")
+
+    def _first_frame(self, track: Track) -> tuple[Any, Iterator[Iterator[Any]]]:
+        self._stream = self._container.streams.audio[track.number - 1]
+        self._stream.codec_context.thread_count = 1
+        self._others_end_s = 0.0
+        packets = self._decode()
+        return next((frame for frames in packets for frame in frames), None), packets
+
+    def _begin(self, track: Track, first: Any, packets: Iterator[Iterator[Any]]) -> None:
+        self.tracks_read: tuple[Track, ...] = (track,) if len(self.tracks) > 1 else ()
+        self.layout: tuple[str, ...] = tuple(channel.name for channel in first.layout.channels)
+        self.sample_rate, self.num_channels = first.sample_rate, first.layout.nb_channels
+        self.is_float = first.format.name.startswith(("flt", "dbl"))
+        self._time_line = _TimeLine(self._container, self._stream, first)
+        lead_s = self._time_line.lead_s
+        stated_s = _duration_s(self._stream)
+        self.duration_s: float | None = self._container_s() if stated_s is None else lead_s + stated_s
+        self._blocks = self._gather(first, packets)
+
+    def _decode(self) -> Iterator[Iterator[Any]]:
+        """The frames of each packet, stepping over packets that are damaged."""
+        index = self._stream.index
+        packets = self._container.demux(*self._watched_streams())
+        while True:
+            try:
+                packet = next(packets)
+            except StopIteration:
+                return
+            except _DAMAGE:
+                self.truncated = True
+                return
+            if packet.stream_index != index:
+                if packet.pts is not None:
+                    end = (packet.pts + (packet.duration or 0)) * packet.time_base
+                    self._others_end_s = max(self._others_end_s, float(end))
+                continue
+            try:
+                yield iter(packet.decode())
+            except _DAMAGE:
+                self.truncated = self.truncated or bytes(packet)[:3] not in _TAGS
+
+    def _watched_streams(self) -> list[Any]:
+        """Where the file states the length of the whole alone, the other streams may be the longer ones."""
+        return [self._stream] if _duration_s(self._stream) is not None else list(self._container.streams)
+
+    def _falls_short(self) -> bool:
+        """Whether a container holds less than the length that it states. Raw streams only guess theirs."""
+        if not self._container.format.name.startswith(("mov", "matroska")):
+            return False
+        start_s = (self._container.start_time or 0) / av.time_base
+        end_s = max(self._time_line.end_s, self._others_end_s) - start_s
+        return (self.duration_s or 0.0) - end_s > MISSING_S
+
+    def _container_s(self) -> float | None:
+        """The length that the container states; None where it states none, as a browser's WebM."""
+        return self._container.duration / av.time_base if self._container.duration else None
+
+    def _gather(self, first: Any, packets: Iterator[Iterator[Any]]) -> Iterator[Block]:
+        """Blocks of about GROUP_S. The loop body runs once a frame, so it has to be cheap."""
+        adapter = _Adapter(first)
+        time_line = self._time_line
+        fifo = av.AudioFifo()
+        group = int(GROUP_S * first.sample_rate)
+        for frames in itertools.chain((iter((first,)),), packets):
+            for frame in frames:
+                if gap_s := time_line.gap_before(frame):
+                    if fifo.samples:
+                        yield _to_block(fifo.read())
+                    yield from self._silence(gap_s)
+                for part in adapter.adapt(frame) if adapter.is_needed(frame) else (frame,):
+                    part.pts = None  # the queue refuses frames that do not follow each other
+                    fifo.write(part)
+            if fifo.samples >= group:
+                yield _to_block(fifo.read())
+        for part in adapter.flush():
+            fifo.write(part)
+        if fifo.samples:
+            yield _to_block(fifo.read())
+
+    def _silence(self, duration_s: float) -> Iterator[Block]:
+        """Raises AudioTooLong before any of it, where the time stamps go beyond the limit."""
+        self._limits.check_decoded(0, self._time_line.end_s - self._time_line.start_s)
+        num_left = round(duration_s * self.sample_rate)
+        block = np.zeros((min(num_left, int(GROUP_S * self.sample_rate)), self.num_channels), np.float32)
+        while num_left > 0:
+            yield block[:num_left]
+            num_left -= len(block)
+
+
+def tracks_of(container: Any) -> list[Track]:
+    return [
+        Track(
+            number,
+            _stated(stream.metadata.get("language")),
+            _stated(stream.metadata.get("title")),
+            bool(stream.disposition & Disposition.default),
+            bool(stream.disposition & _EXTRA),
+        )
+        for number, stream in enumerate(container.streams.audio, start=1)
+    ]
+
+
+def _stated(text: str | None) -> str | None:
+    return None if text in (None, "", "und") else text[:80]
+
+
+def _duration_s(stream: Any) -> float | None:
+    return float(stream.duration * stream.time_base) if stream.duration and stream.time_base else None
+
+
+class _TimeLine:
+    """Compares the frames' time stamps with the samples so far. Times are the container's, in seconds."""
+
+    def __init__(self, container: Any, stream: Any, first: Any) -> None:
+        self._tick_s = float(stream.time_base)
+        self._max_gap_s = MAX_TRANSPORT_GAP_S if container.format.name in _TRANSPORTS else np.inf
+        first_s = 0.0 if first.pts is None else first.pts * self._tick_s
+        self.start_s = first_s if container.start_time is None else container.start_time / av.time_base
+        self.lead_s = first_s - self.start_s  # of the track behind the start of the file
+        if not MIN_GAP_S < self.lead_s < (container.duration or 0) / av.time_base:
+            self.start_s, self.lead_s = first_s, 0.0
+        self._pending_lead_s = self.lead_s
+        self.end_s = first_s  # of the frames so far
+
+    def gap_before(self, frame: Any) -> float:
+        """Count the frame, and return the seconds that are missing before it."""
+        gap_s = 0.0 if frame.pts is None else frame.pts * self._tick_s - self.end_s
+        if not -RESTART_S <= gap_s <= MIN_GAP_S:
+            self.end_s += gap_s
+            gap_s = 0.0 if gap_s < 0 or gap_s > self._max_gap_s else gap_s
+        else:
+            gap_s = 0.0
+        self.end_s += frame.samples / frame.sample_rate
+        lead_s, self._pending_lead_s = self._pending_lead_s, 0.0
+        return lead_s + gap_s
+
+
+class _Adapter:
+    """Brings frames into one format: some streams change theirs on the way."""
+
+    def __init__(self, first: Any) -> None:
+        self._first = first
+        self._format = first.format.name
+        if first.format.is_planar and first.layout.nb_channels >= MAX_PLANES:
+            self._format = first.format.packed.name
+        self._wanted = (self._format, first.layout.nb_channels, first.sample_rate)
+        self._adapted: tuple[str, int, int] | None = None
+        self._resampler: Any = None
+
+    def is_needed(self, frame: Any) -> bool:
+        return self._resampler is not None or self._wanted != _kind(frame)
+
+    def adapt(self, frame: Any) -> Iterator[Any]:
+        if _kind(frame) != self._adapted:
+            yield from self.flush()
+            self._adapted = _kind(frame)
+            self._resampler = av.AudioResampler(self._format, self._first.layout, self._first.sample_rate)
+        yield from self._alike(self._resampler.resample(frame))
+
+    def flush(self) -> Iterator[Any]:
+        if self._resampler is not None:
+            yield from self._alike(self._resampler.resample(None))
+
+    def _alike(self, parts: list[Any]) -> Iterator[Any]:
+        for part in parts:
+            part.time_base = self._first.time_base  # the queue compares it too
+            part.pts = None
+            yield part
+
+
+def _kind(frame: Any) -> tuple[str, int, int]:
+    return frame.format.name, frame.layout.nb_channels, frame.sample_rate
+
+
+def _to_block(frame: Any) -> Block:
+    """A frame as [frames, channels] float32, full scale 1.0; planar samples stay planar underneath."""
+    array = frame.to_ndarray()  # planar: [channels, frames]; packed: [1, frames * channels]
+    samples: Block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
+    kind = frame.format.name.removesuffix("p")
+    if kind == "flt":
+        return samples
+    middle = 128.0 if kind == "u8" else 0.0
+    return ((samples.astype(np.float64) - middle) / _FULL_SCALES[kind]).astype(np.float32)

@@ -1,0 +1,161 @@
+"""Brings samples to full scale 1.0, mixes channels into one and resamples to 16 kHz.
+
+Runs in the preprocess threads of the API process and in the FFmpeg processes for `stream.py`. Realtime
+sessions use the resampler. Reads no file.
+
+The weights of a mix are those of film sound: dialogue lies in the centre, effects in front and behind (ITU-R
+BS.775 has them by half of their power). Where a file does not state which channel lies where, all count the
+same. One side of a stereo recording may be inverted: then their difference is heard, not their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import soxr
+
+from asr_server.audio.decoder import Block
+from asr_server.core import SAMPLE_RATE, Samples
+
+# By FFmpeg's names of channels; all others lie behind or above.
+_WEIGHTS: Final = {"FC": 1.0, "LFE": 0.0, "LFE2": 0.0} | dict.fromkeys(
+    ("FL", "FR", "FLC", "FRC", "DL", "DR"), 0.7
+)
+_WEIGHT_BEHIND: Final = 0.5
+# Share of both sides' power in their sum. Where one side is inverted it has less; independent sides have all.
+_CANCELLED: Final = 0.05
+
+_LOUDEST: Final = np.float32(2.0**15)  # far beyond any scale; keeps damaged float files from overflowing
+_INTEGER_SCALES: Final = (2.0**15, 2.0**23, 2.0**31)
+_OVERSHOOT: Final = 1.5  # a resampled file goes beyond its scale
+_BEYOND: Final = 4.0  # 12 dB over full scale: no mix is so loud
+_SHARE_BEYOND: Final = 0.01
+_LOUD_POWER: Final = 0.05
+
+
+class FloatScale:
+    """Scales floats that were written at the scale of integers (numpy without dividing) to 1.0."""
+
+    def __init__(self) -> None:
+        self._scale = 1.0
+
+    def push(self, block: Block) -> Block:
+        """Return the block without NaN and huge values: one NaN would silence the resampling filter."""
+        flat = block.ravel(order="K")  # no copy
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._scale == 1.0 and np.einsum("i,i->", flat, flat) <= _LOUD_POWER * len(flat):
+                return block
+            self._scale = max(self._scale, _integer_scale(flat))
+            if self._scale > 1.0:
+                block = block * np.float32(1 / self._scale)
+                flat = block.ravel(order="K")
+            if np.einsum("i,i->", flat, flat) <= _LOUDEST**2:  # then none of them is larger
+                return block
+        return np.clip(np.nan_to_num(block, nan=0.0, posinf=0.0, neginf=0.0), -_LOUDEST, _LOUDEST)
+
+
+def _integer_scale(flat: Samples) -> float:
+    """Return the scale of the integers that these floats were, or 1.0. Damage has values beyond any."""
+    levels = np.abs(flat[np.isfinite(flat)])
+    if not len(levels):
+        return 1.0
+    loudest = float(levels.max())
+    if not _are_integers(flat, loudest) and np.mean(levels > _BEYOND) < _SHARE_BEYOND:
+        return 1.0
+    return next((scale for scale in _INTEGER_SCALES if loudest <= _OVERSHOOT * scale), 1.0)
+
+
+def _are_integers(flat: Samples, loudest: float) -> bool:
+    """Return whether quiet samples are whole numbers; those of full scale 1.0 never are."""
+    return loudest >= 2 and all(np.array_equal(part, np.round(part)) for part in (flat[:512], flat))
+
+
+class Mono16k:
+    """Mixes channels, then resamples with soxr's HQ filter (linear phase).
+
+    A block that is 16 kHz mono already comes back as it is. The next `push` may use the memory again.
+    """
+
+    def __init__(self, sample_rate: int, num_channels: int, layout: Sequence[str] = ()) -> None:
+        """`layout`: FFmpeg's name of each channel; empty: unknown."""
+        self._num_channels = num_channels
+        self._weights = mix_weights(num_channels, layout)
+        self._mono = np.empty(0, np.float32)
+        self._term = np.empty(0, np.float32)
+        self._num_judged = sample_rate // 10  # frames of a block that show whether sides cancel out
+        self._is_inverted = False  # one side of a stereo recording against the other
+        self._resampler = _resampler(sample_rate, 1)
+
+    def push(self, block: Block) -> Samples:
+        """[frames, channels] in, [samples] out; the filter holds some back until `finish`."""
+        mono = block[:, 0] if self._num_channels == 1 else self._mixed(block)
+        return mono if self._resampler is None else self._resampler.resample_chunk(mono)
+
+    def finish(self) -> Samples:
+        return _rest(self._resampler, np.empty(0, np.float32))
+
+    def _mixed(self, block: Block) -> Samples:
+        if len(block) > len(self._mono):
+            self._mono, self._term = np.empty((2, len(block)), np.float32)
+        mono = self._mono[: len(block)]
+        return self._mixed_sides(block, mono) if self._num_channels == 2 else self._weighted(block, mono)
+
+    def _mixed_sides(self, block: Block, mono: Samples) -> Samples:
+        """Return half the sum of both sides, or half their difference once these cancel each other out."""
+        self._add_sides(block, mono)
+        flat = block.ravel(order="K")
+        if len(block) >= self._num_judged and np.einsum("i,i->", mono, mono) < _CANCELLED * np.einsum(
+            "i,i->", flat, flat
+        ):
+            self._is_inverted = not self._is_inverted
+            self._add_sides(block, mono)
+        return np.multiply(mono, np.float32(0.5), out=mono)
+
+    def _add_sides(self, block: Block, mono: Samples) -> None:
+        (np.subtract if self._is_inverted else np.add)(block[:, 0], block[:, 1], out=mono)
+
+    def _weighted(self, block: Block, mono: Samples) -> Samples:
+        """`block.mean(axis=1)` costs more than decoding MP3 does, and a matrix product may wake BLAS's own
+        threads, which then fight with ours.
+        """
+        mono[:] = 0.0
+        for channel, weight in enumerate(self._weights):
+            if weight:
+                np.add(mono, np.multiply(block[:, channel], weight, out=self._term[: len(block)]), out=mono)
+        return mono
+
+
+def mix_weights(num_channels: int, layout: Sequence[str]) -> list[np.float32]:
+    """Return each channel's weight in the mix; together they are 1."""
+    weights = [_WEIGHTS.get(name, _WEIGHT_BEHIND) for name in layout]
+    if len(weights) != num_channels or not sum(weights):
+        weights = [1.0] * num_channels
+    return [np.float32(weight / sum(weights)) for weight in weights]
+
+
+class Stereo16k:
+    """Keeps two channels apart: each is resampled as `Mono16k` would resample it alone."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._resampler = _resampler(sample_rate, 2)
+
+    def push(self, block: Block) -> Samples:
+        """[frames, 2] in, [samples, 2] out; the filter holds some back until `finish`."""
+        return (
+            np.ascontiguousarray(block) if self._resampler is None else self._resampler.resample_chunk(block)
+        )
+
+    def finish(self) -> Samples:
+        return _rest(self._resampler, np.empty((0, 2), np.float32))
+
+
+def _resampler(sample_rate: int, num_channels: int) -> soxr.ResampleStream | None:
+    if sample_rate == SAMPLE_RATE:
+        return None
+    return soxr.ResampleStream(sample_rate, SAMPLE_RATE, num_channels, dtype="float32", quality="HQ")
+
+
+def _rest(resampler: soxr.ResampleStream | None, empty: Samples) -> Samples:
+    return empty if resampler is None else resampler.resample_chunk(empty, last=True)

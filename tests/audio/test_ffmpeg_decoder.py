@@ -1,0 +1,192 @@
+"""The time line of a container, and which of its tracks is read."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from av.stream import Disposition
+
+from asr_server.audio.ffmpeg_decoder import FfmpegDecoder
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
+from asr_server.audio.tracks import TrackChoice
+from asr_server.core import Chunk
+from asr_server.errors import AudioTooLong, NoSuchTrack, NotStereo
+from tests.audio.audio_files import Frames, Sound, slices, voice, write_film
+from tests.audio.test_decoders import all_of
+
+
+def tone(frequency: int, duration_s: float = 2.0, num_channels: int = 1) -> Frames:
+    times = np.arange(round(48_000 * duration_s)) / 48_000
+    one = 0.3 * np.sin(2 * np.pi * frequency * times)
+    return np.repeat(one[:, None], num_channels, axis=1).astype(np.float32)
+
+
+def pitch(frames: Frames) -> float:
+    """The strongest frequency in Hz."""
+    spectrum = np.abs(np.fft.rfft(frames.mean(axis=1)))
+    return float(np.argmax(spectrum)) * 48_000 / len(frames)
+
+
+def first_sound_s(frames: Frames, start_s: float = 0.0) -> float:
+    loud = np.abs(frames[round(start_s * 48_000) :]).max(axis=1) > 0.05
+    return start_s + float(np.argmax(loud)) / 48_000
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("matroska", "aac"), ("mp4", "aac"), ("mov", "aac"), ("mpegts", "aac"), ("matroska", "libopus")],
+)
+def test_sound_that_begins_after_the_picture_keeps_its_time(
+    tmp_path: Path, container: str, codec: str
+) -> None:
+    path = write_film(tmp_path / "a", container, [Sound(tone(440), start_s=4.02)], 6.0, codec)
+    decoder = FfmpegDecoder(str(path))
+    frames = all_of(decoder)
+    assert first_sound_s(frames) == pytest.approx(4.02, abs=0.03)
+    assert len(frames) / 48_000 == pytest.approx(6.02, abs=0.06)
+    assert not decoder.truncated
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("matroska", "aac"), ("webm", "libopus"), ("ogg", "libopus"), ("mp4", "aac"), ("mpegts", "aac")],
+)
+@pytest.mark.parametrize("gap_s", [0.4, 5.0])
+def test_a_gap_in_the_time_stamps_is_silence(
+    tmp_path: Path, container: str, codec: str, gap_s: float
+) -> None:
+    path = write_film(tmp_path / "a", container, [Sound(tone(440), gap=(1.0, gap_s))], codec=codec)
+    decoder = FfmpegDecoder(str(path))
+    frames = all_of(decoder)
+    assert len(frames) / 48_000 == pytest.approx(2.0 + gap_s, abs=0.06)
+    assert first_sound_s(frames, 1.1) == pytest.approx(1.0 + gap_s, abs=0.04)
+    assert not decoder.truncated
+
+
+def test_a_clock_that_jumps_in_a_transport_stream_is_no_silence(tmp_path: Path) -> None:
+    path = write_film(tmp_path / "a.ts", "mpegts", [Sound(tone(440), gap=(1.0, 3600.0))])
+    assert len(all_of(FfmpegDecoder(str(path)))) / 48_000 == pytest.approx(2.0, abs=0.1)
+
+
+def test_time_stamps_that_begin_again_do_not_hide_a_later_gap(tmp_path: Path) -> None:
+    parts = [Sound(tone(440), gap=(1.0, gap_s)) for gap_s in (0.0, 0.5)]
+    names = [write_film(tmp_path / str(n), "ogg", [part], codec="libopus") for n, part in enumerate(parts)]
+    joined = tmp_path / "joined.ogg"
+    joined.write_bytes(b"".join(name.read_bytes() for name in names))
+    assert len(all_of(FfmpegDecoder(str(joined)))) / 48_000 == pytest.approx(4.5, abs=0.1)
+
+
+def test_silence_beyond_the_limit_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    path = write_film(tmp_path / "a.mkv", "matroska", [Sound(tone(440), gap=(1.0, 50_000.0))])
+    started_s = time.process_time()
+    with pytest.raises(AudioTooLong, match="max-audio-s"):
+        all_of(FfmpegDecoder(str(path), limits=AudioLimits(max_audio_s=43_200)))
+    assert time.process_time() - started_s < 43_200 / 1000  # by far less than its samples would take
+
+
+@pytest.mark.parametrize("container", ["matroska", "mp4", "mpegts"])
+def test_a_picture_that_outlasts_the_sound_is_no_damage(tmp_path: Path, container: str) -> None:
+    path = write_film(tmp_path / "a", container, [Sound(tone(440))], picture_s=4.0)
+    decoder = FfmpegDecoder(str(path))
+    assert len(all_of(decoder)) / 48_000 == pytest.approx(2.0, abs=0.05)
+    assert not decoder.truncated
+
+
+def test_a_film_that_is_cut_short_is_said_to_be(tmp_path: Path) -> None:
+    path = write_film(tmp_path / "a.mkv", "matroska", [Sound(voice(48_000, 1, 8.0))], picture_s=8.0)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    decoder = FfmpegDecoder(str(path))
+    assert 1 < len(all_of(decoder)) / 48_000 < 7
+    assert decoder.truncated
+
+
+# -- Tracks ------------------------------------------------------------------------------------------------
+
+FILM = [
+    Sound(tone(400), language="eng", disposition=Disposition.comment),
+    Sound(tone(500), language="ger", disposition=Disposition.default),
+    Sound(tone(600), language="spa"),
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (TrackChoice(), 500),
+        (TrackChoice((1,)), 400),
+        (TrackChoice((3,)), 600),
+        (TrackChoice(language="spa"), 600),
+        (TrackChoice(language="es"), 600),
+        (TrackChoice(language="deu"), 500),
+    ],
+)
+def test_the_default_track_is_read_or_the_one_that_is_named(
+    tmp_path: Path, choice: TrackChoice, expected: int
+) -> None:
+    decoder = FfmpegDecoder(str(write_film(tmp_path / "a.mkv", "matroska", FILM)), choice)
+    assert pitch(all_of(decoder)) == pytest.approx(expected, abs=2)
+    (track,) = decoder.tracks_read
+    assert track.number == expected // 100 - 3
+
+
+@pytest.mark.parametrize("choice", [TrackChoice((4,)), TrackChoice(language="fra")])
+def test_a_track_that_is_not_there_is_refused_with_those_that_are(
+    tmp_path: Path, choice: TrackChoice
+) -> None:
+    path = write_film(tmp_path / "a.mkv", "matroska", FILM)
+    with pytest.raises(NoSuchTrack, match=r"3 audio tracks .*1: eng, 2: ger, 3: spa"):
+        FfmpegDecoder(str(path), choice)
+
+
+def test_a_commentary_and_a_description_come_last_where_none_is_the_default(tmp_path: Path) -> None:
+    sounds = [
+        Sound(tone(400), disposition=Disposition.comment),
+        Sound(tone(500), disposition=Disposition.visual_impaired),
+        Sound(tone(600), disposition=Disposition.original),
+    ]
+    decoder = FfmpegDecoder(str(write_film(tmp_path / "a.mkv", "matroska", sounds)))
+    assert decoder.tracks_read[0].number == 3
+
+
+@pytest.mark.parametrize("container", ["matroska", "mp4"])
+@pytest.mark.parametrize("disposition", [0, Disposition.default])
+def test_a_track_without_packets_is_passed_over(tmp_path: Path, container: str, disposition: int) -> None:
+    sounds = [Sound(None, disposition=disposition), Sound(tone(500))]
+    decoder = FfmpegDecoder(str(write_film(tmp_path / "a", container, sounds)))
+    assert pitch(all_of(decoder)) == pytest.approx(500, abs=2)
+    assert not decoder.truncated
+
+
+def channels_of(path: Path, choice: TrackChoice) -> tuple[list[float], Recording]:
+    """The strongest frequency in each channel's chunks."""
+    recording = Recording(path, AudioLimits(), split_channels=True, choice=choice)
+    chunks = [piece for piece in slices(recording) if isinstance(piece, Chunk)]
+    pitches = {chunk.channel: pitch(np.repeat(chunk.samples, 3)[:, None]) for chunk in chunks}
+    return [pitches[channel] for channel in sorted(pitches)], recording
+
+
+def test_the_two_tracks_of_a_call_are_two_channels(tmp_path: Path) -> None:
+    sounds = [Sound(tone(500, 3.0)), Sound(tone(700, 2.0), start_s=0.5)]
+    path = write_film(tmp_path / "a.mkv", "matroska", sounds)
+    pitches, recording = channels_of(path, TrackChoice())
+    assert pitches == pytest.approx([500, 700], abs=3)
+    assert [track.number for track in recording.tracks_read] == [1, 2]
+    assert recording.duration_s == pytest.approx(3.0, abs=0.05)
+
+
+def test_any_two_tracks_can_be_named_as_channels(tmp_path: Path) -> None:
+    sounds = [Sound(tone(frequency, num_channels=2)) for frequency in (400, 500, 600)]
+    path = write_film(tmp_path / "a.mkv", "matroska", sounds)
+    pitches, recording = channels_of(path, TrackChoice((3, 1)))
+    assert pitches == pytest.approx([600, 400], abs=3)
+    assert [track.number for track in recording.tracks_read] == [3, 1]
+
+
+def test_three_tracks_are_no_two_channels(tmp_path: Path) -> None:
+    path = write_film(tmp_path / "a.mkv", "matroska", [Sound(tone(400))] * 3)
+    with pytest.raises(NotStereo):
+        channels_of(path, TrackChoice())
