@@ -1,4 +1,4 @@
-"""Maps three-letter codes of languages (ISO 639-2 and 639-3) to the codes that Whisper has.
+"""Maps other codes of languages (ISO 639-2, 639-3, withdrawn ones) to those that Whisper has.
 
 Media files name the languages of their tracks so: `deu`, or `ger` in the older bibliographic codes. Plain
 data; used by `audio` and `transcription` in every process.
@@ -15,9 +15,9 @@ _CODES: Final = (
     "hy hye arm|id ind in|is isl ice|it ita|ja jpn|jw jav jv|ka kat geo|kk kaz|km khm|kn kan|ko kor|la lat|"
     "lb ltz|ln lin|lo lao|lt lit|lv lav lvs|mg mlg|mi mri mao|mk mkd mac|ml mal|mn mon khk|mr mar|"
     "ms msa may zsm|mt mlt|my mya bur|ne nep npi|nl nld dut|nn nno|no nor nob nb|oc oci|pa pan|pl pol|"
-    "ps pus pbt|pt por|ro ron rum|ru rus|sa san|sd snd|si sin|sk slk slo|sl slv|sn sna|so som|sq sqi alb|"
-    "sr srp scc|su sun|sv swe|sw swa swh|ta tam|te tel|tg tgk|th tha|tk tuk|tl tgl fil|tr tur|tt tat|uk ukr|"
-    "ur urd|uz uzb uzn|vi vie|yi yid ydd|yo yor|yue yue|zh zho chi cmn"
+    "ps pus pbt|pt por|ro ron rum mol mo|ru rus|sa san|sd snd|si sin|sk slk slo|sl slv|sn sna|so som|"
+    "sq sqi alb|sr srp scc|su sun|sv swe|sw swa swh|ta tam|te tel|tg tgk|th tha|tk tuk|tl tgl fil|tr tur|"
+    "tt tat|uk ukr|ur urd|uz uzb uzn|vi vie|yi yid ydd ji|yo yor|yue yue|zh zho chi cmn"
 )
 _WHISPER_CODES: Final = {
     other: code for code, *others in (entry.split() for entry in _CODES.split("|")) for other in others

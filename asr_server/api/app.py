@@ -29,6 +29,8 @@ from asr_server.api.middleware import (
     IGNORED_FIELDS,
     MODEL_LIMIT,
     REQUEST_ID,
+    TRACKS,
+    TRUNCATED,
     LastErrorMiddleware,
     RequestLogMiddleware,
     UnreadBodyMiddleware,
@@ -139,5 +141,5 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS],
+            expose_headers=[REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS],
         )

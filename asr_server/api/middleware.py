@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from asr_server import metrics
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, response_to
 from asr_server.config import MIB, Settings
+from asr_server.core import Transcript
 from asr_server.errors import ShuttingDown
 from asr_server.telemetry import FIGURES, current_request_id
 
@@ -247,6 +248,8 @@ def _has_body(headers: Headers) -> bool:
 
 MODEL_LIMIT: Final = "x-model-limit"
 IGNORED_FIELDS: Final = "x-ignored-fields"
+TRUNCATED: Final = "x-truncated"
+TRACKS: Final = "x-audio-tracks"
 _MAX_NAMED: Final = 32  # fields
 _MAX_NAME: Final = 80  # characters of a field's name
 
@@ -258,6 +261,14 @@ def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> di
         headers[MODEL_LIMIT] = settings.model_limit
     if ignored_fields:
         headers[IGNORED_FIELDS] = ", ".join(map(_quoted, ignored_fields[:_MAX_NAMED]))
+    return headers
+
+
+def recording_headers(transcript: Transcript) -> dict[str, str]:
+    """Returns the headers that tell a damaged recording, and which of several tracks were read."""
+    headers = {TRUNCATED: "true"} if transcript.is_cut_short else {}
+    if transcript.tracks:
+        headers[TRACKS] = ",".join(str(track.number) for track in transcript.tracks)
     return headers
 
 

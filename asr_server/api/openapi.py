@@ -20,7 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from asr_server.api.errors import response_to
-from asr_server.api.middleware import IGNORED_FIELDS, MODEL_LIMIT, REQUEST_ID
+from asr_server.api.middleware import IGNORED_FIELDS, MODEL_LIMIT, REQUEST_ID, TRACKS, TRUNCATED
 from asr_server.api.schemas import (
     AudioFields,
     ErrorBody,
@@ -40,6 +40,7 @@ from asr_server.errors import (
     InvalidAudio,
     InvalidValue,
     ModelNotFound,
+    NoSuchTrack,
     Overloaded,
     ReplicasEnded,
     RequestStalled,
@@ -58,6 +59,8 @@ _HEADERS: Final[Mapping[str, str]] = {
     REQUEST_ID: "The request's id: the one that was sent, or a new one. The server's log names it.",
     MODEL_LIMIT: "What the embedded model cannot do; absent with any other model.",
     IGNORED_FIELDS: "The fields that were left out, where the server ignores unknown ones.",
+    TRUNCATED: "`true`: the recording is damaged or cut short. A stream says it in its last event.",
+    TRACKS: "The numbers of the audio tracks that were read, of a file that has several; not with a stream.",
     "retry-after": "Seconds to wait before the next try.",
     "retry-after-ms": "The same in milliseconds.",
     "www-authenticate": "How to send a key.",
@@ -85,6 +88,7 @@ ENGINE_ERRORS: Final = (EngineUnavailable("The engine is starting."), ShuttingDo
 UPLOAD_ERRORS: Final = (
     InvalidValue("Unknown field 'temprature'.", "temprature"),
     InvalidAudio("The file is empty."),
+    NoSuchTrack("'track' asks for number 3; the file has 2 audio tracks (1: eng, 2: ger)."),
     AudioTooShort("The recording is shorter than 0.1 s."),
     AudioTooLong("The recording is longer than 43200 s: --max-audio-s (ASR_SERVER_MAX_AUDIO_S)."),
     UploadTooLarge(
@@ -207,7 +211,9 @@ def transcript_responses() -> Responses:
     }
     transcript = {
         "description": "The transcript, in the form that was asked for.",
-        "headers": described_headers(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, "x-accel-buffering"),
+        "headers": described_headers(
+            *(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, "x-accel-buffering")
+        ),
         "content": {"application/json": as_json} | texts,
     }
     return {200: transcript} | error_responses(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS)

@@ -27,6 +27,7 @@ from asr_server.api.schemas import (
     TranscriptionFields,
     TranslationFields,
 )
+from asr_server.audio.tracks import TrackChoice, parse_choice
 from asr_server.config import Settings, naming
 from asr_server.core import DecodingOptions, VoiceChunking
 from asr_server.errors import InvalidValue, ModelNotFound
@@ -51,6 +52,7 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
     _check_stream(fields)
     _check_speakers(fields)
     _check_multilingual(fields)
+    parse_choice(fields.track, fields.channels == "split")
     if isinstance(fields, TranscriptionFields):
         _check_combinations(fields)
     elif fields.response_format == "diarized_json":
@@ -211,6 +213,10 @@ class TranscriptionRequest:
         """Who speaks in the left and in the right channel; empty: the channels are mixed."""
         names = tuple(self.fields.known_speaker_names) or DEFAULT_SPEAKERS
         return names if self.fields.channels == "split" else ()
+
+    @property
+    def track_choice(self) -> TrackChoice:
+        return parse_choice(self.fields.track, bool(self.speakers))
 
     @property
     def count(self) -> SpeakerCount | None:

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from asr_server.core import VoiceChunking
-from asr_server.formats.bodies import Body, Language, Logprob, TokensUsage, VerboseSegment, VerboseWord
+from asr_server.formats.bodies import (
+    AudioTrack,
+    Body,
+    Language,
+    Logprob,
+    TokensUsage,
+    VerboseSegment,
+    VerboseWord,
+)
 from asr_server.formats.render import ResponseFormat
 
 # -- In. What is not a field of these models is refused by name. ---------------------------------------------
@@ -96,6 +104,9 @@ class AudioFields(BaseModel):
     """Not OpenAI's: with `split` each of two channels is a speaker; with `mix` they are one recording."""
     known_speaker_names: list[SpeakerName] = []
     """Of those in `known_speaker_references`; with `channels` split, in the left and the right channel."""
+    track: str = Field("", max_length=64)
+    """Not OpenAI's: the audio track to read, a number from 1 or a language (`eng`); the file's default else.
+    With `channels` split, two numbers (`1,2`) are two speakers."""
     condition_on_previous_text: bool = False
     """Reads one chunk after another, each with the text so far as its prompt: slower, more even in style."""
     multilingual: bool = False
@@ -208,7 +219,9 @@ class TextDone(Body):
     words: list[VerboseWord] | None = None
     """The words with times, where they were asked for."""
     truncated: bool | None = None
-    """True where the recording is damaged, and this is what could be read."""
+    """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
+    tracks: list[AudioTrack] | None = None
+    """Not OpenAI's: the audio tracks that were read, of a file that has several."""
 
 
 class ErrorDetail(Body):

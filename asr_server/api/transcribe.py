@@ -21,7 +21,7 @@ from asr_server import metrics
 from asr_server.api.connections import OVER_LIMIT, cancel_on_disconnect
 from asr_server.api.errors import body_of
 from asr_server.api.form import VOICE_FIELD, Form, read_form
-from asr_server.api.middleware import answer_headers
+from asr_server.api.middleware import answer_headers, recording_headers
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.schemas import AudioFields, TextDelta, TextDone, TranscriptionFields
 from asr_server.api.state import AppState
@@ -46,6 +46,7 @@ from asr_server.formats.render import (
     languages_body,
     logprobs_body,
     render,
+    tracks_body,
     verbose_body,
 )
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
@@ -96,12 +97,13 @@ class EventWriter:
             languages=languages_body(transcript),
             logprobs=logprobs_body(transcript.logprobs) if self._options.with_logprobs else None,
             usage=self._usage() if self._fields.stream_include_usage else None,
+            truncated=transcript.is_cut_short or None,
+            tracks=tracks_body(transcript),
         )
         if self._fields.stream_include_segments:
             verbose = verbose_body(transcript, self._options)
             body.language, body.duration = verbose.language, verbose.duration
             body.segments, body.words = verbose.segments, verbose.words
-            body.truncated = transcript.is_cut_short or None
         by_voice = self._fields.response_format == "diarized_json" and self._fields.channels != "split"
         segments = map(diarized_segment, transcript.segments) if by_voice else ()
         return b"".join(map(event, segments)) + event(body)
@@ -191,6 +193,7 @@ async def _whole(state: AppState, form: Form, request: TranscriptionRequest, rec
         transcript, lambda: body_response(transcript, request.fields.response_format, request.render_options)
     )
     response.headers.update(answer_headers(state.settings, request.ignored_fields))
+    response.headers.update(recording_headers(transcript))
     return response
 
 
@@ -213,7 +216,12 @@ async def _transcribing(
             track = await _speaker_track(state, request)
             listener = track.push if track else None
             recording = Recording(
-                source, state.audio_limits, bool(request.speakers), request.chunking, listener
+                source,
+                state.audio_limits,
+                bool(request.speakers),
+                request.chunking,
+                listener,
+                request.track_choice,
             )
             try:
                 async with state.transcriber.transcribe(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from asr_server.core import Track
-from asr_server.errors import NoSuchTrack
+from asr_server.errors import InvalidValue, NoSuchTrack
 from asr_server.language_codes import whisper_code
 
 MAX_TRACK = 999
@@ -28,7 +28,7 @@ DEFAULT_TRACK = TrackChoice()
 
 
 def parse_choice(text: str, split_channels: bool) -> TrackChoice:
-    """Read a number, a language's code, or with channels apart two numbers (`1,2`). Raises NoSuchTrack."""
+    """Read a number, a language's code, or with channels apart two numbers (`1,2`). Raises InvalidValue."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         return DEFAULT_TRACK
@@ -36,10 +36,12 @@ def parse_choice(text: str, split_channels: bool) -> TrackChoice:
         numbers = tuple(int(part) for part in parts)
         if len(numbers) == 1 or (split_channels and len(numbers) == 2 and numbers[0] != numbers[1]):
             return TrackChoice(numbers)
-        raise NoSuchTrack("'track' takes one number; with channels=split it can be two different ones.")
+        raise InvalidValue(
+            "'track' takes one number; with channels=split it can be two different ones.", "track"
+        )
     if len(parts) > 1 or not parts[0][0].isalpha():
-        raise NoSuchTrack(
-            f"'track' is a number from 1 to {MAX_TRACK} or the code of a language, such as 2 or eng."
+        raise InvalidValue(
+            f"'track' is a number from 1 to {MAX_TRACK} or the code of a language, such as 2 or eng.", "track"
         )
     return TrackChoice(language=parts[0])
 

@@ -116,6 +116,12 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     help="split: each channel of a stereo recording is a speaker",
 )
 @click.option(
+    "--track",
+    default="",
+    metavar="N|LANGUAGE|N,N",
+    help="audio track to read; with --channels split, two numbers are two speakers  [default: the file's]",
+)
+@click.option(
     "--speakers",
     metavar="auto|N|N-M|LEFT,RIGHT",
     help="tell voices apart: auto, so many, or so many to so many; with --channels split, two names  [A,B]",
@@ -180,7 +186,7 @@ def _check_manifest(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
 
 _JOB_OPTIONS: Final = (
     *("formats", "output_dir", "manifest", "language", "task", "temperature", "recursive", "quiet"),
-    *("word_timestamps", "condition_on_previous_text", "multilingual"),
+    *("word_timestamps", "condition_on_previous_text", "multilingual", "track"),
 )
 
 

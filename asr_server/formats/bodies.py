@@ -47,6 +47,15 @@ class Language(Body):
     """ISO 639-1, or 639-3 where there is none."""
 
 
+class AudioTrack(Body):
+    number: int
+    """From 1, among the audio tracks of the file."""
+    language: str | None = None
+    """Its language, as the file states it."""
+    title: str | None = None
+    """Its title, as the file states it."""
+
+
 class VerboseSegment(Body):
     id: int
     """0, 1, 2 ... through the whole recording."""
@@ -111,6 +120,10 @@ class Json(Body):
     """Of each token, with `include[]=logprobs`."""
     usage: DurationUsage
     """The recording's length."""
+    truncated: bool | None = None
+    """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
+    tracks: list[AudioTrack] | None = None
+    """Not OpenAI's: the audio tracks that were read, of a file that has several."""
 
 
 class DiarizedJson(Body):
@@ -126,6 +139,10 @@ class DiarizedJson(Body):
     """The text in segments with their speakers."""
     usage: DurationUsage
     """The recording's length."""
+    truncated: bool | None = None
+    """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
+    tracks: list[AudioTrack] | None = None
+    """Not OpenAI's: the audio tracks that were read, of a file that has several."""
 
 
 class VerboseJson(Body):
@@ -145,6 +162,10 @@ class VerboseJson(Body):
     """The words with times, where they were asked for."""
     usage: DurationUsage
     """The recording's length."""
+    truncated: bool | None = None
+    """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
+    tracks: list[AudioTrack] | None = None
+    """Not OpenAI's: the audio tracks that were read, of a file that has several."""
     language_probability: float | None = None
     """Not OpenAI's: that `language` is right, from 0 to 1, where it was detected."""
     languages: list[Language] | None = None

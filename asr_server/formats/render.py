@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from asr_server.core import Segment, TokenLogprob, Transcript, Word
 from asr_server.formats.bodies import (
+    AudioTrack,
     DiarizedJson,
     DiarizedSegment,
     DurationUsage,
@@ -249,6 +250,8 @@ def json_body(transcript: Transcript, with_logprobs: bool = False) -> Json:
         languages=languages_body(transcript),
         logprobs=logprobs_body(transcript.logprobs) if with_logprobs else None,
         usage=_duration_usage(transcript),
+        truncated=transcript.is_cut_short or None,
+        tracks=tracks_body(transcript),
     )
 
 
@@ -261,6 +264,8 @@ def verbose_body(transcript: Transcript, options: RenderOptions = DEFAULTS) -> V
         segments=[_segment(segment) for segment in transcript.segments] if options.with_segments else None,
         words=list(_words(transcript)) if options.with_words else None,
         usage=_duration_usage(transcript),
+        truncated=transcript.is_cut_short or None,
+        tracks=tracks_body(transcript),
         language_probability=transcript.language_probability,
         languages=languages_body(transcript) if len(transcript.languages) > 1 else None,
     )
@@ -299,6 +304,8 @@ def diarized_body(transcript: Transcript) -> DiarizedJson:
         text=transcript.text,
         segments=[diarized_segment(segment) for segment in transcript.segments],
         usage=_duration_usage(transcript),
+        truncated=transcript.is_cut_short or None,
+        tracks=tracks_body(transcript),
     )
 
 
@@ -324,6 +331,12 @@ def _duration_usage(transcript: Transcript) -> DurationUsage:
 
 def languages_body(transcript: Transcript) -> list[Language]:
     return [Language(code=code) for code in transcript.languages]
+
+
+def tracks_body(transcript: Transcript) -> list[AudioTrack] | None:
+    """Return the tracks that were read; None for a file that has no choice of them."""
+    bodies = [AudioTrack(number=t.number, language=t.language, title=t.title) for t in transcript.tracks]
+    return bodies or None
 
 
 def logprobs_body(entries: Iterable[TokenLogprob]) -> list[Logprob]:

@@ -19,6 +19,7 @@ import msgspec
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.recording import Recording, Source
+from asr_server.audio.tracks import parse_choice
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
@@ -51,6 +52,7 @@ class TranscribeJob:
     multilingual: bool = False
     layout: SubtitleLayout = PLAIN_LAYOUT
     speakers: tuple[str, ...] = ()  # of each channel; empty: the channels are mixed
+    track: str = ""  # a number, a language, or with channels apart two numbers; empty: the file's default
     voices: SpeakerCount | None = None  # tell so many apart; None: no voices are told apart
     manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
 
@@ -116,6 +118,7 @@ class LocalTranscriber:
             self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits
         )
         self._speakers, self._voices = job.speakers, job.voices
+        self._choice = parse_choice(job.track, bool(job.speakers))
         self._stands_in = bool(settings.why_embedded)
         self.model = settings.model_names[0]
         self.options = _decoding_options(job, self._transcriber, settings)
@@ -144,7 +147,9 @@ class LocalTranscriber:
         with closing(SpeakerTrack(self._voices)) as voices:
             track = voices if self._voices else None
             listener = voices.push if self._voices else None
-            recording = Recording(source, self._limits, bool(self._speakers), listener=listener)
+            recording = Recording(
+                source, self._limits, bool(self._speakers), listener=listener, choice=self._choice
+            )
             async with self._transcriber.transcribe(recording, own, self._speakers, track) as session:
                 async for delta in session:
                     on_progress(delta.end_s, recording.expected_duration_s)

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 
 from asr_server.audio.recording import Source
 from asr_server.config import in_mebibytes
-from asr_server.core import POSITIONS_PER_S, Segment, Task, Transcript, Word
+from asr_server.core import POSITIONS_PER_S, Segment, Task, Track, Transcript, Word
 from asr_server.errors import (
     ChunkFailed,
     EngineUnavailable,
@@ -37,7 +37,7 @@ from asr_server.errors import (
     RequestError,
     UploadTooLarge,
 )
-from asr_server.formats.bodies import Language, TokensUsage, VerboseSegment, VerboseWord
+from asr_server.formats.bodies import AudioTrack, Language, TokensUsage, VerboseSegment, VerboseWord
 from asr_server.offline.local import OnProgress, TranscribeJob
 
 
@@ -52,6 +52,7 @@ class Done(BaseModel):
     usage: TokensUsage
     languages: list[Language] = []
     truncated: bool = False
+    tracks: list[AudioTrack] = []
 
 
 def transcript_of(done: Done, task: Task) -> Transcript:
@@ -67,6 +68,7 @@ def transcript_of(done: Done, task: Task) -> Transcript:
         task=task,
         languages=tuple(language.code for language in done.languages),
         is_cut_short=done.truncated,
+        tracks=tuple(Track(**track.model_dump()) for track in done.tracks),
     )
 
 
@@ -101,7 +103,7 @@ MAX_RETRY_AFTER_S: Final = 120.0  # a server that wants more is asked sooner
 MAX_BACKOFF_S: Final = 30.0  # between tries where the server says nothing
 RETRIED: Final = frozenset({408, 409, 429})  # and everything from 500 on, as OpenAI's clients do
 FOR_ALL: Final = frozenset({401, 403, 404})  # the key, the address and the model are those of every file
-PARAMS_OF_ONE_FILE: Final = frozenset({"file", "channels"})
+PARAMS_OF_ONE_FILE: Final = frozenset({"file", "channels", "track"})
 
 T = TypeVar("T")
 
@@ -342,6 +344,7 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "multilingual": "true" if job.multilingual else None,
         "timestamp_granularities[]": ["segment", "word"] if job.needs_words else None,
         "channels": "split" if job.speakers else None,
+        "track": job.track,
         "known_speaker_names[]": list(job.speakers),
         "diarize": "true" if job.voices else None,
         "min_speakers": f"{job.voices.least}" if job.voices and job.voices.least > 1 else None,

@@ -23,6 +23,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from asr_server.core import Track
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue, RequestError
 from asr_server.offline.inputs import Failure, Input, buffered, collect_inputs, reason_of
 from asr_server.offline.local import FileTranscriber, TranscribeJob
@@ -199,8 +200,15 @@ class Batch:
         if not transcript.text:
             of = f"{transcript.duration_s:.1f} s (model {self._transcriber.model})"
             self._summary.unheard.append(f"{item.name}: nothing was heard in {of}")
+        if transcript.tracks:
+            tracks = " and ".join(_described(track) for track in transcript.tracks)
+            self._bars.say(f"{item.name}: several audio tracks; read {tracks}")
         if written:
             self._bars.say(f"{item.name}: {transcript.duration_s:.1f} s -> {written}")
+
+
+def _described(track: Track) -> str:
+    return f"number {track.number}" + (f" ({track.language})" if track.language else "")
 
 
 def reason_for(name: str, error: Exception) -> str:

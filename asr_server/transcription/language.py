@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from asr_server.errors import InvalidValue
+from asr_server.language_codes import whisper_code
 
 ENGLISH: Final = "en"
 AUTO: Final = "auto"  # as many clients write "detect it"
@@ -119,18 +120,6 @@ NAMES: Final[Mapping[str, str]] = {
     "zh": "chinese",
 }
 
-# Today's or yesterday's code of a language that Whisper's vocabulary has under another one.
-_OTHER_CODES: Final[Mapping[str, str]] = {
-    "cmn": "zh",
-    "fil": "tl",
-    "in": "id",
-    "iw": "he",
-    "ji": "yi",
-    "jv": "jw",
-    "mo": "ro",
-    "nb": "no",
-}
-
 _OTHER_NAMES: Final[Mapping[str, str]] = {
     "bangla": "bn",
     "burmese": "my",
@@ -185,10 +174,10 @@ class Languages:
         return (codes[0], ()) if len(codes) == 1 else (given, codes)
 
     def code(self, text: str, param: str = "language") -> str:
-        """Takes `en`, `EN`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue, listing the known ones."""
+        """Takes `en`, `EN`, `eng`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue."""
         word = text.strip().lower().replace("_", "-")
         for candidate in (word, _CODES.get(word, ""), word.split("-")[0]):
-            code = _OTHER_CODES.get(candidate, candidate)
+            code = candidate if candidate in self.codes else whisper_code(candidate)
             if code in self.codes:
                 return code
         known = ", ".join(f"{code} ({name_of(code)})" for code in sorted(self.codes))

@@ -139,6 +139,7 @@ class TranscriptBuilder:
                 dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
             ),
             is_cut_short=self._source.truncated,
+            tracks=self._source.tracks_read,
             language_probability=self._language.probability,
         )
 

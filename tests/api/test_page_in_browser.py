@@ -137,6 +137,13 @@ def test_a_file_becomes_text_with_language_times_and_speed(open_page: OpenPage) 
     expect(page.locator("#announce")).to_have_text("call.wav is transcribed.")
 
 
+def test_a_card_says_that_its_file_was_cut_short(open_page: OpenPage) -> None:
+    page = open_page()
+    file = payload("cut.wav")
+    choose(page, {**file, "buffer": file["buffer"][:-2000]})
+    expect(card(page, "cut.wav").locator(".facts")).to_contain_text("damaged or cut short")
+
+
 # What a card says while it is at work, as [facts, text] each
 WATCH_WORK = """() => {
     window.seen = [];

@@ -1,4 +1,5 @@
 import asyncio
+import io
 import json
 import logging
 import threading
@@ -10,6 +11,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+import soundfile
 
 from asr_server.api import transcribe
 from asr_server.api.middleware import answer_headers
@@ -20,6 +22,7 @@ from asr_server.core import ChunkResult
 from asr_server.formats.render import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of
+from tests.audio.audio_files import Sound, voice, write_film
 from tests.embedded import embedded
 from tests.fake_replica import say, wav
 from tests.formats.samples import ONE
@@ -444,3 +447,59 @@ async def test_many_requests_at_once_each_get_their_own_answer() -> None:
 )
 def test_every_format_says_what_it_is(response_format: ResponseFormat, media_type: str) -> None:
     assert body_response(ONE, response_format, DEFAULTS).headers["content-type"] == media_type
+
+
+# -- What was read -------------------------------------------------------------------------------------------
+
+
+def cut_short() -> bytes:
+    """A WAV whose header promises more than there is."""
+    return SECOND[:-2]
+
+
+@pytest.mark.parametrize("response_format", ["json", "verbose_json", "diarized_json", "text", "srt"])
+async def test_every_answer_says_that_a_recording_is_cut_short(app: RunningApp, response_format: str) -> None:
+    channels = {"channels": "split"} if response_format == "diarized_json" else {}
+    file = stereo(cut=True) if channels else cut_short()
+    reply = await app.post(file, response_format=response_format, **channels)
+    assert reply.headers["x-truncated"] == "true"
+    if response_format.endswith("json"):
+        assert reply.json()["truncated"] is True
+    done = events_of((await app.post(cut_short(), stream="true")).text)[-2]
+    assert done["truncated"] is True
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": "verbose_json"}])
+async def test_a_whole_recording_says_nothing_of_it(app: RunningApp, fields: dict[str, str]) -> None:
+    reply = await app.post(**fields)
+    assert not {"x-truncated", "x-audio-tracks"} & set(reply.headers)
+    assert not {"truncated", "tracks"} & set(reply.json())
+
+
+def stereo(cut: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.full((16_000, 2), 0.1), 16_000, format="WAV", subtype="PCM_16")
+    return buffer.getvalue()[: -2 if cut else None]
+
+
+async def test_the_track_that_was_read_is_named(app: RunningApp, tmp_path: Path) -> None:
+    film = write_film(
+        tmp_path / "a.mkv",
+        "matroska",
+        [Sound(voice(48_000, 1, 1.0), language="eng"), Sound(voice(48_000, 1, 1.0), language="ger")],
+    ).read_bytes()
+    default = await app.post(film, response_format="verbose_json")
+    german = await app.post(film, response_format="verbose_json", track="de")
+    assert default.json()["tracks"] == [{"number": 1, "language": "eng"}]
+    assert german.json()["tracks"] == [{"number": 2, "language": "ger"}]
+    assert german.headers["x-audio-tracks"] == "2"
+    done = events_of((await app.post(film, stream="true", track="2")).text)[-2]
+    assert done["tracks"] == [{"number": 2, "language": "ger"}]
+    both = await app.post(film, response_format="diarized_json", channels="split", track="2,1")
+    assert both.headers["x-audio-tracks"] == "2,1"
+
+
+@pytest.mark.parametrize("track", ["2", "fra", "1,2", "nonsense!"])
+async def test_a_track_that_is_not_there_is_a_400_that_names_the_field(app: RunningApp, track: str) -> None:
+    reply = await app.post(track=track)
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "track")

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from asr_server.core import Transcript
+from asr_server.core import Track, Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue, UploadTooLarge
 from asr_server.offline import remote
 from asr_server.offline.local import TranscribeJob
@@ -105,9 +105,11 @@ def recording(tmp_path: Path) -> Path:
 
 
 async def test_an_answer_is_the_last_event_and_the_others_tell_how_far_it_is(recording: Path) -> None:
-    async with serving(stream(DELTA, DONE | {"truncated": True})) as (url, scripted):
+    tracks = [{"number": 2, "language": "ger"}]
+    async with serving(stream(DELTA, DONE | {"truncated": True, "tracks": tracks})) as (url, scripted):
         transcript, progress = await transcribe(url, recording)
     assert (transcript.text, transcript.duration_s, transcript.is_cut_short) == ("one", 1.5, True)
+    assert transcript.tracks == (Track(2, "ger"),)
     assert progress == [1.5]
     assert scripted.keys == {"Bearer secret"}
 

@@ -23,6 +23,11 @@ WHISPER = Languages(NAMES)
         ("jv", "jw"),
         ("nb-NO", "no"),
         ("iw", "he"),
+        ("eng", "en"),
+        ("deu", "de"),
+        ("ger", "de"),
+        ("spa", "es"),
+        ("POR-br", "pt"),
     ],
 )
 def test_codes_names_and_regional_forms_are_understood(text: str, code: str) -> None:

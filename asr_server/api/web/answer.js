@@ -92,7 +92,7 @@ export function plainText(answer) {
 }
 
 /** As the server writes `verbose_json`. */
-export function verboseJson({ task = "transcribe", language = "unknown", duration, text, segments, words }) {
+export function verboseJson({ task = "transcribe", language = "unknown", duration, text, segments, words, truncated, tracks }) {
   const usage = { type: "duration", seconds: Math.ceil(duration) };
-  return { task, language, duration, text, segments, words, usage };
+  return { task, language, duration, text, segments, words, usage, truncated, tracks };
 }

@@ -10,8 +10,8 @@ const dateOf = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "
 
 /** `took`: seconds from start to end, if that says anything. */
 export function entryOf(name, answer, took) {
-  const { duration, language, task } = answer;
-  return describe({ name, createdAt: Date.now(), duration, language, task, took }, answer);
+  const { duration, language, task, truncated, tracks } = answer;
+  return describe({ name, createdAt: Date.now(), duration, language, task, took, truncated, tracks }, answer);
 }
 
 /** Takes over what may be corrected in the answer. */
@@ -20,14 +20,16 @@ export function describe(entry, answer) {
 }
 
 /** In words: how long it is, of what language and people, how fast it was, and when. */
-export function factsOf({ duration, language, took, task, createdAt, speakers = [] }) {
+export function factsOf({ duration, language, took, task, createdAt, truncated, tracks = [], speakers = [] }) {
   const spoken = language && language !== "unknown" ? language.charAt(0).toUpperCase() + language.slice(1) : "";
   const kind = task === "translate" ? "translated into English" : spoken;
   const isNamed = speakers.length <= NAMED && speakers.some((name) => name.length > 1);
   const people = isNamed ? new Intl.ListFormat("en").format(speakers) : speakers.length && count(speakers.length, "speaker");
   const speed = took && `${Math.max(1, Math.round(duration / took))} × real time`;
   const pace = took && (took < 60 ? `in ${took.toFixed(1)} s` : `in ${clock(took)}`);
-  return [clock(duration), kind, people, pace, speed, dateOf(createdAt)].filter(Boolean);
+  const read = tracks.map(({ number, language }) => `audio track ${number}${language ? ` (${language})` : ""}`).join(", ");
+  const loss = truncated && "the file is damaged or cut short: this is what could be read";
+  return [clock(duration), kind, people, pace, speed, dateOf(createdAt), read, loss].filter(Boolean);
 }
 
 /** Whether `query`, in lower case, is in its name, its text or the names of its speakers. */
