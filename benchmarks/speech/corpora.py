@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+import av
 import numpy as np
 import soundfile
 import soxr
@@ -22,6 +23,7 @@ CACHE = ROOT / ".cache/speech"
 RECORDINGS = ROOT / "../shared/data/audio"  # beside the repository, not part of it
 POCKETSPHINX = Path("/usr/share/pocketsphinx/test/data")
 FILLETS = Path("/usr/share/games/fillets-ng")
+ASTERISK = Path("/usr/share/asterisk/sounds")
 AUDIOEVAL = CACHE / "pytest-audioeval/pytest_audioeval/samples/audio"
 
 _RECORDED = {
@@ -44,6 +46,13 @@ _DIALOGUE = re.compile(
     r'dialogId\("(?P<id>[^"]+)",\s*"(?P<font>\w+)",\s*"(?P<english>(?:[^"\\]|\\.)*)"\)\s*'
     r'dialogStr\("(?P<acted>(?:[^"\\]|\\.)*)"\)'
 )
+_PROMPTS = {
+    "en_US_f_Allison": "Allison",
+    "fr_CA_f_June": "June",
+    "it_IT_m_Carlo": "Carlo",
+    "ru_RU_f_IvrvoiceRU": "Ivrvoice",
+}
+_G722_BYTES_PER_S = 8000
 _SPEAKERS = {"font_small": "small fish", "font_big": "big fish"}
 
 
@@ -168,6 +177,30 @@ def fillets(language: str = "nl") -> list[Clip]:
     return list({clip.path: clip for clip in clips}.values())
 
 
+def prompts() -> list[Clip]:
+    """Prompts of the telephone exchange Asterisk at 16 kHz, of three women and a man, a second and more."""
+    return [
+        Clip(
+            f"prompts/{path.stem}", "prompts", _as_flac(path), None, folder[:2], "CC-BY-SA-3.0", speaker=name
+        )
+        for folder, name in _PROMPTS.items()
+        for path in sorted((ASTERISK / folder).glob("*.g722"))
+        if path.stat().st_size >= _G722_BYTES_PER_S
+    ]
+
+
+def _as_flac(g722: Path) -> Path:
+    path = CACHE / f"prompts/{g722.parent.name}/{g722.stem}.flac"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with av.open(str(g722), format="g722") as container:
+            samples = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
+        part = path.with_suffix(".part")
+        soundfile.write(part, samples, SAMPLE_RATE, format="FLAC")
+        part.replace(path)
+    return path
+
+
 def noises() -> list[Clip]:
     """Forty minutes in which nobody speaks, made when they are first asked for."""
     from benchmarks.speech.noises import forty_minutes
@@ -197,7 +230,7 @@ CORPORA: dict[str, Callable[[], list[Clip]]] = {
     "fillets": fillets,
 }
 SPEECH: tuple[str, ...] = tuple(CORPORA)
-CORPORA |= {"fillets-cs": partial(fillets, "cs"), "noises": noises}
+CORPORA |= {"fillets-cs": partial(fillets, "cs"), "noises": noises, "prompts": prompts}
 
 
 @cache

@@ -11,6 +11,9 @@ packages=()
 [ -d /usr/share/games/fillets-ng/sound/airplane/nl ] || packages+=(fillets-ng-data-nl)
 [ -d /usr/share/games/fillets-ng/sound/airplane/cs ] || packages+=(fillets-ng-data-cs)
 command -v flite > /dev/null || packages+=(flite) # the voices of benchmarks/speakers.py
+for voice in en_US_f_Allison fr_CA_f_June it_IT_m_Carlo ru_RU_f_IvrvoiceRU; do
+    [ -d /usr/share/asterisk/sounds/$voice ] || packages+=("asterisk-core-sounds-${voice:0:2}-g722")
+done
 if ((${#packages[@]})); then
     if ! { [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq \
         && apt-get install -y -qq --no-install-recommends "${packages[@]}" > /dev/null; }; then
