@@ -25,6 +25,9 @@ _MIN_FEATURES: Final = 30  # 0.3 s: less says nothing about a voice
 _MIN_STRETCH: Final = 80  # features of a stretch that is heard by itself
 _MAX_FEATURES: Final = 250  # more of one stretch says little more, and costs as much again
 _PAUSE: Final = 25  # features within a stretch in which its speaker may be silent, or not be alone
+# A stretch is cut at the quietest moment near each multiple of 2.5 s, as the segmentation may take the next
+# person for the last one; both in features of the recording, so that windows cut alike.
+_CUT_EVERY, _CUT_WITHIN = 250, 75
 # A stretch of which the window before has heard so much, or this share, is not heard again.
 _ENOUGH, _ENOUGH_SHARE = 200 * 160, 0.8  # samples
 _SPLIT: Final = 0.35  # mean cosine of two groups of stretches below which they are two people
@@ -144,7 +147,7 @@ def _stretches(
     are taken over.
     """
     found: list[Stretch] = []
-    for part in np.split(frames, np.flatnonzero(np.diff(frames) > _PAUSE) + 1):
+    for part in _parts(frames, samples, start):
         if len(part) < _MIN_STRETCH:
             continue
         first, end = start + int(part[0]) * _STEP, start + (int(part[-1]) + 1) * _STEP
@@ -156,6 +159,23 @@ def _stretches(
             found.append(Stretch(first, end, len(chosen), *_heard(samples, chosen)))
         else:
             found.append(Stretch(first, end, len(chosen), known.embedding, known.is_narrow))
+    return found
+
+
+def _parts(frames: npt.NDArray[np.int64], samples: Samples, start: int) -> list[npt.NDArray[np.int64]]:
+    """Return the features between pauses and cuts; `start` is the window's in the recording."""
+    quietness = -powers(samples)
+    found: list[npt.NDArray[np.int64]] = []
+    for part in np.split(frames, np.flatnonzero(np.diff(frames) > _PAUSE) + 1):
+        rest = part
+        for middle in range(_CUT_EVERY - start // _STEP % _CUT_EVERY, len(samples) // _STEP, _CUT_EVERY):
+            inner = rest[_MIN_STRETCH:-_MIN_STRETCH]
+            near = inner[np.abs(inner - middle) <= _CUT_WITHIN]
+            if len(near):
+                cut = near[quietness[near * (_STEP // HOP)].argmax()]
+                found.append(rest[rest < cut])
+                rest = rest[rest >= cut]
+        found.append(rest)
     return found
 
 

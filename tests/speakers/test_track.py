@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from scipy.signal import fftconvolve
@@ -10,9 +12,21 @@ from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.labels import SpeakerOfTime, Turn
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
+from benchmarks.speakers import errors
+from benchmarks.speech.conversations import Conversation
+from benchmarks.speech.corpora import Clip
 from benchmarks.speech.telephone import by_telephone
 from tests.speakers.people import TALK, join, require_models
-from tests.speech import VOICES, audible, say
+from tests.speech import RECORDINGS, VOICES, audible, say
+
+
+def field_recording(name: str) -> tuple[Samples, list[Turn]]:
+    """Return the sound, and who really speaks when."""
+    path = RECORDINGS.parent / "field" / name
+    if not path.exists():
+        pytest.skip(f"{name} lies beside the repository, and is not here")
+    spoken = json.loads(path.with_name(name[:2] + ".json").read_text())
+    return Clip(name, "field", path, None, "en", "").samples(), [Turn(*turn) for turn in spoken]
 
 
 async def turns_of(samples: Samples, track: SpeakerTrack | None = None) -> list[Turn]:
@@ -46,6 +60,12 @@ async def test_turns_lie_where_people_speak_across_the_borders_of_windows() -> N
         assert sum(turn.end_s - turn.start_s for turn in within) > 0.7 * (end_s - start_s)
         turns = [turn for turn in turns if turn not in within]
     assert turns == []
+
+
+async def test_a_long_turn_does_not_keep_the_name_of_who_spoke_before_it() -> None:
+    samples, spoken = field_recording("e3_two_women_45s.opus")
+    turns = await turns_of(samples)
+    assert errors(Conversation(samples, ["first", "second"], spoken, []), turns).rate < 0.08
 
 
 async def test_in_a_hall_turns_begin_and_end_where_the_voices_do() -> None:

@@ -44,6 +44,18 @@ def test_a_local_speaker_that_sounds_like_two_people_is_two_voices(
         assert voice.activity.sum() == pytest.approx(voice.activity[own].sum(), rel=0.02)
 
 
+def test_who_goes_on_without_a_pause_is_a_voice_of_their_own() -> None:
+    require_models()
+    half = WINDOW // 2
+    samples = np.concatenate([say("31415926", "f3").samples[:half], say("27182818", "rms").samples[:half]])
+    first, second = hear(samples, one_speaker(samples, [(0.0, 10.0)])).voices
+    assert float(first.embedding @ second.embedding) < 0.3
+    frames_of_s = SAMPLE_RATE / FRAME
+    assert first.activity[: round(4.2 * frames_of_s)].all()
+    assert second.activity[round(5.8 * frames_of_s) :].all()
+    assert not (first.activity.astype(bool) & second.activity.astype(bool)).any()
+
+
 def test_one_person_is_one_voice_whatever_the_pauses() -> None:
     require_models()
     samples, places = join([say("3141"), say("5926"), say("5358")], pause_s=0.5)
@@ -73,7 +85,12 @@ def test_what_the_window_before_has_heard_is_not_heard_again(
     after = hear(window, segment(window)[0], shift, before).stretches
     known = [stretch.embedding.tobytes() for stretch in before]
     shared = [
-        s for s in after if any(min(s.end, b.end) - max(s.start, b.start) > 2 * SAMPLE_RATE for b in before)
+        stretch
+        for stretch in after
+        if any(
+            min(stretch.end, each.end) - max(stretch.start, each.start) > 0.8 * (stretch.end - stretch.start)
+            for each in before
+        )
     ]
     assert shared
     assert all(stretch.embedding.tobytes() in known for stretch in shared)
