@@ -43,7 +43,7 @@ from asr_server.machine import child_environment
 HEADER: Final = struct.Struct("<BI")  # kind, bytes that follow
 SAMPLES, END, REFUSED, OPENED = 0, 1, 2, 3
 NEXT: Final = b"n"  # asks for a block
-STATUS: Final = struct.Struct("<i")  # as waitpid gives it; the forkserver tells it
+STATUS: Final = struct.Struct("<i")  # from the forkserver: the process's id, and its status as of waitpid
 
 
 class DecodeTask(msgspec.Struct):
@@ -83,7 +83,7 @@ class DecodeProcess:
     """The server's side of one decode process."""
 
     connection: socket.socket
-    status_fd: int  # the read end of a pipe, into which the forkserver writes how the process ended
+    status_fd: int  # the read end of a pipe, into which the forkserver writes its id and how it ended
 
     def close(self) -> None:
         self.connection.close()
@@ -95,12 +95,30 @@ class DecodeProcess:
         The file is not at fault where the process got SIGKILL (the system was out of memory, say) or SIGALRM
         (it waited and used no processor), or could not be forked, or its forkserver is gone too.
         """
+        if self._number() is None:  # its id
+            return False
+        status = self._number()
+        if status is None:
+            return False
+        return not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in SIGNALS_OF_THE_SYSTEM
+
+    def kill(self) -> bool:
+        """Kill a process that has not ended. Returns whether its forkserver then tells of its end."""
+        pid = self._number()
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return self._number() is not None
+
+    def _number(self) -> int | None:
+        """Return the next number that the forkserver tells; None: it tells none, or is gone."""
         poll = select.poll()
         poll.register(self.status_fd, select.POLLIN)
         if not poll.poll(STATUS_WAIT_MS) or not (packed := os.read(self.status_fd, STATUS.size)):
-            return False
-        (status,) = STATUS.unpack(packed)
-        return not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in SIGNALS_OF_THE_SYSTEM
+            return None
+        (number,) = STATUS.unpack(packed)
+        return int(number)
 
 
 class DecodeProcesses:
@@ -137,6 +155,16 @@ class DecodeProcesses:
                 self._idle.append(process)
                 return
         process.close()
+
+    def restart(self) -> None:
+        """Kills a forkserver that does not answer, and idle processes, which may be frozen too."""
+        with self._lock:
+            self._stop()
+            self._start()
+
+    def drop_idle(self) -> None:
+        with self._lock:
+            self._close_idle()
 
     def shutdown(self) -> None:
         """Processes that are at work end with their recordings."""
@@ -196,10 +224,13 @@ class DecodeProcesses:
                 raise
         self._to_forkserver = ours
 
-    def _stop(self) -> None:
+    def _close_idle(self) -> None:
         for process in self._idle:
             process.close()
         self._idle.clear()
+
+    def _stop(self) -> None:
+        self._close_idle()
         if self._to_forkserver is not None:
             self._to_forkserver.close()
         if self._forkserver is not None:
@@ -222,9 +253,15 @@ decode_processes = DecodeProcesses()
 atexit.register(decode_processes.shutdown)
 
 
+# More than the process's own limit on a block, which a frozen one does not keep.
+MAX_SILENCE_MS: Final = 25_000
 POLL_MS: Final = 20  # how soon a closed recording is noticed while its decode process works
 
 logger = logging.getLogger(__name__)
+
+
+class DecodeProcessSilent(ConnectionError):
+    """The process neither answers nor ends: it is stopped, or waits for a disk."""
 
 
 class RemoteStream:
@@ -303,7 +340,10 @@ class RemoteStream:
         if self._closed.is_set():
             raise invalid_audio("The file was closed.") from error
         metrics.decode_process_deaths.inc()
-        if self._process.ended_by_the_file():
+        if isinstance(error, DecodeProcessSilent):
+            logger.error("a decode process is killed: %s", error)
+            self._kill()
+        elif self._process.ended_by_the_file():
             raise invalid_audio("The file could not be decoded.") from error
         self.close()
         if self._was_replaced:
@@ -313,6 +353,14 @@ class RemoteStream:
         self._was_replaced = True
         self._num_to_skip = self._num_read
         self._process = self._take()
+
+    def _kill(self) -> None:
+        """Whatever has frozen this process may have frozen idle ones, or all: these are replaced with it."""
+        assert self._process is not None
+        if self._process.kill():
+            decode_processes.drop_idle()
+        else:
+            decode_processes.restart()
 
     def _take(self) -> DecodeProcess:
         try:
@@ -335,11 +383,16 @@ class RemoteStream:
         view = content.data
         poll = select.poll()
         poll.register(connection, select.POLLIN)
+        silent_ms = 0  # by waits, not by the clock: while all is paused nothing is counted
         while view:
             if not poll.poll(POLL_MS):
                 if self._closed.is_set():
                     raise ConnectionAbortedError
+                silent_ms += POLL_MS
+                if silent_ms >= MAX_SILENCE_MS:
+                    raise DecodeProcessSilent(f"no answer for {silent_ms / 1000:g} s")
                 continue
+            silent_ms = 0
             received = connection.recv_into(view)
             if not received:
                 raise ConnectionResetError("the decode process is gone")

@@ -46,7 +46,7 @@ MAX_MESSAGE = 1 << 12
 ANSWER_BYTES = 8 * SAMPLE_RATE * 4  # some 5 ms of work
 # Work on one block takes milliseconds.
 BLOCK_CPU_S = 3.0  # what takes so much processor time never ends: that is the file's fault
-BLOCK_WALL_S = 30.0  # what only waits so long got no processor: that is the machine's
+BLOCK_WALL_S = 20.0  # what only waits so long got no processor: that is the machine's
 MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
 
 
@@ -84,6 +84,7 @@ def _fork(status_fds: dict[int, int], status_fd: int) -> int:
             os.close(fd)
     elif pid != FORK_FAILED:
         status_fds[pid] = status_fd
+        _tell(status_fd, pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     return pid
 
@@ -93,8 +94,14 @@ def _report_ended(status_fds: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with contextlib.suppress(BrokenPipeError), open(status_fds.pop(pid), "wb", buffering=0) as pipe:
-            pipe.write(STATUS.pack(status))
+        status_fd = status_fds.pop(pid)
+        _tell(status_fd, status)
+        os.close(status_fd)
+
+
+def _tell(status_fd: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status_fd, STATUS.pack(number))
 
 
 def _run_decode_process(connection_fd: int) -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from asr_server import metrics
+from asr_server.audio import ffmpeg_client
 from asr_server.audio.ffmpeg_client import MAX_IDLE, RemoteStream, decode_processes
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.recording import Recording
@@ -159,6 +160,41 @@ def test_a_process_that_the_system_ended_is_replaced_and_nothing_is_lost_or_doub
     process.send_signal(number)
     assert np.array_equal(audio_of([*pieces, *slices(recording)]), expected)
     assert "decoded once more" in caplog.text
+
+
+@pytest.mark.parametrize("is_forkserver_frozen_too", [False, True])
+def test_a_process_that_is_frozen_is_killed_and_the_file_decoded_once_more(
+    path: Path,
+    is_forkserver_frozen_too: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = audio_of(pieces_of(path)[0])
+    monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 500)
+    idle = Recording(path, AudioLimits())
+    recording, pieces, process = begun(path)
+    list(slices(idle))
+    frozen = family() if is_forkserver_frozen_too else decoding()
+    for other in frozen:
+        other.send_signal(signal.SIGSTOP)
+    assert np.array_equal(audio_of([*pieces, *slices(recording)]), expected)
+    assert "no answer for 0.5 s" in caplog.text
+    assert "decoded once more" in caplog.text
+    until(lambda: not alive(process))
+
+
+def test_a_file_whose_process_is_frozen_twice_is_answered_and_not_held(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 500)
+    recording, _, process = begun(path)
+    process.send_signal(signal.SIGSTOP)
+    while not (replaced := [other for other in decoding() if other != process and alive(other)]):
+        recording.next_slice()
+    replaced[0].send_signal(signal.SIGSTOP)
+    with pytest.raises(DecodingUnavailable):
+        list(slices(recording))
+    until(lambda: not alive(replaced[0]))
 
 
 def test_a_file_whose_process_the_system_ends_twice_is_no_fault_of_its_sender(path: Path) -> None:
