@@ -14,12 +14,13 @@ import os
 import re
 import resource
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 MAX_OPEN_FILES: Final = 65_536
 _ROOT: Final = Path("/")
@@ -175,6 +176,15 @@ def num_gpus() -> int:
         return 0
     count = ctypes.c_int()
     return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
+def listening_on(host: str, port: int) -> dict[str, Any]:
+    """Return asyncio's arguments for a listener. `::` is every address, IPv4's too, as elsewhere on Linux;
+    asyncio's own socket would take IPv6 alone.
+    """
+    if host != "::" or not socket.has_dualstack_ipv6():
+        return {"host": host, "port": port}
+    return {"sock": socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)}
 
 
 def raise_open_files_limit() -> None:

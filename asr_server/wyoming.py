@@ -35,9 +35,10 @@ from asr_server.api.middleware import new_request_id, report_request
 from asr_server.api.request import check_model
 from asr_server.api.state import AppState
 from asr_server.audio.recording import Recording
-from asr_server.config import naming
+from asr_server.config import MIB, naming
 from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
+from asr_server.machine import listening_on
 from asr_server.telemetry import current_request_id
 from asr_server.transcription import first_error, prompt_tokens
 
@@ -113,6 +114,7 @@ AUDIO: Final = ("audio-start", "audio-chunk")
 ROUTE: Final = "wyoming"  # among those of HTTP, in the log and the metrics
 LEAST_SILENCE_S: Final = 1.0  # of what makes room: who has just come is about to ask
 LAST_WORDS_S: Final = 0.2  # in which who is cut off by the server's end is told so
+MAX_LET_PASS_BYTES: Final = 64 * MIB  # half an hour of 16 bits at 16 kHz
 GONE: Final = (ClientDisconnect, ConnectionError, TimeoutError)
 
 logger = logging.getLogger(__name__)
@@ -296,8 +298,22 @@ class WyomingConnection:
         detail = body_of(error).error
         try:
             await self._write(Error(detail.message, detail.code or detail.type), limit_s)
+            self._writer.write_eof()
+            await self._let_pass(limit_s)
         except (OSError, TimeoutError):
             return  # nobody is left to tell
+
+    async def _let_pass(self, limit_s: float) -> None:
+        """Discard what the client still sends: closing on it would reset the connection, and clients that
+        send all before they read would lose the error.
+        """
+        num_bytes = 0
+        while num_bytes < MAX_LET_PASS_BYTES:
+            async with self._client_s_turn(limit_s):
+                data = await self._reader.read(MAX_LINE_BYTES)
+            if not data:
+                return
+            num_bytes += len(data)
 
     def _report(self, status: int) -> None:
         """Logs and counts the end of the utterance under way, if there is one."""
@@ -332,9 +348,8 @@ class WyomingServer:
     async def start(self) -> tuple[str, int]:
         """Starts to listen and returns address and port. Raises OSError."""
         settings = self._state.settings
-        self._listener = await asyncio.start_server(
-            self._connect, settings.host, settings.wyoming_port, limit=MAX_LINE_BYTES
-        )
+        where = listening_on(settings.host, settings.wyoming_port)
+        self._listener = await asyncio.start_server(self._connect, **where, limit=MAX_LINE_BYTES)
         host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
 

@@ -24,7 +24,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import NO_PORT, Settings
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ShuttingDown
-from asr_server.machine import freeze_gc, raise_open_files_limit
+from asr_server.machine import freeze_gc, listening_on, raise_open_files_limit
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.telemetry import announce
 
@@ -73,7 +73,8 @@ def run(settings: Settings) -> int:
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # it shrinks base64 of audio by a third: docs/realtime.md
     )
-    Server(config, app.state.server).run()
+    own = listening_on(settings.host, settings.port).get("sock")
+    Server(config, app.state.server).run([own] if own else None)
     if dispatcher.supervisor.failed_to_start:
         logger.critical("the engine could not be started: %s", dispatcher.supervisor.last_failure)
         return ENGINE_FAILED

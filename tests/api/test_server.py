@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from asr_server.api.server import ENGINE_FAILED
-from tests.conftest import Server
+from tests.conftest import Server, run_server
 
 SERVE = (sys.executable, "-m", "asr_server", "serve", "--port", "0")
 
@@ -37,3 +39,16 @@ def test_an_engine_that_never_starts_ends_the_server_with_a_line_and_a_status(tm
     assert "the engine could not be started: replica 0 failed: OSError" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
     assert not list(folder.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_the_address_of_all_takes_both_families_on_both_ports() -> None:
+    with run_server("--host", "::", "--wyoming-port", "0") as server:
+        port = int(server.url.rpartition(":")[2])
+        assert server.process.stdout is not None
+        wyoming_port = int(server.process.stdout.readline().rpartition(":")[2])
+        for host in ("127.0.0.1", "[::1]"):
+            assert httpx.get(f"http://{host}:{port}/health").status_code == 200
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, wyoming_port), timeout=10).close()

@@ -259,6 +259,19 @@ async def test_a_recording_over_the_limit_is_refused_while_it_arrives() -> None:
         assert app.app.state.server.upload_memory.num_bytes == 0
 
 
+async def test_who_sends_all_before_reading_still_reads_why_it_was_refused() -> None:
+    """More than the system's buffers hold: a server that closes on it resets the connection."""
+    async with door(max_upload_bytes=40_000) as (_, port):
+        client = client_at(port)
+        await client.connect()
+        await say_to(client, SECOND * 500)
+        error = await next_event(client)
+        assert error is not None
+        assert (error.type, error.data["code"]) == ("error", "request_too_large")
+        assert await next_event(client) is None
+        await client.disconnect()
+
+
 async def test_without_a_place_it_is_refused_as_by_http() -> None:
     async with door(max_concurrent_requests=1) as (app, port):
         app.replica.holding = True
