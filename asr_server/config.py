@@ -8,12 +8,13 @@ process. Imports no torch.
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -29,6 +30,9 @@ NO_PORT: Final = -1
 MOST_PROCESSES: Final = 1024  # or threads
 MOST_SLOTS: Final = 10**6
 MOST_BYTES: Final = 10**18
+MOST_CHUNK_S: Final = 3600.0
+API_KEY: Final = "[!-~]+"  # what fits an Authorization header as it is
+_ORIGIN: Final = r"https?://[^\s,/?#]+"  # as browsers send it: no path, no slash at its end
 
 
 def _setting(default: Any, help: str, env: str = "", allowed: str = "", **constraints: Any) -> Any:
@@ -56,7 +60,12 @@ class Settings:
         "Whisper checkpoint: a short name such as turbo, a Hugging Face hub name, a directory or a file",
         min_length=1,
     )
-    served_model_name: str = _setting("", "name clients ask for; empty: the model's own name")
+    served_model_name: str = _setting(
+        "",
+        "name clients ask for; empty: the model's own name",
+        pattern=r"^([!-~]([ -~]*[!-~])?)?$",
+        allowed="empty, or printable ASCII without spaces at its ends",
+    )
     model_alias: str = _setting(
         "whisper-1,gpt-4o-transcribe,gpt-4o-mini-transcribe,gpt-4o-transcribe-diarize,gpt-transcribe,"
         "gpt-live-transcribe,gpt-realtime-whisper",
@@ -163,7 +172,7 @@ class Settings:
     max_sample_rate: int = _setting(384_000, "highest sample rate taken, in Hz", ge=1000, le=10**9)
     max_channels: int = _setting(32, "most channels taken", ge=1, le=65_535)
     max_stall_s: float = _setting(
-        60.0, "longest that nothing of a request may move before it ends with an error, in seconds", gt=0
+        60.0, "abort a request that makes no progress for this long, in seconds", ge=1
     )
     max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file", gt=0)
     max_concurrent_requests: int = _setting(256, "requests in flight at once; more are told 429", ge=1)
@@ -179,6 +188,7 @@ class Settings:
         0.0,
         "longest chunk cut, in seconds, from 3 up to the model's window; 0: what the model asks for",
         ge=0,
+        le=MOST_CHUNK_S,
     )
     chunks_ahead: int = _setting(4, "decoded chunks a request may hold that no replica has taken yet", ge=1)
 
@@ -191,7 +201,13 @@ class Settings:
         ge=-1,
         le=65535,
     )
-    api_key: str = _setting("", "key that /v1 requires; empty: none", env="VLLM_API_KEY")
+    api_key: str = _setting(
+        "",
+        "key that /v1 requires; empty: none",
+        env="VLLM_API_KEY",
+        pattern=rf"^({API_KEY})?$",
+        allowed="empty, or printable ASCII without spaces",
+    )
     api_key_file: str = _setting(
         "", "file of keys that /v1 takes, one a line, read again when it changes; beside --api-key"
     )
@@ -202,7 +218,12 @@ class Settings:
         "refuse",
         "form fields that the API does not have: 400, or left out and named in a header",
     )
-    cors_origins: str = _setting("", "origins allowed by CORS, separated by commas; * for all")
+    cors_origins: str = _setting(
+        "",
+        "origins allowed by CORS, separated by commas; * for all",
+        pattern=rf"^(\*|{_ORIGIN}(\s*,\s*{_ORIGIN})*)?$",
+        allowed="*, or origins such as https://example.com, separated by commas",
+    )
     ssl_certfile: str = _setting("", "TLS certificate file")
     ssl_keyfile: str = _setting("", "TLS key file")
     max_connections: int = _setting(
@@ -223,6 +244,12 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")
 
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _without_line_end(cls, key: object) -> object:
+        """Strip what `echo KEY | kubectl create secret` leaves; blanks alone stay, and are refused."""
+        return (key.strip() or key) if isinstance(key, str) else key
+
     # Found out at the start, and no setting: why the embedded model serves in place of the default.
     why_embedded: str = ""
 
@@ -242,7 +269,8 @@ class Settings:
     def model_names(self) -> tuple[str, ...]:
         """The names by which clients may ask for the model: the served name first, then the aliases."""
         path = Path(self.model).expanduser()
-        own_name = path.stem if path.is_file() else path.name if path.is_dir() else self.model
+        # os.path, because Path's own tests raise where a name is too long for the disk.
+        own_name = path.stem if os.path.isfile(path) else path.name if os.path.isdir(path) else self.model
         name = self.served_model_name or own_name
         return (name, *(alias.strip() for alias in self.model_alias.split(",") if alias.strip()))
 
@@ -269,7 +297,8 @@ class Settings:
 
 
 def in_mebibytes(num_bytes: float) -> str:
-    return f"{round(num_bytes / MIB, 1):g} MiB"
+    """Return a size in words, in bytes where it is under 0.1 MiB."""
+    return f"{round(num_bytes / MIB, 1):g} MiB" if num_bytes >= MIB / 10 else f"{num_bytes:g} bytes"
 
 
 def values_for(kind: type[Any], settings: Settings) -> dict[str, Any]:
@@ -304,6 +333,15 @@ def flag_name(setting: str) -> str:
 def naming(setting: str) -> str:
     """How an error message names a setting: `--max-audio-s (ASR_SERVER_MAX_AUDIO_S)`."""
     return f"{flag_name(setting)} ({environment_name(setting)})"
+
+
+def takes_empty_text(setting: str) -> bool:
+    values: dict[str, Any] = {setting: ""}
+    try:
+        Settings(**values)
+    except ValidationError:
+        return False
+    return True
 
 
 def allowed_values(setting: str) -> str:

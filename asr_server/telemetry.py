@@ -43,8 +43,10 @@ def configure_logging(
 
 
 def announce(line: str) -> None:
-    """Prints a line that scripts wait for; where logs are JSON, logs it instead."""
-    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers):
+    """Print a line that scripts wait for; where logs are JSON, log it, whatever the level."""
+    formatters = [handler.formatter for handler in logging.root.handlers]
+    if any(isinstance(formatter, JsonFormatter) for formatter in formatters):
+        logger.setLevel(logging.INFO)  # the root's level stops no record of a logger with its own
         logger.info("%s", line)
     else:
         print(line, flush=True)

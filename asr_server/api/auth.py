@@ -10,11 +10,12 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import time
 from pathlib import Path
 from typing import Final
 
-from asr_server.config import Settings
+from asr_server.config import API_KEY, Settings
 from asr_server.errors import InvalidApiKey
 
 RECHECK_S: Final = 1.0  # how soon a change is noticed
@@ -23,9 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Returns the lines that are neither empty nor comments (#). Raises OSError, UnicodeDecodeError."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    return tuple(line for line in lines if line and not line.startswith("#"))
+    """Return the lines that are neither empty nor comments (#).
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not UTF-8 text, or a line cannot be sent as a key.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+    except UnicodeDecodeError as error:
+        raise ValueError("the file must be UTF-8 text") from error
+    keys = {number: line for number, line in enumerate(lines, 1) if line and not line.startswith("#")}
+    for number, key in keys.items():
+        if not re.fullmatch(API_KEY, key):
+            raise ValueError(f"the key in line {number} must be printable ASCII without spaces")
+    return tuple(keys.values())
 
 
 class KeyFile:
@@ -54,7 +67,7 @@ class KeyFile:
             if version != self._version:
                 self._keys = read_keys(self._path)
                 logger.info("%d API keys read from %s", len(self._keys), self._path)
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             if self._version:
                 logger.warning("%s cannot be read, its last keys are still taken: %s", self._path, error)
             version = ()

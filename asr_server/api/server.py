@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from asr_server.wyoming import WyomingServer
 
 
-# Exit statuses. uvicorn's own, when it cannot listen, is 3.
+# Exit statuses
 STOPPED: Final = 0
 ENGINE_FAILED: Final = 1
+PORT_TAKEN: Final = 3  # uvicorn's own for --port
 
 CLOSE_LIMIT_S: Final = 1  # for the last replies to be read, when the drain is over
 _POLL_S: Final = 0.05
@@ -74,11 +75,12 @@ def run(settings: Settings) -> int:
         ws_per_message_deflate=False,  # it shrinks base64 of audio by a third: docs/realtime.md
     )
     own = listening_on(settings.host, settings.port).get("sock")
-    Server(config, app.state.server).run([own] if own else None)
+    server = Server(config, app.state.server)
+    server.run([own] if own else None)
     if dispatcher.supervisor.failed_to_start:
         logger.critical("the engine could not be started: %s", dispatcher.supervisor.last_failure)
         return ENGINE_FAILED
-    return STOPPED
+    return server.exit_status
 
 
 class Server(uvicorn.Server):
@@ -89,6 +91,7 @@ class Server(uvicorn.Server):
         self._state = state
         self._hurry = False
         self._wyoming: WyomingServer | None = None
+        self.exit_status = STOPPED
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Prints the address once it listens: with port 0 the port is not known before."""
@@ -98,7 +101,13 @@ class Server(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             announce(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-            await self._open_wyoming()
+            try:
+                await self._open_wyoming()
+            except OSError as error:  # something took the port since the settings were checked
+                logger.critical(
+                    "cannot listen for Wyoming on port %d: %s", self._state.settings.wyoming_port, error
+                )
+                self.should_exit, self.exit_status = True, PORT_TAKEN
 
     async def _open_wyoming(self) -> None:
         settings = self._state.settings
@@ -116,6 +125,7 @@ class Server(uvicorn.Server):
         """The first signal begins the drain, a second one ends it. The process exits with a status of its
         own: uvicorn would raise the signal anew.
         """
+        self._state.dispatcher.supervisor.expect_ends()
         self._hurry = self.should_exit
         self.should_exit = True
 

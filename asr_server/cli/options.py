@@ -1,44 +1,38 @@
-"""Makes the options of a command from the fields of `config.Settings`, in sections, and checks their values.
+"""Make the options of a command from the fields of `config.Settings`, in sections, and check their values.
 
-All that is wrong with the settings (files, a GPU, the model, packages that are missing) is reported together,
-before anything heavy starts. Used by the commands `serve` and `transcribe`, in the process that the user
-starts. Imports no torch.
+All wrong settings are reported together, before anything heavy starts. Used by the commands `serve` and
+`transcribe`, in the process that the user starts. Imports no torch.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
+import difflib
+import logging
+import os
 import re
-import socket
-import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 from pydantic import ValidationError
 
-from asr_server.api.auth import read_keys
 from asr_server.checkpoint.find import checkpoint_on_disk, resolve_checkpoint
+from asr_server.cli.checks import Check, model_fits, problem
 from asr_server.config import (
     EMBEDDED_MODEL,
     FIELDS,
-    NO_PORT,
     Settings,
     allowed_values,
     environment_name,
     flag_name,
-    naming,
+    takes_empty_text,
 )
 from asr_server.errors import CheckpointError
-from asr_server.machine import num_gpus
 from asr_server.telemetry import configure_logging
 
-Check = Callable[[Settings], Iterator[str]]
+logger = logging.getLogger(__name__)
 
 
 class SettingsError(Exception):
@@ -65,16 +59,18 @@ def checked_settings(
         SettingsError: something is wrong.
     """
     settings, problems = _validated(values)
-    problems += [problem for check in checks for problem in check(settings)]
+    problems += [line for check in checks for line in check(settings)]
     if not problems:
         before_fetch(settings)
     try:
         find = checkpoint_on_disk if problems else resolve_checkpoint
         directory = find(settings.model)
+        if directory and not problems:
+            problems += model_fits(settings, directory)
     except CheckpointError as error:
         if "model" not in values and not problems:
             return _with_embedded_model(settings, str(error))
-        problems.append(_problem("model", settings.model, str(error)))
+        problems.append(problem("model", settings.model, str(error)))
     if problems:
         raise SettingsError(problems)
     return replace(settings, model=str(directory), served_model_name=settings.model_names[0])
@@ -91,141 +87,20 @@ def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
         return Settings(**values), []
     except ValidationError as error:
         wrong = {str(details["loc"][0]): details["input"] for details in error.errors(include_url=False)}
-    problems = [_problem(name, value, f"must be {allowed_values(name)}") for name, value in wrong.items()]
+    problems = [problem(name, value, f"must be {allowed_values(name)}") for name, value in wrong.items()]
     right = {name: value for name, value in values.items() if name not in wrong}
     if "port" in wrong:
         right["port"] = 0  # any free one: whoever uses the default is no concern of who asked for another
     return Settings(**right), problems
 
 
-def _problem(setting: str, value: object, reason: str) -> str:
-    return f"{naming(setting)} is {value!r}: {' '.join(reason.split())}"
-
-
-# -- What a model needs --------------------------------------------------------------------------------------
-
-
-def gpu(settings: Settings) -> Iterator[str]:
-    if settings.device == "cuda" and settings.executor != "ray" and (reason := _why_no_cuda()):
-        yield _problem("device", settings.device, f"{reason}; allowed here: auto or cpu")
-
-
-def ray_package(settings: Settings) -> Iterator[str]:
-    if settings.executor == "ray" and find_spec("ray") is None:
-        yield _problem("executor", "ray", "needs Ray, an extra: pip install '.[ray]' in the checkout")
-
-
-def tensor_parallel(settings: Settings) -> Iterator[str]:
-    size = settings.tensor_parallel_size
-    if size == 1:
-        return
-    if settings.executor == "inline":
-        yield _problem("tensor_parallel_size", size, "needs --executor multiprocess or ray")
-    if settings.executor == "ray" and settings.replicas_per_device > 1:
-        yield _problem("tensor_parallel_size", size, "with --executor ray needs --replicas-per-device 1")
-    if settings.compute_workers > 1:
-        yield _problem("tensor_parallel_size", size, "needs --compute-workers 0 or 1")
-    if settings.executor != "ray" and settings.device != "cpu" and 0 < (found := num_gpus()) < size:
-        yield _problem("tensor_parallel_size", size, f"needs as many GPUs; this process sees {found}")
-
-
-def _why_no_cuda() -> str:
-    """Returns why CUDA cannot work; empty if it may."""
-    if Path("/dev/kfd").exists():
-        return ""  # an AMD GPU, which torch calls cuda too
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "this machine has no NVIDIA driver"
-    if not num_gpus():
-        return "the NVIDIA driver has no GPU for this process"
-    return ""
-
-
-# -- What a server needs besides -----------------------------------------------------------------------------
-
-
-def tls_files(settings: Settings) -> Iterator[str]:
-    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
-    if key and not certificate:
-        yield _problem("ssl_keyfile", key, f"needs a certificate too: {naming('ssl_certfile')}")
-    unreadable = [
-        _problem(setting, path, reason)
-        for setting, path in (("ssl_certfile", certificate), ("ssl_keyfile", key))
-        if path and (reason := _why_unreadable(path))
-    ]
-    yield from unreadable
-    if certificate and not unreadable:
-        try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate, key or None, password=lambda: b"")
-        except (OSError, ValueError) as error:
-            reason = (
-                "must be a certificate in PEM format, its key in the same file or in that of"
-                f" {naming('ssl_keyfile')}, without a password ({error})"
-            )
-            yield _problem("ssl_certfile", certificate, reason)
-
-
-def _why_unreadable(path: str) -> str:
-    try:
-        with open(path, "rb"):
-            return ""
-    except OSError as error:
-        return f"the file cannot be read: {error.strerror}"
-
-
-def key_file(settings: Settings) -> Iterator[str]:
-    path = settings.api_key_file
-    if not path:
-        return
-    try:
-        if not read_keys(Path(path)):
-            yield _problem("api_key_file", path, "must have at least one key, in a line of its own")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        yield _problem("api_key_file", path, f"the file cannot be read: {reason}")
-
-
-def address(settings: Settings) -> Iterator[str]:
-    """Binds the port and frees it again, so that its errors are reported before the model loads."""
-    yield from _why_not_on(settings, "port")
-
-
-def wyoming(settings: Settings) -> Iterator[str]:
-    if settings.wyoming_port == NO_PORT:
-        return
-    if find_spec("wyoming") is None:
-        reason = "needs the package wyoming, an extra: pip install '.[wyoming]' in the checkout"
-        yield _problem("wyoming_port", settings.wyoming_port, reason)
-    else:
-        yield from _why_not_on(settings, "wyoming_port")
-
-
-def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
-    port = getattr(settings, port_setting)
-    try:
-        addresses = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        yield _problem("host", settings.host, f"no address of this machine ({error})")
-        return
-    for family, kind, protocol, _, where in addresses:
-        try:
-            with socket.socket(family, kind, protocol) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(where)
-        except OSError as error:
-            setting = "host" if error.errno == errno.EADDRNOTAVAIL else port_setting
-            reason = f"cannot listen on {where[0]} port {port}: {error.strerror}"
-            yield _problem(setting, getattr(settings, setting), reason)
-
-
-FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel)
-FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, key_file, address, wyoming)
-
-
 WRONG_USAGE = 2  # the exit status, as of any command that was called wrongly
-_SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://.*")
+# What Kubernetes sets in every pod for services named asr-server and asr-server-wyoming.
+_PORTS: Final = ("port", "wyoming_port")
+_LINKED_PORT: Final = re.compile(r"(tcp|udp|sctp)://.*")
+_SERVICE_LINK: Final = re.compile(
+    r"ASR_SERVER_(WYOMING_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
 
 
 def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any], Any]:
@@ -265,6 +140,19 @@ def settings_from(
 
 def _configure_logging(settings: Settings) -> None:
     configure_logging(settings.log_level, settings.log_format)
+    for line in unknown_variables(os.environ):
+        logger.warning("%s", line)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Name each variable that is written like a setting's but belongs to none."""
+    known = [environment_name(setting) for setting in FIELDS]
+    for name in sorted(environment):
+        if name.startswith("ASR_SERVER_") and name not in known and not _SERVICE_LINK.fullmatch(name):
+            nearest = difflib.get_close_matches(name, known, n=1)
+            yield f"{name} is ignored: no setting has this name" + (
+                f"; did you mean {nearest[0]}?" if nearest else ""
+            )
 
 
 def _option(setting: str) -> Callable[[Any], Any]:
@@ -291,11 +179,18 @@ def _metavar(kind: Any) -> str:
 
 
 class _SettingOption(click.Option):
-    """Ignores what Kubernetes sets for a service named asr-server: ASR_SERVER_PORT=tcp://..."""
+    """Takes an empty flag or variable for the default, where the setting takes no empty text."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        value = super().resolve_envvar_value(ctx)
-        return None if value and _SERVICE_LINK.fullmatch(value) else value
+        value = os.environ.get(environment_name(self.name or ""))
+        is_linked_port = self.name in _PORTS and value is not None and _LINKED_PORT.fullmatch(value)
+        return None if is_linked_port else value
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        if value == "" and not takes_empty_text(self.name or ""):
+            return self.get_default(ctx), ParameterSource.DEFAULT
+        return value, source
 
 
 class _Switch(click.types.BoolParamType):

@@ -7,16 +7,18 @@ process when it calls `api/server.py`; `health` is a process of its own. Serves 
 from __future__ import annotations
 
 import logging
+import signal
 import ssl
 import sys
 import urllib.request
 from pathlib import Path
-from typing import Any, Final
+from types import FrameType
+from typing import Any, Final, NoReturn
 
 import click
 
+from asr_server.cli.checks import FOR_A_SERVER
 from asr_server.cli.options import (
-    FOR_A_SERVER,
     WRONG_USAGE,
     SectionedCommand,
     settings_from,
@@ -69,6 +71,7 @@ def serve(model_name: str | None, **options: Any) -> None:
 
     Exit status: 0, stopped by a signal; 1, the engine never started; 2, wrong settings; 3, the port is taken.
     """
+    signal.signal(signal.SIGTERM, _stop)  # until the server has a handler of its own
     settings = settings_from(options, FOR_A_SERVER, model_name)
     if settings.why_embedded:
         logger.warning(
@@ -87,6 +90,10 @@ def serve(model_name: str | None, **options: Any) -> None:
         click.echo(f"Error: {error}", err=True)
         status = WRONG_USAGE
     sys.exit(status)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(0)
 
 
 ANSWER_LIMIT_S: Final = 3.0

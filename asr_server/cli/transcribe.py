@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from asr_server.cli.options import FOR_A_MODEL, WRONG_USAGE, SectionedCommand, settings_from, settings_options
+from asr_server.cli.checks import FOR_A_MODEL
+from asr_server.cli.options import WRONG_USAGE, SectionedCommand, settings_from, settings_options
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, flag_name
 from asr_server.telemetry import configure_logging
 
@@ -248,8 +249,8 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
 
 
 def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
-    if options["log_level"] == "info":
-        options["log_level"] = "error"  # what a server's log tells is no news here
+    if click.get_current_context().get_parameter_source("log_level") is ParameterSource.DEFAULT:
+        options["log_level"] = "error"  # a server's log is of no use beside a transcript
     settings = settings_from(options, FOR_A_MODEL)
     if settings.why_embedded:
         click.echo(

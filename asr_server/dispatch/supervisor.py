@@ -157,6 +157,7 @@ class Supervisor:
         self._num_given_up = 0
         self._lost: set[str] = set()  # replicas that have ended, by name, until others are in their place
         self._draining = asyncio.Event()
+        self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -167,10 +168,17 @@ class Supervisor:
     @property
     def failed_to_start(self) -> bool:
         """Whether it gave up before any replica was ready: the setup is at fault, not the load."""
-        return self.given_up and not self.was_ready
+        return self.given_up and not self.was_ready and not self._is_stopping
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._supervise_all(), name="supervise replicas")
+
+    def expect_ends(self) -> None:
+        """Stop reporting replicas that end: a signal to the whole group reaches those that still load too.
+
+        Safe to call from a signal handler.
+        """
+        self._is_stopping = True
 
     def drain(self) -> None:
         """From now on a replica that ends is not replaced."""
@@ -291,7 +299,7 @@ class Supervisor:
 
     def _log(self, failure: str) -> None:
         self.last_failure = failure
-        logger.error("%s", failure)
+        logger.log(logging.DEBUG if self._is_stopping else logging.ERROR, "%s", failure)
 
 
 async def _tick(state: ReplicaState) -> None:

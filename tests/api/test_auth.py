@@ -49,6 +49,15 @@ def test_while_the_file_cannot_be_read_its_last_keys_are_taken(
     assert list(file.keys) == ["third"]
 
 
+def test_a_line_that_no_client_could_send_is_named_and_the_last_keys_are_taken(keys: Path) -> None:
+    file = KeyFile(keys)
+    assert file.keys == ("first", "second")
+    keys.write_text("third\nfour th\n")
+    with pytest.raises(ValueError, match="the key in line 2 must be printable ASCII without spaces"):
+        read_keys(keys)
+    assert file.keys == ("first", "second")
+
+
 async def test_a_key_is_rotated_without_a_restart(keys: Path) -> None:
     async with run_app(embedded(api_key="own", api_key_file=str(keys))) as app:
 

@@ -7,13 +7,26 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from asr_server.cli.options import FOR_A_MODEL, FOR_A_SERVER, SettingsError, checked_settings
-from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, allowed_values, environment_name, flag_name
+from asr_server.cli.checks import FOR_A_MODEL, FOR_A_SERVER
+from asr_server.cli.options import SettingsError, checked_settings, unknown_variables
+from asr_server.cli.serve import serve
+from asr_server.config import (
+    EMBEDDED_MODEL,
+    FIELDS,
+    Settings,
+    allowed_values,
+    environment_name,
+    flag_name,
+    takes_empty_text,
+)
 from asr_server.errors import CheckpointError
 from tests.embedded import embedded
+
+ORIGINS = "*, or origins such as https://example.com, separated by commas"
 
 
 def problems(**values: object) -> list[str]:
@@ -44,6 +57,19 @@ def problems(**values: object) -> list[str]:
         ("copy_overlap", "maybe", "true or false"),
         ("root_path", "asr", "empty, or begins with /"),
         ("model", "", "some text"),
+        (
+            "served_model_name",
+            " ",
+            "empty, or printable ASCII without spaces at its ends",
+        ),
+        ("max_stall_s", "1e-9", "a number of at least 1"),
+        ("max_chunk_s", "1e30", "a number from 0 to 3600"),
+        ("cors_origins", "a.example", ORIGINS),
+        (
+            "cors_origins",
+            "https://a.example/",
+            ORIGINS,
+        ),
     ],
 )
 def test_a_wrong_value_is_one_line_with_flag_environment_name_value_and_what_is_allowed(
@@ -192,3 +218,71 @@ def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "wyoming", None)
     (missing,) = problems(wyoming_port=0)
     assert missing.endswith("an extra: pip install '.[wyoming]' in the checkout")
+
+
+def test_chunks_longer_than_the_models_window_or_too_short_to_cut_are_refused() -> None:
+    named = "--max-chunk-s (ASR_SERVER_MAX_CHUNK_S) is"
+    assert problems(model="whisper-digits", max_chunk_s="8.5") == [
+        f"{named} 8.5: must be at most the model's window, 8"
+    ]
+    assert problems(max_chunk_s="0.5") == [f"{named} 0.5: must be 0 or at least 3"]
+    assert checked_settings({"model": "whisper-digits", "max_chunk_s": "8"}).max_chunk_s == 8
+
+
+def test_more_ranks_than_the_model_can_be_split_into_are_refused() -> None:
+    (line,) = problems(model="whisper-digits", tensor_parallel_size="3", device="cpu")
+    assert line.endswith("is 3: must divide the model's encoder_attention_heads, 4")
+
+
+def test_a_key_loses_the_line_end_of_its_secret_and_is_refused_where_no_client_could_send_it() -> None:
+    given = {"model": "whisper-digits"}
+    assert checked_settings(given | {"api_key": "s3cret\n"}).api_key == "s3cret"
+    assert checked_settings(given | {"api_key": ""}).api_key == ""
+    for key in (" ", "\n", "a b", "a\x00b", "schlüssel"):
+        (line,) = problems(api_key=key)
+        assert line == "--api-key (VLLM_API_KEY) is wrong: must be empty, or printable ASCII without spaces"
+
+
+def test_two_doors_on_one_port_are_refused() -> None:
+    (line,) = problems(port="7001", wyoming_port="7001")
+    assert (
+        line == "--wyoming-port (ASR_SERVER_WYOMING_PORT) is 7001: must differ from --port (ASR_SERVER_PORT)"
+    )
+
+
+def test_a_model_name_longer_than_any_file_name_is_one_line() -> None:
+    (line,) = problems(model="a" * 300)
+    assert line.startswith("--model (ASR_SERVER_MODEL) is 'aaa")
+
+
+def parsed(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """Return the settings of `serve` as its command line and environment give them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return serve.make_context("serve", arguments).params
+
+
+def test_only_the_ports_variable_may_be_the_link_of_a_service() -> None:
+    link = "tcp://10.0.0.1:80"
+    settings = parsed([], {"ASR_SERVER_PORT": link, "VLLM_API_KEY": link, "ASR_SERVER_HOST": link})
+    assert (settings["port"], settings["api_key"], settings["host"]) == ("8000", link, link)
+
+
+def test_an_empty_flag_means_what_an_empty_variable_means() -> None:
+    for setting in FIELDS:
+        if FIELDS[setting].annotation is not bool:
+            flag = parsed([flag_name(setting), ""], {})[setting]
+            variable = parsed([], {environment_name(setting): ""})[setting]
+            assert flag == variable
+            assert flag == ("" if takes_empty_text(setting) else str(FIELDS[setting].default))
+
+
+def test_a_variable_of_no_setting_is_named_with_the_nearest() -> None:
+    links = {"ASR_SERVER_SERVICE_HOST": "10.0.0.1", "ASR_SERVER_PORT_8000_TCP_ADDR": "10.0.0.1"}
+    right = {"ASR_SERVER_REPLICAS": "1", "PATH": "/bin"}
+    (line,) = unknown_variables(links | right | {"ASR_SERVER_MAX_UPLOAD_BYTE": "1"})
+    assert line == (
+        "ASR_SERVER_MAX_UPLOAD_BYTE is ignored: no setting has this name; "
+        "did you mean ASR_SERVER_MAX_UPLOAD_BYTES?"
+    )

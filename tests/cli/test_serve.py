@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,26 @@ def test_what_kubernetes_says_of_a_service_of_the_same_name_is_no_setting(
         monkeypatch.setenv(name, "tcp://10.96.0.12:8000")
     settings = serve.make_context("serve", []).params
     assert (settings["port"], settings["wyoming_port"]) == ("8000", str(NO_PORT))
+
+
+def test_a_stop_of_the_whole_group_while_the_model_loads_ends_with_status_0_and_no_complaint() -> None:
+    command = [sys.executable, "-m", "asr_server", "serve", "whisper-digits", "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("listening on ")
+        os.killpg(process.pid, signal.SIGTERM)
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [line for line in log.splitlines() if " INFO " not in line] == []
+
+
+def test_json_logs_announce_the_address_whatever_their_level() -> None:
+    command = [sys.executable, "-m", "asr_server", "serve", "whisper-digits", "--port", "0"]
+    command += ["--log-format", "json", "--log-level", "error"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["message"].startswith("listening on http://")
+        process.terminate()
+        assert process.wait(60) == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asr_server.cli.options import ray_package
+from asr_server.cli.checks import ray_package
 from tests.cli.test_manifest import errors, results, write_manifest
 from tests.cli.test_transcribe import COMMAND, heard, record
 from tests.embedded import embedded

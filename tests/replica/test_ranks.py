@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from asr_server.cli.options import tensor_parallel
+from asr_server.cli.checks import tensor_parallel
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import ChunkResult, DecodingOptions
 from asr_server.dispatch.dispatcher import Dispatcher

@@ -1,0 +1,172 @@
+"""Checks settings against this machine, its files and the model, before anything heavy starts.
+
+Each check yields a line for each wrong setting. Used by `cli/options.py` and its commands; imports no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from asr_server.api.auth import read_keys
+from asr_server.checkpoint.files import AudioWindow, read_json
+from asr_server.config import NO_PORT, Settings, naming
+from asr_server.machine import num_gpus
+
+Check = Callable[[Settings], Iterator[str]]
+MIN_CHUNK_S: Final = 3.0
+
+
+def problem(setting: str, value: object, reason: str) -> str:
+    shown = "wrong" if setting == "api_key" else repr(value)  # a key is never printed
+    return f"{naming(setting)} is {shown}: {' '.join(reason.split())}"
+
+
+# -- What a model needs --------------------------------------------------------------------------------------
+
+
+def gpu(settings: Settings) -> Iterator[str]:
+    if settings.device == "cuda" and settings.executor != "ray" and (reason := _why_no_cuda()):
+        yield problem("device", settings.device, f"{reason}; allowed here: auto or cpu")
+
+
+def ray_package(settings: Settings) -> Iterator[str]:
+    if settings.executor == "ray" and find_spec("ray") is None:
+        yield problem("executor", "ray", "needs Ray, an extra: pip install '.[ray]' in the checkout")
+
+
+def tensor_parallel(settings: Settings) -> Iterator[str]:
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return
+    if settings.executor == "inline":
+        yield problem("tensor_parallel_size", size, "needs --executor multiprocess or ray")
+    if settings.executor == "ray" and settings.replicas_per_device > 1:
+        yield problem("tensor_parallel_size", size, "with --executor ray needs --replicas-per-device 1")
+    if settings.compute_workers > 1:
+        yield problem("tensor_parallel_size", size, "needs --compute-workers 0 or 1")
+    if settings.executor != "ray" and settings.device != "cpu" and 0 < (found := num_gpus()) < size:
+        yield problem("tensor_parallel_size", size, f"needs as many GPUs; this process sees {found}")
+
+
+def _why_no_cuda() -> str:
+    """Returns why CUDA cannot work; empty if it may."""
+    if Path("/dev/kfd").exists():
+        return ""  # an AMD GPU, which torch calls cuda too
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "this machine has no NVIDIA driver"
+    if not num_gpus():
+        return "the NVIDIA driver has no GPU for this process"
+    return ""
+
+
+def chunk_length(settings: Settings) -> Iterator[str]:
+    if 0 < settings.max_chunk_s < MIN_CHUNK_S:
+        yield problem("max_chunk_s", settings.max_chunk_s, f"must be 0 or at least {MIN_CHUNK_S:g}")
+
+
+def model_fits(settings: Settings, directory: Path) -> Iterator[str]:
+    """Check what only the checkpoint's own sizes decide."""
+    window_s = AudioWindow.from_directory(directory).duration_s
+    if settings.max_chunk_s > window_s:
+        reason = f"must be at most the model's window, {window_s:g}"
+        yield problem("max_chunk_s", settings.max_chunk_s, reason)
+    config = read_json(directory / "config.json")
+    for name in ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"):
+        if config[name] % settings.tensor_parallel_size:
+            reason = f"must divide the model's {name}, {config[name]}"
+            yield problem("tensor_parallel_size", settings.tensor_parallel_size, reason)
+            return
+
+
+# -- What a server needs besides -----------------------------------------------------------------------------
+
+
+def tls_files(settings: Settings) -> Iterator[str]:
+    certificate, key = settings.ssl_certfile, settings.ssl_keyfile
+    if key and not certificate:
+        yield problem("ssl_keyfile", key, f"needs a certificate too: {naming('ssl_certfile')}")
+    unreadable = [
+        problem(setting, path, reason)
+        for setting, path in (("ssl_certfile", certificate), ("ssl_keyfile", key))
+        if path and (reason := _why_unreadable(path))
+    ]
+    yield from unreadable
+    if certificate and not unreadable:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key or None, password=lambda: b"")
+        except (OSError, ValueError) as error:
+            reason = (
+                "must be a certificate in PEM format, its key in the same file or in that of"
+                f" {naming('ssl_keyfile')}, without a password ({error})"
+            )
+            yield problem("ssl_certfile", certificate, reason)
+
+
+def _why_unreadable(path: str) -> str:
+    try:
+        with open(path, "rb"):
+            return ""
+    except OSError as error:
+        return f"the file cannot be read: {error.strerror}"
+
+
+def key_file(settings: Settings) -> Iterator[str]:
+    path = settings.api_key_file
+    if not path:
+        return
+    try:
+        if not read_keys(Path(path)):
+            yield problem("api_key_file", path, "must have at least one key, in a line of its own")
+    except OSError as error:
+        yield problem("api_key_file", path, f"the file cannot be read: {error.strerror}")
+    except ValueError as error:
+        yield problem("api_key_file", path, str(error))
+
+
+def address(settings: Settings) -> Iterator[str]:
+    """Binds the port and frees it again, so that its errors are reported before the model loads."""
+    yield from _why_not_on(settings, "port")
+
+
+def wyoming(settings: Settings) -> Iterator[str]:
+    if settings.wyoming_port == NO_PORT:
+        return
+    if find_spec("wyoming") is None:
+        reason = "needs the package wyoming, an extra: pip install '.[wyoming]' in the checkout"
+        yield problem("wyoming_port", settings.wyoming_port, reason)
+    elif settings.wyoming_port == settings.port != 0:
+        yield problem("wyoming_port", settings.wyoming_port, f"must differ from {naming('port')}")
+    else:
+        yield from _why_not_on(settings, "wyoming_port")
+
+
+def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
+    port = getattr(settings, port_setting)
+    try:
+        addresses = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        yield problem("host", settings.host, f"no address of this machine ({error})")
+        return
+    for family, kind, protocol, _, where in addresses:
+        try:
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(where)
+        except OSError as error:
+            setting = "host" if error.errno == errno.EADDRNOTAVAIL else port_setting
+            reason = f"cannot listen on {where[0]} port {port}: {error.strerror}"
+            yield problem(setting, getattr(settings, setting), reason)
+
+
+FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel, chunk_length)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, key_file, address, wyoming)
