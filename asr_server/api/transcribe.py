@@ -50,7 +50,7 @@ from asr_server.formats.render import (
     verbose_body,
 )
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
-from asr_server.transcription import Transcriber, TranscriptionSession
+from asr_server.transcription import RequestSession, Transcriber
 from asr_server.transcription.language import continuation
 
 STREAM_END: Final = b"data: [DONE]\n\n"
@@ -207,7 +207,7 @@ async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made
 @asynccontextmanager
 async def _transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
-) -> AsyncIterator[tuple[TranscriptionSession, SpeakerTrack | None]]:
+) -> AsyncIterator[tuple[RequestSession, SpeakerTrack | None]]:
     """Holds a place among the requests in flight and the upload, both only while the block runs."""
     stats = metrics.current_request_stats()
     with closing(form), state.admission.acquire(), stats.stage("transcription"):
@@ -233,7 +233,7 @@ async def _transcribing(
                     track.close()
 
 
-async def _transcript(session: TranscriptionSession, track: SpeakerTrack | None) -> Transcript:
+async def _transcript(session: RequestSession, track: SpeakerTrack | None) -> Transcript:
     """The whole transcript, with speakers where voices are told apart."""
     transcript = session.transcript()
     return await track.label(transcript) if track else transcript

@@ -52,12 +52,14 @@ class DecodeTask(msgspec.Struct):
     limits: AudioLimits
     split_channels: bool
     choice: TrackChoice
+    channel: int | None  # alone; None: all
 
 
 class Opened(msgspec.Struct):
     """The answer that comes before the first samples."""
 
     duration_s: float | None  # by the file's header
+    num_channels: int
     tracks_read: tuple[Track, ...]
 
 
@@ -278,12 +280,15 @@ class RemoteStream:
         closed: threading.Event,
         split_channels: bool = False,
         choice: TrackChoice = DEFAULT_TRACK,
+        channel: int | None = None,
     ) -> None:
         """Raises DecodingUnavailable."""
         self.truncated = False
         self.duration_s: float | None = None
         self.tracks_read: tuple[Track, ...] = ()
-        self._fd, self._task, self._closed = fd, DecodeTask(limits, split_channels, choice), closed
+        self.num_channels = 1
+        self._fd, self._closed = fd, closed
+        self._task = DecodeTask(limits, split_channels, choice, channel)
         self._shape = (-1, 2) if split_channels else (-1,)  # of a block
         self._ended = False
         self._content = np.empty(0, np.uint8)
@@ -322,7 +327,8 @@ class RemoteStream:
         kind, content = self._receive_answer()
         if kind == OPENED:
             opened = msgspec.msgpack.decode(content.data, type=Opened)
-            self.duration_s, self.tracks_read = opened.duration_s, opened.tracks_read
+            self.duration_s, self.num_channels = opened.duration_s, opened.num_channels
+            self.tracks_read = opened.tracks_read
             kind, content = self._receive_answer()
         if kind == SAMPLES:
             return content.view(np.float32).reshape(self._shape)

@@ -140,9 +140,7 @@ def decode(connection: socket.socket, fd: int, task: DecodeTask) -> None:
             set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
             if stream is None:
                 stream = _open(fd, task)
-                _answer(
-                    connection, OPENED, msgspec.msgpack.encode(Opened(stream.duration_s, stream.tracks_read))
-                )
+                _answer(connection, OPENED, msgspec.msgpack.encode(_opened(stream)))
             answer = _gathered(stream)
             task.limits.check_work(time.process_time() - started_at_s)
             set_alarms(0, 0)
@@ -187,9 +185,13 @@ def _open(fd: int, task: DecodeTask) -> Stream:
         if len(numbers) == 2 or (task.split_channels and not numbers and _is_one_of_two_voices(decoder)):
             decoder.close()
             return PairedStream(*(_one_track(fd, task, number) for number in numbers or (1, 2)))
-        return DecodedStream(decoder, task.limits, task.split_channels)
+        return DecodedStream(decoder, task.limits, task.split_channels, task.channel)
     except CannotOpen as error:
         raise invalid_audio("The file is not audio, or damaged beyond reading.") from error
+
+
+def _opened(stream: Stream) -> Opened:
+    return Opened(stream.duration_s, stream.num_channels, stream.tracks_read)
 
 
 def _decoder(fd: int, task: DecodeTask, choice: TrackChoice) -> FfmpegDecoder:

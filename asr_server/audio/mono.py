@@ -78,8 +78,11 @@ class Mono16k:
     A block that is 16 kHz mono already comes back as it is. The next `push` may use the memory again.
     """
 
-    def __init__(self, sample_rate: int, num_channels: int, layout: Sequence[str] = ()) -> None:
-        """`layout`: FFmpeg's name of each channel; empty: unknown."""
+    def __init__(
+        self, sample_rate: int, num_channels: int, layout: Sequence[str] = (), channel: int | None = None
+    ) -> None:
+        """`layout`: FFmpeg's name of each channel; empty: unknown. `channel`: that one alone."""
+        self._channel = 0 if num_channels == 1 else channel
         self._num_channels = num_channels
         self._weights = mix_weights(num_channels, layout)
         self._mono = np.empty(0, np.float32)
@@ -90,7 +93,7 @@ class Mono16k:
 
     def push(self, block: Block) -> Samples:
         """[frames, channels] in, [samples] out; the filter holds some back until `finish`."""
-        mono = block[:, 0] if self._num_channels == 1 else self._mixed(block)
+        mono = self._mixed(block) if self._channel is None else block[:, self._channel]
         return mono if self._resampler is None else self._resampler.resample_chunk(mono)
 
     def finish(self) -> Samples:

@@ -62,6 +62,8 @@ MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) give
 # Handing a thread over costs up to half a millisecond, as much as a chunk of 16 kHz mono WAV.
 FILLED_SLICE_S = 0.01
 
+CLEAR_SPEECH = VoiceChunking(threshold=0.5, prefix_padding_ms=400, silence_duration_ms=2000)
+
 logger = logging.getLogger(__name__)
 
 
@@ -89,9 +91,11 @@ class Recording:
         chunking: VoiceChunking | None = None,
         listener: Callable[[Samples], None] | None = None,
         choice: TrackChoice = DEFAULT_TRACK,
+        channel: int | None = None,
     ) -> None:
-        """`chunking` None: full chunks, cut at the quietest places. `listener` gets all samples of a mixed
-        recording as they are decoded, in the thread that decodes.
+        """`channel`: that one alone, not the mix of all. `chunking` None: full chunks, cut at the quietest
+        places. `listener` gets all samples of a mixed recording as they are decoded, in the thread that
+        decodes.
         """
         self.truncated = False
         self.work_s = 0.0
@@ -99,8 +103,9 @@ class Recording:
         self.tracks_read: tuple[
             Track, ...
         ] = ()  # of a file that has several, once the first slice is decoded
+        self.num_channels = 1  # of the file, once the first slice is decoded
         self._source: Source | None = source
-        self._choice = choice
+        self._origin, self._choice, self._channel = source, choice, channel
         self._limits = limits or AudioLimits()
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
@@ -130,6 +135,12 @@ class Recording:
     def held_bytes(self) -> int:
         """Samples decoded but not yet in a chunk."""
         return sum(splitter.held_bytes for splitter in self._splitters)
+
+    def of_channel(self, channel: int) -> Recording:
+        """Return the speech of one channel of the same file, which must still be open."""
+        return Recording(
+            self._origin, self._limits, chunking=CLEAR_SPEECH, choice=self._choice, channel=channel
+        )
 
     def next_slice(self, max_chunks: int = 1) -> DecodeSlice:
         """Decodes on until a chunk is ready, or several if they come fast: as many as the caller has room
@@ -188,7 +199,7 @@ class Recording:
             self._stream = self._open()
         samples = self._stream.read()
         self.expected_duration_s = self._stream.duration_s
-        self.tracks_read = self._stream.tracks_read
+        self.num_channels, self.tracks_read = self._stream.num_channels, self._stream.tracks_read
         if samples is not None:
             return self._push(samples)
         self._finished = True
@@ -226,7 +237,9 @@ class Recording:
         if decoder is None:
             return self._open_remote()
         require_only_track(self._choice)
-        return FallbackStream(DecodedStream(decoder, self._limits, self._split_channels), self._open_remote)
+        return FallbackStream(
+            DecodedStream(decoder, self._limits, self._split_channels, self._channel), self._open_remote
+        )
 
     def _open_file(self, source: Source) -> io.FileIO:
         try:
@@ -240,7 +253,7 @@ class Recording:
     def _open_remote(self) -> Stream:
         assert self._file is not None
         return RemoteStream(
-            self._file.fileno(), self._limits, self._closed, self._split_channels, self._choice
+            self._file.fileno(), self._limits, self._closed, self._split_channels, self._choice, self._channel
         )
 
     def _release(self) -> None:

@@ -32,6 +32,11 @@ class Stream(Protocol):
         ...
 
     @property
+    def num_channels(self) -> int:
+        """Those of the file, known once the first block is read."""
+        ...
+
+    @property
     def tracks_read(self) -> tuple[Track, ...]:
         """The tracks that are read of a file that has several, known once the first block is read."""
         ...
@@ -48,13 +53,16 @@ class Stream(Protocol):
 class DecodedStream:
     """A decoder in this process."""
 
-    def __init__(self, decoder: Decoder, limits: AudioLimits, split_channels: bool = False) -> None:
+    def __init__(
+        self, decoder: Decoder, limits: AudioLimits, split_channels: bool = False, channel: int | None = None
+    ) -> None:
+        """`channel`: that one alone, not the mix of all."""
         limits.check_layout(decoder.sample_rate, decoder.num_channels)
         if decoder.has_exact_duration:
             limits.check_decoded(0, decoder.duration_s or 0.0)
         self._decoder, self._limits = decoder, limits
         self._scale = FloatScale() if decoder.is_float else None
-        self._to_16k = _stereo(decoder) if split_channels else _mono(decoder)
+        self._to_16k = _stereo(decoder) if split_channels else _mono(decoder, channel)
         self._num_bytes = self._num_samples = 0
         self._blocks: Iterator[Samples] = itertools.chain(self.body(), self.tail())
 
@@ -65,6 +73,10 @@ class DecodedStream:
     @property
     def duration_s(self) -> float | None:
         return self._decoder.duration_s
+
+    @property
+    def num_channels(self) -> int:
+        return self._decoder.num_channels
 
     @property
     def tracks_read(self) -> tuple[Track, ...]:
@@ -98,8 +110,8 @@ class DecodedStream:
         return samples
 
 
-def _mono(decoder: Decoder) -> Mono16k:
-    return Mono16k(decoder.sample_rate, decoder.num_channels, decoder.layout)
+def _mono(decoder: Decoder, channel: int | None) -> Mono16k:
+    return Mono16k(decoder.sample_rate, decoder.num_channels, decoder.layout, channel)
 
 
 def _stereo(decoder: Decoder) -> Stereo16k:
@@ -127,6 +139,10 @@ class PairedStream:
     def duration_s(self) -> float | None:
         durations = [stream.duration_s for stream in self._streams if stream.duration_s is not None]
         return max(durations, default=None)
+
+    @property
+    def num_channels(self) -> int:
+        return len(self._streams)
 
     @property
     def tracks_read(self) -> tuple[Track, ...]:
@@ -177,6 +193,10 @@ class FallbackStream:
     @property
     def duration_s(self) -> float | None:
         return self._stream.duration_s
+
+    @property
+    def num_channels(self) -> int:
+        return self._stream.num_channels
 
     @property
     def tracks_read(self) -> tuple[Track, ...]:

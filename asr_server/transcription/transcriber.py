@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import msgspec
 
@@ -24,6 +25,7 @@ from asr_server.telemetry import unique_request_id
 from asr_server.transcription.chunk_reader import ChunkReader
 from asr_server.transcription.language import Languages
 from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetector
+from asr_server.transcription.mixed_session import MixedSession, RequestSession
 from asr_server.transcription.session import NextSlice, TranscriptionSession
 from asr_server.transcription.stall_watch import StallLimits, StallWatch
 from asr_server.transcription.transcript import TranscriptBuilder
@@ -56,7 +58,7 @@ class Transcriber:
         options: DecodingOptions,
         speakers: Sequence[str] = (),
         track: SpeakerTrack | None = None,
-    ) -> AsyncIterator[TranscriptionSession]:
+    ) -> AsyncIterator[RequestSession]:
         """Runs the request while the block runs. Leaving the block, in whatever way, cancels what is
         unfinished and closes the recording.
 
@@ -72,8 +74,14 @@ class Transcriber:
                 await track.wait_for_room()
             return await self.pool.decode_slice(recording, room)
 
-        async with self._run(recording, next_slice, options, speakers) as session:
-            yield session
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(self._run(recording, next_slice, options, speakers))
+
+            async def of_channel(alone: Recording) -> TranscriptionSession:
+                decode = partial(self.pool.decode_slice, alone)
+                return await stack.enter_async_context(self._run(alone, decode, options))
+
+            yield session if speakers else MixedSession(session, recording, of_channel)
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
         """One chunk whose samples are at hand, as a request of its own. Cancelled, it frees its slot.

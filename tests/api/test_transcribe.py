@@ -18,14 +18,15 @@ from asr_server.api.middleware import answer_headers
 from asr_server.api.transcribe import EventWriter, body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
-from asr_server.core import ChunkResult
+from asr_server.core import ChunkResult, Samples
 from asr_server.formats.render import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of
 from tests.audio.audio_files import Sound, voice, write_film
 from tests.embedded import embedded
-from tests.fake_replica import say, wav
+from tests.fake_replica import noise, say, wav
 from tests.formats.samples import ONE
+from tests.speech import say as say_digits
 from tests.vocabulary import words
 
 SILENCE = wav(np.zeros(16_000, np.float32))
@@ -503,3 +504,44 @@ async def test_the_track_that_was_read_is_named(app: RunningApp, tmp_path: Path)
 async def test_a_track_that_is_not_there_is_a_400_that_names_the_field(app: RunningApp, track: str) -> None:
     reply = await app.post(track=track)
     assert (reply.status_code, error_of(reply)["param"]) == (400, "track")
+
+
+def speech_beside(other: Samples, num_channels: int = 2) -> bytes:
+    """Digits in the last channel, and `other` in each of the rest."""
+    spoken = say_digits("314159", gap_s=0.3).samples
+    rest = [np.resize(other, len(spoken))] * (num_channels - 1)
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.stack([*rest, spoken], axis=1), 16_000, format="WAV", subtype="PCM_16")
+    return buffer.getvalue()
+
+
+def hears_clean_speech(submit: Submit) -> ChunkResult:
+    """Silent between digits: nothing covers the speech."""
+    quiet = np.quantile(np.abs(submit.samples), 0.1)
+    return say(*words("3")) if quiet < 0.01 else say()
+
+
+@pytest.mark.parametrize("num_channels", [2, 6])
+@pytest.mark.parametrize("fields", [{}, {"stream": "true"}, {"response_format": "verbose_json"}])
+async def test_clear_speech_in_one_channel_is_read_where_the_mix_gave_nothing(
+    fields: dict[str, str], num_channels: int
+) -> None:
+    file = speech_beside(noise(5.0) * 5, num_channels)
+    async with run_app(answer=hears_clean_speech) as app:
+        reply = await app.post(file, **fields)
+        body = events_of(reply.text)[-2] if fields.get("stream") else reply.json()
+        assert body["text"] == "three"
+        assert len(app.replica.submits) == 2  # the mix, and of its channels the one with speech
+
+
+async def test_a_mix_with_text_is_read_once(app: RunningApp) -> None:
+    assert (await app.post(speech_beside(noise(5.0) * 5))).json()["text"] == "zero"
+    assert len(app.replica.submits) == 1
+
+
+async def test_noise_in_two_channels_is_nothing() -> None:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.stack([noise(2.0), -noise(2.0)[::-1]], axis=1), 16_000, format="WAV")
+    async with run_app(answer=lambda _: say()) as app:
+        assert (await app.post(buffer.getvalue())).json()["text"] == ""
+        assert len(app.replica.submits) == 1

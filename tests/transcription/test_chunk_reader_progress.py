@@ -20,7 +20,7 @@ from asr_server.config import Settings
 from asr_server.core import ChunkResult, DecodingOptions, Segment, Word
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.transcription import Transcriber, TranscriptionSession
+from asr_server.transcription import RequestSession, Transcriber
 from benchmarks.clips import make_clip
 from tests.checkpoints import fragmentary_directory
 from tests.embedded import embedded
@@ -131,7 +131,7 @@ class RealTranscriber:
         await self._dispatcher.stop()
         await asyncio.to_thread(self._pool.shutdown)
 
-    def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[TranscriptionSession]:
+    def run(self, clip: int, options: DecodingOptions) -> AbstractAsyncContextManager[RequestSession]:
         recording = Recording(MemoryFile(wav(make_clip(clip, 4.0))), self._limits)
         return self._transcriber.transcribe(recording, options)
 

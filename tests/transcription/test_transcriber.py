@@ -12,7 +12,7 @@ from asr_server.channel.messages import Submit
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, Transcript, TranscriptDelta
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ChunkFailed, InvalidAudio
-from asr_server.transcription import Transcriber, TranscriptionSession
+from asr_server.transcription import RequestSession, Transcriber
 from asr_server.transcription.chunk_reader import MAX_PARTS
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
@@ -399,7 +399,7 @@ async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningA
         assert texts[-1] == "zero"
 
 
-async def _until_text(session: TranscriptionSession) -> AsyncIterator[TranscriptDelta]:
+async def _until_text(session: RequestSession) -> AsyncIterator[TranscriptDelta]:
     async for delta in session:
         yield delta
         if delta.text:
