@@ -99,7 +99,10 @@ class FfmpegDecoder:
         self._stream.codec_context.thread_count = 1
         self._others_end_s = 0.0
         packets = self._decode()
-        return next((frame for frames in packets for frame in frames), None), packets
+        for frames in packets:
+            for first in frames:
+                return first, itertools.chain((frames,), packets)  # a packet may have several frames
+        return None, packets
 
     def _begin(self, track: Track, first: Any, packets: Iterator[Iterator[Any]]) -> None:
         self.tracks_read: tuple[Track, ...] = (track,) if len(self.tracks) > 1 else ()

@@ -177,6 +177,12 @@ def test_ffmpeg_formats_of_every_kind_have_the_same_scale(
     assert np.abs(frames - voice(16_000, 2, 1.0)).max() <= (2**-7 if codec == "pcm_u8" else 2**-15)
 
 
+def test_no_frame_of_the_first_packet_is_lost(tmp_path: Path) -> None:
+    write_ffmpeg(str(tmp_path / "a.wav"), voice(44_100, 2, 2.0), 44_100, "adpcm_ima_wav", "wav")
+    frames, expected = decoded(tmp_path / "a.wav")[0], by_ffmpeg(tmp_path / "a.wav")
+    assert np.array_equal(frames, expected)
+
+
 def test_a_stream_that_changes_its_layout_goes_on_in_the_first_one(tmp_path: Path) -> None:
     for name, num_channels in (("1", 1), ("2", 2)):
         write_ffmpeg(str(tmp_path / name), voice(44_100, num_channels, 2.0), 44_100, "aac", "adts")

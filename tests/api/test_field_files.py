@@ -1,0 +1,95 @@
+"""Files as people have them, each with its known words; they lie beside the repository, in ../shared/data."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from benchmarks.speech.error_rates import word_errors
+from tests.conftest import Server
+from tests.speech import RECORDINGS
+
+FIELD = RECORDINGS.parent / "field"
+A = "And so my fellow Americans ask not what your country can do for you ask what you can do for your country"
+B = "we must find a new home in the stars"
+D = "It was my reports from the north which chiefly induced people to buy"
+
+pytestmark = pytest.mark.slow
+
+
+def transcribed(server: Server, file: bytes, **fields: str) -> dict[str, Any]:
+    data = {"model": "whisper-1", "response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    reply = httpx.post(
+        f"{server.url}/v1/audio/transcriptions", files={"file": file}, data=data | fields, timeout=120
+    )
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def content_of(name: str) -> bytes:
+    path: Path = FIELD / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here: recordings of people are not part of the repository")
+    return path.read_bytes()
+
+
+def errors(answer: dict[str, Any], spoken: str) -> int:
+    return word_errors(spoken, answer["text"]).errors
+
+
+def start_of(answer: dict[str, Any], word: str) -> float:
+    return next(
+        float(entry["start"]) for entry in answer["words"] if entry["word"].strip(",.").lower() == word
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "spoken"),
+    [
+        ("c01_mp3_joined_small.mp3", f"{B} {D}"),
+        ("c02_flac_total_third.flac", A),
+        ("c04_default_second.mkv", A),
+        ("c06_phase.flac", A),
+        ("c09_small_size.wav", A),
+        ("c19_video_longer.mkv", A),
+    ],
+)
+def test_all_words_are_read_and_nothing_is_called_damaged(
+    real_server: Server, name: str, spoken: str
+) -> None:
+    answer = transcribed(real_server, content_of(name))
+    assert errors(answer, spoken) == 0
+    assert "truncated" not in answer
+
+
+def test_words_keep_the_time_of_the_picture_and_of_a_gap(real_server: Server) -> None:
+    late, gap = (transcribed(real_server, content_of(name)) for name in ("c03_late.mkv", "c03_gap.mkv"))
+    assert start_of(late, "and") == pytest.approx(4.15, abs=0.15)
+    assert late["duration"] == pytest.approx(15.0, abs=0.15)
+    assert 8.55 < start_of(gap, "not") < 8.85
+    assert errors(gap, A) <= 1
+
+
+def test_a_silent_default_track_is_read_and_named_and_the_other_one_by_its_number(
+    real_server: Server,
+) -> None:
+    file = content_of("c04_silent_first.mp4")
+    default, second = transcribed(real_server, file), transcribed(real_server, file, track="2")
+    assert (default["text"], default["tracks"][0]["number"]) == ("", 1)
+    assert (errors(second, A), second["tracks"][0]["number"]) == (0, 2)
+
+
+def test_a_float_file_at_the_scale_of_16_bits_is_read(real_server: Server) -> None:
+    if not (RECORDINGS / "jfk.wav").exists():
+        pytest.skip("no recordings in ../shared/data/audio")
+    samples, rate = soundfile.read(RECORDINGS / "jfk.wav", dtype="float32")
+    buffer = io.BytesIO()
+    soundfile.write(buffer, (samples * 2**15).astype(np.float32), rate, format="WAV", subtype="FLOAT")
+    assert errors(transcribed(real_server, buffer.getvalue()), A) == 0
