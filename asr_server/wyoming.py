@@ -235,15 +235,19 @@ class WyomingConnection:
     async def _receive_audio(self, first: Event, upload: Upload) -> None:
         audio_format = content_of(first, AudioFormat)
         upload.add(audio_format.wav_header())
-        event: Event | None = first
-        while event is not None and event.type != "audio-stop":
-            if event.type in AUDIO and content_of(event, AudioFormat) != audio_format:
+        upload.add(first.payload or b"")
+        while (event := await self._next_event()) is not None and event.type != "audio-stop":
+            if event.type == "audio-start":
+                raise InvalidValue("'audio-start' came within a recording: send 'audio-stop' first.")
+            if event.type != "audio-chunk":
+                await self._handle(event)
+                continue
+            if content_of(event, AudioFormat) != audio_format:
                 raise InvalidValue(
                     "The audio's rate, width and channels may not change within one recording."
                 )
             upload.add(event.payload or b"")
             await upload.spill_to_disk()
-            event = await self._next_event()
         if event is None:
             raise ClientDisconnect
 

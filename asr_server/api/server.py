@@ -154,6 +154,7 @@ class Server(uvicorn.Server):
         if self._num_in_flight:
             logger.warning("drained for %.1f s: %d requests unfinished", drained_s, self._num_in_flight)
             self._state.dispatcher.fail_all(ShuttingDown)
+            await self._state.realtime.drain(CLOSE_LIMIT_S)  # each session is sent the end of its turns
         else:
             logger.info("drained in %.1f s: no request is left", drained_s)
 

@@ -176,8 +176,8 @@ class Dispatcher:
 
     # -- Chunks in --
 
-    def open(self, request_id: str) -> RequestHandle:
-        return RequestHandle(request_id, next(self._request_numbers), self)
+    def open(self, request_id: str, is_live: bool = False) -> RequestHandle:
+        return RequestHandle(request_id, next(self._request_numbers), self, is_live)
 
     async def enqueue(self, chunk: PendingChunk) -> ChunkResult:
         if self._refusal:

@@ -55,6 +55,7 @@ class RequestHandle:
     request_id: str
     number: int  # requests are counted in the order in which they come
     dispatcher: ChunkTaker
+    is_live: bool = False  # somebody speaks and waits: first before a stop
     num_waiting: int = 0  # chunks that no replica has taken yet
     num_in_flight: int = 0
     num_moves: int = 0  # chunks sent or taken, and events of them
@@ -149,7 +150,7 @@ DECODE_COST = 1.0  # the tokens of a full window of speech
 class FairQueue:
     def __init__(self, window: AudioWindow) -> None:
         self._window = window
-        self._heap: list[tuple[float, int, PendingChunk]] = []
+        self._heap: list[tuple[tuple[bool, float], int, PendingChunk]] = []
         self._throttled: defaultdict[RequestHandle, list[PendingChunk]] = defaultdict(list)
         self._sequence = itertools.count()
         self._virtual_time = 0.0  # the finish tag that was served last
@@ -163,8 +164,12 @@ class FairQueue:
         chunk.finish_tag = request.last_finish_tag = max(self._virtual_time, request.last_finish_tag) + cost
 
     def push(self, chunk: PendingChunk) -> None:
-        tag = chunk.request.number if self._in_order else chunk.finish_tag
-        heapq.heappush(self._heap, (tag, next(self._sequence), chunk))
+        heapq.heappush(self._heap, (self._rank(chunk), next(self._sequence), chunk))
+
+    def _rank(self, chunk: PendingChunk) -> tuple[bool, float]:
+        if not self._in_order:
+            return False, chunk.finish_tag
+        return not chunk.request.is_live, chunk.request.number
 
     def pop(self, max_in_flight: float) -> PendingChunk | None:
         """The next chunk. A request with `max_in_flight` chunks on replicas is passed over, so that a
@@ -186,7 +191,7 @@ class FairQueue:
 
     def serve_in_order(self) -> None:
         """From now on the oldest request gets all it can use. Before a stop, and for the files of one user,
-        it is better that some requests finish than that all are half done.
+        it is better that some requests finish than that all are half done. Live speech goes before files.
         """
         chunks = [chunk for _, _, chunk in sorted(self._heap)]
         self._in_order = True

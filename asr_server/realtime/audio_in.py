@@ -33,7 +33,8 @@ class AudioInput:
         return self._resampler.push(samples[:, None]) if len(samples) else samples
 
     def flush(self) -> Samples:
-        """Returns the samples still in the resampling filter. The next `push` begins anew."""
+        """Return the samples still in the resampling filter. The next `push` begins with a whole sample."""
+        self._rest = b""
         samples = self._resampler.finish()
         self._resampler = self._new_resampler()
         return samples

@@ -10,10 +10,12 @@ import copy
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+import msgspec
+
 from asr_server.api.errors import body_of
 from asr_server.api.state import RealtimeSessions
 from asr_server.audio.split import Splitter
-from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TranscriptDelta
+from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TokenLogprob, TranscriptDelta
 from asr_server.realtime import server_events as out
 from asr_server.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
 from asr_server.transcription import Transcriber
@@ -83,6 +85,16 @@ class TurnReader:
             self._cancel_interim()
             self._add(self._read(chunk))
 
+    def set_options(self, options: DecodingOptions) -> None:
+        """Read what was not read yet by these options. A turn has log-probabilities throughout, or none."""
+        if options == self._options:
+            return
+        if self._num_chunks:
+            options = msgspec.structs.replace(options, token_logprobs=self._options.token_logprobs)
+        self._options = options
+        if self._ahead is not None:
+            self.read_ahead()
+
     def read_interim(self) -> None:
         """Reads the growing chunk as it is, unless the engine is busy with final text."""
         chunks = self._growing()
@@ -136,7 +148,8 @@ class TurnReader:
     async def _read_interim(self, chunk: Chunk, index: int) -> None:
         outcome = await _attempt(self._transcriber, chunk, self._options)
         if isinstance(outcome, TranscriptDelta):
-            self._report(InterimRead(self.item_id, index, outcome.text, outcome.language))
+            text, language = outcome.text, outcome.language
+            self._report(InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
         else:
             self._report(InterimRead(self.item_id))
         self._interim = None
@@ -156,12 +169,16 @@ class TurnReader:
                 error = error or outcome
             elif error is None:
                 deltas.append(outcome)
-                self._report(ChunkRead(self.item_id, outcome.text, outcome.language))
+                text, language = outcome.text, outcome.language
+                self._report(ChunkRead(self.item_id, text, language, self._logprobs(outcome)))
         if error:
             detail = out.ItemError.from_detail(body_of(error).error)
             self._report(TurnFailed(self.item_id, detail))
         else:
             self._report(self._read_whole(deltas))
+
+    def _logprobs(self, delta: TranscriptDelta) -> tuple[TokenLogprob, ...] | None:
+        return delta.logprobs if self._options.token_logprobs else None
 
     def _read_whole(self, deltas: list[TranscriptDelta]) -> TurnRead:
         logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)

@@ -169,6 +169,7 @@ class Delta(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input
     item_id: str
     content_index: int = 0
     delta: str
+    logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
 
 
 class Completed(

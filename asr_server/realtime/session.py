@@ -202,6 +202,8 @@ class RealtimeSession:
             self._audio = AudioInput(config.format)
         if config.vad != before.vad:
             await self._set_detection()
+        if self._open:
+            self._open.set_options(options)
         return True
 
     def _note_model(self) -> None:
@@ -218,8 +220,10 @@ class RealtimeSession:
         padding = vad.prefix_padding_ms * SAMPLES_PER_MS
         idle = None if vad.idle_timeout_ms is None else vad.idle_timeout_ms * SAMPLES_PER_MS
         self._buffer.num_kept = padding + ONSET_MARGIN_MS * SAMPLES_PER_MS
-        # The detector is loaded with the first session.
-        self._activity = await asyncio.to_thread(VoiceActivity, vad, self._buffer.end)
+        if self._activity:
+            self._activity.configure(vad)
+        else:  # the detector is loaded with the first session
+            self._activity = await asyncio.to_thread(VoiceActivity, vad, self._buffer.end)
         await self._step(turns.DetectionSet(True, padding, idle))
 
     async def _step(self, event: turns.Event) -> None:

@@ -20,10 +20,11 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from asr_server.api.schemas import ErrorDetail
+from asr_server.core import TokenLogprob
 from asr_server.realtime import server_events as out
 from asr_server.realtime.turn_types import (
     SAMPLES_PER_MS,
@@ -56,10 +57,13 @@ from asr_server.realtime.turn_types import (
     VoiceStopped,
     agree,
     conclude,
+    tokens_between,
 )
 from asr_server.transcription.language import continuation
 
 MIN_COMMIT_MS: Final = 100
+
+Logprobs = tuple[TokenLogprob, ...] | UnsetType
 
 
 def next_state(state: State, event: Event) -> Step:
@@ -82,8 +86,7 @@ def next_state(state: State, event: Event) -> Step:
         case ClearRequested():
             return _on_clear(state)
         case DetectionSet():
-            settings = msgspec.structs.asdict(event)
-            return replace(state, **settings), []
+            return _on_detection_set(state, event)
         case InputEnded() if state.open:
             return (
                 _commit(state, [])
@@ -122,9 +125,20 @@ def _on_voice_started(state: State, at: int) -> Step:
     if not state.open:
         state, effects = _open(state, max(state.uncommitted_from, min(at, state.num_samples) - state.padding))
     assert state.open
+    if state.open.is_announced:  # detection was off and on again within the turn
+        return state, effects
     turn = replace(state.open, is_announced=True, is_paused=False)
     started = out.SpeechStarted(item_id=turn.item_id, audio_start_ms=_ms(turn.start))
     return replace(state, open=turn), [*effects, Send(started)]
+
+
+def _on_detection_set(state: State, event: DetectionSet) -> Step:
+    state = replace(state, **msgspec.structs.asdict(event))
+    if event.is_detecting or not state.open or not state.open.is_paused:
+        return state, []
+    # Nothing will tell that speech goes on: what was read ahead is not the end of the turn.
+    resumed = replace(state.open, is_paused=False)
+    return replace(state, open=resumed), [DiscardAhead(resumed.item_id)]
 
 
 def _on_idle(state: State) -> Step:
@@ -213,25 +227,33 @@ def _on_interim(state: State, turn: Turn, event: InterimRead) -> Step:
     turn = replace(turn, is_reading=False)
     if event.text is None or event.chunk != turn.num_chunks:
         return replace(state, open=turn), []
+    num_sent = turn.agreement.num_sent
     agreement, text = agree(turn.agreement, event.text, event.language)
-    turn, sent = _send_text(replace(turn, agreement=agreement), text, event.language)
+    logprobs = _logprobs(event, num_sent, agreement.num_sent)
+    turn, sent = _send_text(replace(turn, agreement=agreement), text, event.language, logprobs)
     return replace(state, open=turn), sent
 
 
 def _on_chunk(state: State, turn: Turn, event: ChunkRead) -> Step:
     rest = conclude(turn.agreement, event.text, event.language)
     text = turn.text + continuation(turn.text, event.text, event.language)
-    turn, sent = _send_text(turn, rest, event.language)
+    turn, sent = _send_text(turn, rest, event.language, _logprobs(event, turn.agreement.num_sent, None))
     turn = replace(turn, text=text, num_chunks=turn.num_chunks + 1, agreement=Agreement())
     return _with(state, turn), sent
 
 
-def _send_text(turn: Turn, text: str, language: str | None) -> tuple[Turn, list[Effect]]:
+def _logprobs(event: InterimRead | ChunkRead, first: int, end: int | None) -> Logprobs:
+    if event.logprobs is None or event.text is None:
+        return UNSET
+    return tokens_between(event.text, event.language, event.logprobs, first, end)
+
+
+def _send_text(turn: Turn, text: str, language: str | None, logprobs: Logprobs) -> tuple[Turn, list[Effect]]:
     delta = continuation(turn.deltas, text, language)
     if not delta:
         return turn, []
     turn = replace(turn, deltas=turn.deltas + delta)
-    return turn, [Send(out.Delta(item_id=turn.item_id, delta=delta))]
+    return turn, [Send(out.Delta(item_id=turn.item_id, delta=delta, logprobs=logprobs))]
 
 
 def _completed(turn: Turn, event: TurnRead) -> out.Completed:

@@ -43,6 +43,29 @@ def conclude(agreement: Agreement, reading: str, language: str | None) -> str:
     return _join(split_words(reading, language)[agreement.num_sent :], language)
 
 
+def tokens_between(
+    reading: str, language: str | None, tokens: tuple[TokenLogprob, ...], first: int, end: int | None
+) -> tuple[TokenLogprob, ...]:
+    """Return the tokens that end within the words `first` to `end` of a reading; None: to its last token."""
+    ends = [len(reading[:at].encode()) for at in _word_ends(reading, language)]
+    lower = ends[first - 1] if 0 < first <= len(ends) else float("inf") if first else float("-inf")
+    upper = float("inf") if end is None else ends[end - 1] if end else float("-inf")
+    # The tokens begin with a space that the reading lacks.
+    position = len(reading.encode()) - sum(len(token.bytes) for token in tokens)
+    found = []
+    for token in tokens:
+        position += len(token.bytes)
+        if lower < position <= upper:
+            found.append(token)
+    return tuple(found)
+
+
+def _word_ends(text: str, language: str | None) -> list[int]:
+    if language in UNSPACED:
+        return [at + 1 for at, letter in enumerate(text) if not letter.isspace()]
+    return [match.end() for match in _WORD.finditer(text)]
+
+
 def split_words(text: str, language: str | None) -> tuple[str, ...]:
     """Splits text into words, or into characters in languages written without spaces."""
     return tuple(text.strip()) if language in UNSPACED else tuple(_WORD.findall(text))
@@ -135,6 +158,7 @@ class InterimRead(msgspec.Struct, frozen=True):
     chunk: int = 0
     text: str | None = None
     language: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None  # None: the session did not ask for them
 
 
 class ChunkRead(msgspec.Struct, frozen=True):
@@ -143,6 +167,7 @@ class ChunkRead(msgspec.Struct, frozen=True):
     item_id: str
     text: str
     language: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class TurnRead(msgspec.Struct, frozen=True):

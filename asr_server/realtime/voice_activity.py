@@ -31,12 +31,16 @@ class VoiceActivity:
 
     def __init__(self, vad: SessionVad, position: int = 0) -> None:
         self._detector = VoiceDetector()
-        self._threshold = vad.threshold
         self._position = position  # behind the last whole frame
+        self.configure(vad)
+        self.restart()
+
+    def configure(self, vad: SessionVad) -> None:
+        """Follow new settings; whether somebody speaks, and how long nobody has, stays known."""
+        self._threshold = vad.threshold
         # Rounded down: the detector notices the end of speech a frame or two late.
         self._stop_frames = max(1, vad.silence_duration_ms * SAMPLES_PER_MS // FRAME)
         self._pause_frames = max(1, round(self._stop_frames * PAUSE_SHARE))
-        self.restart()
 
     def restart(self) -> None:
         """Forgets that somebody speaks: speech that goes on starts again."""

@@ -84,12 +84,12 @@ class Transcriber:
             yield session if speakers else MixedSession(session, recording, of_channel)
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
-        """One chunk whose samples are at hand, as a request of its own. Cancelled, it frees its slot.
+        """One chunk of live speech, as a request of its own. Cancelled, it frees its slot.
 
         Raises: EngineUnavailable, ChunkFailed.
         """
         source = ChunkSource(chunk)
-        async with self._run(source, source.next_slice, options) as session:
+        async with self._run(source, source.next_slice, options, is_live=True) as session:
             return await session.only_delta()
 
     @asynccontextmanager
@@ -99,8 +99,9 @@ class Transcriber:
         next_slice: NextSlice,
         options: DecodingOptions,
         speakers: Sequence[str] = (),
+        is_live: bool = False,
     ) -> AsyncIterator[TranscriptionSession]:
-        handle = self._dispatcher.open(unique_request_id())
+        handle = self._dispatcher.open(unique_request_id(), is_live)
         session = self._session(handle, source, next_slice, options, speakers)
         try:
             async with asyncio.TaskGroup() as group:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.api.sample_files import m4a, sound_file
 from tests.conftest import STOP_LIMIT_S, Server, run_server
+from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24
 from tests.speech import VOICES, say
 
 MODEL = {"model": "whisper-1"}
@@ -83,3 +84,19 @@ async def test_a_second_signal_hurries() -> None:
         assert "The server is shutting down." in (await asking)[-1]
         assert "requests unfinished" in server.written()
         assert "Traceback" not in server.written()
+
+
+async def test_a_live_turn_that_cannot_finish_in_time_is_told_so_before_its_session_closes() -> None:
+    with run_server("--drain-s", "1") as server:
+        replicas = psutil.Process(server.process.pid).children(recursive=True)
+        async with open_session(server.url) as client:
+            await client.update(**MANUAL)
+            await client.append(pcm24(say("31").samples))
+            for replica in replicas:
+                replica.suspend()
+            await client.commit()
+            await client.until(".committed")
+            server.process.terminate()
+            (failed,) = of_type(await client.until(".failed"), ".failed")
+            assert failed["error"]["message"]
+            assert await client.closed() == 1012

@@ -303,3 +303,14 @@ async def test_a_request_that_cannot_choose_its_language_fails_alone(app: Runnin
     handle.cancel()
     assert len(app.executor.launched) == 1
     assert app.replica.cancelled == ["a"]
+
+
+async def test_before_a_stop_live_speech_goes_before_files(app: RunningDispatcher) -> None:
+    file = app.dispatcher.open("file")
+    tasks = [app.send(file, index) for index in range(4)]
+    await until(lambda: app.dispatcher.num_chunks == 4)
+    app.dispatcher.drain()
+    tasks.append(app.send(app.dispatcher.open("turn", is_live=True), 0))
+    order = await served_in_order(app, 5)
+    assert order.index(ChunkId("turn", 0)) <= 2  # behind those on their way before
+    await asyncio.gather(*tasks)

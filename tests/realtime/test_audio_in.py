@@ -50,3 +50,13 @@ def test_the_buffer_keeps_what_it_must_and_little_more() -> None:
     assert 1000 <= buffer.num_held <= 1200
     np.testing.assert_array_equal(buffer.since(buffer.end - 150), [198] * 50 + [199] * 100)
     assert len(buffer.since(0)) == buffer.num_held
+
+
+def test_an_odd_byte_ends_with_its_turn() -> None:
+    audio = AudioInput(PcmFormat())
+    audio.push(bytes(4801))
+    audio.flush()
+    tone = (np.sin(np.arange(4800) / 20) * 8000).astype("<i2").tobytes()
+    heard = np.concatenate([audio.push(tone), audio.flush()])
+    fresh = AudioInput(PcmFormat())
+    np.testing.assert_array_equal(heard, np.concatenate([fresh.push(tone), fresh.flush()]))

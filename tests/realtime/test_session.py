@@ -27,6 +27,8 @@ from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 from tests.fake_replica import noise, say
 from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts
+from tests.speech import say as say_digits
+from tests.speech import silence
 from tests.vocabulary import words
 
 SECOND = pcm24(noise(1.0))
@@ -525,3 +527,56 @@ async def update_for_ever(socket: ClientConnection) -> None:
         while True:
             await socket.send(update)
             await asyncio.sleep(0)
+
+
+def pausing(**changed: Any) -> dict[str, Any]:
+    return {"turn_detection": {"type": "server_vad", "silence_duration_ms": 2000} | changed}
+
+
+async def test_speech_behind_a_pause_in_which_detection_was_turned_off_is_in_its_turn() -> None:
+    first, second = say_digits("123", gap_s=[0.2, 0.2, 1.4]), say_digits("4567", gap_s=0.2)
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+        await client.update(**pausing())
+        await client.append(pcm24(first.samples))
+        await until(lambda: app.replica.submits)  # it was read ahead
+        read_ahead = app.replica.submits[-1]
+        await client.update(**MANUAL)
+        await client.append(pcm24(second.samples))
+        await client.commit()
+        await client.until(".completed")
+        assert len(app.replica.submits[-1].samples) > len(read_ahead.samples) + len(second.samples) / 2
+
+
+async def test_a_silence_shortened_while_it_lasts_ends_the_turn() -> None:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+        await client.update(**pausing(silence_duration_ms=5000))
+        await client.append(pcm24(say_digits("12", gap_s=[0.2, 1.0]).samples))
+        await client.until(".speech_started")
+        await client.update(**pausing(silence_duration_ms=300))
+        await client.append(pcm24(silence(0.2)))
+        events = await client.until(".completed")
+        assert len(of_type(events, ".speech_stopped")) == 1
+        assert not of_type(events, ".speech_started")
+
+
+async def test_what_was_not_read_yet_follows_an_update() -> None:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND)
+        await client.update(transcription={"prompt": "seven"})
+        await client.commit()
+        await client.until(".completed")
+        (submit,) = app.replica.submits
+        assert submit.options.prompt_tokens
+
+
+async def test_deltas_have_the_log_probabilities_that_the_session_includes() -> None:
+    async with run_app(embedded(realtime_interim_s=0), one) as app, open_session(url(app)) as client:
+        session = {"type": "transcription", "include": ["item.input_audio_transcription.logprobs"]}
+        await client.send({"type": "session.update", "session": session | {"audio": {"input": MANUAL}}})
+        await client.until("session.updated")
+        await client.append(SECOND)
+        await client.commit()
+        events = await client.until(".completed")
+        (delta,) = of_type(events, ".delta")
+        assert delta["logprobs"] == events[-1]["logprobs"] != []

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr_server.core import TokenLogprob
 from asr_server.realtime import server_events as out
 from asr_server.realtime import turn_types as t
 from asr_server.realtime.turn import next_state
@@ -249,3 +250,60 @@ def test_at_the_end_of_the_input_nothing_stays_open(events: list[t.Event]) -> No
     assert state.open is None
     finished = {effect.item_id for effect in effects if isinstance(effect, t.FinishTurn | t.DropTurn)}
     assert finished == {effect.item_id for effect in effects if isinstance(effect, t.OpenTurn)}
+
+
+SPEECH_THAT_PAUSES: list[t.Event] = [
+    t.DetectionSet(True, padding=300 * MS),
+    t.AudioWritten(1000 * MS),
+    t.VoiceStarted(800 * MS),
+    t.AudioWritten(1000 * MS),
+    t.VoicePaused(),
+]
+
+
+def test_a_turn_read_ahead_in_a_pause_is_read_again_when_detection_is_turned_off() -> None:
+    state, effects = run([*SPEECH_THAT_PAUSES, t.DetectionSet(False), t.AudioWritten(1000 * MS)])
+    assert named(effects)[-1] == "DiscardAhead"
+    assert state.open is not None
+    assert not state.open.is_paused
+
+
+def test_detection_turned_on_again_within_a_turn_announces_no_second_start() -> None:
+    again: list[t.Event] = [
+        t.DetectionSet(False),
+        t.DetectionSet(True),
+        t.VoiceStarted(1900 * MS),
+        t.VoiceStopped(),
+    ]
+    _, effects = run([*SPEECH_THAT_PAUSES, *again])
+    assert named(effects).count("SpeechStarted") == 1
+    assert named(effects).count("SpeechStopped") == 1
+
+
+def token(text: str) -> TokenLogprob:
+    return TokenLogprob(text, -0.1, tuple(text.encode()))
+
+
+def test_deltas_carry_the_tokens_of_their_words_and_all_tokens_are_sent_once() -> None:
+    first = (token(" one"), token(" tw"), token("o"))
+    second = (*first, token(" three"))
+    events: list[t.Event] = [
+        t.AudioWritten(1000 * MS),
+        t.InterimRead("item_000000", 0, "one two", "en", first),
+        t.InterimRead("item_000000", 0, "one two three", "en", second),
+        t.CommitRequested(),
+        t.ChunkRead("item_000000", "one two three four", "en", (*second, token(" four"))),
+    ]
+    deltas = [event for event in sent(run(events)[1]) if isinstance(event, out.Delta)]
+    assert [delta.delta for delta in deltas] == ["one two", " three four"]
+    assert [[entry.token for entry in delta.logprobs or ()] for delta in deltas] == [
+        [" one", " tw", "o"],
+        [" three", " four"],
+    ]
+
+
+def test_characters_of_a_language_without_spaces_get_the_token_that_ends_in_them() -> None:
+    tokens = (token("你好"), token("世"), token("界"))
+    assert t.tokens_between("你好世界", "zh", tokens, 0, 1) == ()
+    assert t.tokens_between("你好世界", "zh", tokens, 1, 3) == tokens[:2]
+    assert t.tokens_between("你好世界", "zh", tokens, 3, None) == tokens[2:]

@@ -102,3 +102,21 @@ def test_after_a_restart_speech_that_goes_on_starts_again() -> None:
     assert isinstance(activity.push(spoken.samples[:half])[0], VoiceStarted)
     activity.restart()
     assert isinstance(activity.push(spoken.samples[half:])[0], VoiceStarted)
+
+
+def test_a_shorter_silence_set_within_the_trailing_silence_ends_the_speech_that_goes_before() -> None:
+    spoken = say("31", gap_s=[0.3, 1.5])
+    activity = VoiceActivity(replace(DEFAULT_VAD, silence_duration_ms=5000))
+    before = activity.push(spoken.samples)
+    assert [type(event) for event in before] == [VoiceStarted]
+    activity.configure(replace(DEFAULT_VAD, silence_duration_ms=300))
+    assert VoiceStopped in [type(event) for event in activity.push(silence(0.2))]
+
+
+def test_settings_changed_in_mid_speech_begin_no_second_speech() -> None:
+    spoken = say("3141", gap_s=[0.2, 0.2, 0.2, 1.0])
+    activity, half = VoiceActivity(DEFAULT_VAD), len(spoken.samples) // 2
+    events = activity.push(spoken.samples[:half])
+    activity.configure(replace(DEFAULT_VAD, threshold=0.4))
+    events += activity.push(spoken.samples[half:])
+    assert sum(isinstance(event, VoiceStarted) for event in events) == 1

@@ -179,6 +179,30 @@ async def test_the_format_may_not_change_within_a_recording() -> None:
         assert "may not change" in error.data["text"]
 
 
+async def test_other_events_within_a_recording_are_answered_and_their_bytes_are_no_audio() -> None:
+    async with door() as (app, port), client_at(port) as client:
+        await client.write_event(event_of("audio-start", **FORMAT))
+        await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
+        await client.write_event(event_of("picture", SECOND * 3))
+        await client.write_event(event_of("ping", text="there?"))
+        await client.write_event(event_of("describe"))
+        answers = [await next_event(client), await next_event(client)]
+        assert [answer.type for answer in answers if answer] == ["pong", "info"]
+        await client.write_event(event_of("audio-stop"))
+        await heard_by(client)
+        assert len(app.replica.submits[0].samples) == pytest.approx(16_000, abs=200)
+
+
+async def test_a_recording_begun_within_another_is_refused() -> None:
+    async with door() as (_, port), client_at(port) as client:
+        await client.write_event(event_of("audio-start", **FORMAT))
+        await client.write_event(event_of("audio-chunk", SECOND, **FORMAT))
+        await client.write_event(event_of("audio-start", **FORMAT))
+        error = await next_event(client)
+        assert error is not None
+        assert "'audio-start' came within a recording" in error.data["text"]
+
+
 # -- What an operator sees -----------------------------------------------------------------------------------
 
 
