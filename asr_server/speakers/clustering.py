@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,15 @@ MOVES: Final = 1.4  # SAME and CENTRES for each change of the middle between bot
 # At most so much: where the segmentation takes one person for two, "two people" are as alike as one is.
 MOST_MOVED: Final = 0.1
 FEWEST_S: Final = 1.0  # of clean speech of a voice whose cosine counts
+# Cosine with everybody else, below which a smaller cluster is a person too: the more it says of all, the
+# more alike it may be. An actor has voices that say a twentieth and are at 0.2 to his others.
+DISTINCT, DISTINCT_BY_SHARE, MOST_DISTINCT = 0.1, 0.8, 0.35
+DISTINCT_S, DISTINCT_SHARE = 2.0, 0.01  # of clean speech, and of all speech
+SHORT_S: Final = 0.8  # of clean speech, from which a voice may be one of the people who are asked for
+UNLIKE: Final = 0.35  # cosine with everybody else, below which it is
+LIKE_REFERENCE: Final = 0.35  # cosine with a reference from which a voice that is nobody yet is that person
+WARD_S: Final = 25.0  # who says more counts no more where people are joined because fewer were asked for
+KNOWN_OF_FEW: Final = 0.2  # the same for clusters, where there are no more people than references
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 
 
@@ -51,6 +60,35 @@ class SpeakerCount:
     most: int | None = None
 
 
+class Clusters(NamedTuple):
+    """Which person each voice is."""
+
+    labels: Ints  # [num_voices]: the number of its cluster
+    known: dict[int, int]  # the reference of each cluster that sounds like one
+
+
+@dataclass(frozen=True)
+class _Voices:
+    embeddings: Floats  # [num_voices, 192] of length 1
+    clean_s: npt.NDArray[np.float64]  # [num_voices]
+    windows: Ints  # [num_voices]
+    narrow: Flags  # [num_voices]
+    weights: npt.NDArray[np.float64]  # [num_voices]
+    moved: float  # of SAME and CENTRES in this recording
+
+    def means(self, groups: list[Ints]) -> Floats:
+        return directions(groups, self.embeddings, self.weights)
+
+    def spoken_s(self, group: Ints) -> float:
+        return float(self.clean_s[group].sum())
+
+    def group(self, least_s: float, stricter: float = 0.0) -> list[Ints]:
+        """Return the voices of at least so many seconds in groups of one person each."""
+        sure = np.flatnonzero(self.clean_s >= min(least_s, float(np.median(self.clean_s))))
+        arrays = self.embeddings, self.weights, self.windows, self.narrow
+        return sorted(_group(sure, *arrays, self.moved, stricter), key=lambda group: -self.spoken_s(group))
+
+
 def cluster(
     embeddings: Floats,
     clean_s: npt.NDArray[np.float64],
@@ -58,8 +96,9 @@ def cluster(
     count: SpeakerCount,
     alike: Sequence[float] = (),
     narrow: Flags | None = None,
-) -> Ints:
-    """[num_voices]: the number of each one's cluster.
+    references: Sequence[Floats] = (),
+) -> Clusters:
+    """Find the people.
 
     Args:
         embeddings: [num_voices, 192], of length 1.
@@ -67,50 +106,120 @@ def cluster(
         windows: [num_voices]; two of one window are different people.
         alike: cosines of stretches that one person says.
         narrow: [num_voices], whether each is heard as by telephone.
+        references: embeddings of known people.
     """
     is_narrow = np.zeros(len(embeddings), np.bool_) if narrow is None else narrow
     moved = _moved(embeddings, clean_s, windows, alike)
-    sure = np.flatnonzero(clean_s >= min(SURE_S, float(np.median(clean_s))))
-    weights = np.minimum(clean_s, 3.5)
-    smallest_s = min(max(SMALLEST_S, SMALLEST_SHARE * float(clean_s.sum())), LARGE_S)
-    groups: list[Ints] = []
-    large: list[Ints] = []
-    for stricter in np.arange(0.0, 1.0 - SAME, STRICTER):
-        found = _group(sure, embeddings, weights, windows, is_narrow, moved, float(stricter))
-        if len(groups) < count.least:
-            groups = found
-        large = [group for group in found if clean_s[group].sum() >= smallest_s]
-        if len(large) >= count.least or len(found) > BLOCK:
-            break
-    if len(large) < max(1, count.least):  # people who say little, or fewer than were asked for
-        large = sorted(groups, key=lambda group: -clean_s[group].sum())[: max(1, count.least)]
+    voices = _Voices(embeddings, clean_s, windows, is_narrow, np.minimum(clean_s, 3.5), moved)
+    groups = voices.group(SURE_S)
+    people = _people(groups, voices)
+    is_closed = count.most is not None and count.most <= len(references)
+    least = KNOWN_OF_FEW if is_closed else KNOWN
+    named = name_known(voices.means(people), references, least).values()
+    for number, reference in enumerate(references):
+        if number not in named:
+            people += _like(reference, people, voices)
+    if len(people) < count.least:
+        people = _more_people(people, groups, count.least, voices)
     if count.most is not None:
-        large = _join_alike(large, embeddings, weights, is_narrow, most=count.most)
-    means = directions(large, embeddings, weights)
-    labels = np.full(len(embeddings), -1, np.int64)
-    for number, group in enumerate(large):
+        people = _at_most(people, count.most, voices)
+    means = voices.means(people)
+    return Clusters(_assign(people, means, voices), name_known(means, references, least))
+
+
+def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
+    """Return the groups that are people: those who say enough, or sound unlike all who say more."""
+    total_s = float(voices.clean_s.sum())
+    smallest_s = min(max(SMALLEST_S, SMALLEST_SHARE * total_s), LARGE_S)
+    smallest_distinct_s = min(max(DISTINCT_S, DISTINCT_SHARE * total_s), LARGE_S)
+    means = voices.means(groups)
+    people = [0]
+    for number, group in enumerate(groups[1:], 1):
+        spoken_s = voices.spoken_s(group)
+        below = min(DISTINCT + DISTINCT_BY_SHARE * spoken_s / total_s, MOST_DISTINCT) + voices.moved
+        is_distinct = float((means[people] @ means[number]).max()) < below
+        if spoken_s >= (smallest_distinct_s if is_distinct else smallest_s):
+            people.append(number)
+    return [groups[number] for number in people]
+
+
+def _more_people(people: list[Ints], groups: list[Ints], least: int, voices: _Voices) -> list[Ints]:
+    """Return so many people: whoever sounds unlike all others, be it short, before anybody is split."""
+    if len(groups) > BLOCK:
+        return groups[:least]
+    with_unlike = _with_unlike(people, least, voices)
+    if len(with_unlike) == least:
+        return with_unlike
+    for stricter in np.arange(STRICTER, 1.0 - SAME, STRICTER):
+        found = voices.group(SURE_S, float(stricter))
+        if len(groups) < least:
+            groups = found
+        people = _people(found, voices)
+        if len(people) >= least or len(found) > BLOCK:
+            break
+    return people if len(people) >= least else groups[:least]
+
+
+def _with_unlike(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
+    """Return at most so many: the people, and those of short stretches who sound least like them."""
+    people, taken = list(people), np.concatenate(people)
+    rest = [group for group in voices.group(SHORT_S) if not np.isin(group, taken).any()]
+    while rest and len(people) < most:
+        nearest = (voices.means(rest) @ voices.means(people).T).max(axis=1)
+        if nearest.min() >= UNLIKE + voices.moved:
+            break
+        people.append(rest.pop(int(nearest.argmin())))
+    return people
+
+
+def _at_most(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
+    """Join the two by which the least is lost (Ward, 1963: those who are alike, or say little) until so many
+    are left.
+    """
+    people = list(people)
+    while len(people) > most:
+        means = voices.means(people)
+        spoken_s = np.array([min(voices.spoken_s(group), WARD_S) for group in people])
+        lost = (1 - means @ means.T) * spoken_s * spoken_s[:, None] / (spoken_s + spoken_s[:, None])
+        np.fill_diagonal(lost, np.inf)
+        first, second = sorted(divmod(int(lost.argmin()), len(people)))
+        people[first] = np.concatenate([people[first], people.pop(second)])
+    return people
+
+
+def _assign(people: list[Ints], means: Floats, voices: _Voices) -> Ints:
+    """Return [num_voices]: the number of the person; who is none of them joins the nearest."""
+    labels = np.full(len(voices.embeddings), -1, np.int64)
+    for number, group in enumerate(people):
         labels[group] = number
-    for voice in sorted(np.flatnonzero(labels < 0), key=lambda voice: -clean_s[voice]):
-        scores = means @ embeddings[voice]
-        taken = labels[(windows == windows[voice]) & (labels >= 0)]
-        if len(set(taken.tolist())) < len(large):
+    for voice in sorted(np.flatnonzero(labels < 0), key=lambda voice: -voices.clean_s[voice]):
+        scores = means @ voices.embeddings[voice]
+        taken = labels[(voices.windows == voices.windows[voice]) & (labels >= 0)]
+        if len(set(taken.tolist())) < len(people):
             scores[taken] = -np.inf
         labels[voice] = int(scores.argmax())
     return labels
 
 
-def name_known(
-    labels: Ints, embeddings: Floats, clean_s: npt.NDArray[np.float64], references: Floats
-) -> dict[int, int]:
-    """Cluster to reference, for clusters that sound like one; each at most once, the likeliest first."""
-    numbers = sorted(set(labels.tolist()))
-    groups = [np.flatnonzero(labels == number) for number in numbers]
-    scores = directions(groups, embeddings, clean_s) @ references.T
+def _like(reference: Floats, people: list[Ints], voices: _Voices) -> list[Ints]:
+    """Return a group of the voices that are nobody yet and sound like the reference rather than others."""
+    scores = voices.embeddings @ reference
+    nearest = (voices.embeddings @ voices.means(people).T).max(axis=1)
+    is_like = (scores >= LIKE_REFERENCE) & (scores > nearest)
+    is_like[np.concatenate(people)] = False
+    return [np.flatnonzero(is_like)] if is_like.any() else []
+
+
+def name_known(means: Floats, references: Sequence[Floats], least: float = KNOWN) -> dict[int, int]:
+    """Return the reference of each cluster that sounds like one; each at most once, the likeliest first."""
     known: dict[int, int] = {}
-    while scores.size and scores.max() >= KNOWN:
-        place, reference = np.unravel_index(int(scores.argmax()), scores.shape)
-        known[numbers[place]] = int(reference)
-        scores[place], scores[:, reference] = -1, -1
+    if not len(references):
+        return known
+    scores = means @ np.stack(references).T
+    while scores.max() >= least:
+        number, reference = np.unravel_index(int(scores.argmax()), scores.shape)
+        known[int(number)] = int(reference)
+        scores[number], scores[:, reference] = -1, -1
     return known
 
 
@@ -161,9 +270,8 @@ def _join_alike(
     embeddings: Floats,
     weights: npt.NDArray[np.float64],
     narrow: Flags,
-    centres: float = 1.0,
-    centres_across: float = 1.0,
-    most: int | None = None,
+    centres: float,
+    centres_across: float,
 ) -> list[Ints]:
     """Joins clusters whose means point the same way: what differs between the voices of one person, a
     whisper and a shout, is averaged out in them.
@@ -171,7 +279,6 @@ def _join_alike(
     Args:
         centres: cosine from which they do.
         centres_across: the same, where one of both is heard by telephone.
-        most: clusters that may be left; more are joined whatever their cosine.
     """
     groups = list(groups)
     while len(groups) > 1:
@@ -181,7 +288,7 @@ def _join_alike(
         above = means @ means.T - np.where(is_across, centres_across, centres)
         np.fill_diagonal(above, -np.inf)
         first, second = sorted(divmod(int(above.argmax()), len(groups)))
-        if above[first, second] < 0 and (most is None or len(groups) <= most):
+        if above[first, second] < 0:
             break
         groups[first] = np.concatenate([groups[first], groups.pop(second)])
     return groups

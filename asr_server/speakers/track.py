@@ -23,7 +23,7 @@ import numpy.typing as npt
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
 from asr_server.levels import runs
 from asr_server.machine import available_cores, lower_thread_priority
-from asr_server.speakers.clustering import Flags, SpeakerCount, cluster, name_known
+from asr_server.speakers.clustering import Flags, SpeakerCount, cluster
 from asr_server.speakers.labels import Turn, label_segments
 from asr_server.speakers.segmentation import (
     FIRST_FRAME,
@@ -146,7 +146,9 @@ class SpeakerTrack:
         apart = [-1 - place if voice.is_half else number for place, (number, voice) in enumerate(voices)]
         alike = [cosine for window in windows for cosine in window.alike]
         narrow = np.array([voice.is_narrow for _, voice in voices])
-        labels = cluster(embeddings, clean_s, np.array(apart), self._count, alike, narrow)
+        labels, known = cluster(
+            embeddings, clean_s, np.array(apart), self._count, alike, narrow, self._references
+        )
         activity: list[dict[int, Floats]] = [{} for _ in windows]
         for (number, voice), label in zip(voices, labels.tolist(), strict=True):
             before = activity[number].get(label, np.float32(0))
@@ -154,9 +156,6 @@ class SpeakerTrack:
             activity[number][label] = np.maximum(before, halves.astype(np.float32))
         spoken = _spoken_s(activity)
         joined = {label: joined for label, stretches in spoken.items() if (joined := _join(stretches))}
-        known = (
-            name_known(labels, embeddings, clean_s, np.stack(self._references)) if self._references else {}
-        )
         names = self._label(joined, known)
         return sorted(
             Turn(*stretch, names[label]) for label, stretches in joined.items() for stretch in stretches

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from asr_server.speakers.clustering import SpeakerCount, cluster, name_known
+from asr_server.speakers.clustering import SpeakerCount, directions, name_known
+from asr_server.speakers.clustering import cluster as find_clusters
 
 SIZE = 192
 
@@ -17,6 +20,10 @@ def voices(num_people: int, num_each: int, spread: float = 0.5) -> tuple[np.ndar
     noise = rng.standard_normal((len(people), SIZE)) / np.sqrt(SIZE)
     embeddings = centres[people] + spread * noise
     return (embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)).astype(np.float32), people
+
+
+def cluster(*args: Any, **named: Any) -> np.ndarray:
+    return find_clusters(*args, **named).labels
 
 
 def is_same_partition(labels: np.ndarray, people: np.ndarray) -> bool:
@@ -111,5 +118,57 @@ def test_of_hours_of_one_voice_two_are_made_where_two_are_asked_for() -> None:
 def test_a_reference_of_a_stranger_is_nobody_s() -> None:
     embeddings, people = voices(3, 10)
     references = np.stack([embeddings[1], voices(3, 1, 9.0)[0][0]])
-    known = name_known(people, embeddings, np.full(len(people), 3.0), references)
-    assert known == {1: 0}
+    groups = [np.flatnonzero(people == person) for person in range(3)]
+    means = directions(groups, embeddings, np.full(len(people), 3.0))
+    assert name_known(means, [*references]) == {1: 0}
+
+
+def talk(num_main: int, num_other: int, other_s: float, cosine: float = 0.1) -> tuple[Any, ...]:
+    """Return one person's voices and a few short ones of another, as arguments of `cluster`."""
+    first, second = np.linalg.qr(np.random.default_rng(1).standard_normal((SIZE, 2)))[0].T
+    pair = np.stack([first, cosine * first + np.sqrt(1 - cosine**2) * second])
+    people = np.array([0] * num_main + [1] * num_other)
+    noise = np.random.default_rng(2).standard_normal((len(people), SIZE)) / np.sqrt(SIZE)
+    embeddings = pair[people] + 0.7 * noise
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    return embeddings.astype(np.float32), np.where(people, other_s, 2.5), np.arange(len(people)), people
+
+
+def test_of_a_short_recording_whoever_says_a_few_seconds_is_a_person_if_unlike_the_other() -> None:
+    for num_main, num_other, cosine, num_people in ((2, 1, 0.1, 2), (9, 1, 0.1, 2), (9, 1, 0.5, 1)):
+        embeddings, clean_s, windows, people = talk(num_main, num_other, 2.5, cosine)
+        labels = cluster(embeddings, clean_s, windows, SpeakerCount())
+        assert len(set(labels.tolist())) == num_people
+        assert num_people == 1 or is_same_partition(labels, people)
+
+
+def test_of_a_long_recording_a_sound_of_seconds_is_no_person() -> None:
+    embeddings, clean_s, windows, _ = talk(300, 1, 2.5)
+    assert set(cluster(embeddings, clean_s, windows, SpeakerCount()).tolist()) == {0}
+
+
+def test_two_that_are_asked_for_are_not_halves_of_one_where_another_says_a_little() -> None:
+    embeddings, clean_s, windows, people = talk(20, 3, 1.0)
+    assert set(cluster(embeddings, clean_s, windows, SpeakerCount()).tolist()) == {0}
+    assert is_same_partition(cluster(embeddings, clean_s, windows, SpeakerCount(2, 2)), people)
+
+
+def test_where_more_are_found_than_asked_for_who_says_little_is_given_up_and_not_two_who_say_much() -> None:
+    embeddings, people = voices(2, 20)
+    sound = np.linalg.qr(np.random.default_rng(9).standard_normal((SIZE, 1)))[0].T
+    embeddings[people == 1] += 0.5 * embeddings[people == 0].mean(axis=0)
+    embeddings = np.concatenate([embeddings, sound]).astype(np.float32)
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    clean_s, windows = np.full(41, 2.5), np.arange(41)
+    assert len(set(cluster(embeddings, clean_s, windows, SpeakerCount()).tolist())) == 3
+    labels = cluster(embeddings, clean_s, windows, SpeakerCount(2, 2))
+    assert is_same_partition(labels[:-1], people)
+
+
+def test_a_reference_finds_its_person_in_a_few_short_words() -> None:
+    embeddings, clean_s, windows, people = talk(20, 3, 1.0)
+    first, second = np.linalg.qr(np.random.default_rng(1).standard_normal((SIZE, 2)))[0].T
+    stranger = np.linalg.qr(np.random.default_rng(5).standard_normal((SIZE, 1)))[0].T[0]
+    found = find_clusters(embeddings, clean_s, windows, SpeakerCount(), references=[stranger, second, first])
+    assert is_same_partition(found.labels, people)
+    assert found.known == {int(found.labels[0]): 2, int(found.labels[-1]): 1}

@@ -62,6 +62,22 @@ async def test_turns_lie_where_people_speak_across_the_borders_of_windows() -> N
     assert turns == []
 
 
+async def test_two_people_in_twelve_seconds_are_two() -> None:
+    samples, spoken = field_recording("e2_two_people_12s.flac")
+    turns = await turns_of(samples)
+    assert {turn.speaker for turn in turns} == {"A", "B"}
+    assert errors(Conversation(samples, ["man", "woman"], spoken, []), turns).rate < 0.05
+
+
+async def test_a_reference_names_who_says_a_word_among_another_s_sentences() -> None:
+    require_models()
+    samples, places = join([say("3141592653"), say("27", "rms"), say("5897932384"), say("18", "rms")])
+    names = {name: say("4567890", voice).samples for name, voice in (("ann", "f3"), ("bob", "rms"))}
+    track = SpeakerTrack(None, [*names], await reference_embeddings([*names.values()]))
+    speakers = SpeakerOfTime(await turns_of(samples, track))
+    assert [speakers.of(*place) for place in places] == ["ann", "bob", "ann", "bob"]
+
+
 async def test_a_long_turn_does_not_keep_the_name_of_who_spoke_before_it() -> None:
     samples, spoken = field_recording("e3_two_women_45s.opus")
     turns = await turns_of(samples)
