@@ -22,7 +22,9 @@ from asr_server.api.schemas import (
     ARRAY_FIELDS,
     COUNT_FIELDS,
     DEFAULT_SPEAKERS,
+    FREE_TEXT_FIELDS,
     LAYOUT_FIELDS,
+    STREAM_FIELDS,
     AudioFields,
     TranscriptionFields,
     TranslationFields,
@@ -91,7 +93,8 @@ def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]) ->
 
 def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value: str) -> None:
     if field in ARRAY_FIELDS:
-        gathered.setdefault(field, []).extend(_items(value, field))
+        is_entry = field == VOICE_FIELD or (key is not None and field in FREE_TEXT_FIELDS)
+        gathered.setdefault(field, []).extend(_items(value, is_entry))
     elif key and field == "chunking_strategy" and isinstance(gathered.setdefault(field, {}), dict):
         gathered[field][key] = value
     elif name in gathered:
@@ -100,14 +103,12 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
         gathered[name] = value
 
 
-def _items(value: str, field: str) -> list[Any]:
-    """The entries of an array's text: JSON, or separated by commas, of which a data URL has one itself."""
-    if field == VOICE_FIELD:
-        return [value]
+def _items(value: str, is_entry: bool) -> list[Any]:
+    """Return the entries of an array: JSON, or else separated by commas unless `value` is one entry."""
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(items := json.loads(value), list):
             return items
-    return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if is_entry else [part.strip() for part in value.split(",") if part.strip()]
 
 
 def _invalid(error: ValidationError) -> InvalidValue:
@@ -126,6 +127,9 @@ def _invalid(error: ValidationError) -> InvalidValue:
 def _check_stream(fields: AudioFields) -> None:
     if fields.stream and fields.response_format not in ("json", "text", "diarized_json"):
         raise InvalidValue("'stream' goes with response_format json, text or diarized_json only.", "stream")
+    for name in STREAM_FIELDS:
+        if getattr(fields, name) and not fields.stream:
+            raise InvalidValue(f"'{name}' requires stream=true.", name)
 
 
 def _check_multilingual(fields: AudioFields) -> None:
@@ -179,10 +183,11 @@ def _check_speakers(fields: AudioFields) -> None:
         )
     if len(set(fields.known_speaker_names)) < len(fields.known_speaker_names):
         raise InvalidValue("'known_speaker_names[]' are different names.", "known_speaker_names[]")
-    if by_voice and fields.response_format in ("json", "text") and not fields.stream_include_segments:
+    has_segments = fields.stream and fields.stream_include_segments
+    if by_voice and fields.response_format in ("json", "text") and not has_segments:
         raise InvalidValue(
             f"'{by_voice[0]}' needs a response_format that shows speakers: diarized_json, verbose_json, srt "
-            "or vtt.",
+            "or vtt, or 'stream' with 'stream_include_segments'.",
             by_voice[0],
         )
     if fields.num_speakers and len(counts) > 1:

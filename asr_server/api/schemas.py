@@ -32,6 +32,8 @@ ARRAY_FIELDS: Final = frozenset(
         "timestamp_granularities",
     )
 )
+FREE_TEXT_FIELDS: Final = frozenset(("keywords", "known_speaker_names"))  # entries may contain commas
+STREAM_FIELDS: Final = ("stream_include_segments", "stream_continuous_usage_stats")
 LAYOUT_FIELDS: Final = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
 COUNT_FIELDS: Final = ("num_speakers", "min_speakers", "max_speakers")
 MAX_REFERENCES: Final = 4

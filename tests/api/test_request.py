@@ -73,6 +73,12 @@ def test_the_refusal_of_an_unknown_field_names_the_setting() -> None:
     assert "--unknown-fields" in refusal(MODEL, ("beam_size", "5")).message
 
 
+@pytest.mark.parametrize("name", ["keywords", "known_speaker_names"])
+def test_a_field_with_brackets_is_one_entry_be_there_a_comma_in_it(name: str) -> None:
+    pairs = [MODEL, ("channels", "split"), (f"{name}[]", "Doe, Jane"), (f"{name}[]", "Roe, John")]
+    assert getattr(parse_fields(pairs, TranscriptionFields), name) == ["Doe, Jane", "Roe, John"]
+
+
 def test_an_unknown_list_is_refused_as_unknown_not_as_repeated() -> None:
     assert "Unknown field 'tags[]'" in refusal(MODEL, ("tags[]", "a"), ("tags[]", "b")).message
 
@@ -133,6 +139,10 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("known_speaker_names[]", "Ann")], "known_speaker_names[]"),
         ([("known_speaker_references[]", "data:,")], "known_speaker_references[]"),
         ([("include[]", "tokens")], "include[]"),
+        ([("diarize", "true"), ("stream_include_segments", "true")], "stream_include_segments"),
+        ([("num_speakers", "2")], "num_speakers"),
+        ([("num_speakers", "2"), ("stream", "true")], "num_speakers"),
+        ([("stream_continuous_usage_stats", "true")], "stream_continuous_usage_stats"),
         ([("keywords", "[1]")], "keywords[]"),
         ([("keywords", '["a", ["b"]]')], "keywords[]"),
         ([("include[]", "logprobs"), ("response_format", "text")], "include[]"),
