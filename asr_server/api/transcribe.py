@@ -188,7 +188,7 @@ async def _whole(state: AppState, form: Form, request: TranscriptionRequest, rec
     async with _transcribing(state, form, request, receive) as (session, track):
         async for _ in session:
             pass
-        transcript = await _transcript(session, track)
+        transcript = await _transcript(session, track, state)
     response = await _run_in_thread_if_long(
         transcript, lambda: body_response(transcript, request.fields.response_format, request.render_options)
     )
@@ -233,10 +233,10 @@ async def _transcribing(
                     track.close()
 
 
-async def _transcript(session: RequestSession, track: SpeakerTrack | None) -> Transcript:
+async def _transcript(session: RequestSession, track: SpeakerTrack | None, state: AppState) -> Transcript:
     """The whole transcript, with speakers where voices are told apart."""
     transcript = session.transcript()
-    return await track.label(transcript) if track else transcript
+    return await track.label(transcript, state.transcriber.tokenizer) if track else transcript
 
 
 async def _speaker_track(state: AppState, request: TranscriptionRequest) -> SpeakerTrack | None:
@@ -272,7 +272,7 @@ async def _stream(
             writer = EventWriter(request.fields, request.render_options)
             async for delta in session:
                 stream.write(writer.delta(delta))
-            transcript = await _transcript(session, track)
+            transcript = await _transcript(session, track, state)
             stream.write(await _run_in_thread_if_long(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:

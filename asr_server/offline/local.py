@@ -155,7 +155,7 @@ class LocalTranscriber:
                     on_progress(delta.end_s, recording.expected_duration_s)
                 transcript = session.transcript()
             if track:
-                transcript = await track.label(transcript)
+                transcript = await track.label(transcript, self._transcriber.tokenizer)
         if self._stands_in and not transcript.text:
             raise ChunkFailed(
                 f"nothing was heard: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"

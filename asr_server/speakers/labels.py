@@ -6,13 +6,13 @@ Pure computation in a thread of the API process. Used by `track.py`; knows no vo
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, groupby, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, groupby, islice, pairwise
 from typing import Final, NamedTuple
 
 import msgspec
 
-from asr_server.core import Segment, Word
+from asr_server.core import Segment
 
 UNKNOWN: Final = "A"  # the label where nobody was found to speak: that of the first person
 # A word's times are no finer: whoever spoke last keeps it unless another has that much more of its time.
@@ -63,16 +63,21 @@ class SpeakerOfTime:
         return bisect_left(self._reached_s, min(start_s, self._reached_s[num_begun - 1]) - _SLACK_S)
 
 
-def label_segments(segments: Iterable[Segment], turns: Sequence[Turn]) -> list[Segment]:
+def label_segments(
+    segments: Iterable[Segment], turns: Sequence[Turn], bytes_of: Callable[[int], bytes]
+) -> list[Segment]:
     """The segments with their speakers, split between two words where another one goes on. Every word has
-    exactly one speaker; the texts joined stay the same.
+    exactly one speaker; the texts joined stay the same, and so do the tokens.
+
+    Args:
+        bytes_of: the text of a token, empty for a special one.
     """
     speakers = SpeakerOfTime(turns)
-    labelled = [part for segment in segments for part in _split(segment, speakers)]
+    labelled = [part for segment in segments for part in _split(segment, speakers, bytes_of)]
     return [msgspec.structs.replace(segment, id=number) for number, segment in enumerate(labelled)]
 
 
-def _split(segment: Segment, speakers: SpeakerOfTime) -> Iterator[Segment]:
+def _split(segment: Segment, speakers: SpeakerOfTime, bytes_of: Callable[[int], bytes]) -> Iterator[Segment]:
     if not segment.words:
         speaker = speakers.of(segment.start_s, segment.end_s)
         yield msgspec.structs.replace(segment, speaker=speaker)
@@ -84,17 +89,25 @@ def _split(segment: Segment, speakers: SpeakerOfTime) -> Iterator[Segment]:
     if len(parts) == 1:
         yield msgspec.structs.replace(segment, speaker=parts[0][0])
         return
-    for number, (speaker, words) in enumerate(parts):
-        yield _part(segment, speaker, words, number == 0, number + 1 == len(parts))
+    texts = ["".join(word.text for word in words) for _, words in parts]
+    tokens_of_parts = _shared_out(segment.tokens, texts, bytes_of)
+    for number, ((speaker, words), tokens) in enumerate(zip(parts, tokens_of_parts, strict=True)):
+        yield msgspec.structs.replace(
+            segment,
+            start_s=segment.start_s if number == 0 else words[0].start_s,
+            end_s=segment.end_s if number + 1 == len(parts) else words[-1].end_s,
+            text=texts[number],
+            words=tuple(words),
+            tokens=tokens,
+            speaker=speaker,
+        )
 
 
-def _part(segment: Segment, speaker: str, words: list[Word], is_first: bool, is_last: bool) -> Segment:
-    return msgspec.structs.replace(
-        segment,
-        start_s=segment.start_s if is_first else words[0].start_s,
-        end_s=segment.end_s if is_last else words[-1].end_s,
-        text="".join(word.text for word in words),
-        words=tuple(words),
-        tokens=segment.tokens if is_first else (),
-        speaker=speaker,
-    )
+def _shared_out(
+    tokens: Sequence[int], texts: Sequence[str], bytes_of: Callable[[int], bytes]
+) -> list[tuple[int, ...]]:
+    """Return the tokens of each of these texts; the last gets all that are left."""
+    starts = list(accumulate((len(bytes_of(token)) for token in tokens), initial=0))[:-1]
+    text_starts = list(accumulate(len(text.encode()) for text in texts[:-1]))
+    borders = [0, *(bisect_left(starts, start) for start in text_starts), len(tokens)]
+    return [tuple(tokens[first:last]) for first, last in pairwise(borders)]

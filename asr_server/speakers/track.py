@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
 from asr_server.levels import runs
 from asr_server.machine import available_cores, lower_thread_priority
@@ -125,10 +126,11 @@ class SpeakerTrack:
         windows = [window for heard in self._heard for window in await asyncio.wrap_future(heard)]
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._stitch, windows)
 
-    async def label(self, transcript: Transcript) -> Transcript:
+    async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript:
         """The transcript with a speaker for every word. Raises SpeakersUnavailable."""
         turns, loop = await self.turns(), asyncio.get_running_loop()
-        segments = await loop.run_in_executor(self._executor, label_segments, transcript.segments, turns)
+        arguments = transcript.segments, turns, tokenizer.decode_bytes
+        segments = await loop.run_in_executor(self._executor, label_segments, *arguments)
         return msgspec.structs.replace(transcript, segments=tuple(segments))
 
     def close(self) -> None:

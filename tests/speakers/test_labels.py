@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from asr_server.core import Segment, Word
 from asr_server.speakers.labels import SpeakerOfTime, Turn, label_segments
 
 TURNS = [Turn(0.0, 2.0, "A"), Turn(2.2, 4.0, "B"), Turn(3.5, 6.0, "A")]
+
+
+def bytes_of(token: int) -> bytes:
+    return b" one"[:token]
 
 
 def segment(*words: tuple[str, float, float]) -> Segment:
@@ -15,7 +21,9 @@ def segment(*words: tuple[str, float, float]) -> Segment:
 
 
 def test_a_segment_is_split_where_another_speaker_goes_on() -> None:
-    parts = label_segments([segment(("one", 0.1, 1.0), ("two", 1.2, 1.9), ("three", 2.3, 3.0))], TURNS)
+    parts = label_segments(
+        [segment(("one", 0.1, 1.0), ("two", 1.2, 1.9), ("three", 2.3, 3.0))], TURNS, bytes_of
+    )
     assert [(part.id, part.speaker, part.text) for part in parts] == [
         (0, "A", " one two"),
         (1, "B", " three"),
@@ -23,9 +31,25 @@ def test_a_segment_is_split_where_another_speaker_goes_on() -> None:
     assert [(part.start_s, part.end_s) for part in parts] == [(0.1, 1.9), (2.3, 3.0)]
 
 
+def test_the_tokens_of_a_split_segment_are_those_of_its_words() -> None:
+    texts = {
+        1: b"",
+        2: b" on",
+        3: b"e",
+        4: b" two.",
+        5: "\u2026".encode()[:2],
+        6: "\u2026".encode()[2:],
+        7: b" three",
+    }
+    whole = segment(("one", 0.1, 1.0), ("two.\u2026", 1.2, 1.9), ("three", 2.3, 3.0))
+    whole = msgspec.structs.replace(whole, tokens=(1, 2, 3, 4, 5, 6, 7, 1))
+    parts = label_segments([whole], TURNS, lambda token: texts[token])
+    assert [part.tokens for part in parts] == [(1, 2, 3, 4, 5, 6), (7, 1)]
+
+
 def test_every_word_has_one_speaker_and_no_text_is_lost() -> None:
     whole = segment(*((f"w{n}", n * 0.1, n * 0.1 + 0.1) for n in range(70)))
-    parts = label_segments([whole], TURNS)
+    parts = label_segments([whole], TURNS, bytes_of)
     assert "".join(part.text for part in parts) == whole.text
     assert [word for part in parts for word in part.words] == list(whole.words)
     assert {part.speaker for part in parts} == {"A", "B"}
@@ -48,4 +72,4 @@ def test_in_a_pause_the_nearest_is_who_ended_last_not_who_began_last() -> None:
 
 
 def test_where_nobody_was_found_text_has_a_speaker_all_the_same() -> None:
-    assert [part.speaker for part in label_segments([segment(("one", 0.1, 1.0))], [])] == ["A"]
+    assert [part.speaker for part in label_segments([segment(("one", 0.1, 1.0))], [], bytes_of)] == ["A"]
