@@ -187,12 +187,12 @@ class ActiveChunk:
     def next_early_result(self, tokenizer: Tokenizer) -> ChunkResult | None:
         """The segments so far, where one more is closed, and they are plausible by themselves.
 
-        A segment closed at the audio's start is not reported: nothing could be read after it. In a beam
-        search segments are final when all hypotheses have them.
+        A segment closed at the audio's start is not reported: nothing could be read after it. A beam search
+        reports while one hypothesis runs, and is bound by its report: the result begins with it.
         """
-        if not self.options.early_results:
+        if not self.options.early_results or (self.beam is not None and len(self.beam.running) > 1):
             return None
-        tokens = self.tokens if self.beam is None else self._common_tokens(self.beam)
+        tokens = self.tokens if self.beam is None else self.beam.running[0].tokens
         num_tokens = _num_closed(tokens, self.num_examined, tokenizer.specials.timestamp_begin)
         if num_tokens == self.num_examined:
             return None
@@ -203,15 +203,10 @@ class ActiveChunk:
         result = self.result("length", tokenizer)
         if is_implausible(result, self.options):
             return None
+        if self.beam is not None:
+            self.beam.bind(num_tokens)
         self.early_result = result
         return result
-
-    @staticmethod
-    def _common_tokens(beam: BeamSearch) -> Sequence[int]:
-        """The tokens of a search with one hypothesis left; none where a text that has ended differs."""
-        tokens = beam.running[0].tokens
-        differ = any(tokens[: len(each.tokens)] != each.tokens for each in beam.ended)
-        return () if len(beam.running) > 1 or differ else tokens
 
     def keep_early_result(self, result: ChunkResult) -> ChunkResult:
         """Returns the result, or the early one, where all of the result is to be read again or is silence."""

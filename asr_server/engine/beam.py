@@ -160,6 +160,11 @@ class BeamSearch:
         end, audio_end = self._end_of_text, self._audio_end
         return _as_one(list(candidates), lambda token: token == end or token >= audio_end, end)
 
+    def bind(self, num_tokens: int) -> None:
+        """Drop ended texts that do not begin with the first `num_tokens` of the one hypothesis that runs."""
+        reported = self.running[0].tokens[:num_tokens]
+        self.ended = [text for text in self.ended if text.tokens[:num_tokens] == reported]
+
     def reorder(self, order: Sequence[int]) -> None:
         self.running = [self.running[index] for index in order]
 

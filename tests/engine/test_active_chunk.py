@@ -9,6 +9,7 @@ import pytest
 
 from asr_server.core import TEMPERATURE_LADDER, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
+from tests.vocabulary import make_tokenizer, words
 
 FLUENT, SAID_TWICE, REPETITIVE = 1.0, 2.6, 5.0
 CUT_SHORT = 3.29  # a loop that was ended early; it has no end of its own
@@ -83,3 +84,25 @@ def test_a_text_ends_where_a_segment_would_begin_behind_the_audio() -> None:
     assert [sequence.append(token, -0.1, END_OF_TEXT) for token in said] == [None] * len(said)
     assert sequence.append(first_time + 100, -0.1, END_OF_TEXT) == "stop"
     assert sequence.tokens == said
+
+
+def test_the_text_of_a_search_begins_with_the_segments_that_it_reported() -> None:
+    """A text that ended before the second segment is likelier for its length than those that go on."""
+    tokenizer = make_tokenizer()
+    first_time, end = tokenizer.specials.timestamp_begin, tokenizer.specials.end_of_text
+    options = DecodingOptions(early_results=True, logprob_threshold=-9.0)
+    chunk = ActiveChunk(
+        ChunkId("a", 0), np.zeros(64_000, np.float32), options, "en", beam_size=2, max_tokens=20
+    )
+    chunk.begin(end)
+    assert chunk.beam is not None
+    said = [first_time, *words("0"), first_time + 50, first_time + 50, *words("12"), first_time + 90]
+    reports = []
+    for place, token in enumerate([*said, end]):
+        ends = [(end, -0.1)] if place == 3 else []
+        chunk.beam.advance([[(token, -0.2 if place < 4 else -0.3), *ends]])
+        if not chunk.beam.is_over and (report := chunk.next_early_result(tokenizer)) is not None:
+            reports.append(report)
+    result = chunk.result_of_beam(chunk.beam, tokenizer)
+    assert reports[-1].tokens == tuple(said)
+    assert result.tokens[: len(said)] == tuple(said)

@@ -106,6 +106,17 @@ def test_unlikely_hypotheses_are_dropped_but_for_the_greedy_one() -> None:
     assert read_on(beam, followed, {7: 0.9}) == [(1, 3, 5), (1, 4, 7)], "greedy decoding went there"
 
 
+def test_a_search_that_is_bound_begins_with_what_it_is_bound_to() -> None:
+    beam = BeamSearch(2, 30, END)
+    assert read_on(beam, {1: 0.9}) == [(1,)]
+    assert read_on(beam, {2: 0.5, END: 0.5}) == [(1, 2)], "a text has ended before the report"
+    beam.bind(2)
+    assert read_on(beam, {3: 0.3, END: 0.6}) == [(1, 2, 3)]
+    assert beam.best().tokens == (1, 2), "behind the report any text may win"
+    read_on(beam, {4: 0.1, END: 0.1})
+    assert beam.best().tokens[:2] == (1, 2)
+
+
 def test_of_hypotheses_that_come_to_say_the_same_the_likelier_goes_on() -> None:
     beam = BeamSearch(WIDTH, 30, END)
     read_on(beam, {1: 0.5, 2: 0.4})
