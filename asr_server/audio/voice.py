@@ -53,6 +53,7 @@ SHORT_PAUSE_S: Final = 0.3  # behind which a text is read again that has more sp
 MISSED_S: Final = 4.0  # so much, which no time is off by
 # What the detector gets of samples that stand alone.
 EVEN_PEAK: Final = 0.3
+BELOW_CLICKS: Final = 0.999  # of the samples, by their size
 FAINTEST_PEAK: Final = 1e-4
 SILENCE: Final = 3 * FRAME  # before them and behind
 DETECTOR: Final = Path(__file__).parents[1] / "models" / "silero-vad" / "detector.onnx"
@@ -190,9 +191,18 @@ def _score_isolated(samples: Samples, phase: int = 0) -> Probabilities:
     """Scores samples evened in loudness, with a little silence before (`phase` samples more) and behind:
     without them the detector misses short words that stand alone.
     """
-    gain = EVEN_PEAK / max(float(np.abs(samples).max(initial=0)), FAINTEST_PEAK)
     before, behind = np.zeros(SILENCE + phase, np.float32), np.zeros(SILENCE, np.float32)
-    return speech_probabilities(np.concatenate([before, samples * np.float32(gain), behind]))
+    return speech_probabilities(np.concatenate([before, _evened(samples), behind]))
+
+
+def _evened(samples: Samples) -> Samples:
+    """Even the loudness: without the offset, and with clicks no louder than what they would drown."""
+    if not len(samples):
+        return samples
+    centred = samples - np.float32(samples.mean(dtype=np.float64))
+    peak = max(float(np.quantile(np.abs(centred), BELOW_CLICKS)), FAINTEST_PEAK)
+    evened: Samples = np.clip(centred * np.float32(EVEN_PEAK / peak), -1, 1)
+    return evened
 
 
 def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:

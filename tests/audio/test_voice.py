@@ -19,6 +19,7 @@ from asr_server.audio.voice import (
     FRAME,
     STATE_SHAPE,
     VoiceDetector,
+    certain_speech_s,
     holds_speech,
     is_speech,
     missed_speech_s,
@@ -49,6 +50,16 @@ def test_steady_noise_is_none(kind: str) -> None:
 def test_one_short_word_is_enough_at_any_level(digit: str, level_db: int) -> None:
     word = say(digit, "rms", gap_s=0.0, lead_s=0.0).samples
     assert holds_speech(word * np.float32(10 ** (level_db / 20)))
+
+
+@pytest.mark.parametrize("digits", ["407", "98653"])
+def test_neither_an_offset_nor_clicks_deafen_the_detector(digits: str) -> None:
+    faint = say(digits, "rms").samples * np.float32(10 ** (-44 / 20))
+    clicks = np.zeros_like(faint)
+    clicks[:: SAMPLE_RATE // 2] = 1.0
+    assert holds_speech(faint + np.float32(0.5))
+    assert holds_speech(faint + clicks)
+    assert certain_speech_s(faint + clicks)
 
 
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "coughs"])
