@@ -111,7 +111,7 @@ class FfmpegDecoder:
         self.is_float = first.format.name.startswith(("flt", "dbl"))
         self._time_line = _TimeLine(self._container, self._stream, first)
         lead_s = self._time_line.lead_s
-        stated_s = _duration_s(self._stream)
+        stated_s = self._track_s()
         self.duration_s: float | None = self._container_s() if stated_s is None else lead_s + stated_s
         self._blocks = self._gather(first, packets)
 
@@ -139,15 +139,24 @@ class FfmpegDecoder:
 
     def _watched_streams(self) -> list[Any]:
         """Where the file states the length of the whole alone, the other streams may be the longer ones."""
-        return [self._stream] if _duration_s(self._stream) is not None else list(self._container.streams)
+        return [self._stream] if self._track_s() is not None else list(self._container.streams)
 
     def _falls_short(self) -> bool:
         """Whether a container holds less than the length that it states. Raw streams only guess theirs."""
-        if not self._container.format.name.startswith(("mov", "matroska")):
+        line = self._time_line
+        if self._track_s() is not None:
+            return (self.duration_s or 0.0) - (line.end_s - line.start_s) > MISSING_S
+        if not self._container.format.name.startswith("matroska"):
             return False
-        start_s = (self._container.start_time or 0) / av.time_base
-        end_s = max(self._time_line.end_s, self._others_end_s) - start_s
-        return (self.duration_s or 0.0) - end_s > MISSING_S
+        # Its length counts from zero, wherever the first time stamp lies.
+        return (self._container_s() or 0.0) - max(line.end_s, self._others_end_s) > MISSING_S
+
+    def _track_s(self) -> float | None:
+        """The length that an MP4 states for the track. For other containers FFmpeg may make one up."""
+        stream = self._stream
+        if not self._container.format.name.startswith("mov") or not stream.duration:
+            return None
+        return float(stream.duration * stream.time_base)
 
     def _container_s(self) -> float | None:
         """The length that the container states; None where it states none, as a browser's WebM."""
@@ -200,10 +209,6 @@ def tracks_of(container: Any) -> list[Track]:
 
 def _stated(text: str | None) -> str | None:
     return None if text in (None, "", "und") else text[:80]
-
-
-def _duration_s(stream: Any) -> float | None:
-    return float(stream.duration * stream.time_base) if stream.duration and stream.time_base else None
 
 
 class _TimeLine:

@@ -88,6 +88,18 @@ def test_silence_beyond_the_limit_is_refused_before_it_is_made(tmp_path: Path) -
     assert time.process_time() - started_s < 43_200 / 1000  # by far less than its samples would take
 
 
+@pytest.mark.parametrize(("start_s", "picture_s"), [(20.0, 26.0), (5.0, 0.0)])
+def test_sound_that_begins_late_is_not_taken_for_cut_short(
+    tmp_path: Path, start_s: float, picture_s: float
+) -> None:
+    """Longer than FFmpeg looks ahead; and alone, where it is the start."""
+    path = write_film(tmp_path / "a.mkv", "matroska", [Sound(tone(440), start_s=start_s)], picture_s)
+    decoder = FfmpegDecoder(str(path))
+    lead_s = start_s if picture_s else 0.0
+    assert len(all_of(decoder)) / 48_000 == pytest.approx(lead_s + 2.0, abs=0.05)
+    assert not decoder.truncated
+
+
 @pytest.mark.parametrize("container", ["matroska", "mp4", "mpegts"])
 def test_a_picture_that_outlasts_the_sound_is_no_damage(tmp_path: Path, container: str) -> None:
     path = write_film(tmp_path / "a", container, [Sound(tone(440))], picture_s=4.0)
