@@ -31,6 +31,7 @@ CONTAINERS = (
 GROUP_S = 1.0
 MAX_PLANES = 8  # of more, PyAV's frames show only the first ones
 MISSING_S = 0.5  # shorter than the container says by more than this: cut short
+MAX_BOXES = 10_000  # looked at for another file behind an MP4; a fragment has two
 MIN_GAP_S = 0.1  # encoder delays and rounded time stamps are smaller
 RESTART_S = 1.0  # time stamps that go back by more begin anew: streams joined together
 # A transport stream's clock jumps where it wraps, or where recordings are joined. FFmpeg's own limit.
@@ -66,7 +67,7 @@ class FfmpegDecoder:
         except _DAMAGE:
             block, self.truncated = None, True
         if block is None:
-            self.truncated = self.truncated or self._falls_short()
+            self.truncated = self.truncated or self._falls_short() or another_file_follows(self._path)
             return np.empty((0, self.num_channels), np.float32)
         return block
 
@@ -192,6 +193,25 @@ class FfmpegDecoder:
         while num_left > 0:
             yield block[:num_left]
             num_left -= len(block)
+
+
+def another_file_follows(path: str) -> bool:
+    """Whether a second MP4 or AIFF lies behind the first, of which FFmpeg reads nothing."""
+    with open(path, "rb", buffering=0) as file:
+        at, num_ftyp = 0, 0
+        for _ in range(MAX_BOXES):
+            file.seek(at)
+            head = file.read(16)
+            if head[:4] == b"FORM":
+                file.seek(at + 8 + int.from_bytes(head[4:8], "big"))
+                return file.read(4) == b"FORM"
+            num_ftyp += head[4:8] == b"ftyp"
+            size = int.from_bytes(head[:4], "big")
+            size = int.from_bytes(head[8:16], "big") if size == 1 else size
+            if num_ftyp != 1 or size < 8:
+                break
+            at += size
+        return num_ftyp > 1
 
 
 def tracks_of(container: Any) -> list[Track]:

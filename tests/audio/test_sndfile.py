@@ -121,3 +121,23 @@ def test_surround_is_mixed_by_its_layout_in_every_format(tmp_path: Path) -> None
         lag = int(np.argmax(np.correlate(samples[8000:24_000], expected[8000:20_000], "valid")))
         aligned = samples[8000 + lag : 20_000 + lag]
         assert np.corrcoef(aligned, expected[8000:20_000])[0, 1] > 0.95, name
+
+
+def test_a_joined_flac_of_another_rate_is_said_to_be_missing(tmp_path: Path) -> None:
+    one, other = (
+        make(tmp_path, "a.flac", voice(rate, 1, 2.0), rate).read_bytes() for rate in (16_000, 44_100)
+    )
+    (tmp_path / "a.flac").write_bytes(one + other)
+    _, recording = pieces_of(tmp_path / "a.flac")
+    assert (recording.duration_s, recording.truncated) == (2.0, True)
+
+
+@pytest.mark.parametrize("name", ["a.m4a", "index-first.mp4", "a.aiff"])
+def test_of_files_that_nobody_can_join_the_first_is_read_and_the_rest_said_to_be_missing(
+    tmp_path: Path, name: str
+) -> None:
+    whole = make(tmp_path, name, ONE, 16_000)
+    assert not pieces_of(whole)[1].truncated
+    recording = pieces_of(joined(tmp_path, name, ONE, OTHER))[1]
+    assert recording.duration_s == pytest.approx(3.0, abs=0.1)
+    assert recording.truncated
