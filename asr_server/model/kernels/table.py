@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+# A challenger must win by this: by noise alone, two replicas would choose differently and round differently.
+MARGIN = 0.03
+
 NUM_WARPS = (2, 1, 4)  # of a program of flash_decode, that are worth trying; the first where none is tried
 
 
@@ -72,7 +75,7 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
     except Exception as failure:
         return Verdict(inf, f"torch: {candidate.maker} failed with {_one_line(failure)}")
     times = f"{candidate.maker} {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
-    if kernel_s < reference_s:
+    if _wins(kernel_s, reference_s):
         return Verdict(kernel_s, f"{candidate.maker} ({times})")
     return Verdict(inf, f"torch ({times})")
 
@@ -90,10 +93,14 @@ def choose(all_kernels: Kernels, candidates: Iterable[Candidate], time_s: Timer)
         if name not in fastest_s:
             fastest_s[name] = inf
             chosen = replace(chosen, **{name: getattr(TORCH, name)})
-        if verdict.seconds < fastest_s[name]:
+        if _wins(verdict.seconds, fastest_s[name]):
             fastest_s[name] = verdict.seconds
             chosen = replace(chosen, **{name: candidate.implementation or getattr(all_kernels, name)})
     return Choice(chosen, ", ".join(reasons))
+
+
+def _wins(challenger_s: float, champion_s: float) -> bool:
+    return challenger_s < champion_s * (1 - MARGIN)
 
 
 def _one_line(failure: Exception) -> str:

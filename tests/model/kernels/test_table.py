@@ -67,6 +67,23 @@ def test_of_several_forms_the_fastest_that_is_right_is_taken() -> None:
     assert slow.kernels == TORCH
 
 
+def test_a_kernel_that_is_faster_by_noise_alone_is_not_taken() -> None:
+    ours = Kernels(flash_decode=kernel)
+    assert choose(ours, [candidate()], of_times(0.000975, 0.001)).kernels == TORCH
+    assert choose(ours, [candidate()], of_times(0.000965, 0.001)).kernels == ours
+
+
+def test_of_forms_that_differ_by_noise_alone_the_first_is_taken() -> None:
+    seconds = {"first": 0.00100, "as fast": 0.00098, "faster": 0.00096}
+    forms = [
+        replace(candidate(partial(torch.ones, 3)), implementation=name, form=f" {name}") for name in seconds
+    ]
+    by_form = {each.kernel: seconds[each.implementation] for each in forms}
+    for tried, expected in ((forms[:2], "first"), (forms, "faster")):
+        chosen = choose(Kernels(flash_decode=kernel), tried, lambda call: by_form.get(call, 0.004)).kernels
+        assert chosen == Kernels(flash_decode=expected)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("off", [0.02, float("nan"), float("inf")])
 def test_a_kernel_that_disagrees_is_not_used_however_fast(off: float) -> None:
     wrong = candidate(lambda: torch.tensor([1.0, 1.0, 1.0 + off]))
