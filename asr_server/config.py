@@ -47,7 +47,8 @@ def _setting(default: Any, help: str, env: str = "", allowed: str = "", **constr
 
 
 def default_preprocess_workers() -> int:
-    return min(available_cores(), 2)
+    cores = available_cores()
+    return max(min(cores, 2), min(cores // 4, 4))
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))

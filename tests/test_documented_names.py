@@ -149,7 +149,11 @@ def test_the_bounds_of_clients_have_the_defaults_of_the_settings() -> None:
 
 
 def test_readmes_settings_have_their_variables_and_defaults() -> None:
-    values = {"none": "", "cores, at most 2": Settings().preprocess_workers, "one a GPU, or one": 0}
+    values = {
+        "none": "",
+        "cores / 4: 2 to 4, at most cores": Settings().preprocess_workers,
+        "one a GPU, or one": 0,
+    }
     for flags, variables, defaults, *_ in rows_of(README, "flag"):
         names = [flag.strip("-").replace("-", "_") for flag in re.findall(r"`(.+?)`", flags)]
         assert [environment_name(name) for name in names] == re.findall(r"`(.+?)`", variables)

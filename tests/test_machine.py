@@ -90,12 +90,12 @@ def test_version_one_of_control_groups_is_read_too(system: Path) -> None:
     assert available_cores(system) == 4
 
 
-@pytest.mark.parametrize("num_cores", [1, 4])
+@pytest.mark.parametrize("num_cores", [1, 4, 16])
 def test_threads_follow_from_the_cores(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
     cores = available_cores()  # fewer where the tests themselves have a quota
     assert EngineConfig.from_settings(embedded(replicas=2)).cpu_threads == max(1, cores // 2)
-    assert config.default_preprocess_workers() == min(cores, 2)
+    assert config.default_preprocess_workers() == {1: 1, 16: 4}.get(cores, 2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
