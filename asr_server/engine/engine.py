@@ -31,6 +31,7 @@ from asr_server.channel.messages import (
     Submit,
 )
 from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.config import naming
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk, candidates, check, is_broken
 from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment
@@ -96,7 +97,11 @@ class Engine:
         Raises:
             CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there.
         """
-        return cls(*load(config), broadcast)
+        try:
+            return cls(*load(config), broadcast)
+        except torch.OutOfMemoryError as error:
+            remedy = f"lower {naming('max_slots')} or {naming('beam_size')}, or share the GPU less"
+            raise ValueError(f"the GPU's memory does not hold the engine: {remedy} ({error})") from error
 
     # -- What others see ----------------------------------------------------------------------------------
 

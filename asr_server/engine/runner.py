@@ -95,6 +95,8 @@ class Runner:
         # What the current step has chosen for each slot: written by its first half, read by its second.
         self._tokens = torch.zeros(num_texts, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(num_texts, device=device)
+        # One for all graphs: an output that each of them kept would take 8 GB with the defaults.
+        self._scores = model.decoder.new_scores(num_texts)
         self._decode_stream = DecodeStream(device)
         self._transfers = Transfers(device, config.copy_overlap)
         self._encoder = make_encoder(model, self.cache, config, self._transfers, self._kernels)
@@ -201,7 +203,8 @@ class Runner:
         positions = state.position[:, None]
         rows = self.cache.rows(slice(0, num_rows), positions, context, state.active)
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
-        scores: Tensor = self.model.decoder.logits(hidden)
+        out = None if self._scores is None else self._scores[:num_rows]
+        scores: Tensor = self.model.decoder.logits(hidden, out)
         tokens, logprobs = self._tokens[:num_rows], self._logprobs[:num_rows]
         choose_likeliest(self._kernels, self._rules, scores, state, tokens, logprobs)
         return scores

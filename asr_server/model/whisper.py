@@ -154,6 +154,7 @@ class Convolution(Linear):
 
 
 _VOCABULARY_ALIGNMENT = 128
+_TO_FLOAT32 = {"out_dtype": torch.float32}
 _ROW_UNIT = 8  # numbers of 16 bits that are 16 bytes
 
 
@@ -202,16 +203,26 @@ class Decoder(nn.Module):
         scaled = embedded if self.scale == 1.0 else embedded * self.scale
         return scaled, F.embedding(positions, self.positions)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too."""
+    def new_scores(self, num_rows: int) -> Tensor | None:
+        """Returns a GPU's memory for `logits` to write into, [rows, padded vocabulary]; None on CPU."""
+        if not self.embedding.is_cuda:
+            return None
+        return torch.empty(num_rows, len(self.embedding), device=self.embedding.device)
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too.
+
+        Args:
+            out: rows of `new_scores`, for `hidden` [B, D]; the result is a view of them.
+        """
         if self._int8_scores is not None:
             scores: Tensor = self._int8_scores(hidden.float())
         elif self._packed_embedding is not None:
             scores = self._packed_embedding.product(hidden).float()
-        elif hidden.is_cuda and hidden.dtype != torch.float32:
+        elif hidden.is_cuda:
             # Straight to float32: rounded to bfloat16, likely tokens would tie.
-            rows = hidden.flatten(0, -2)
-            scores = torch.mm(rows, self.embedding.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], -1)
+            rows, to_float32 = hidden.flatten(0, -2), {} if hidden.dtype == torch.float32 else _TO_FLOAT32
+            scores = torch.mm(rows, self.embedding.t(), **to_float32, out=out).view(*hidden.shape[:-1], -1)
         else:
             scores = F.linear(hidden, self.embedding).float()
         return scores.narrow(-1, 0, self.vocabulary)

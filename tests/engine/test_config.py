@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import describe
-from asr_server.engine import Engine, EngineConfig, config
+from asr_server.engine import Engine, EngineConfig, config, runner
 from asr_server.engine.config import choose_device, choose_dtype, choose_num_slots, engine_info
 from asr_server.machine import available_cores
 from asr_server.model import WhisperSizes
+from asr_server.model.whisper import Decoder, padded_vocabulary
+from asr_server.replica.loop import CannotStart, load_engine
 from tests.checkpoints import pocket_directory
 
 CPU = torch.device("cpu")
@@ -49,6 +54,32 @@ def test_slots_follow_from_free_memory() -> None:
     assert choose_num_slots(sizes(), CPU, torch.float32, 0) == 1
     assert choose_num_slots(sizes(), CPU, torch.float32, 1 << 50) == 48
     assert EngineConfig(num_slots=5).resolved(sizes(), CPU, torch.float32).num_slots == 5
+
+
+def test_a_default_servers_scores_take_at_most_300_mb_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, turbo = torch.device("cuda"), WhisperSizes(51866, 128, 1280, 32, 20, 5120, 4, 20, 5120)
+    monkeypatch.setattr(config, "free_bytes", lambda *_: 80 << 30)
+    chosen = EngineConfig(beam_size=5).resolved(turbo, gpu, torch.bfloat16)
+    assert chosen.num_texts == 768
+    with FakeTensorMode():
+        embedding = torch.empty(padded_vocabulary(turbo.vocabulary, gpu), 1, device="cuda")
+        decoder: Any = SimpleNamespace(embedding=embedding)
+        scores = Decoder.new_scores(decoder, chosen.num_texts)
+    assert scores is not None
+    assert scores.nbytes <= 0.3e9
+
+
+def test_a_gpu_without_memory_for_the_engine_ends_the_start_with_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 8.15 GiB")
+
+    monkeypatch.setattr(runner, "record_graphs", fail)
+    with pytest.raises(CannotStart, match=r"memory does not hold the engine: lower --max-slots") as failure:
+        load_engine(Settings(model=str(pocket_directory()), device="cpu"), 1)
+    assert "8.15 GiB" in str(failure.value)
+    assert "\n" not in str(failure.value)
 
 
 def test_some_memory_is_free() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from asr_server.channel.messages import Event
+from asr_server.engine.cuda import Graphs
 from asr_server.engine.runner import Runner
 from asr_server.model.kernels import TORCH, Kernels
 from benchmarks.engine_helpers import answer_languages, results, run, submit
@@ -66,6 +67,19 @@ def test_whole_requests_compute_on_the_gpu_alone(
     assert max(result.temperature for result in found.values()) == 1.0, "retried"
     assert bool(Launched.count) == (kernels == KERNELS)
     assert bool(FakeGraph.num_replays) == config.get("cuda_graphs", True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_all_graphs_write_their_scores_into_one_memory(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_cuda(monkeypatch):
+        engine = fake_engine(monkeypatch, pocket_directory(), dtype, TORCH, beam_size=5)
+        graphs = engine._runner._score_graphs  # type: ignore[union-attr]
+        assert isinstance(graphs, Graphs)
+        outputs = [output for _, output in graphs._graphs.values()]
+        assert len({output.untyped_storage()._cdata for output in outputs}) == 1
+        assert max(map(len, outputs)) == engine.config.num_texts
 
 
 def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
