@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 # How far a hypothesis' log-probability may lie below the likeliest one's.
 PRUNING_MARGIN: Final = 1.5
 # Hypotheses that end in the same tokens go on alike.
@@ -96,6 +99,22 @@ class BeamSearch:
             return True
         return len(self.running[0].tokens) >= self._max_tokens
 
+    def append_if_sure(self, token: int, logprob: float, lead: float) -> bool:
+        """Appends the likeliest next token where `advance` would keep it alone; else changes nothing.
+
+        Args:
+            lead: of the token, by `leads`.
+        """
+        if not lead > self._margin or len(self.running) > 1 or self.ended or token >= self._end_of_text:
+            return False
+        (before,) = self.running
+        if self._ends_segment(before):
+            return False
+        tokens, logprobs = (*before.tokens, token), (*before.logprobs, logprob)
+        total = before.sum_logprob + logprob
+        self.running = [Hypothesis(tokens, logprobs, total, False, before.is_greedy)]
+        return True
+
     def advance(self, candidates: Sequence[Iterable[tuple[int, float]]]) -> list[int]:
         """Goes on with the likeliest continuations.
 
@@ -154,8 +173,7 @@ class BeamSearch:
         self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
     ) -> Iterable[tuple[int, float]]:
         """A segment that would begin where the audio has ended is the end of the text, as likely as both."""
-        is_closed = before.tokens and before.tokens[-1] > self._end_of_text
-        if self._audio_end == math.inf or not is_closed:
+        if self._audio_end == math.inf or not self._ends_segment(before):
             return candidates
         end, audio_end = self._end_of_text, self._audio_end
         return _as_one(list(candidates), lambda token: token == end or token >= audio_end, end)
@@ -164,6 +182,9 @@ class BeamSearch:
         """Drop ended texts that do not begin with the first `num_tokens` of the one hypothesis that runs."""
         reported = self.running[0].tokens[:num_tokens]
         self.ended = [text for text in self.ended if text.tokens[:num_tokens] == reported]
+
+    def _ends_segment(self, hypothesis: Hypothesis) -> bool:
+        return bool(hypothesis.tokens) and hypothesis.tokens[-1] > self._end_of_text
 
     def reorder(self, order: Sequence[int]) -> None:
         self.running = [self.running[index] for index in order]
@@ -212,6 +233,18 @@ class BeamSearch:
             if own[-count - ahead : -ahead] == others[-count:]:
                 return sum(hypothesis.logprobs[:-ahead]) - other.sum_logprob + allowed
         return None
+
+
+def leads(logprobs: npt.NDArray[np.floating]) -> list[float]:
+    """Returns how far each row's first log-probability leads all others, even were they one token's.
+
+    Args:
+        logprobs: [rows, candidates], the likeliest first.
+    """
+    others = logprobs[:, 1] + math.log(logprobs.shape[1] - 1)
+    with np.errstate(invalid="ignore"):  # a row of which no token is possible leads by NaN
+        values: list[float] = (logprobs[:, 0] - others).tolist()
+    return values
 
 
 def _as_one(

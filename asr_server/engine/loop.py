@@ -7,14 +7,17 @@ thread. Used by `engine.py`; launches nothing on the device itself, `runner.py` 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.beam import BeamSearch
+from asr_server.engine.beam import BeamSearch, leads
 from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan, StepResult
 from asr_server.engine.slots import SlotStart, SlotTable
@@ -34,6 +37,25 @@ class Launched(NamedTuple):
     rows: list[tuple[ActiveChunk, int, int]]  # sequence, its slot, and its restarts before this step
     searches: list[LaunchedSearch]
     result: StepResult
+
+
+class Candidates:
+    """The likeliest next tokens of all hypotheses of a step, as in `StepResult`."""
+
+    def __init__(self, values: npt.NDArray[np.float64]) -> None:
+        self._values = values
+        self._leads = leads(values[:, 1])
+        self._likeliest: list[tuple[float, float]] = values[:, :, 0].tolist()
+
+    def append_if_sure(self, beam: BeamSearch, row: int, chosen: float) -> bool:
+        """Continues a search of one hypothesis by the token that the device has chosen, if none is close."""
+        token, logprob = self._likeliest[row]
+        return token == chosen and beam.append_if_sure(int(token), logprob, self._leads[row])
+
+    def of(self, rows: slice) -> list[Iterable[tuple[int, float]]]:
+        return [
+            zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in self._values[rows].tolist()
+        ]
 
 
 Finished = list[tuple[ActiveChunk, ChunkResult]]
@@ -195,15 +217,15 @@ class DecodeLoop:
         ended: Finished = []
         branches: list[tuple[int, SlotStart]] = []
         chosen, _, no_speech = launched.result.tokens.read()
-        candidates = iter(launched.result.candidates.array().tolist())
+        candidates = Candidates(launched.result.candidates.array())
+        end = 0
         for sequence, beam, slots, restarts in launched.searches:
-            rows = [next(candidates) for _ in slots]
+            rows = slice(end, end := end + len(slots))
             if sequence.finished or sequence.restarts != restarts:
                 continue
             sequence.no_speech_prob = no_speech[slots[0]]
-            parents = beam.advance(
-                [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
-            )
+            is_sure = candidates.append_if_sure(beam, rows.start, chosen[slots[0]])
+            parents = [0] if is_sure else beam.advance(candidates.of(rows))
             if beam.is_over or sequence.is_loop(beam.running[0].tokens, self._tokenizer.specials.end_of_text):
                 self._slots.resize(sequence, 1)
                 result = sequence.result_of_beam(beam, self._tokenizer)
@@ -211,7 +233,8 @@ class DecodeLoop:
                 continue
             if early_result := sequence.next_early_result(self._tokenizer):
                 self._on_early_result(sequence, early_result)
-            branches += self._branch(sequence, beam, parents, [int(chosen[slot]) for slot in slots])
+            if not is_sure:  # else it goes on in its slot with the token that the device has chosen
+                branches += self._branch(sequence, beam, parents, [int(chosen[slot]) for slot in slots])
         self._apply(branches)
         return ended
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import torch
 from asr_server.channel.messages import Cancel, Event
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions
 from asr_server.engine import Engine, active_chunk
-from asr_server.engine.beam import BeamSearch
+from asr_server.engine.beam import BeamSearch, leads
 from asr_server.engine.config import EngineConfig
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
@@ -104,6 +105,43 @@ def test_unlikely_hypotheses_are_dropped_but_for_the_greedy_one() -> None:
     assert read_on(beam, {3: 0.5, 4: 0.4}) == [(1, 3), (1, 4)]
     followed = {5: 0.02, 6: 0.01}
     assert read_on(beam, followed, {7: 0.9}) == [(1, 3, 5), (1, 4, 7)], "greedy decoding went there"
+
+
+@pytest.mark.parametrize("audio_end", [math.inf, END + 3])
+def test_a_sure_search_appends_what_comparing_all_candidates_would_keep(audio_end: float) -> None:
+    """On random searches, sure and in doubt by turns, with timestamps (after `END`) and impossible tokens."""
+    num_sure = 0
+    for seed in range(400):
+        chance = random.Random(seed)
+        fast, plain = (BeamSearch(WIDTH, 12, END, audio_end=audio_end) for _ in range(2))
+        while not plain.is_over:
+            rows = np.array([next_candidates(chance) for _ in plain.running])
+            lists = [list(zip(map(int, row[0]), row[1].tolist(), strict=True)) for row in rows]
+            token, logprob = lists[0][0]
+            is_sure = fast.append_if_sure(token, logprob, leads(rows[:, 1])[0])
+            parents = [0] if is_sure else fast.advance(lists)
+            assert parents == plain.advance(lists)
+            assert (fast.running, fast.ended) == (plain.running, plain.ended)
+            num_sure += is_sure
+    assert num_sure > 300
+
+
+def next_candidates(chance: random.Random) -> list[list[float]]:
+    """Distinct tokens, the likeliest first, and their log-probabilities."""
+    tokens = chance.sample(range(END + 6), WIDTH + 1)
+    spread = chance.choice([1.0, 8.0, 40.0, 40.0])
+    scores = torch.tensor([chance.gauss(0, spread) for _ in tokens]).sort(descending=True).values
+    if chance.random() < 0.2:
+        scores[chance.randrange(1, len(scores)) :] = -math.inf
+    return [[float(token) for token in tokens], scores.double().log_softmax(-1).tolist()]
+
+
+def test_doubt_and_numbers_that_are_none_are_never_sure() -> None:
+    for logprobs in ([math.nan] * 3, [-0.3, -1.4, -9.0], [-math.inf] * 3):
+        beam = BeamSearch(2, 9, END)
+        (lead,) = leads(np.array([logprobs]))
+        assert not beam.append_if_sure(1, logprobs[0], lead)
+        assert beam.running[0].tokens == ()
 
 
 def test_a_search_that_is_bound_begins_with_what_it_is_bound_to() -> None:
@@ -275,6 +313,33 @@ def test_beams_of_several_chunks_at_once_give_what_each_gives_alone(
     found = run_mixed(pocket.engine(num_slots=num_slots, beam_size=WIDTH, lookahead=lookahead))
     assert [result.tokens for result in found] == [result.tokens for result in alone]
     assert [result.num_fallbacks for result in found] == [result.num_fallbacks for result in alone]
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_most_tokens_of_clear_speech_are_appended_as_sure_and_change_no_text(
+    embedded: Checkpoint, lookahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoken = [say(digits).samples for digits in ("407", "98653", "12")]
+    append, advance, num_doubtful = BeamSearch.append_if_sure, BeamSearch.advance, 0
+
+    def count(beam: BeamSearch, candidates: Any) -> list[int]:
+        nonlocal num_doubtful
+        num_doubtful += 1
+        return advance(beam, candidates)
+
+    def run_all(append_if_sure: Any) -> tuple[list[tuple[Any, float]], int]:
+        nonlocal num_doubtful
+        num_doubtful = 0
+        monkeypatch.setattr(BeamSearch, "append_if_sure", append_if_sure)
+        found = transcribe(embedded.engine(beam_size=WIDTH, lookahead=lookahead), spoken, DecodingOptions())
+        return [(each.tokens, each.avg_logprob) for each in found], num_doubtful
+
+    monkeypatch.setattr(BeamSearch, "advance", count)
+    plain, num_steps = run_all(lambda *_: False)
+    found, num_compared = run_all(append)
+    assert found == plain
+    num_words = sum(map(embedded.tokenizer.is_text, chain.from_iterable(tokens for tokens, _ in found)))
+    assert num_steps - num_compared > num_words / 2, "timestamps and ends are always compared"
 
 
 @pytest.mark.parametrize("seed", range(2))
