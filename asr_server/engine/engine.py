@@ -43,6 +43,7 @@ from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner
 from asr_server.engine.runner import Runner
 from asr_server.engine.slots import SlotTable, grouped
 from asr_server.engine.tokens import GenerationRules
+from asr_server.engine.warm_up import warm_up
 from asr_server.model import Whisper
 
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
@@ -98,7 +99,10 @@ class Engine:
             CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there.
         """
         try:
-            return cls(*load(config), broadcast)
+            engine = cls(*load(config), broadcast)
+            if engine.config.device == "cuda":
+                warm_up(engine._runner, engine.tokenizer, engine.config)
+            return engine
         except torch.OutOfMemoryError as error:
             remedy = f"lower {naming('max_slots')} or {naming('beam_size')}, or share the GPU less"
             raise ValueError(f"the GPU's memory does not hold the engine: {remedy} ({error})") from error

@@ -73,8 +73,9 @@ def test_whole_requests_compute_on_the_gpu_alone(
 def test_all_graphs_write_their_scores_into_one_memory(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    directory = pocket_directory()
     with fake_cuda(monkeypatch):
-        engine = fake_engine(monkeypatch, pocket_directory(), dtype, TORCH, beam_size=5)
+        engine = fake_engine(monkeypatch, directory, dtype, TORCH, beam_size=5)
         graphs = engine._runner._score_graphs  # type: ignore[union-attr]
         assert isinstance(graphs, Graphs)
         outputs = [output for _, output in graphs._graphs.values()]

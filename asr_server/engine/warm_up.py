@@ -1,0 +1,69 @@
+"""Computes one second of silence before the engine is ready, so that the first request compiles nothing.
+
+Runs in the replica's process, once at the start. Called by `engine.py`, for a GPU alone: there the first
+call of each kernel loads or compiles it, 1 to 2 s in all.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.config import naming
+from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions
+from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.engine.config import EngineConfig
+from asr_server.engine.ranks import LeadingRunner
+from asr_server.engine.runner import Runner, StepPlan
+from asr_server.engine.slots import SlotStart
+
+_NUM_STEPS = 2
+_TEXT = (0, 1)  # tokens that any vocabulary has as text
+
+
+def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer, config: EngineConfig) -> None:
+    """Encodes, detects the language, feeds a prompt, decodes and aligns, in the first slot.
+
+    Raises ValueError where the model produces NaN.
+    """
+    chunk = _chunk(runner, tokenizer)
+    with runner.launching():
+        runner.encode([0], [0], [chunk.samples]).join()
+        if tokenizer.specials.languages:
+            runner.language_probabilities([0]).read()
+        runner.prefill([0], [chunk.prompt[: chunk.sot_index + 1]], chunk.sot_index)
+        runner.start([SlotStart(0, chunk.prompt, chunk.options, 0.0, 0)])
+        _check(_decode(runner, chunk, config.beam_size))
+        result = ChunkResult(_TEXT, (), 0.0, 0.0, 0.0, 0.0, None, "stop")
+        for pending in runner.align([(chunk, result)]):
+            pending.aligned_result()
+
+
+def _chunk(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> ActiveChunk:
+    silence, options = np.zeros(SAMPLE_RATE, np.float32), DecodingOptions(word_timestamps=True)
+    language = next(iter(tokenizer.specials.languages), None)
+    chunk = ActiveChunk(ChunkId("", 0), silence, options, language, [0], 0)
+    chunk.set_prompt(tokenizer.specials, runner.model.sizes.text_positions)
+    return chunk
+
+
+def _decode(runner: Runner | LeadingRunner, chunk: ActiveChunk, beam_size: int) -> list[float]:
+    """Returns the log-probabilities of a few tokens, reported as a greedy chunk's and as a beam search's."""
+    logprobs: list[float] = []
+    for step in range(_NUM_STEPS):
+        for beams in ((), (0,))[: min(beam_size, 2)]:
+            context = len(chunk.prompt) + 2 * step + len(beams)
+            plan = StepPlan(1, context, beams=beams, num_candidates=(beam_size + 1) * len(beams))
+            found = runner.decode(plan)
+            logprobs.append(found.tokens.read()[1][0])
+            if found.candidates is not None:
+                found.candidates.array()
+    return logprobs
+
+
+def _check(logprobs: list[float]) -> None:
+    if any(map(math.isnan, logprobs)):
+        remedy = f"check the weights or try another {naming('dtype')}"
+        raise ValueError(f"the model produced NaN on one second of silence; {remedy}")

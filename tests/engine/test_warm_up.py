@@ -1,0 +1,69 @@
+"""One second of silence goes through all that a request needs, before the engine is ready."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from asr_server.core import DecodingOptions
+from asr_server.engine import Engine, EngineConfig, engine
+from asr_server.engine.runner import Runner
+from asr_server.engine.warm_up import warm_up
+from benchmarks.engine_helpers import Checkpoint, transcribe
+from tests.checkpoints import pocket_directory
+from tests.engine.fake_cuda import KERNELS, fake_cuda, fake_engine
+from tests.engine.test_engine import CLIPS
+
+PARTS = ("encode", "language_probabilities", "prefill", "start", "decode", "align")
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    called: set[str] = set()
+    for name in PARTS:
+        original = getattr(Runner, name)
+
+        def call(*arguments: Any, name: str = name, original: Any = original) -> Any:
+            called.add(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(Runner, name, call)
+    return called
+
+
+@pytest.mark.slow
+def test_an_engine_on_a_gpu_has_computed_every_part_of_a_request_when_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = pocket_directory()
+    with fake_cuda(monkeypatch):
+        made = fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, beam_size=5)
+        parts = made.model, made.tokenizer, made._runner, made.config
+        called = count_calls(monkeypatch)
+        monkeypatch.setattr(engine, "load", lambda config: (made.model, made.tokenizer, None, made.config))
+        monkeypatch.setattr(engine, "_runner", lambda *_: made._runner)
+        loaded = Engine.load(EngineConfig())
+    assert (loaded.model, loaded.tokenizer, loaded._runner, loaded.config) == parts
+    assert called == set(PARTS)
+    assert loaded.slots_in_use == 0
+
+
+@pytest.mark.parametrize("beam_size", [1, 5])
+def test_texts_are_the_same_after_it(pocket: Checkpoint, beam_size: int) -> None:
+    options = DecodingOptions(language="de", max_new_tokens=16, word_timestamps=True)
+    cold, warm = (pocket.engine(beam_size=beam_size) for _ in range(2))
+    warm_up(warm._runner, warm.tokenizer, warm.config)
+    found, expected = (transcribe(each, CLIPS, options) for each in (warm, cold))
+    assert found == expected
+
+
+def test_a_model_that_produces_nan_ends_the_start(
+    pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pocket.engine()
+    logits = made.model.decoder.logits
+    monkeypatch.setattr(made.model.decoder, "logits", lambda *hidden: logits(*hidden) * math.nan)
+    with pytest.raises(ValueError, match="NaN on one second of silence; check the weights"):
+        warm_up(made._runner, made.tokenizer, made.config)
