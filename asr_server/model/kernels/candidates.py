@@ -7,6 +7,7 @@ Triton or the kernels that need it, and only where the setting asks for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -55,7 +56,11 @@ def choose_kernels(
     except ValueError as error:
         return Choice(TORCH, f"torch: {error}")
     tried = chain(
-        decode_attention(kernels, sizes, device, dtype, audio_dtype),
+        _right_for_one_row_too(
+            decode_attention(kernels, sizes, device, dtype, audio_dtype),
+            # So few rows are split into parts, which a kernel of its own combines.
+            decode_attention(kernels, sizes, device, dtype, audio_dtype, 1, sizes.text_positions),
+        ),
         encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
         more(kernels),
     )
@@ -97,6 +102,11 @@ def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     )
 
 
+def _right_for_one_row_too(many: Iterable[Candidate], one: Iterable[Candidate]) -> Iterator[Candidate]:
+    for timed, checked in zip(many, one, strict=True):
+        yield replace(timed, checked_too=checked)
+
+
 def decode_attention(
     kernels: Kernels,
     sizes: WhisperSizes,
@@ -104,6 +114,7 @@ def decode_attention(
     dtype: torch.dtype,
     audio_dtype: torch.dtype | None = None,
     rows: int = _MAX_ROWS,
+    context: int = _CONTEXT,
 ) -> Iterator[Candidate]:
     """Candidates for a decode step's attention to the audio, most of what a step reads, and to the text, in
     several forms.
@@ -124,7 +135,7 @@ def decode_attention(
     cross_rows = torch.arange(rows * heads * max(depth, positions), device=device, dtype=torch.int32)
 
     # Every row has as much text as most steps look at, and one position more.
-    context = min(_CONTEXT, sizes.text_positions)
+    context = min(context, sizes.text_positions)
     text_keys, text_values = draw(2, rows, heads, context, depth).unbind()
     new_keys, new_values = draw(2, rows, heads, depth).unbind()
     text_lengths, last = torch.full_like(slots, context), torch.full_like(slots, context - 1)

@@ -48,6 +48,7 @@ class Candidate:
     implementation: Any = None  # what `Kernels` gets; None: the kernel that it has
     form: str = ""  # of a kernel that there are several of
     maker: str = "triton"
+    checked_too: Candidate | None = None  # the same kernel on other shapes, where its numbers must be right
 
 
 class Verdict(NamedTuple):
@@ -67,10 +68,11 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
     """Whether the kernel gives torch's numbers in less time. Never raises."""
     # Whatever goes wrong in a compiler, a driver or a kernel, torch can do the same.
     try:
-        error = float((candidate.kernel().float() - candidate.reference().float()).abs().max())
-        if not error <= candidate.tolerance:
-            reason = f"{candidate.maker} differs by {error:.2g}, more than {candidate.tolerance:g}"
-            return Verdict(inf, f"torch: {reason}")
+        for checked in filter(None, (candidate, candidate.checked_too)):
+            error = float((checked.kernel().float() - checked.reference().float()).abs().max())
+            if not error <= checked.tolerance:
+                reason = f"{checked.maker} differs by {error:.2g}, more than {checked.tolerance:g}"
+                return Verdict(inf, f"torch: {reason}")
         kernel_s, reference_s = time_s(candidate.kernel), time_s(candidate.reference)
     except Exception as failure:
         return Verdict(inf, f"torch: {candidate.maker} failed with {_one_line(failure)}")

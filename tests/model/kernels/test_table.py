@@ -92,6 +92,25 @@ def test_a_kernel_that_disagrees_is_not_used_however_fast(off: float) -> None:
     assert "differs by" in report
 
 
+def test_a_kernel_that_is_wrong_for_one_row_is_not_used_for_many() -> None:
+    shapes: list[int] = []
+
+    def wrong_for_one(query: Tensor, keys: Tensor, values: Tensor, *_: Any, **new: Tensor) -> Tensor:
+        shapes.append(len(query))
+        if "new_keys" in new:
+            keys[:, :, -1], values[:, :, -1] = new["new_keys"], new["new_values"]
+        scores = torch.softmax(torch.einsum("bhd,bhpd->bhp", query, keys.float()), -1)
+        right = torch.einsum("bhp,bhpd->bhd", scores, values)
+        return right + float(len(query) == 1)
+
+    ours = Kernels(flash_decode=wrong_for_one)
+    many, one = (decode_attention(ours, SIZES, CPU, torch.float32, rows=rows) for rows in (3, 1))
+    tried = list(candidates._right_for_one_row_too(many, one))
+    reports = [judge(each, lambda compute: 0.0).reason for each in tried]
+    assert reports == ["torch: triton differs by 1, more than 0.0001"] * len(tried)
+    assert set(shapes) == {3, 1}
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no\ncompiler"), FileNotFoundError("gcc"), AssertionError()])
 def test_a_kernel_that_does_not_compile_is_not_used(error: Exception) -> None:
     def fail() -> Tensor:
