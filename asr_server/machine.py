@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import ipaddress
 import math
 import os
 import re
@@ -151,14 +152,16 @@ def cpu_flags() -> set[str]:
     return {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split()}
 
 
-def free_memory_bytes() -> int:
-    """How much memory the host has free, as far as the limit of this process's container allows."""
-    fields = dict(line.split(":") for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
+def free_memory_bytes(root: Path = _ROOT) -> int:
+    """Return how much memory the host has free, as far as this process's control groups allow.
+
+    `root` has the folders `proc` and `sys`.
+    """
+    fields = dict(line.split(":") for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
     if "MemAvailable" not in fields:
         return 4 << 30  # no Linux: a modest guess
     available = int(fields["MemAvailable"].split()[0]) << 10
-    limit, used = (_read(_ROOT / _CGROUPS / name).strip() for name in ("memory.max", "memory.current"))
-    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
+    return max(0, min([available, *_memory_left(root)]))
 
 
 def visible_gpus() -> list[str]:
@@ -176,6 +179,14 @@ def num_gpus() -> int:
         return 0
     count = ctypes.c_int()
     return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine by name or address; no name is looked up."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def listening_on(host: str, port: int) -> dict[str, Any]:
@@ -202,22 +213,45 @@ def _affinity_mask() -> set[int]:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yields each limit on the way up from this process's control group: all hold at once."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2 has one hierarchy
-            yield from _quotas_upwards(root / _CGROUPS, path)
-        elif "cpu" in controllers.split(","):
-            yield from _quotas_upwards(root / _CGROUPS / controllers, path)
-            yield from _quotas_upwards(root / _CGROUPS / "cpu", path)
-
-
-def _quotas_upwards(hierarchy: Path, path: str) -> Iterator[float]:
-    group = hierarchy / path.lstrip("/")
-    for folder in (group, *group.parents):
+    for folder in _control_groups(root, "cpu"):
         quota, period = _quota_and_period(folder)
         if quota.isdigit() and period.isdigit() and int(period):
             yield int(quota) / int(period)
+
+
+def _memory_left(root: Path) -> Iterator[int]:
+    """Yield the bytes left under each limit. Files that are only cached count as free: they are given up."""
+    for folder in _control_groups(root, "memory"):
+        for limit_file, used_file in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = _read(folder / limit_file).strip(), _read(folder / used_file).strip()
+            if limit.isdigit() and used.isdigit():
+                yield int(limit) - int(used) + _cached_bytes(folder)
+
+
+def _cached_bytes(folder: Path) -> int:
+    """Read what version 1 counts for a group with all groups within it, as version 2 always does."""
+    fields = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+    return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield each group on the way up from this process's: all their limits hold at once."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2 has one hierarchy
+            yield from _upwards(root / _CGROUPS, path)
+        elif controller in controllers.split(","):
+            yield from _upwards(root / _CGROUPS / controllers, path)
+            yield from _upwards(root / _CGROUPS / controller, path)
+
+
+def _upwards(hierarchy: Path, path: str) -> Iterator[Path]:
+    group = hierarchy / path.lstrip("/")
+    for folder in (group, *group.parents):
+        yield folder
         if folder == hierarchy:
             break
 

@@ -90,6 +90,46 @@ def test_version_one_of_control_groups_is_read_too(system: Path) -> None:
     assert available_cores(system) == 4
 
 
+GIB = 1 << 30
+
+
+def test_the_smallest_memory_limit_on_the_way_up_counts(system: Path) -> None:
+    write(system / "proc/meminfo", f"MemTotal: {64 << 20} kB\nMemAvailable: {32 << 20} kB\n")
+    assert machine.free_memory_bytes(system) == 32 * GIB
+    groups = system / "sys/fs/cgroup"
+    for group, limit, used in (("", "max", 20 * GIB), ("service", 2 * GIB, GIB), ("service/api", "max", GIB)):
+        write(groups / group / "memory.max", f"{limit}\n")
+        write(groups / group / "memory.current", f"{used}\n")
+    assert machine.free_memory_bytes(system) == GIB
+    write(groups / "service/memory.stat", f"anon {GIB // 2}\ninactive_file {GIB // 2}\nactive_file 0\n")
+    assert machine.free_memory_bytes(system) == 3 * GIB // 2
+    write(groups / "service/memory.current", f"{3 * GIB}\n")
+    assert machine.free_memory_bytes(system) == 0
+
+
+def test_memory_limits_of_version_one_are_read_too(system: Path) -> None:
+    write(system / "proc/meminfo", f"MemAvailable: {32 << 20} kB\n")
+    write(system / "proc/self/cgroup", "6:memory:/pod/server\n4:cpu,cpuacct:/pod\n")
+    groups = system / "sys/fs/cgroup/memory"
+    for group, limit in (("", 9223372036854771712), ("pod", 2 * GIB), ("pod/server", 4 * GIB)):
+        write(groups / group / "memory.limit_in_bytes", f"{limit}\n")
+        write(groups / group / "memory.usage_in_bytes", f"{GIB}\n")
+    assert machine.free_memory_bytes(system) == GIB
+    write(groups / "pod/memory.stat", f"inactive_file 1\ntotal_inactive_file {GIB // 2}\n")
+    assert machine.free_memory_bytes(system) == 3 * GIB // 2
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost")),
+        *((host, False) for host in ("gpu-host", "10.0.0.1", "localhost.example")),
+    ],
+)
+def test_this_machine_is_known_by_address_and_name(host: str, is_local: bool) -> None:
+    assert machine.is_loopback(host) is is_local
+
+
 @pytest.mark.parametrize("num_cores", [1, 4, 16])
 def test_threads_follow_from_the_cores(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
+import resource
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +19,13 @@ from typing import Final
 
 from asr_server.api.auth import read_keys
 from asr_server.checkpoint.files import AudioWindow, read_json
-from asr_server.config import NO_PORT, Settings, naming
+from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
 from asr_server.machine import num_gpus
 
 Check = Callable[[Settings], Iterator[str]]
 MIN_CHUNK_S: Final = 3.0
+MIN_ADDRESS_SPACE_BYTES: Final = 2 << 30  # torch alone maps 1.5 GiB
+MAX_FOLDER_BYTES: Final = 107 - len("/asr-ipc-abcdefgh/commands")  # of the path of a Unix socket
 
 
 def problem(setting: str, value: object, reason: str) -> str:
@@ -66,6 +71,23 @@ def _why_no_cuda() -> str:
     if not num_gpus():
         return "the NVIDIA driver has no GPU for this process"
     return ""
+
+
+def address_space(settings: Settings) -> Iterator[str]:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE_BYTES:
+        yield (
+            f"the limit of virtual memory (ulimit -v) is {in_mebibytes(limit)}: the engine needs at least "
+            f"{in_mebibytes(MIN_ADDRESS_SPACE_BYTES)}"
+        )
+
+
+def temporary_folder(settings: Settings) -> Iterator[str]:
+    given, used = os.environ.get("TMPDIR", ""), tempfile.gettempdir()
+    if given and not os.path.isdir(given):
+        yield f"TMPDIR is {given!r}: must be a folder that is there"
+    elif len(os.fsencode(used)) > MAX_FOLDER_BYTES:
+        yield f"TMPDIR is {used!r}: must be at most {MAX_FOLDER_BYTES} bytes long, for sockets lie in it"
 
 
 def chunk_length(settings: Settings) -> Iterator[str]:
@@ -168,5 +190,8 @@ def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
             yield problem(setting, getattr(settings, setting), reason)
 
 
-FOR_A_MODEL: Final[tuple[Check, ...]] = (gpu, ray_package, tensor_parallel, chunk_length)
+FOR_A_MODEL: Final[tuple[Check, ...]] = (
+    *(gpu, ray_package, tensor_parallel),
+    *(chunk_length, address_space, temporary_folder),
+)
 FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, key_file, address, wyoming)

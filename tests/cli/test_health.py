@@ -29,7 +29,11 @@ def test_flags_and_environment_say_where_the_server_listens(
     assert health_url(arguments) == url
 
 
-def test_the_check_passes_for_a_server_that_answers_and_fails_for_none(server: Server) -> None:
+def test_the_check_passes_for_a_server_that_answers_and_fails_for_none(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     port = server.url.rpartition(":")[2]
     wait = "import sys; sys.stdin.read()"
 

@@ -243,6 +243,20 @@ def test_a_key_loses_the_line_end_of_its_secret_and_is_refused_where_no_client_c
         assert line == "--api-key (VLLM_API_KEY) is wrong: must be empty, or printable ASCII without spaces"
 
 
+def test_a_temporary_folder_that_is_not_there_or_too_long_for_a_socket_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    (line,) = problems()
+    assert line == f"TMPDIR is {str(tmp_path / 'nowhere')!r}: must be a folder that is there"
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    (line,) = problems()
+    assert line.endswith("must be at most 81 bytes long, for sockets lie in it")
+
+
 def test_two_doors_on_one_port_are_refused() -> None:
     (line,) = problems(port="7001", wyoming_port="7001")
     assert (

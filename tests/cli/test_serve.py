@@ -120,6 +120,22 @@ def test_weights_that_cannot_be_read_end_the_server_with_one_line_and_a_status(t
     assert not any("exception" in line for line in lines)
 
 
+def test_too_little_virtual_memory_is_one_line_before_any_start() -> None:
+    """As with `ulimit -v`: torch could not be loaded, and three replicas would say so at length."""
+    limited = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
+        " sys.argv = ['asr-server', 'serve', 'whisper-digits', '--port', '0'];"
+        " runpy.run_module('asr_server', run_name='__main__')"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert process.returncode == 2
+    assert process.stderr == (
+        "Error: the limit of virtual memory (ulimit -v) is 1024 MiB: the engine needs at least 2048 MiB\n"
+    )
+
+
 def test_what_kubernetes_says_of_a_service_of_the_same_name_is_no_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

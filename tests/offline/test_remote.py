@@ -114,6 +114,15 @@ async def test_an_answer_is_the_last_event_and_the_others_tell_how_far_it_is(rec
     assert scripted.keys == {"Bearer secret"}
 
 
+async def test_a_server_on_this_machine_is_asked_without_a_proxy(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
+    async with serving(stream(DELTA, DONE)) as (url, _):
+        transcript, _ = await transcribe(url, recording)
+    assert transcript.text == "one"
+
+
 @pytest.mark.parametrize(("status", "header"), [(429, "retry-after"), (503, "retry-after-ms")])
 async def test_a_server_that_is_busy_is_asked_again_when_it_said(
     recording: Path, status: int, header: str
