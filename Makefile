@@ -1,25 +1,25 @@
-# Each target sets up what it needs, from nothing but python3 and make, into .venv.
-PYTHON ?= python3
+# Each target sets up what it needs, from nothing but python3 (3.11 or later) and make, into .venv.
+export PYTHON ?= python3
+export TORCH  ?= auto
 BIN    := .venv/bin
 ARGS   ?=
 FILE   ?= examples/speech.wav
 
 .DEFAULT_GOAL := help
-.PHONY: help serve transcribe test quick check format bench gpu-dry-run trial clean
+.PHONY: help serve transcribe test quick lowest newest check format bench gpu-dry-run trial clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/serve.stamp: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@tools/install.sh
 	@touch $@
 
 .venv/test.stamp: .venv/serve.stamp
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,bench]'
+	@tools/install.sh test,bench
 	@touch $@
 
-serve: .venv/serve.stamp  ## the server, with whisper-base (ARGS='--model turbo --port 9000 ...')
+serve: .venv/serve.stamp  ## the server, with whisper-base (ARGS='--model turbo --port 9000 ...', TORCH=cpu|pypi)
 	$(BIN)/asr-server serve $(ARGS)
 
 transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=talk.m4a ARGS='--model turbo ...')
@@ -34,6 +34,16 @@ test: .venv/test.stamp  ## the test suite; fetches weights, speech, Chromium and
 quick: .venv/test.stamp  ## the tests that need no server, browser, Ray, Triton, reference implementation nor seconds
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not trial and not slow" $(ARGS)
 
+# uv's own variables say where PyTorch comes from: UV_TORCH_BACKEND=cpu, UV_FIND_LINKS=...
+lowest: RESOLUTION := lowest-direct
+newest: RESOLUTION := highest
+lowest newest: .venv/test.stamp  ## the same tests with the oldest, the newest packages that pyproject.toml allows
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python .cache/$@
+	$(BIN)/uv pip compile --quiet --resolution $(RESOLUTION) --python .cache/$@ pyproject.toml --output-file .cache/$@/versions.txt
+	$(BIN)/uv pip install --python .cache/$@ --constraint .cache/$@/versions.txt --editable '.[test,bench]'
+	.cache/$@/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not trial and not slow" $(ARGS)
+
 check: .venv/test.stamp  ## formatting, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -44,7 +54,7 @@ format: .venv/test.stamp  ## formats and mends what ruff can
 	$(BIN)/ruff check --fix .
 
 .venv/trial.stamp: .venv/test.stamp
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[trial]'
+	@tools/install.sh test,bench,trial
 	@touch $@
 
 trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files

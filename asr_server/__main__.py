@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Final
 
 STANDARD_ERROR: Final = 2  # the last of the three
 
 
 def main() -> None:
+    if sys.platform == "win32":  # before modules that only Unix has
+        sys.exit("asr-server runs on Linux and macOS. On Windows, use WSL 2 or the container image.")
     _open_closed_streams()
     at_ctrl_c = signal.getsignal(signal.SIGINT)
     if at_ctrl_c is signal.default_int_handler:

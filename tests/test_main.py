@@ -31,3 +31,12 @@ def test_closed_standard_streams_are_opened_for_this_process_and_its_children() 
     )
     shell = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, code]
     assert subprocess.run(shell, check=False).returncode == 0
+
+
+def test_on_windows_one_line_says_what_to_use_instead() -> None:
+    code = "import sys; sys.platform = 'win32'; from asr_server.__main__ import main; main()"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert process.stderr == (
+        "asr-server runs on Linux and macOS. On Windows, use WSL 2 or the container image.\n"
+    )

@@ -13,7 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 200
-_INDEX_SETTINGS = ("PIP_", "UV_")  # variables that begin so could add wheels to those of the index
 
 
 def uv(*words: str) -> subprocess.CompletedProcess[str]:
@@ -32,18 +31,26 @@ def need_index() -> None:
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_INDEX_SETTINGS)}
-    if index := _configured_index():
-        environment["UV_DEFAULT_INDEX"] = index
     return subprocess.run(
         [_program(), *words, "--no-config"],
-        env=environment | {"VIRTUAL_ENV": sys.prefix},
+        env=clean_environment() | {"VIRTUAL_ENV": sys.prefix},
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
     )
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without settings of pip and uv, but for the certificates and the index."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    clean["PIP_CONFIG_FILE"] = os.devnull
+    if certificates := os.environ.get("PIP_CERT"):
+        clean["PIP_CERT"] = certificates
+    if index := _configured_index():
+        clean |= {"UV_DEFAULT_INDEX": index, "PIP_INDEX_URL": index}
+    return clean
 
 
 def _program() -> str:
