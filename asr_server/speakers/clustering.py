@@ -47,7 +47,7 @@ DISTINCT_S, DISTINCT_SHARE = 2.0, 0.01  # of clean speech, and of all speech
 SHORT_S: Final = 0.8  # of clean speech, from which a voice may be one of the people who are asked for
 UNLIKE: Final = 0.35  # cosine with everybody else, below which it is
 LIKE_REFERENCE: Final = 0.35  # cosine with a reference from which a voice that is nobody yet is that person
-WARD_S: Final = 25.0  # who says more counts no more where people are joined because fewer were asked for
+WARD_S: Final = 40.0  # who says more counts no more where people are joined because fewer were asked for
 KNOWN_OF_FEW: Final = 0.2  # the same for clusters, where there are no more people than references
 KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that person
 
