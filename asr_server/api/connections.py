@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -88,7 +89,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._settings = settings
         self._phase = _Phase.HEADERS
-        self._num_header_bytes = 0
+        self._num_header_bytes = 0  # of the request under way, with trailers and what frames its chunks
+        self._num_body_bytes = 0
         self._waited_for_headers_s = 0.0
         self._sender, self._reader = _MinimumRate(settings), _MinimumRate(settings)
         self._num_unsent = 0  # bytes of replies in the transport's buffer at the last tick
@@ -177,7 +179,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._phase is _Phase.BODY:
             self._sender.on_moved(len(data))
-            super().data_received(data)
+            self._receive_body(data)
             return
         if self._phase is _Phase.COMPLETE:
             self._phase, self.silent_since = _Phase.HEADERS, self.loop.time()
@@ -191,7 +193,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(data) > room:
             self._refuse(self._headers_too_large())
 
+    def _receive_body(self, data: bytes) -> None:
+        """Read more of a body, and refuse trailers and chunk extensions larger than headers may be."""
+        num_body_bytes = self._num_body_bytes
+        super().data_received(data)
+        if self._phase is _Phase.BODY and not self.transport.is_closing():
+            is_body = self._num_body_bytes > num_body_bytes
+            self._num_header_bytes = 0 if is_body else self._num_header_bytes + len(data)
+            if self._num_header_bytes > self._settings.max_header_bytes:
+                self._refuse(self._headers_too_large())
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is _Phase.BODY:
+            return  # a trailer: what it says must not change who asks or what is asked for
         if len(self.headers) >= MAX_HEADERS:
             self._refusal = HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
             raise self._refusal
@@ -207,7 +225,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._phase = _Phase.COMPLETE
+        self._phase, self._num_header_bytes = _Phase.COMPLETE, 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -271,11 +289,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             logger.info("closed the connection of %s: %s", self.client, error.message)
         if not self._is_replying or not self.cycle.response_started:
             state[REFUSED] = response.status_code
-            head = [f"HTTP/1.1 {response.status_code} \r\n".encode(), b"connection: close\r\n"]
-            head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
-            head.append(f"{REQUEST_ID}: {request_id}\r\n\r\n".encode())
-            self.transport.write(b"".join([*head, bytes(response.body)]))
+            self.transport.write(raw_reply(response, request_id))
         self.transport.close()
+
+
+def raw_reply(response: Response, request_id: str) -> bytes:
+    """Return the bytes of a reply, after which the connection ends."""
+    head = [f"HTTP/1.1 {response.status_code} \r\n".encode(), b"connection: close\r\n"]
+    head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    head.append(f"{REQUEST_ID}: {request_id}\r\n\r\n".encode())
+    return b"".join([*head, bytes(response.body)])
 
 
 def _who_makes_room(

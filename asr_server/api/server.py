@@ -18,6 +18,7 @@ import uvicorn
 from asr_server.api.app import create_app
 from asr_server.api.connections import bounded_http_protocol
 from asr_server.api.state import AppState
+from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ def run(settings: Settings) -> int:
         log_level="error" if settings.log_level == "error" else "warning",
         access_log=False,  # `middleware.py` writes one that has the request ids
         server_header=False,
-        ws="websockets-sansio",
+        ws=BoundedWebSocketProtocol,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # it shrinks base64 of audio by a third: docs/realtime.md
     )

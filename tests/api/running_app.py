@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from asr_server.api.app import create_app
 from asr_server.api.connections import bounded_http_protocol
+from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
 from asr_server.channel.messages import Submit
 from asr_server.checkpoint.files import AudioWindow
@@ -103,7 +104,7 @@ async def run_app(
             app,
             port=port,
             root_path=settings.root_path,
-            ws="websockets-sansio",
+            ws=BoundedWebSocketProtocol,
             http=bounded_http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
             timeout_keep_alive=settings.keep_alive_s,
             log_config=None,

@@ -18,8 +18,8 @@ from asr_server.api.connections import BoundedHttpProtocol
 from asr_server.config import MIB
 from asr_server.telemetry import TextFormatter
 from tests.api.figures import growth, read
-from tests.api.raw_client import FILE_PART, RawClient
-from tests.api.running_app import RunningApp, run_app, until
+from tests.api.raw_client import FILE_PART, MULTIPART, RawClient
+from tests.api.running_app import SECOND, RunningApp, run_app, until
 from tests.embedded import embedded
 
 pytestmark = pytest.mark.slow
@@ -230,6 +230,47 @@ async def test_the_time_a_request_is_worked_on_is_not_counted_as_the_client_s() 
         await asyncio.sleep(3 * STRICT.client_grace_s)
         app.replica.release(app.replica.held[0])
         assert (await reply).status_code == 200
+
+
+CHUNKED = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+
+
+async def test_trailers_without_end_are_refused(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(CHUNKED + b"\r\n0\r\n" + b"x: ")
+        num_sent = await client.send_for_ever(b"y" * (1 << 16), 1 << 26)
+        assert num_sent < 1 << 25
+        await until(lambda: not num_connections(app))
+
+
+async def test_chunk_extensions_without_end_are_refused(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(CHUNKED + b"\r\n1;x=")
+        assert await client.send_for_ever(b"y" * (1 << 16), 1 << 26) < 1 << 25
+        await until(lambda: not num_connections(app))
+
+
+async def test_a_trailer_is_no_header(connect: Connect) -> None:
+    async with strict_app(api_key="s3cret") as app:
+        client = await connect(app)
+        client.send(CHUNKED + MULTIPART + b"\r\n")
+        part = FILE_PART + SECOND + b"\r\n--limit--\r\n"
+        client.send(b"%x\r\n%s\r\n" % (len(part), part))
+        client.send(b"0\r\nauthorization: Bearer s3cret\r\nx-request-id: mine\r\n\r\n")
+        reply = await client.reply()
+        assert reply.status == 401
+        assert reply.headers["x-request-id"] != "mine"
+
+
+async def test_a_body_in_the_smallest_chunks_is_read(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(CHUNKED + MULTIPART + b"\r\n")
+        part = FILE_PART + SECOND[:10_000] + b"\r\n--limit--\r\n"
+        client.send(b"".join(b"1\r\n%c\r\n" % byte for byte in part) + b"0\r\n\r\n")
+        assert (await client.reply()).status in (200, 400)
 
 
 # -- Replies --

@@ -1,0 +1,69 @@
+"""Bound what one WebSocket may cost: frames, a handshake that cannot be read, bytes behind the close.
+
+Given to uvicorn by `server.py`. Runs in the API process, on its event loop; never blocks it. Knows no events
+of the realtime API.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import SecurityError
+from websockets.frames import Frame
+
+from asr_server.api.connections import raw_reply
+from asr_server.api.errors import response_to
+from asr_server.api.middleware import new_request_id
+from asr_server.errors import HeadersTooLarge, InvalidValue
+
+SLICE_BYTES: Final = 2048  # parsed at once: 340 frames at most, some milliseconds
+MAX_FRAMES_AHEAD: Final = 1024.0  # small frames that may come in a burst
+FRAMES_PER_S: Final = 50.0  # small frames that may come all the time
+BYTES_PER_FRAME: Final = 64  # a frame of so many bytes pays for itself
+MAX_BYTES_AFTER_CLOSE: Final = 64 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._frames_left = MAX_FRAMES_AHEAD
+        self._refilled_at = self.loop.time()
+        self._num_bytes_after_close = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Parse in slices: pings, empty frames and pieces of a message cost more time than bytes."""
+        for first in range(0, len(data), SLICE_BYTES):
+            if self.transport.is_closing():
+                return
+            self._receive_slice(data[first : first + SLICE_BYTES])
+
+    def _receive_slice(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.close_sent:
+            self._num_bytes_after_close += len(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self._refuse_handshake(self.conn.handshake_exc)
+        elif self._frames_left < 0 or self._num_bytes_after_close > MAX_BYTES_AFTER_CLOSE:
+            logger.info("closed the WebSocket of %s: it sends too many small frames", self.client)
+            self.transport.abort()
+
+    def handle_events(self) -> None:
+        frames = [event for event in self.conn.events if isinstance(event, Frame)]
+        now = self.loop.time()
+        gained = FRAMES_PER_S * (now - self._refilled_at)
+        gained += sum(len(frame.data) / BYTES_PER_FRAME - 1 for frame in frames)
+        self._frames_left, self._refilled_at = min(MAX_FRAMES_AHEAD, self._frames_left + gained), now
+        super().handle_events()
+
+    def _refuse_handshake(self, reason: Exception) -> None:
+        """Answer a request to upgrade that is no handshake: it is a POST, or has a line too long to read."""
+        causes = (reason, reason.__cause__)
+        is_too_large = any(isinstance(cause, SecurityError) for cause in causes)
+        text = f"No WebSocket handshake: {reason.__cause__ or reason}."
+        error = HeadersTooLarge(text) if is_too_large else InvalidValue(text)
+        self.transport.write(raw_reply(response_to(error), new_request_id()))
+        self.transport.close()
