@@ -91,13 +91,15 @@ def reason_of(error: OSError) -> str:
 
 def _expand(argument: str, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
     """Raises OSError where the argument cannot be read."""
+    if not argument:  # an unset variable of a script: Path("") would be the working directory
+        raise OSError("the name is empty")
     path = Path(argument)
     if argument == STANDARD_INPUT:
         yield Input("standard input", _standard_input(), (PurePath("stdin"),))
     elif path.is_dir():
         yield from _recordings_in(path, recursive, failures)
     elif stat.S_ISFIFO(path.stat().st_mode):
-        yield Input(argument, path.open("rb"), (PurePath(path.name), *_whole_paths(path)))
+        yield Input(argument, path.open("rb"), (PurePath(path.name), *_longer_names(path, 1)))
     else:
         yield _file(path, PurePath(path.name))
 
@@ -112,14 +114,16 @@ def _standard_input() -> BinaryIO:
 
 def _file(path: Path, relative: PurePath) -> Input:
     require_file(path)  # whether it can be read is known now, not after hours of other work
-    return Input(str(path), path, (relative.with_suffix(""), relative, *_whole_paths(path)))
+    names = (relative.with_suffix(""), relative, *_longer_names(path, len(relative.parts)))
+    return Input(str(path), path, names)
 
 
-def _whole_paths(path: Path) -> tuple[PurePath, PurePath]:
-    """The path below the working directory where it lies there, and the one below the root."""
-    absolute = Path(os.path.abspath(path))
-    below_root = absolute.relative_to(absolute.anchor)
-    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else below_root, below_root
+def _longer_names(path: Path, num_parts: int) -> Iterator[PurePath]:
+    """Yield the last parts of the path, one folder more each time. The working directory makes no difference:
+    whoever goes on from another one finds the results of before.
+    """
+    parts = Path(os.path.abspath(path)).parts[1:]
+    return (PurePath(*parts[-count:]) for count in range(num_parts + 1, len(parts) + 1))
 
 
 def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
@@ -141,8 +145,12 @@ def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Pa
     def note(error: OSError) -> None:
         failures.append(Failure(str(error.filename), reason_of(error)))
 
-    for directory, folders, names in os.walk(folder, onerror=note):
+    seen = {os.path.realpath(folder)}
+    for directory, folders, names in os.walk(folder, onerror=note, followlinks=True):
         folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
+        real = {name: os.path.realpath(os.path.join(directory, name)) for name in folders}
+        folders[:] = [name for name in folders if real[name] not in seen]  # links may lead in circles
+        seen.update(real.values())
         for name in sorted(names):
             if Path(name).suffix.lower() in ENDINGS and not name.startswith("."):
                 yield Path(directory, name)
@@ -167,8 +175,9 @@ def result_paths(inputs: Sequence[Input], folder: Path, endings: Sequence[str]) 
         ]
         if not crowded:
             return paths
+        least = min(levels[index] for index in crowded)
         for index in crowded:
-            levels[index] += 1
+            levels[index] += levels[index] == least  # who has moved already keeps its name
 
 
 def _clashes(paths: Iterable[Path], counts: Counter[str], taken: set[str]) -> bool:

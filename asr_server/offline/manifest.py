@@ -10,7 +10,6 @@ run, on whichever machine, finds it. Reports are counted, and errors written to 
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import os
 import re
@@ -29,7 +28,7 @@ from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable
 from asr_server.offline.inputs import reason_of, require_file
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
-from asr_server.offline.outputs import ENDINGS, OutputError, rendered, write_whole
+from asr_server.offline.outputs import ENDINGS, OutputError, ending_where_all_fail, rendered, write_whole
 from asr_server.offline.run import reason_for
 
 MAX_LINE_BYTES: Final = 1 << 20
@@ -115,7 +114,6 @@ def _parsed(decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, tex
 _MAX_NAME_BYTES: Final = 200  # without the ending
 _SHARD_DIGITS: Final = 3  # 4096 folders: a listing of one stays short where there are millions of results
 _UNFIT: Final = re.compile(r"[%/\x00-\x1f\x7f]")
-_FOR_EVERY_RESULT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 class ManifestResults:
@@ -131,14 +129,10 @@ class ManifestResults:
 
     def write(self, id: str, transcript: Transcript) -> None:
         """Raises OSError if this result cannot be written, OutputError if no other could be either."""
-        try:
+        with ending_where_all_fail(self._folder):
             for name in self._job.formats:
                 content = rendered(transcript, name, self._job.render_options)
                 write_whole(self._path(id, ENDINGS[name]), content)
-        except OSError as error:
-            if error.errno in _FOR_EVERY_RESULT:
-                raise OutputError(f"cannot write to {self._folder}: {reason_of(error)}") from error
-            raise
 
     def _path(self, id: str, ending: str) -> Path:
         digest = hashlib.blake2b(id.encode(), digest_size=10).hexdigest()

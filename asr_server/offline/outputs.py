@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import errno
 import json
 import os
+import secrets
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,7 +75,9 @@ ENDINGS: Final[dict[ResponseFormat, str]] = {
     "vtt": ".vtt",
 }
 MAX_NAME_BYTES = 255  # of a file's name, on the usual file systems
-_numbers = itertools.count()
+PARTIAL_PREFIX: Final = ".asr-server-"
+MAX_WRITE_S: Final = 3600.0  # a partial result older than this is of a run that was killed
+_FOR_EVERY_RESULT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 class FolderOutputs(Outputs):
@@ -98,7 +102,8 @@ class FolderOutputs(Outputs):
         written = []
         for response_format, path in zip(self._job.formats, paths, strict=True):
             if self._job.existing == "overwrite" or not os.path.exists(path):
-                write_whole(path, rendered(transcript, response_format, self._job.render_options))
+                with ending_where_all_fail(path.parent):
+                    write_whole(path, rendered(transcript, response_format, self._job.render_options))
                 written.append(str(path))
         return ", ".join(written)
 
@@ -120,10 +125,11 @@ def check_writable(folder: Path) -> None:
     Raises:
         OutputError: it cannot be made, or not be written to.
     """
-    probe = folder / f".asr-server-{os.getpid()}"
+    probe = folder / _unique_name("probe")
     try:
         write_whole(probe, b"?")
         probe.unlink()
+        _sweep(folder)
     except OSError as error:
         raise OutputError(f"cannot write to the output folder {folder}: {reason_of(error)}") from error
 
@@ -143,12 +149,26 @@ async def _finished(write: Coroutine[Any, Any, str]) -> str:
         return task.result()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a hidden file beside it, then renames it: half a result never has a result's name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".asr-server-{os.getpid()}-{next(_numbers)}.partial")
+@contextlib.contextmanager
+def ending_where_all_fail(folder: Path) -> Iterator[None]:
+    """Raise OutputError for an OSError that every other result would meet too: a full disk, say."""
     try:
-        with partial.open("wb") as file:
+        yield
+    except OSError as error:
+        if error.errno in _FOR_EVERY_RESULT:
+            raise OutputError(f"cannot write to {folder}: {reason_of(error)}") from error
+        raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a hidden file beside it, then rename it: half a result never has a result's name.
+
+    Runs in several containers may write to one folder: their processes can have the same number.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(_unique_name("partial"))
+    try:
+        with partial.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -157,6 +177,19 @@ def write_whole(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def _unique_name(ending: str) -> str:
+    return f"{PARTIAL_PREFIX}{secrets.token_hex(16)}.{ending}"
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed runs have left in the folder and those within it."""
+    before = time.time() - MAX_WRITE_S
+    for partial in folder.rglob(f"{PARTIAL_PREFIX}*.partial"):
+        with contextlib.suppress(OSError):  # another run sweeps too
+            if partial.stat().st_mtime < before:
+                partial.unlink()
 
 
 MAX_HELD = 256  # results that wait for one before them

@@ -104,6 +104,7 @@ MAX_RETRY_AFTER_S: Final = 120.0  # a server that wants more is asked sooner
 MAX_BACKOFF_S: Final = 30.0  # between tries where the server says nothing
 RETRIED: Final = frozenset({408, 409, 429})  # and everything from 500 on, as OpenAI's clients do
 FOR_ALL: Final = frozenset({401, 403, 404})  # the key, the address and the model are those of every file
+OF_ONE_FILE: Final = frozenset({413, 415, 422})  # a proxy's own, whatever it says
 PARAMS_OF_ONE_FILE: Final = frozenset({"file", "channels", "track"})
 
 T = TypeVar("T")
@@ -144,6 +145,9 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     if (status in RETRIED or status >= 500) and headers.get("x-should-retry") != "false":
         is_of_all = status in (429, 503)
         return TryAgain(EngineUnavailable(message) if is_of_all else ChunkFailed(message), _wait_s(headers))
+    is_unexplained = not detail and status == 403  # a proxy's, which looks into files
+    if status in OF_ONE_FILE or is_unexplained:
+        return InvalidAudio(message)
     if status in FOR_ALL:
         return InvalidValue(message)
     return _refusal_of_a_request(detail, message) if status < 500 else ChunkFailed(message)

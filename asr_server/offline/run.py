@@ -255,7 +255,12 @@ def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber
         todo = list(_buffer_streams(inputs, todo, summary))
         batch = Batch(inputs, transcriber, outputs, summary, ProgressBars(len(todo), job.quiet))
         run = _run(transcriber, batch, todo)
-        summary.stop_reason, summary.stop_status = run_to_the_end(lambda: asyncio.run(run))
+        try:
+            summary.stop_reason, summary.stop_status = run_to_the_end(lambda: asyncio.run(run))
+        except InvalidValue as error:  # a key that changed midway, say: what was done is told all the same
+            if not summary.num_transcribed:
+                raise
+            summary.stop_reason, summary.stop_status = str(error), SOME_FAILED
         with contextlib.suppress(OutputError):
             outputs.close()
     summary.show(job.quiet)

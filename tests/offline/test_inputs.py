@@ -98,3 +98,18 @@ def test_a_terminal_is_no_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     assert collect_inputs(["-"], recursive=False)[1] == [
         Failure("-", "it is a terminal: pipe a recording into it")
     ]
+
+
+def test_folders_behind_links_are_read_once_and_circles_are_left(tmp_path: Path) -> None:
+    make(tmp_path, "here/a.wav", "elsewhere/b.wav")
+    (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "here" / "circle").symlink_to(tmp_path / "here")
+    inputs, failures = collect_inputs([str(tmp_path / "here")], recursive=True)
+    assert names(inputs, tmp_path / "here") == ["a.wav", "linked/b.wav"]
+    assert failures == []
+
+
+def test_an_empty_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "a.wav")
+    monkeypatch.chdir(tmp_path)
+    assert collect_inputs([""], recursive=False) == ([], [Failure("", "the name is empty")])

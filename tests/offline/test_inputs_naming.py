@@ -43,6 +43,17 @@ def test_the_same_name_in_two_folders_keeps_the_folders() -> None:
     assert results("monday/a.wav", "tuesday/a.wav") == ["monday/a.wav.txt", "tuesday/a.wav.txt"]
 
 
+def test_names_do_not_depend_on_the_working_directory(folder: Path) -> None:
+    """Whoever goes on from another folder finds the results of before."""
+    from_here = results("monday/a.wav", "tuesday/a.wav")
+    os.chdir(folder / "monday")
+    inputs, _ = collect_inputs(["a.wav", "../tuesday/a.wav"], recursive=False)
+    from_there = [
+        str(path.relative_to(OUT)) for paths in result_paths(inputs, OUT, [".txt"]) for path in paths
+    ]
+    assert from_there == from_here
+
+
 def test_a_file_elsewhere_and_one_of_the_same_path_here_have_each_a_result(folder: Path) -> None:
     elsewhere = folder / "a.wav"
     here = folder / "here"

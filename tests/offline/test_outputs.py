@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path, PurePath
 
@@ -88,9 +90,35 @@ async def test_a_result_that_cannot_be_written_whole_is_not_there_at_all(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_space)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OutputError, match="No space left"):  # which ends the run: all others would fail
         await outputs(tmp_path).write(0, WORDS)
     assert os.listdir(tmp_path / "sub") == []
+
+
+def test_runs_whose_processes_have_one_number_never_share_a_file(tmp_path: Path) -> None:
+    """As in two containers that write to one folder: each numbers its processes and its files anew."""
+    script = (
+        "import os, sys; from pathlib import Path; os.getpid = lambda: 7\n"
+        "from asr_server.offline.outputs import write_whole\n"
+        "os.fsync = lambda _: print(*os.listdir(sys.argv[1]))\n"
+        "write_whole(Path(sys.argv[1], 'a.txt'), b'text')\n"
+    )
+    inside = []
+    for number in range(2):
+        (folder := tmp_path / str(number)).mkdir()
+        inside.append(subprocess.check_output([sys.executable, "-c", script, str(folder)], text=True))
+    assert all(listed.endswith(".partial\n") for listed in inside)
+    assert inside[0] != inside[1]
+
+
+def test_what_a_killed_run_left_is_swept_and_a_running_one_is_left(tmp_path: Path) -> None:
+    old, new = (tmp_path / "sub" / f".asr-server-{name}.partial" for name in ("old", "new"))
+    old.parent.mkdir()
+    for partial in (old, new):
+        partial.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    check_writable(tmp_path)
+    assert list(old.parent.iterdir()) == [new]
 
 
 def test_a_result_whose_name_would_be_too_long_is_known_before_the_work(tmp_path: Path) -> None:

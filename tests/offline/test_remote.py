@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from asr_server.core import Track, Transcript
@@ -150,6 +150,10 @@ async def test_what_may_pass_is_tried_again_without_being_told_when(recording: P
     [
         (error(400, "file"), InvalidAudio),  # this recording alone
         (error(413, "file"), InvalidAudio),
+        (HTMLResponse("<html>too large", 413), InvalidAudio),  # a proxy's, which knows no fields
+        (error(415), InvalidAudio),
+        (error(422), InvalidAudio),
+        (HTMLResponse("<html>forbidden", 403), InvalidAudio),
         (stream(broken_error("invalid_request_error")), InvalidAudio),
         (error(400, "language"), InvalidValue),  # every recording
         (error(401), InvalidValue),

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import msgspec
@@ -14,12 +15,12 @@ import pytest
 
 from asr_server.audio.recording import Source
 from asr_server.core import Transcript
-from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio
+from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidAudio, InvalidValue
 from asr_server.formats.render import ResponseFormat
 from asr_server.offline.inputs import Failure, Input
 from asr_server.offline.local import OnProgress, TranscribeJob
 from asr_server.offline.outputs import FolderOutputs, Outputs, StandardOutput
-from asr_server.offline.run import Batch, ProgressBars, Summary
+from asr_server.offline.run import SOME_FAILED, Batch, ProgressBars, Summary, transcribe_files
 from tests.formats.samples import transcript
 
 Answer = Transcript | Exception
@@ -214,3 +215,35 @@ def test_what_is_said_of_a_recording_is_one_line_whatever_its_name(
         r"a\nb.wav: 3.4 s -> out/a\nb.srt",
         r"failed: c\nd.wav: out/c\nd.srt exists",
     ]
+
+
+@dataclass
+class _Rotated:
+    """A server whose key changes after the first recording."""
+
+    job: TranscribeJob
+    model = "base"
+    num_done = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        yield
+
+    async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
+        self.num_done += 1
+        if self.num_done > 1:
+            raise InvalidValue("Incorrect API key.")
+        return transcript(text="one")
+
+
+def test_a_key_that_changes_midway_ends_the_run_with_its_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.wav", "b.wav"):
+        (tmp_path / name).write_bytes(b"?")
+    paths = tuple(str(tmp_path / name) for name in ("a.wav", "b.wav"))
+    job = TranscribeJob(paths, ("text",), tmp_path / "out")
+    assert transcribe_files(_Rotated, job) == SOME_FAILED
+    lines = capsys.readouterr().err.splitlines()
+    assert "stopped: Incorrect API key." in lines
+    assert lines[-1] == "1 transcribed, 1 not begun or not finished"
