@@ -6,6 +6,7 @@
     python -m benchmarks.engine --shape large-v3-turbo --device cuda --tokens 100 60 150 \\
         --in-flight 128 1 8 32 512 --clip-s 30 10 5 --one-at-a-time
     python -m benchmarks.engine --short-audio exact tail --clip-s 5 --in-flight 16
+    python -m benchmarks.engine --in-flight 512 --slots 128 --beam-size 1 5     steady, greedy and as served
     python -m benchmarks.engine --profile     where the time goes
     python -m benchmarks.engine --quick
 
@@ -44,9 +45,11 @@ from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 
 
-def run_once(engine: Engine, clips: Sequence[Samples], tokens: int) -> tuple[float, list[float]]:
+def run_once(
+    engine: Engine, clips: Sequence[Samples], tokens: int, word_times: bool = False
+) -> tuple[float, list[float]]:
     """Seconds until the last result, and until each."""
-    options = DecodingOptions(language="en", max_new_tokens=tokens)
+    options = DecodingOptions(language="en", max_new_tokens=tokens, word_timestamps=word_times)
     started = time.perf_counter()
     for i, clip in enumerate(clips):
         engine.handle(Submit(ChunkId(str(i), 0), clip, options))
@@ -86,7 +89,8 @@ class Bench:
                 options.device,
                 setup.dtype,
                 options.slots,
-                encode_batch=options.encode_batch,
+                beam_size=setup.beam_size,
+                encode_batch=setup.encode_batch,
                 cpu_threads=options.threads,
                 compute_workers=setup.compute_workers,
                 copy_overlap=setup.copy_overlap,
@@ -100,13 +104,13 @@ class Bench:
         self._encoding = Stopwatch(self.engine._runner, "encode")
 
     def warm_up(self, case: Case) -> None:
-        case.warm_up_s = run_once(self.engine, clips_of(case), case.tokens)[0]
+        case.warm_up_s = run_once(self.engine, clips_of(case), case.tokens, case.word_times)[0]
 
     def round(self, case: Case, busy: GpuBusy) -> None:
         engine, clips = self.engine, clips_of(case)
         steps, decoded, encoding = engine.num_decode_steps, engine.num_decoded_tokens, self._encoding.seconds
         started = time.perf_counter()
-        wall_s, latencies = run_once(engine, clips, case.tokens)
+        wall_s, latencies = run_once(engine, clips, case.tokens, case.word_times)
         case.wall_s.append(wall_s)
         case.latency_s += latencies
         case.decode_batch_mean = (engine.num_decoded_tokens - decoded) / (engine.num_decode_steps - steps)
@@ -133,12 +137,15 @@ def plan(options: argparse.Namespace) -> list[Case]:
         [each == "on" for each in options.copy_overlap],
         options.short_audio,
         options.kernels,
+        options.beam_size,
+        options.encode_batch,
         options.tokens,
         options.clip_s,
         options.in_flight,
+        [each == "on" for each in options.word_times],
     ]
     points = grid(axes, options.one_at_a_time, num_full=1)
-    return [Case(Setup(*point[:6]), *point[6:]) for point in points]
+    return [Case(Setup(*point[:8]), *point[8:]) for point in points]
 
 
 def measure(
@@ -219,7 +226,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--slots", type=int, default=0)
-    parser.add_argument("--encode-batch", type=int, default=0)
+    parser.add_argument("--encode-batch", nargs="+", type=int, default=[0], help="0: by device")
+    parser.add_argument("--beam-size", nargs="+", type=int, default=[1], help="1: greedy; a server's is 5")
+    parser.add_argument("--word-times", nargs="+", choices=("off", "on"), default=["off"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--trace", type=Path, help="with --profile: all that was launched, for Perfetto")

@@ -29,13 +29,16 @@ class Setup:
     copy_overlap: bool
     short_audio: str = "exact"
     kernels: str = "auto"
+    beam_size: int = 1
+    encode_batch: int = 0
 
     def __str__(self) -> str:
         workers = f", {self.compute_workers} workers" if self.compute_workers else ""
         overlap = ", copy overlap" if self.copy_overlap else ""
         short = ", short audio tail" if self.short_audio == "tail" else ""
         kernels = "" if self.kernels == "auto" else f", {self.kernels} kernels"
-        return f"{self.shape} {self.dtype}{workers}{overlap}{short}{kernels}"
+        batch = f", encode batch {self.encode_batch}" if self.encode_batch else ""
+        return f"{self.shape} {self.dtype}, beam {self.beam_size}{workers}{overlap}{short}{kernels}{batch}"
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Case:
     tokens: int
     clip_s: float
     in_flight: int
+    word_times: bool = False
     dtype: torch.dtype = torch.float32
     sizes: WhisperSizes | None = None
     num_slots: int = 0
@@ -58,7 +62,8 @@ class Case:
     encode_share: float = 0.0  # of the wall time, on the host
 
     def __str__(self) -> str:
-        return f"{self.setup}, {self.in_flight} x {self.clip_s:g} s, {self.tokens} tokens"
+        times = ", word times" if self.word_times else ""
+        return f"{self.setup}, {self.in_flight} x {self.clip_s:g} s, {self.tokens} tokens{times}"
 
     def describe(self, engine: Engine) -> None:
         self.dtype, self.num_slots = engine.model.dtype, engine.num_slots
@@ -98,7 +103,7 @@ def show(cases: Sequence[Case], floors: AllFloors, console: Console) -> None:
             quantile(case.latency_s, 0.95), max(case.latency_s),
         )  # fmt: skip
         table.add_row(
-            str(case.setup),
+            f"{case.setup}{', word times' if case.word_times else ''}",
             str(case.in_flight),
             f"{case.clip_s:g} s",
             str(case.tokens),
@@ -111,6 +116,7 @@ def show(cases: Sequence[Case], floors: AllFloors, console: Console) -> None:
             f"{statistics.mean(case.gpu_busy):.0%}" if case.gpu_busy else "",
         )
     console.print(table)
+    console.print("random weights, a fixed number of tokens a clip, arrays in")
     for setup, report in {case.setup: case.kernels for case in cases if case.kernels}.items():
         console.print(f"kernels of {setup}: {report}")
     if cases and cases[-1].gpu_busy == []:  # the host's watch tells the two stages apart on CPU only
@@ -177,4 +183,4 @@ def plot(cases: Sequence[Case], floors: AllFloors, path: Path) -> None:
 
 
 def _label(case: Case) -> str:
-    return f"{case.setup}, {case.clip_s:g} s, {case.tokens} tokens"
+    return str(replace(case, in_flight=0)).replace(", 0 x ", ", ")

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# All that is to be measured on a GPU, in four calls of at most 4, 8, 9 and 5 minutes (of ten that a call may take):
+# All that is to be measured on a GPU, in four calls (of ten minutes that a call may take):
 #   benchmarks/gpu_wheels.sh               beforehand, where there is a network: what a bare machine lacks
-#   benchmarks/gpu.sh check                first: is all well, with real weights too, and where does a step go
-#   benchmarks/gpu.sh headline             second: arrays in and the whole server at 128 and 1, transformers beside
-#   benchmarks/gpu.sh sweeps               third: kernels, streams, lengths, 8-bit floats, concurrency
-#   benchmarks/gpu.sh systems              with time left: threads, replicas that share the GPU, transport, executors, API
-#   benchmarks/gpu.sh --limit-s 300 PART   begins nothing that would not end by then
+#   benchmarks/gpu.sh first                390 s: is all well, with real weights too; then every figure of the headline:
+#                                          arrays in, greedy and as served; the whole server on clips and on long files
+#   benchmarks/gpu.sh second               300 s: large-v3, transformers beside, workers x copy overlap x batch, 8-bit floats
+#   benchmarks/gpu.sh sweeps               400 s: threads, loads, kernels, encode batches, lengths, word times
+#   benchmarks/gpu.sh systems              300 s: replicas that share the GPU, transport, executors, API process
+#   benchmarks/gpu.sh --limit-s 200 PART   begins nothing that would not end by then
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
 # Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
@@ -19,28 +20,29 @@ results=${OUT:-benchmarks/results}
 export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error
 ulimit -c 0 # an aborted process is not to write its memory to the disk
 
-device=cuda turbo=large-v3-turbo large=large-v3 clips=128 tokens=100 rounds=3 peer=bfloat16:64
-real=.cache/gpu/real.tar.gz
-declare -A limits_s=([check]=240 [headline]=480 [sweeps]=540 [systems]=300) # of a call, from its first second to its last
-threads=(8) more_threads=(2 8 16 4) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false most_s=560
-slots=128 brief=() executors=(inline multiprocess ray) kernels=(torch triton)
-long_formats=wav,flac,wav,flac,wav,mp3 clip_lengths=(5 30) requests=512 formats=(wav,flac,mp3 wav flac mp3) at_once=(128 1 8 32 512)
+device=cuda turbo=large-v3-turbo large=large-v3 clips=64 tokens=100 rounds=3 peer=bfloat16:64
+real=.cache/gpu/real.tar.gz uploads=${TMPDIR:-/tmp}/asr-server-uploads start_limit_s=60
+declare -A limits_s=([first]=390 [second]=300 [sweeps]=400 [systems]=300) # of a call, from its first second to its last
+threads=(4) more_threads=(1 2 4 8 16) workers=(1 2 4) sharing=(1 2 3) quick=() mps=false dry=false most_s=560
+slots=128 steady=512 batches=(1 32 64 128 256) encode_batches=(8 11 16) brief=() executors=(inline multiprocess ray)
+kernels=(torch triton) long_formats=wav,flac,wav,flac,wav,mp3 clip_lengths=(5 30) requests=512 at_once=(8 32 512)
+num_long=128 # files: about 40 hours
 while [[ ${1:-} == --* ]]; do
     case $1 in
     --mps) mps=true ;;
     --limit-s) most_s=$2 && shift ;;
     --dry-run)
         dry=true device=cpu turbo=pocket large=pocket clips=4 tokens=20 rounds=1 peer=float32:4
-        threads=(1) workers=(2) sharing=(2) quick=(--quick)
-        slots=8 brief=(--budget-s 5) executors=(inline) kernels=(torch)
-        clip_lengths=(5) requests=4 formats=(wav,flac,mp3) at_once=(128 1)
+        threads=(1) more_threads=(2) workers=(2) sharing=(2) quick=(--quick) start_limit_s=300
+        slots=8 steady=8 batches=(2) encode_batches=(2) brief=(--budget-s 5) executors=(inline)
+        kernels=(torch) clip_lengths=(5) requests=4 at_once=(2) num_long=2 uploads=.cache/gpu-dry-run/uploads
         ;;
     *) echo "unknown: $1" >&2 && exit 2 ;;
     esac
     shift
 done
 if (($# == 0)); then
-    set -- check headline sweeps systems
+    set -- first second sweeps systems
 fi
 limit_s=0
 for part in "$@"; do
@@ -68,13 +70,30 @@ prepare() {
     export PYTHONPATH=$site:$PWD/.cache/gpu/site
 }
 
-# What a bare machine reads, draws and writes for the first time is not to count as the first case's.
+# What a bare machine reads, draws and writes for the first time is not to count as the first case's. The uploads are
+# made at low priority beside what is not timed: `uploads_ready` waits for them.
 warm_up() { # PART...
-    local shapes=("$turbo")
-    [[ " $* " == *" headline "* || " $* " == *" sweeps "* ]] && shapes+=("$large")
-    timeout 90 python3 -m benchmarks.gpu_machine
+    local shapes=("$turbo") looking
+    [[ " $* " == *" second "* ]] && shapes+=("$large")
+    make_uploads &
+    making=$!
+    timeout 60 python3 -m benchmarks.gpu_machine &
+    looking=$!
     timeout 90 python3 -m benchmarks.checkpoints --shape "${shapes[@]}" --device "$device"
+    wait "$looking"
     echo "== ready after $SECONDS s"
+}
+
+make_uploads() {
+    nice -n 10 timeout 200 python3 -m benchmarks.uploads "$uploads" --length "${clip_lengths[@]}" --formats wav \
+        --count "$requests"
+    nice -n 10 timeout 200 python3 -m benchmarks.uploads "$uploads" --length long --formats "$long_formats" \
+        --count "$num_long"
+}
+
+uploads_ready() {
+    [[ -z ${making:-} ]] || wait "$making"
+    echo "== uploads ready after $SECONDS s"
 }
 
 grace_s=10 # in which a case that begins nothing more ends what it has begun
@@ -135,53 +154,65 @@ on_device() { # NAME SECONDS MODULE FLAG...
     bench "$@" --device "$device"
 }
 
-check() {
-    # Whether it is right: side by side, as nothing is timed.
-    tests cuda-tests 110 5 tests/engine/test_cuda.py &
-    tests kernel-tests 110 5 tests/model/kernels tests/model/test_float8.py tests/engine/test_tokens_likeliest.py &
-    on_device parity 110 parity --shape "$turbo" &
-    [[ ! -e $real ]] || on_device real 110 real_parity "$real" &
-    wait
-    on_device profile 60 engine --shape "$turbo" --in-flight 1 128 --tokens 100 --rounds 2 --slots "$slots" \
-        --profile --trace "$OUT/profile-trace.json.gz"
-    on_device http-first 60 serving --shape "$turbo" --tokens "$tokens" --repeats 1 --length 5 --formats wav \
-        --concurrency 32 --requests "$((requests < 128 ? requests : 128))"
+arrays() { # NAME SECONDS FLAG...: random weights, arrays in
+    on_device "$1" "$2" engine --rounds "$rounds" --slots "$slots" "${@:3}"
 }
 
-headline() {
-    local engine=(engine --rounds "$rounds" --slots "$slots" --in-flight 128 1 --tokens 100)
-    local http=(serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" --one-at-a-time)
-    on_device turbo 60 "${engine[@]}" --shape "$turbo"
-    on_device http-long 200 "${http[@]}" --length long --formats "$long_formats" --concurrency 128 1 \
-        --preprocess-workers "${threads[@]}" --plot "$OUT/http-long.png"
-    on_device http-clips 60 "${http[@]}" --length "${clip_lengths[@]}" --formats wav --concurrency 128 1 \
-        --requests "$requests" --plot "$OUT/http-clips.png"
-    on_device large 60 "${engine[@]}" --shape "$large"
+http() { # NAME SECONDS FLAG...: the whole server; one that is not ready in time is started with plainer flags
+    on_device "$1" "$2" serving --shape "$turbo" --tokens "$tokens" --one-at-a-time --uploads "$uploads" \
+        --requests "$requests" --start-limit-s "$start_limit_s" "${@:3}"
+}
+
+first() {
+    # Whether it is right: side by side, as nothing is timed.
+    tests cuda-tests 75 4 tests/engine/test_cuda.py &
+    local right=($!)
+    tests kernel-tests 75 4 tests/model/kernels tests/model/test_float8.py tests/engine/test_tokens_likeliest.py &
+    right+=($!)
+    on_device parity 75 parity --shape "$turbo" &
+    right+=($!)
+    if [[ -e $real ]]; then
+        on_device real 75 real_parity "$real" &
+        right+=($!)
+    fi
+    wait "${right[@]}"
+    uploads_ready
+    arrays turbo 45 --shape "$turbo" --tokens "$tokens" --in-flight "$steady" 128 1 --profile
+    arrays turbo-beam 30 --shape "$turbo" --tokens "$tokens" --in-flight "$steady" 1 --beam-size 5
+    http http-clips 50 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency 128 1 \
+        --plot "$OUT/http-clips.png"
+    http http-long 90 --repeats 2 --length long --formats "$long_formats" --concurrency "$num_long" 1 \
+        --preprocess-workers "${threads[@]}" --serve="--beam-size 1" --plot "$OUT/http-long.png"
+    http http-long-beam 60 --repeats 1 --length long --formats "$long_formats" --concurrency 64 \
+        --preprocess-workers "${threads[@]}"
+}
+
+second() {
+    arrays large 35 --shape "$large" --tokens "$tokens" --in-flight 128 1
     on_device peers 60 shapes --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
         --ours arrays --peers "transformers:$peer" --plot "$OUT/peers.png"
+    # The published tables of a pipelined server: warm-up, mean, least and most latency, throughput, GPU busy.
+    on_device workers 105 engine --shape "$turbo" --rounds 2 --slots 256 --tokens "$tokens" \
+        --in-flight "${batches[@]}" --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
+    arrays fp8 30 --shape "$large" --tokens "$tokens" --in-flight 128 --fp8
+    arrays graphs-off 30 --shape "$turbo" --tokens "$tokens" --in-flight 128 1 --no-cuda-graphs
 }
 
 sweeps() {
-    local common=(--rounds "$rounds" --slots "$slots")
-    # What each kernel takes by itself, the trial at load tells: it is part of every result.
-    on_device graphs-off 40 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100 --no-cuda-graphs
-    on_device kernels 70 engine "${common[@]}" --shape "$turbo" --in-flight 128 1 --tokens 100 \
-        --kernels "${kernels[@]}"
-    on_device workers 110 engine "${common[@]}" --shape "$turbo" --in-flight 128 8 32 --tokens 100 \
-        --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
-    on_device lengths 90 engine "${common[@]}" --shape "$turbo" --one-at-a-time \
-        --in-flight 128 8 32 512 --tokens 100 60 150 --clip-s 30 5 10 --plot "$OUT/lengths.png"
-    on_device fp8 60 engine "${common[@]}" --shape "$large" --in-flight 128 --tokens 100 --fp8
-    on_device http-loads 150 serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" --one-at-a-time \
-        --length "${clip_lengths[@]}" --formats "${formats[@]}" --concurrency "${at_once[@]}" \
-        --requests "$requests" --plot "$OUT/http-loads.png"
+    uploads_ready
+    http http-threads 150 --repeats 1 --length long --formats "$long_formats" --concurrency 32 \
+        --preprocess-workers "${more_threads[@]}" --plot "$OUT/http-threads.png"
+    http http-loads 80 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency "${at_once[@]}" \
+        --plot "$OUT/http-loads.png"
+    arrays kernels 35 --shape "$turbo" --tokens "$tokens" --in-flight 128 1 --kernels "${kernels[@]}"
+    arrays batches 35 --shape "$turbo" --tokens "$tokens" --in-flight "$steady" --encode-batch "${encode_batches[@]}"
+    arrays lengths 60 --shape "$turbo" --one-at-a-time --in-flight 128 --tokens "$tokens" 60 150 --clip-s 30 5 10 \
+        --plot "$OUT/lengths.png"
+    arrays word-times 30 --shape "$turbo" --tokens "$tokens" --in-flight 128 --word-times off on
 }
 
 systems() {
     local count
-    $dry || on_device http-threads 140 serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" \
-        --length long --formats wav,flac,mp3 --concurrency 32 --preprocess-workers "${more_threads[@]}" \
-        --plot "$OUT/http-threads.png"
     for count in "${sharing[@]}"; do
         replicas "replicas-$count" "$count"
     done
@@ -205,8 +236,7 @@ systems() {
 }
 
 replicas() { # NAME COUNT: so many on the GPU, short clips
-    on_device "$1" 70 serving --shape "$turbo" --tokens "$tokens" --repeats "$rounds" --length 5 --formats wav \
-        --concurrency 128 --requests "$requests" --serve "--replicas $2"
+    http "$1" 45 --repeats "$rounds" --length 5 --formats wav --concurrency 128 --serve="--replicas $2"
 }
 
 main() {

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import torch
+
 from benchmarks.reporting import quantile, spread
 
 
@@ -25,8 +27,10 @@ def engine(figures: dict[str, Any]) -> Iterator[str]:
     for case in figures["cases"]:
         setup, limit = case["setup"], case["limit_rtfx"]
         busy = f", GPU busy {statistics.mean(case['gpu_busy']):.0%}" if case["gpu_busy"] else ""
+        times = ", word times" * case["word_times"]
         yield (
-            f"{setup['shape']} {case['in_flight']} x {case['clip_s']:g} s, {case['tokens']} tokens, "
+            f"{setup['shape']} beam {setup['beam_size']}, {case['in_flight']} x {case['clip_s']:g} s, "
+            f"{case['tokens']} tokens{times}, encode batch {setup['encode_batch'] or 'auto'}, "
             f"{setup['compute_workers']} workers{', copy overlap' * setup['copy_overlap']}, "
             f"{setup['kernels']} kernels: "
             f"RTFx {spread(case['rtfx'], 0)}, "
@@ -41,6 +45,7 @@ def _busy(rounds: list[dict[str, Any]]) -> str:
 
 
 def serving(figures: dict[str, Any]) -> Iterator[str]:
+    yield f"{figures['model']}, {figures['tokens_per_chunk']} tokens a chunk, flags {figures['flags']}"
     for case in figures["cases"]:
         rounds = case["rounds"]
         first_s, health_s = (
@@ -89,13 +94,9 @@ def api_process(figures: Any) -> Iterator[str]:
 SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
     "parity": parity,
     "real": parity,
-    **dict.fromkeys(("graphs-off", "profile", "turbo", "large", "kernels", "fp8"), engine),
-    **dict.fromkeys(("workers", "lengths"), engine),
-    "http-first": serving,
-    "http-clips": serving,
-    "http-loads": serving,
-    "http-long": serving,
-    "http-threads": serving,
+    **dict.fromkeys(("turbo", "turbo-beam", "large", "workers", "fp8", "graphs-off"), engine),
+    **dict.fromkeys(("kernels", "batches", "lengths", "word-times"), engine),
+    **dict.fromkeys(("http-clips", "http-long", "http-long-beam", "http-threads", "http-loads"), serving),
     "peers": peers,
     "api-process": api_process,
     **{f"replicas-{count}{mps}": serving for count in (1, 2, 3) for mps in ("", "-mps")},
@@ -104,12 +105,20 @@ SUMMARIES: dict[str, Callable[[Any], Iterator[str]]] = {
 
 def main() -> None:
     directory = Path(sys.argv[1])
+    print(f"== figures of {device()}")
     for path in sorted(directory.glob("*.xml")):
         show(path.stem, partial(junit, path))
     for name, summary in SUMMARIES.items():
         path = directory / f"{name}.json"
         if path.exists():
             show(name, partial(_of_json, summary, path))
+
+
+def device() -> str:
+    """Return what the figures below are of."""
+    if not torch.cuda.is_available():
+        return f"CPU, torch {torch.__version__}"
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}; random weights but for `real`"
 
 
 def show(name: str, lines: Callable[[], Iterator[str]]) -> None:

@@ -16,7 +16,9 @@ ENDING_S = 5.0  # in which a server that has closed its port prints why
 
 
 @contextmanager
-def running_server(*arguments: str, module: str = "asr_server") -> Iterator[str]:
+def running_server(
+    *arguments: str, module: str = "asr_server", start_limit_s: float = START_LIMIT_S
+) -> Iterator[str]:
     """Starts `asr-server serve ARGUMENTS` on a free port and yields its URL once it can take work.
 
     Raises RuntimeError, with what the server printed, when it ends or takes too long to become ready.
@@ -25,8 +27,9 @@ def running_server(*arguments: str, module: str = "asr_server") -> Iterator[str]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         output = _Output(process)
-        url = output.url()
-        _until_ready(url, output)
+        deadline = time.monotonic() + start_limit_s
+        url = output.url(start_limit_s)
+        _until_ready(url, output, deadline)
         yield url
     finally:
         process.terminate()
@@ -59,8 +62,8 @@ class _Output(threading.Thread):
         self._process.stdout.close()
         self._listening.set()
 
-    def url(self) -> str:
-        if not self._listening.wait(START_LIMIT_S) or not self._url:
+    def url(self, limit_s: float) -> str:
+        if not self._listening.wait(limit_s) or not self._url:
             raise RuntimeError("the server did not start:\n" + "".join(self.lines))
         return self._url
 
@@ -69,8 +72,7 @@ class _Output(threading.Thread):
         return self._process.poll() is not None
 
 
-def _until_ready(url: str, output: _Output) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+def _until_ready(url: str, output: _Output, deadline: float) -> None:
     with suppress(httpx.TransportError):  # it has ended: what it printed says more
         while time.monotonic() < deadline and not output.ended:
             if httpx.get(f"{url}/ready").status_code == 200:

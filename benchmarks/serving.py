@@ -22,8 +22,9 @@ import asyncio
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -35,7 +36,7 @@ from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.health import HealthProbe, probing_health
 from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
-from benchmarks.running_server import running_server
+from benchmarks.running_server import START_LIMIT_S, running_server
 from benchmarks.serving_report import Case, Round, figures, plot, show
 from benchmarks.speech.error_rates import total, word_errors
 from benchmarks.uploads import (
@@ -44,12 +45,15 @@ from benchmarks.uploads import (
     Upload,
     check_distinct,
     long_uploads,
+    made_once,
+    of_length,
     recordings_of_people,
-    short_uploads,
 )
 
 HEARTBEAT_S = 1.5  # a little longer than the server's counters may be behind
 MIB = 1 << 20
+# Tried in turn where a server on a GPU is not ready in time: figures of a plainer one are better than none.
+PLAINER = ("", "--kernels torch", "--kernels torch --no-cuda-graphs")
 LIMITS = ("--max-upload-bytes", str(64 * MIB), "--max-concurrent-requests", "1024")
 AS_RECORDED = "as recorded"
 CLIPS_ALONE = 32  # at most; these are heard one by one first
@@ -152,12 +156,13 @@ def error_rate(uploads: Sequence[Upload], answers: Sequence[Answer]) -> float | 
 def uploads_of(case: Case, options: argparse.Namespace) -> list[Upload]:
     """As many as keep all places busy: several clips for each, within what was asked for; one long file."""
     if case.length == "long":
-        made = _long_uploads(case.formats, max(len(LONG_MINUTES), *options.concurrency), options.quick)
+        count = max(len(LONG_MINUTES), *options.concurrency)
+        made = _long_uploads(case.formats, count, options.quick, options.uploads)
         return made[: max(len(LONG_MINUTES), case.concurrency)]
     if case.length == "mixed" and not options.shape:
         made = _recordings(options.requests)
     else:
-        made = _clips(case.length, case.formats, options.requests)
+        made = _clips(case.length, case.formats, options.requests, options.uploads)
     return made[: max(CLIPS_ALONE, 4 * case.concurrency)]
 
 
@@ -167,8 +172,11 @@ def num_alone(case: Case) -> int:
 
 
 @cache
-def _long_uploads(formats: str, count: int, quick: bool) -> list[Upload]:
-    uploads = long_uploads(formats.split(","), 2 if quick else count, (1.0, 1.5) if quick else LONG_MINUTES)
+def _long_uploads(formats: str, count: int, quick: bool, kept: Path | None) -> list[Upload]:
+    if quick:
+        uploads = long_uploads(formats.split(","), 2, (1.0, 1.5))
+    else:
+        uploads = made_once(kept, "long", formats, count, lambda: of_length("long", formats, count))
     check_distinct(uploads)
     return uploads
 
@@ -181,8 +189,8 @@ def _recordings(count: int) -> list[Upload]:
 
 
 @cache
-def _clips(length: str, formats: str, count: int) -> list[Upload]:
-    uploads = short_uploads(count, formats.split(","), None if length == "mixed" else float(length))
+def _clips(length: str, formats: str, count: int, kept: Path | None) -> list[Upload]:
+    uploads = made_once(kept, length, formats, count, lambda: of_length(length, formats, count))
     check_distinct(uploads)
     return uploads
 
@@ -195,7 +203,20 @@ def server(preprocess_workers: int, options: argparse.Namespace) -> Iterator[str
         model = str(fixed_checkpoint(options.shape, options.checkpoints, options.device))
         arguments += ["--no-check-voice"]  # what random weights say is always in doubt
     arguments += ["--preprocess-workers", str(preprocess_workers), *shlex.split(options.serve)]
-    with running_server(model, *arguments) as url:
+    with ExitStack() as running:
+        for plainer in PLAINER if options.device == "cuda" else ("",):
+            flags = [*arguments, *shlex.split(plainer)]
+            try:
+                starting = running_server(model, *flags, start_limit_s=options.start_limit_s)
+                url = running.enter_context(starting)
+            except RuntimeError as error:
+                if plainer == PLAINER[-1] or options.device != "cuda":
+                    raise
+                print(f"== a server with {flags} does not start; its last lines:", flush=True)
+                print(*str(error).splitlines()[-20:], sep="\n", flush=True)
+            else:
+                break
+        options.started_with = shlex.join(flags)
         yield url
 
 
@@ -229,6 +250,7 @@ def main() -> None:
                 asyncio.run(measure(url, own, options, budget, write))
     measured = [case for case in cases if case.rounds]
     show(measured, console)
+    console.print("the server's flags:", options.started_with)
     if options.plot:
         plot(measured, options.plot)
 
@@ -248,6 +270,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--preprocess-workers", type=int, nargs="+", default=[default_preprocess_workers()])
     parser.add_argument("--serve", default="", help="more flags for the server, as one string")
+    parser.add_argument("--start-limit-s", type=float, default=START_LIMIT_S, help="until /ready is 200")
+    parser.add_argument("--uploads", type=Path, help="keep the files made here, for other runs to read")
     parser.add_argument("--one-at-a-time", action="store_true", help="not every combination")
     parser.add_argument("--repeats", type=int, default=5)
     add_checkpoints_option(parser)
@@ -255,6 +279,7 @@ def arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="12 requests at most, 1 repeat, short long files"
     )
     options = parser.parse_args()
+    options.started_with = ""
     if options.quick:
         options.requests, options.repeats = min(options.requests, 12), 1
         options.concurrency = list(dict.fromkeys(min(options.requests, n) for n in options.concurrency))

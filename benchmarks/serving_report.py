@@ -104,6 +104,7 @@ def figures(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any
     return {
         "model": options.shape or options.model,
         "tokens_per_chunk": options.tokens if options.shape else None,
+        "flags": options.started_with,
         "cases": [asdict(case) for case in cases],
     }
 

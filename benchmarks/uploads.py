@@ -1,14 +1,21 @@
-"""Files to post: recordings of people as they are, or made of spoken digits in any length and format."""
+"""Files to post: recordings of people as they are, or made of spoken digits in any length and format.
+
+python -m benchmarks.uploads FOLDER --length long --formats wav,flac --count 128     made once, for many runs
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
+import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from pathlib import Path
+from typing import Final, cast
 
 import numpy as np
 import soundfile
@@ -65,6 +72,31 @@ def long_uploads(
     return _encoded("long", recording, count, formats)
 
 
+INDEX: Final = "index.json"
+
+
+def made_once(
+    folder: Path | None, length: str, formats: str, count: int, make: Callable[[], list[Upload]]
+) -> list[Upload]:
+    """Return the first `count` files that lie in the folder; make and keep them where there are fewer."""
+    if folder is None:
+        return make()
+    kept = folder / f"{length}-{formats.replace(',', '-')}"
+    if (kept / INDEX).exists():
+        durations_s: dict[str, float] = json.loads((kept / INDEX).read_text())
+        if len(durations_s) >= count:
+            names = list(durations_s)[:count]
+            return [Upload(name, (kept / name).read_bytes(), durations_s[name]) for name in names]
+    uploads = make()
+    kept.mkdir(parents=True, exist_ok=True)
+    for upload in uploads:
+        (kept / upload.name).write_bytes(upload.data)
+    index = kept / f"{INDEX}.{os.getpid()}"
+    index.write_text(json.dumps({upload.name: upload.duration_s for upload in uploads}))
+    index.replace(kept / INDEX)  # last: whoever finds it finds all files
+    return uploads
+
+
 def check_distinct(uploads: Sequence[Upload]) -> None:
     hashes = {hashlib.sha256(upload.data).digest() for upload in uploads}
     assert len(hashes) == len(uploads), "files must differ: no cache may answer"
@@ -114,3 +146,27 @@ def _spoken(index: int, duration_s: float, rng: np.random.Generator) -> Samples:
     voice, num_samples = VOICES[index % len(VOICES)], round(duration_s * SAMPLE_RATE)
     digits = "".join(rng.choice(list("0123456789"), 1 + int(duration_s * _DIGITS_PER_S)))
     return np.resize(say(digits, voice).samples, num_samples)
+
+
+def of_length(length: str, formats: str, count: int) -> list[Upload]:
+    """`length`: seconds, mixed or long."""
+    if length == "long":
+        return long_uploads(formats.split(","), count)
+    return short_uploads(count, formats.split(","), None if length == "mixed" else float(length))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--length", nargs="+", required=True, help="seconds, mixed or long")
+    parser.add_argument("--formats", required=True)
+    parser.add_argument("--count", type=int, required=True)
+    options = parser.parse_args()
+    for length in options.length:
+        make = partial(of_length, length, options.formats, options.count)
+        uploads = made_once(options.folder, length, options.formats, options.count, make)
+        print(f"{len(uploads)} files, {length} {options.formats}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,10 +25,11 @@ SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 NOTHING = "no such argument"  # a wheel's name may have "none" in it
 TESTS = {"cuda-tests.xml", "kernel-tests.xml"}  # for a GPU: the dry run leaves them to the suite
 EXPECTED = {
-    *("parity.json", "profile.json", "http-first.json"),
-    *("turbo.json", "large.json", "http-long.json", "http-clips.json", "peers.json"),
-    *("graphs-off.json", "kernels.json", "fp8.json", "workers.json", "lengths.json", "http-loads.json"),
-    *("replicas-2.json", "transport.json", "executors.json"),
+    *("parity.json", "turbo.json", "turbo-beam.json"),
+    *("http-clips.json", "http-long.json", "http-long-beam.json"),
+    *("large.json", "peers.json", "workers.json", "fp8.json", "graphs-off.json"),
+    *("http-threads.json", "http-loads.json", "kernels.json", "batches.json", "lengths.json"),
+    *("word-times.json", "replicas-2.json", "transport.json", "executors.json"),
 }
 # Writes what it is asked to, notes its arguments, and fails for flags that the benchmark does not have.
 STAND_IN = f"""#!{sys.executable}
@@ -42,10 +43,10 @@ def stand_in(*arguments):
         print(*arguments, file=notes)
     if module.startswith("benchmarks.") and module != "benchmarks.gpu_summary":
         source = pathlib.Path("benchmarks", module.split(".")[1] + ".py").read_text()
-        serve = arguments.index("--serve") + 1 if "--serve" in arguments else -1
-        for number, each in enumerate(arguments):
-            wanted = SHARED.get(each, '"' + each.replace("--no-", "--") + '"')
-            if each.startswith("--") and number != serve and wanted not in source:
+        for each in arguments:
+            flag = each.partition("=")[0]
+            wanted = SHARED.get(flag, '"' + flag.replace("--no-", "--") + '"')
+            if each.startswith("--") and wanted not in source:
                 sys.exit(f"{{module}} does not know {{each}}")
     if os.environ["HANGING"] in " ".join(arguments):
         time.sleep(100)
@@ -122,27 +123,27 @@ def test_a_result_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_case_that_crashes_is_named_and_the_others_run(tmp_path: Path) -> None:
-    ran = run(tmp_path, "check", crashing="benchmarks.parity")
+    ran = run(tmp_path, "first", crashing="benchmarks.parity")
     assert ran.returncode == 1
     assert "\nparity.json: status 139 after" in ran.stdout
     assert ran.stdout.endswith("no result of:\n./parity.json\n")
-    assert brought_back(tmp_path) >= {"profile.json", "cuda-tests.xml", "kernel-tests.xml", "http-first.json"}
+    assert brought_back(tmp_path) >= {"turbo.json", "cuda-tests.xml", "kernel-tests.xml", "http-long.json"}
 
 
 def test_without_what_is_to_travel_the_script_fails_at_once(tmp_path: Path) -> None:
-    ran = run(tmp_path, "check", failing="pip")
+    ran = run(tmp_path, "first", failing="pip")
     assert ran.returncode == 1
     assert ran.stdout.endswith("== failed: what .cache/gpu has cannot be installed\n")
     assert "benchmarks" not in (tmp_path / "notes").read_text()
     assert brought_back(tmp_path) >= {"log.txt"}
 
 
-@pytest.mark.parametrize("part", ["check", "headline", "sweeps", "systems"])
+@pytest.mark.parametrize("part", ["first", "second", "sweeps", "systems"])
 def test_the_seconds_of_each_call_add_up_to_less_than_ten_minutes(part: str, tmp_path: Path) -> None:
     """As on the GPU; no part begins what it has no time for, and here nothing takes any."""
     ran = run(tmp_path, part)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert (part == "check") == (brought_back(tmp_path) >= TESTS)
+    assert (part == "first") == (brought_back(tmp_path) >= TESTS)
     seconds = [
         int(line.split()[-2]) for line in ran.stdout.splitlines() if line.endswith(" s") and ", " in line
     ]
@@ -151,20 +152,29 @@ def test_the_seconds_of_each_call_add_up_to_less_than_ten_minutes(part: str, tmp
     assert "--device cuda" in (tmp_path / "notes").read_text()
 
 
+def test_the_first_call_alone_has_every_figure_of_the_headline(tmp_path: Path) -> None:
+    assert run(tmp_path, "first").returncode == 0
+    headline = {"turbo.json", "turbo-beam.json", "http-clips.json", "http-long.json", "http-long-beam.json"}
+    assert brought_back(tmp_path) >= headline | TESTS
+    notes = (tmp_path / "notes").read_text()
+    made, read = notes.index("-m benchmarks.uploads"), notes.index("-m benchmarks.serving")
+    assert made < read, "the uploads are made once, before any server reads them"
+
+
 def test_an_unknown_flag_is_refused(tmp_path: Path) -> None:
     assert run(tmp_path, "--dry-ran").returncode == 2
 
 
 def test_what_has_ended_comes_back_from_a_call_that_is_cut_off(tmp_path: Path) -> None:
     script = subprocess.Popen(
-        [SCRIPT, "check"],
-        env=environment(tmp_path, hanging="http-first"),
+        [SCRIPT, "first"],
+        env=environment(tmp_path, hanging="http-clips"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     notes = tmp_path / "notes"
-    while script.poll() is None and not (notes.exists() and "http-first" in notes.read_text()):
+    while script.poll() is None and not (notes.exists() and "http-clips" in notes.read_text()):
         time.sleep(0.05)
     for pid in (script.pid, *session_of(script.pid)):
         with contextlib.suppress(ProcessLookupError):
@@ -172,7 +182,7 @@ def test_what_has_ended_comes_back_from_a_call_that_is_cut_off(tmp_path: Path) -
     script.wait()
     assert brought_back(tmp_path) >= {"cuda-tests.xml", "parity.json", "log.txt"}
     (log,) = (tmp_path / "results").glob("*.log")
-    assert "== http-first.json, " in log.read_text(), "what the archive has not yet"
+    assert "== http-clips.json, " in log.read_text(), "what the archive has not yet"
 
 
 def session_of(leader: int) -> list[int]:
