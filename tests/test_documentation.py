@@ -14,13 +14,14 @@ from pathlib import Path
 import click
 import pytest
 
+from asr_server import __version__
 from asr_server.cli import main
 from asr_server.config import FIELDS, environment_name
 from tests.conftest import Server
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
 LOCAL = "http://127.0.0.1:8000"
 LIMIT_S = 100
 FLAGS_OF_OTHER_PROGRAMS = {"--build-arg", "--disable-usage-stats", "--shape", "--systems"}
@@ -51,6 +52,10 @@ def broken_links(page: Path) -> Iterator[str]:
             continue
         if not target.exists() or (anchor and anchor not in anchors_of(target)):
             yield link
+
+
+def test_the_changelog_has_the_version_that_the_program_says() -> None:
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
