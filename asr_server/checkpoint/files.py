@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,20 +175,6 @@ def find_weights(directory: Path) -> list[WeightsFile]:
     return [WeightsFile(path, _check_file(path)) for path in files]
 
 
-def check_weights(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError where a file is missing or cut short, or the weights are of other sizes."""
-    tensors = {name: tensor for file in find_weights(directory) for name, tensor in file.tensors.items()}
-    if not tensors:
-        return  # pickled: only loading tells what is in it
-    for name, expected in _expected_shapes(config, directory):
-        shape = list(tensors[name].shape) if name in tensors else None
-        if shape != expected:
-            found = f"is {shape}" if shape else "is missing"
-            raise CheckpointError(
-                f"the weights in {directory} do not fit its config.json: {name} {found}, not {expected}"
-            )
-
-
 def write_stored(directory: Path, path: Path, tensors: StoredTensors, **more: str) -> None:
     """Notes in `directory` that the file at `path` holds its tensors. `more` goes into the note as it is."""
     about = path.stat()
@@ -250,20 +236,3 @@ def _read_header(path: Path) -> StoredTensors:
     if header is None or num_bytes < max(ends, default=0):
         raise CheckpointError(f"{path} is cut short: fetch it again")
     return tensors
-
-
-def _expected_shapes(config: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, list[int]]]:
-    """A few weights that together tell every size."""
-    try:
-        width = config["d_model"]
-        yield "encoder.conv1.weight", [width, config["num_mel_bins"], 3]
-        yield "decoder.embed_tokens.weight", [config["vocab_size"], width]
-        yield "encoder.embed_positions.weight", [config.get("max_source_positions", 1500), width]
-        yield "decoder.embed_positions.weight", [config.get("max_target_positions", 448), width]
-        for part in ("encoder", "decoder"):
-            last = f"{part}.layers.{config[f'{part}_layers'] - 1}"
-            yield f"{last}.fc1.weight", [config[f"{part}_ffn_dim"], width]
-    except KeyError as error:
-        raise CheckpointError(f"{directory / 'config.json'} lacks {error}") from error
-    except TypeError as error:
-        raise CheckpointError(f"{directory / 'config.json'} has a size that is no number") from error

@@ -19,12 +19,12 @@ from asr_server.checkpoint.files import (
     INDEX,
     STORED,
     AudioWindow,
-    check_weights,
     read_json,
     read_optional_json,
     reading,
 )
 from asr_server.checkpoint.foreign import check_foreign_file, explain_listing, is_ctranslate2
+from asr_server.checkpoint.layout import check_weights
 from asr_server.checkpoint.names import SHORT_NAMES, Published, base_model, check_hub_name, published
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError

@@ -95,6 +95,8 @@ class ForeignModel(NamedTuple):
     tensors: StoredTensors  # by Hugging Face's names, without the leading `model.`
     encoder_heads: int
     decoder_heads: int
+    encoder_layers: int = 0  # as the file states them; 0: it states none, its tensors are counted
+    decoder_layers: int = 0
 
     def config(self) -> dict[str, Any]:
         """config.json. The ids of special tokens are left to generation_config.json and the tokenizer.
@@ -114,9 +116,12 @@ class ForeignModel(NamedTuple):
                 "max_source_positions": self.tensors["encoder.embed_positions.weight"].shape[0],
                 "max_target_positions": self.tensors["decoder.embed_positions.weight"].shape[0],
             }
-            for part, num_heads in (("encoder", self.encoder_heads), ("decoder", self.decoder_heads)):
+            for part, num_heads, num_layers in (
+                ("encoder", self.encoder_heads, self.encoder_layers),
+                ("decoder", self.decoder_heads, self.decoder_layers),
+            ):
                 matches = (re.match(rf"{part}\.layers\.(\d+)\.", name) for name in self.tensors)
-                config[f"{part}_layers"] = 1 + max(int(match[1]) for match in matches if match)
+                config[f"{part}_layers"] = num_layers or len({match[1] for match in matches if match})
                 config[f"{part}_attention_heads"] = num_heads or width // _HEAD_WIDTH
                 config[f"{part}_ffn_dim"] = self.tensors[f"{part}.layers.0.fc1.weight"].shape[0]
             return config

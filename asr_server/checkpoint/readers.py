@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from asr_server.checkpoint.files import ITEM_BYTES, StoredTensor, StoredTensors, reading
 from asr_server.checkpoint.foreign import GGML, ForeignModel, hugging_face_name
+from asr_server.checkpoint.layout import PROJECTION
 from asr_server.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ _PARAMETERS: Final = {
     "bias": "bias",
     "beta": "bias",
 }
+_PROJECTION: Final = "decoder/projection/weight"
+_UNKNOWN: Final = {_PROJECTION: PROJECTION}  # those that Hugging Face's layout has a name for
 _PATH: Final = re.compile(r"(encoder|decoder)(?:/layer_(\d+))?/(.+)/(\w+)")
 
 
@@ -134,7 +137,9 @@ def _hugging_face_tensors(variables: StoredTensors) -> StoredTensors:
     for path, stored in variables.items():
         match = _PATH.fullmatch(path)
         if match is None or match[3] not in _MODULES or match[4] not in _PARAMETERS:
-            continue  # a number, a scale, or the projection, which is the embedding
+            if _is_unknown(path, stored, variables):
+                tensors[_UNKNOWN.get(path, path.replace("/", "."))] = stored
+            continue
         part, layer, module, parameter = match.groups()
         prefix = f"{part}.layers.{layer}." if layer else f"{part}."
         scaled = stored._replace(scale=variables.get(f"{path}_scale"))
@@ -145,6 +150,13 @@ def _hugging_face_tensors(variables: StoredTensors) -> StoredTensors:
                 continue  # zeros: Whisper's keys have no bias
             tensors[f"{prefix}{name}.{_PARAMETERS[parameter]}"] = scaled.rows(place * num_rows, num_rows)
     return tensors
+
+
+def _is_unknown(path: str, stored: StoredTensor, variables: StoredTensors) -> bool:
+    """Whether it is neither a number, a scale, nor the embedding under its second name."""
+    is_scale = path.removesuffix("_scale") in variables and path.endswith("_scale")
+    is_tied = path == _PROJECTION and stored == variables.get("decoder/embeddings/weight")
+    return bool(stored.shape) and not is_scale and not is_tied
 
 
 _TORCH_DTYPES: Final = {
@@ -197,7 +209,8 @@ def _read(path: Path, file: io.BufferedReader, archive: zipfile.ZipFile) -> Fore
             raise ValueError("compressed, or larger than its numbers")
         tensors[hugging_face_name(name)] = stored
     sizes = content["dims"]
-    return ForeignModel(path, tensors, int(sizes["n_audio_head"]), int(sizes["n_text_head"]))
+    names = ("n_audio_head", "n_text_head", "n_audio_layer", "n_text_layer")
+    return ForeignModel(path, tensors, *(int(sizes[name]) for name in names))
 
 
 def read_torch(path: Path, key: str | None = None) -> dict[str, npt.NDArray[np.float32]]:
@@ -294,7 +307,7 @@ def _without_gradient(tensor: _Tensor, *_: Any) -> _Tensor:
 
 
 _NUM_SIZES: Final = 11
-_AUDIO_HEADS, _TEXT_HEADS = 3, 7  # places of two of the sizes
+_AUDIO_HEADS, _AUDIO_LAYERS, _TEXT_HEADS, _TEXT_LAYERS = 3, 4, 7, 8  # places of some of the sizes
 _GGML_DTYPES: Final = {0: "F32", 1: "F16"}
 _MAX_NAME_BYTES: Final = 256
 
@@ -313,7 +326,8 @@ def read_ggml(path: Path) -> ForeignModel:
         for _ in range(_integers(file, 1)[0]):
             file.seek(_integers(file, 1)[0], os.SEEK_CUR)
         tensors = {hugging_face_name(name): tensor for name, tensor in _tensors(file, path)}
-    return ForeignModel(path, tensors, sizes[_AUDIO_HEADS], sizes[_TEXT_HEADS])
+    places = (_AUDIO_HEADS, _TEXT_HEADS, _AUDIO_LAYERS, _TEXT_LAYERS)
+    return ForeignModel(path, tensors, *(sizes[place] for place in places))
 
 
 def _tensors(file: BinaryIO, path: Path) -> Iterator[tuple[str, StoredTensor]]:

@@ -25,7 +25,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from asr_server.checkpoint.files import read_json, read_optional_json
-from asr_server.checkpoint.names import LANGUAGE_TOKEN
+from asr_server.checkpoint.names import LANGUAGE_TOKEN, PUBLISHED_VOCABULARIES
 from asr_server.core import POSITIONS_PER_S, ChunkResult, DecodingOptions
 from asr_server.errors import CheckpointError
 
@@ -41,6 +41,7 @@ def _character_of_byte() -> dict[int, str]:
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
 
 
+_NUM_TIMESTAMPS: Final = 1501  # from 0.00 to 30.00 s, at the end of every published vocabulary
 CHARACTER_OF_BYTE = _character_of_byte()
 BYTE_OF_CHARACTER = {character: byte for byte, character in CHARACTER_OF_BYTE.items()}
 
@@ -152,6 +153,12 @@ class Tokenizer:
         if vocab_size and tokenizer.specials.no_timestamps >= vocab_size:
             raise CheckpointError(
                 f"the tokenizer in {directory} has ids beyond the {vocab_size} tokens of the model: "
+                "it belongs to another model"
+            )
+        num_tokens = max(tokenizer.specials.timestamp_begin + _NUM_TIMESTAMPS, 1 + max(added.values()))
+        if vocab_size in PUBLISHED_VOCABULARIES and num_tokens != vocab_size:
+            raise CheckpointError(
+                f"the tokenizer in {directory} has {num_tokens} tokens, the model {vocab_size}: "
                 "it belongs to another model"
             )
         return tokenizer

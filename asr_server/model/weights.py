@@ -21,8 +21,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from asr_server.checkpoint.adopt import read_foreign, texts_for, write_layout
-from asr_server.checkpoint.files import SINGLE, StoredTensor, WeightsFile, begins_with, find_weights
+from asr_server.checkpoint.files import (
+    SINGLE,
+    StoredTensor,
+    WeightsFile,
+    begins_with,
+    find_weights,
+    read_json,
+)
 from asr_server.checkpoint.find import check_directory, tokenizer_of
+from asr_server.checkpoint.layout import EMBEDDING, PROJECTION, check_layout
 from asr_server.errors import CheckpointError
 from asr_server.model.float8 import Float8Linear
 from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
@@ -67,21 +75,44 @@ def load_whisper(
         sizes = WhisperSizes.from_directory(directory)
     except KeyError as error:
         raise CheckpointError(f"{directory}/config.json has no {error}") from error
+    weights = _checked_weights(directory)
     decoder_linear = Int8Linear if int8 and dtype == torch.float32 else Linear
     encoder_linear = Int8EncoderLinear if int8 and not (HAS_AMX and dtype == torch.bfloat16) else Linear
     if fp8_encoder:
         encoder_linear = Float8Linear
     model = Whisper(sizes, torch.device(device), dtype, shard, encoder_linear, decoder_linear, int8)
     try:
-        model.load_hugging_face(read_weights(directory))
-    except (EOFError, UnpicklingError) as error:  # torch's message gives dangerous advice
-        raise CheckpointError(f"the weights in {directory} are damaged: fetch them again") from error
+        model.load_hugging_face(weights)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # no fault of the weights, and the device may well do it at the next try
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"the weights in {directory} do not fit its config.json: {error}") from error
     model.alignment_heads = read_alignment_heads(directory, sizes)
     return model.eval().requires_grad_(False)
+
+
+def _checked_weights(directory: Path) -> Mapping[str, Tensor]:
+    """Raises CheckpointError where they are damaged or another model's than config.json describes."""
+    try:
+        weights = read_weights(directory)
+    except (EOFError, UnpicklingError, RuntimeError) as error:  # torch's message gives dangerous advice
+        raise CheckpointError(f"the weights in {directory} are damaged: fetch them again") from error
+    shapes = weights.shapes() if isinstance(weights, StoredWeights) else _shapes(weights)
+    check_layout(shapes, read_json(directory / "config.json"), directory)
+    if PROJECTION in weights and not _is_same(weights[PROJECTION], weights[EMBEDDING]):
+        raise CheckpointError(
+            f"the weights in {directory} have an output projection of their own ({PROJECTION}): only models "
+            "whose projection is their embedding can be served"
+        )
+    return weights
+
+
+def _is_same(projection: Tensor, embedding: Tensor) -> bool:
+    return torch.equal(projection, embedding.to(projection.dtype))
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
 def read_weights(directory: Path) -> Mapping[str, Tensor]:
@@ -113,6 +144,10 @@ class StoredWeights(Mapping[str, Tensor]):
             with path.open("rb") as file:  # a private mapping, because torch warns of memory it may not write
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._bytes |= dict.fromkeys(tensors, content)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return each tensor's shape without reading one."""
+        return {name: stored.shape for name, stored in self._stored.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         stored, content = self._stored[name], self._bytes[name]
