@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
 
@@ -269,10 +270,7 @@ class Settings:
     @property
     def model_names(self) -> tuple[str, ...]:
         """The names by which clients may ask for the model: the served name first, then the aliases."""
-        path = Path(self.model).expanduser()
-        # os.path, because Path's own tests raise where a name is too long for the disk.
-        own_name = path.stem if os.path.isfile(path) else path.name if os.path.isdir(path) else self.model
-        name = self.served_model_name or own_name
+        name = self.served_model_name or _own_name(self.model)
         return (name, *(alias.strip() for alias in self.model_alias.split(",") if alias.strip()))
 
     @property
@@ -295,6 +293,13 @@ class Settings:
     def temperatures(self) -> tuple[float, ...]:
         """The temperatures tried at a chunk: the ladder's first, and `max_fallbacks` more."""
         return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
+
+
+@cache  # every request asks for it
+def _own_name(model: str) -> str:
+    path = Path(model).expanduser()
+    # os.path, because Path's own tests raise where a name is too long for the disk.
+    return path.stem if os.path.isfile(path) else path.name if os.path.isdir(path) else model
 
 
 def in_mebibytes(num_bytes: float) -> str:

@@ -114,16 +114,16 @@ class FakeReplica:
         self._held.clear()
         self._events.put_nowait(ReplicaGone("killed by a test"))
 
-    async def receive(self) -> Event:
+    async def receive(self) -> list[Event]:
         try:
             async with asyncio.timeout(self.beat_s):
                 event = await self._events.get()
         except TimeoutError:
             self._num_beats += 1
-            return Heartbeat(num_steps=self._num_beats)
+            return [Heartbeat(num_steps=self._num_beats)]
         if isinstance(event, ReplicaGone):
             raise event
-        return event
+        return [event]
 
     async def close(self, drain_s: float = 0.0) -> None:
         pass

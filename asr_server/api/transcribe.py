@@ -301,7 +301,9 @@ class _EventStream:
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send
         self._headers = headers
-        self._written: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._unsent = bytearray()
+        self._is_complete = False
+        self._has_more = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
 
     @property
@@ -312,7 +314,8 @@ class _EventStream:
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
         if events:
-            self._written.put_nowait(events)
+            self._unsent += events
+            self._has_more.set()
 
     async def _send_all(self) -> None:
         headers = [
@@ -322,9 +325,12 @@ class _EventStream:
             *((name.encode(), value.encode()) for name, value in self._headers.items()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        while events := await self._written.get():
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        is_last = False
+        while not is_last:
+            await self._has_more.wait()
+            self._has_more.clear()
+            is_last, events, self._unsent = self._is_complete, bytes(self._unsent), bytearray()
+            await self._send({"type": "http.response.body", "body": events, "more_body": not is_last})
 
     def fail(self, error: Exception) -> None:
         expected = isinstance(error, RequestError | ServiceUnavailable | ChunkFailed)
@@ -333,7 +339,8 @@ class _EventStream:
 
     async def end(self) -> None:
         """Waits until all has been sent. Cancelled, it sends no more."""
-        self._written.put_nowait(None)
+        self._is_complete = True
+        self._has_more.set()
         assert self._sending is not None
         await self._sending
 

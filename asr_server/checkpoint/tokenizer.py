@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -172,7 +173,8 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of the text tokens among these; bytes that make no character become U+FFFD."""
-        return b"".join(map(self.decode_bytes, tokens)).decode("utf-8", errors="replace")
+        bytes_of = self._bytes.get
+        return b"".join([bytes_of(token, b"") for token in tokens]).decode("utf-8", errors="replace")
 
     def encode(self, text: str) -> list[int]:
         return list(self._text.encode(text, add_special_tokens=False).ids)
@@ -232,9 +234,8 @@ class Timestamps:
 
     def borders(self, tokens: Sequence[int]) -> list[int]:
         """The indices between two timestamps side by side."""
-        return [
-            at for at in range(1, len(tokens)) if self.is_time(tokens[at - 1]) and self.is_time(tokens[at])
-        ]
+        times = [at for at, token in enumerate(tokens) if token >= self._begin]
+        return [at for before, at in pairwise(times) if at == before + 1]
 
     def tail(self, result: ChunkResult, options: DecodingOptions) -> tuple[int, float | None]:
         """How many tokens are read, and from where decoding has to go on; None: all is read.

@@ -119,7 +119,7 @@ class Dispatcher:
         self.draining = False
         self.supervisor = Supervisor(
             executor or create_executor(settings),
-            self._on_event,
+            self._on_events,
             self._on_gone,
             lambda: self.fail_all(_no_engine),
             limits,
@@ -245,6 +245,11 @@ class Dispatcher:
 
     # -- Events back --
 
+    def _on_events(self, state: ReplicaState, events: list[Event]) -> None:
+        for event in events:
+            self._on_event(state, event)
+        self._dispatch()
+
     def _on_event(self, state: ReplicaState, event: Event) -> None:
         match event:
             case Credit(engine=EngineInfo() as engine):
@@ -259,7 +264,6 @@ class Dispatcher:
                 chunk.resolve(event.result, event.times)
             case Failed() if chunk := self._finish(state, event.id):
                 chunk.fail(ChunkFailed(event.message))
-        self._dispatch()
 
     def _on_engine(self, engine: EngineInfo) -> None:
         if self.engine is None:

@@ -59,10 +59,10 @@ class InlineReplica:
             raise ReplicaGone(self.name)
         self._client.send(command)
 
-    async def receive(self) -> Event:
+    async def receive(self) -> list[Event]:
         if (event := await self._client.receive()) is None:
             raise ReplicaGone(f"{self.name} has ended")
-        return event
+        return [event]
 
     async def close(self, drain_s: float = 0.0) -> None:
         """A thread cannot be ended from outside: it stops once its running chunks are done. One that hangs

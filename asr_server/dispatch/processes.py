@@ -14,6 +14,7 @@ import sys
 from abc import ABC, abstractmethod
 from asyncio.subprocess import PIPE, Process
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import zmq
@@ -23,6 +24,8 @@ from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient, remove_aband
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import ReplicaGone
 from asr_server.machine import child_environment, cores_of, visible_gpus
+
+MAX_EVENTS = 32  # handled in one round of the event loop
 
 
 class RemoteReplica(ABC):
@@ -48,11 +51,15 @@ class RemoteReplica(ABC):
         except zmq.Again:
             raise ReplicaGone(f"{self.name} is not connected") from None
 
-    async def receive(self) -> Event:
+    async def receive(self) -> list[Event]:
         """Raises ReplicaGone, once all that it has sent has been received."""
-        await asyncio.sleep(0)  # many events that have come together must not hold up all else
-        if (come := self._client.receive_now()) is not None:
-            return come
+        await asyncio.sleep(0)  # more events that have come together must not hold up all else
+        return self._receive_now() or [await self._receive_next(), *self._receive_now()]
+
+    def _receive_now(self) -> list[Event]:
+        return list(islice(iter(self._client.receive_now, None), MAX_EVENTS))
+
+    async def _receive_next(self) -> Event:
         event = asyncio.ensure_future(self._client.receive())
         try:
             await asyncio.wait((event, self._end), return_when=asyncio.FIRST_COMPLETED)

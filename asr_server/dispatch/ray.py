@@ -154,10 +154,12 @@ class RayReplica(RemoteReplica):
         super().__init__(name, client, end)
         self._actor = actor
 
-    async def receive(self) -> Event:
-        while isinstance(event := await super().receive(), LogLine):
-            print(event.text, file=sys.stderr)
-        return event
+    async def receive(self) -> list[Event]:
+        events = await super().receive()
+        for event in events:
+            if isinstance(event, LogLine):
+                print(event.text, file=sys.stderr)
+        return events
 
     def _exit_message(self) -> str:
         error = None if self._end.cancelled() else self._end.exception()

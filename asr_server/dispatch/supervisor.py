@@ -51,8 +51,8 @@ class Replica(Protocol):
     def send(self, command: Command) -> None:
         """Never blocks. Raises ReplicaGone."""
 
-    async def receive(self) -> Event:
-        """The next event. Raises ReplicaGone once there is nobody left to send one."""
+    async def receive(self) -> list[Event]:
+        """The next events, at least one. Raises ReplicaGone once there is nobody left to send one."""
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Lets it finish for `drain_s`, then ends it. After this nothing of it remains."""
@@ -100,7 +100,7 @@ class ReplicaState:
     progress_at_s: float = 0.0
     longest_step_s: float = 0.0
 
-    def on_event(self) -> None:
+    def on_heard(self) -> None:
         self.heard_at_s = self.watched_s
 
     def on_ready(self) -> None:
@@ -140,7 +140,7 @@ class Supervisor:
     def __init__(
         self,
         executor: Executor,
-        on_event: Callable[[ReplicaState, Event], None],
+        on_events: Callable[[ReplicaState, list[Event]], None],
         on_gone: Callable[[ReplicaState], None],
         on_given_up: Callable[[], None],
         limits: ReplicaLimits = USUAL_LIMITS,
@@ -151,7 +151,7 @@ class Supervisor:
         self.last_failure = ""  # in words, for whoever asks why there is no engine
         self._executor = executor
         self.num_replicas = 1  # as many as there are to be, once the executor has said how many
-        self._on_event = on_event
+        self._on_events = on_events
         self._on_gone = on_gone
         self._on_given_up = on_given_up
         self._num_given_up = 0
@@ -269,17 +269,17 @@ class Supervisor:
 
     async def _receive_all(self, state: ReplicaState) -> None:
         while True:
-            event = await state.replica.receive()
-            state.on_event()
-            match event:
-                case Heartbeat():
-                    state.on_heartbeat(event)
-                    continue
-                case StartFailed():
-                    raise StartImpossible(event.reason)
-                case Credit():
-                    self._on_credit(state, event)
-            self._on_event(state, event)
+            events = await state.replica.receive()
+            state.on_heard()
+            for event in events:
+                match event:
+                    case Heartbeat():
+                        state.on_heartbeat(event)
+                    case StartFailed():
+                        raise StartImpossible(event.reason)
+                    case Credit():
+                        self._on_credit(state, event)
+            self._on_events(state, events)
 
     def _on_credit(self, state: ReplicaState, credit: Credit) -> None:
         if not state.ready:

@@ -49,11 +49,11 @@ class ScriptedReplica:
             raise ReplicaGone(self.name)
         self.commands.append(command)
 
-    async def receive(self) -> Event:
+    async def receive(self) -> list[Event]:
         event = await self._events.get()
         if event is None:
             raise ReplicaGone(self.name)
-        return event
+        return [event]
 
     async def close(self, drain_s: float = 0.0) -> None:
         self.closed = True

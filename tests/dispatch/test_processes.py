@@ -14,9 +14,17 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from asr_server.channel.messages import Credit, Event
+from asr_server.channel.zeromq import ZmqEngineClient
 from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.processes import CPU_NICENESS, MultiprocessExecutor, ProcessReplica
+from asr_server.dispatch.processes import (
+    CPU_NICENESS,
+    MAX_EVENTS,
+    MultiprocessExecutor,
+    ProcessReplica,
+    RemoteReplica,
+)
 from tests.dispatch.test_executors import IN_MODULE, OPTIONS, chunk, heard, running, until_ready
 from tests.embedded import embedded
 from tests.speech import say
@@ -138,3 +146,26 @@ async def test_a_checkpoint_that_is_none_is_given_up(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
     assert not dispatcher.ready
     await dispatcher.stop()
+
+
+class ReplicaOf(RemoteReplica):
+    def _exit_message(self) -> str:
+        return "ended"
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        pass
+
+
+class ClientWith(ZmqEngineClient):
+    def __init__(self, events: list[Event]) -> None:
+        self._come = iter(events)
+
+    def receive_now(self) -> Event | None:
+        return next(self._come, None)
+
+
+async def test_events_that_have_come_together_are_received_together_and_in_order() -> None:
+    come: list[Event] = [Credit(count) for count in range(MAX_EVENTS + 3)]
+    replica = ReplicaOf("replica 0", ClientWith(come), asyncio.get_running_loop().create_future())
+    assert await replica.receive() == come[:MAX_EVENTS]
+    assert await replica.receive() == come[MAX_EVENTS:]

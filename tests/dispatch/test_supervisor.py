@@ -32,7 +32,7 @@ def pass_time(state: ReplicaState, duration_s: float, num_steps: int | None = No
     """With heartbeats, if `num_steps` is given."""
     for _ in range(round(duration_s / USUAL_LIMITS.tick_s)):
         if num_steps is not None:
-            state.on_event()
+            state.on_heard()
             state.on_heartbeat(Heartbeat(num_steps))
         state.on_tick()
 
@@ -79,10 +79,10 @@ async def start() -> AsyncIterator[Start]:
 
     def start(
         executor: ScriptedExecutor,
-        on_event: Callable[[ReplicaState, Event], None],
+        on_events: Callable[[ReplicaState, list[Event]], None],
         limits: ReplicaLimits = FAST,
     ) -> Supervisor:
-        started.append(Supervisor(executor, on_event, lambda state: None, lambda: None, limits))
+        started.append(Supervisor(executor, on_events, lambda state: None, lambda: None, limits))
         started[0].start()
         return started[0]
 
@@ -98,7 +98,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_a_frozen_replica_is_replaced(start: Start) -> None:
     executor, events = ScriptedExecutor(), list[Event]()
-    start(executor, lambda state, event: events.append(event), replace(FAST, frozen_after_s=0.05))
+    start(executor, lambda state, come: events.extend(come), replace(FAST, frozen_after_s=0.05))
     await until(lambda: len(executor.launched) == 2)
     assert executor.launched[0].closed
     assert events[0] == Credit(1)

@@ -40,11 +40,13 @@ class BusyReplica(FakeReplica):
         self.holding = True
         super().send(command)
 
-    async def receive(self) -> Event:
-        event = await super().receive()
-        if isinstance(event, Heartbeat):
-            return Heartbeat(num_steps=event.num_steps * MAX_STEPS_IN_FLIGHT)
-        return event
+    async def receive(self) -> list[Event]:
+        return [
+            Heartbeat(num_steps=event.num_steps * MAX_STEPS_IN_FLIGHT)
+            if isinstance(event, Heartbeat)
+            else event
+            for event in await super().receive()
+        ]
 
 
 @asynccontextmanager
