@@ -2,9 +2,9 @@
 
 The directory has the small files (sizes, rules of generation, tokenizer) and a note of where each tensor lies
 in the other program's file (`files.STORED`): everything else in this server reads one layout, and no weight
-is copied. It lies in the cache under a name that changes with the file's path, size and date. Runs in the
-process that starts the server or a replica. Used by `find.py`, `model/weights.py` and `cli/models.py`;
-imports no torch.
+is copied. It lies in the cache under a name that changes with the file's path, size and date, and with the
+contents of the small files beside it. Runs in the process that starts the server or a replica. Used by
+`find.py`, `model/weights.py` and `cli/models.py`; imports no torch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from asr_server.checkpoint.files import (
     begins_with,
     read_json,
     read_optional_json,
+    read_small,
     read_stored,
     reading,
     write_stored,
@@ -54,6 +55,7 @@ _TOKENIZERS: Final = {
 _FIRST_TIMESTAMP_LIMIT: Final = 50  # 1 s, in every published model and in openai-whisper
 _CANTONESE: Final = 50358  # that language's token; those from here on are one further there
 _IDS_OF_CONFIG: Final = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_SMALL_FILES: Final = ("config.json", "generation_config.json", "tokenizer.json", "preprocessor_config.json")
 FindTexts = Callable[[str], Path]
 
 
@@ -72,7 +74,7 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
     path = source / CTRANSLATE2 if source.is_dir() else source
     with reading(path):
         about = path.stat()
-    identity = f"{_LAYOUT_VERSION}|{path}|{about.st_size}|{about.st_mtime_ns}|{revision}"
+    identity = f"{_LAYOUT_VERSION}|{path}|{about.st_size}|{about.st_mtime_ns}|{revision}|{_digests(source)}"
     folder = writable("readings")
     target = folder / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if not (target / STORED).exists():
@@ -87,6 +89,12 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
             shutil.rmtree(made, ignore_errors=True)
     read_stored(target)
     return target
+
+
+def _digests(source: Path) -> list[str]:
+    """Return the sums of the small files that are read beside the weights; empty where one is missing."""
+    paths = [source / name for name in _SMALL_FILES]
+    return [hashlib.sha256(read_small(path)).hexdigest() if path.exists() else "" for path in paths]
 
 
 def source_of(directory: Path) -> Path:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
 from asr_server.errors import CheckpointError
+
+# The largest, tokenizer.json, has 4 MB at most. Parsed, JSON takes up to 25 times its bytes.
+MAX_SMALL_BYTES: Final = 6 << 20
 
 
 @contextmanager
@@ -30,17 +35,40 @@ def reading(path: Path, *damaged: type[Exception]) -> Iterator[None]:
         raise CheckpointError(f"{path} is cut short or damaged: fetch it again") from error
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read. A pipe or a device, which could be read without end, raises CheckpointError."""
+    with reading(path), open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise CheckpointError(f"{path} is no regular file")
+        yield file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a pipe that nobody writes into at once."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def begins_with(path: Path, *beginnings: bytes) -> bool:
     """Whether the file's first bytes are one of these. Raises CheckpointError where it cannot be read."""
-    with reading(path), path.open("rb") as file:
+    with opened(path) as file:
         return file.read(max(map(len, beginnings))).startswith(beginnings)
+
+
+def read_small(path: Path) -> bytes:
+    """Raises CheckpointError where the file cannot be read, or is larger than any of a Whisper model."""
+    with opened(path) as file:
+        content = file.read(MAX_SMALL_BYTES + 1)
+    if len(content) > MAX_SMALL_BYTES:
+        raise CheckpointError(f"{path} is larger than {MAX_SMALL_BYTES} bytes")
+    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises CheckpointError where there is no such file, or no JSON object in it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(read_small(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not what it should be (a JSON object): fetch it again")

@@ -129,6 +129,22 @@ def test_a_file_that_changes_is_read_anew_and_never_by_the_old_places(
         load_whisper(before, "cpu", torch.float32)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "preprocessor_config.json"])
+def test_a_small_file_that_changes_beside_the_weights_is_read_anew(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """Its date may be the same, as `cp -p` leaves it."""
+    mine = shutil.copytree(folders["float16"], tmp_path / "mine")
+    before = resolve_checkpoint(str(mine))
+    content, about = json.loads((mine / name).read_text()), (mine / name).stat()
+    changed = json.dumps(content | {"one_more": 1})
+    (mine / name).write_text(changed)
+    os.utime(mine / name, ns=(about.st_atime_ns, about.st_mtime_ns))
+    after = resolve_checkpoint(str(mine))
+    assert after != before
+    assert resolve_checkpoint(str(mine)) == after
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
