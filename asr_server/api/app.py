@@ -35,6 +35,7 @@ from asr_server.api.middleware import (
     RequestLogMiddleware,
     UnreadBodyMiddleware,
 )
+from asr_server.api.plain_routes import PlainRoutes
 from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
@@ -112,6 +113,7 @@ def create_app(
     app.include_router(realtime_router)
     routes.install_page(app)
     openapi.install(app, settings)
+    app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     app.add_middleware(LastErrorMiddleware)
     app.add_middleware(UnreadBodyMiddleware)
     _allow_origins(app, settings)

@@ -54,25 +54,31 @@ _STATUS: Final[Mapping[type[RequestError], int]] = {
 logger = logging.getLogger(__name__)
 
 
+HANDLED: Final = (  # the others are bugs
+    RequestError,
+    ServiceUnavailable,
+    ReplicasEnded,
+    RequestStalled,
+    RequestValidationError,
+    HTTPException,
+    ClientDisconnect,
+)
+
+
 def install(app: FastAPI) -> None:
-    for error_type in (
-        RequestError,
-        ServiceUnavailable,
-        ReplicasEnded,
-        RequestStalled,
-        RequestValidationError,
-        HTTPException,
-    ):
+    for error_type in HANDLED:
         app.add_exception_handler(error_type, _handle)
-    app.add_exception_handler(ClientDisconnect, _handle_gone)
 
 
 async def _handle(request: Request, error: Exception) -> Response:
+    return reply_to(error)
+
+
+def reply_to(error: Exception) -> Response:
+    """Return the reply to an error in `HANDLED`."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return response_to(error)
-
-
-async def _handle_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 def response_to(error: Exception) -> JSONResponse:
