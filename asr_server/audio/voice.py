@@ -168,13 +168,15 @@ def next_speech_s(samples: Samples, min_pause_s: float = PAUSE_S) -> float | Non
 
 
 def missed_speech_s(samples: Samples) -> float | None:
-    """When somebody certainly begins to speak whom a text that ends before `samples` does not mean: behind a
-    pause, or for longer than its end can be too early; None: nobody does.
+    """Return when somebody certainly begins to speak whom the text before `samples` does not mean.
+
+    That is behind a pause, or for longer than the text's end can be too early; None: nobody does.
     """
     speech_s = certain_speech_s(samples)
     begins_s = _behind_pause_s(speech_s, PAUSE_S)
     if begins_s is None and sum(end_s - start_s for start_s, end_s in speech_s) >= MISSED_S:
         begins_s = _behind_pause_s(speech_s, SHORT_PAUSE_S)
+        return speech_s[0][0] if begins_s is None else begins_s
     return begins_s
 
 

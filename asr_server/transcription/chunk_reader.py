@@ -35,7 +35,6 @@ from asr_server.transcription.segments import (
     is_silence,
     num_spans,
     unread_tail,
-    with_words_until,
 )
 from asr_server.transcription.stall_watch import StallWatch
 
@@ -259,37 +258,47 @@ class ChunkReader:
             )
             result = early_results.keep(result, options)
             options = self._next_options(options, result)
-            decoded = decode_part(tail, result, options, self._tokenizer)
-            if is_silence(result, options):
-                num_dropped = num_spans(tail, result, self._tokenizer)
-                self._handle.stats.on_segments_dropped("judged_silence", num_dropped)
+            decoded = await self._decoded(tail, result, options)
+            num_sent = progress.num_spans(part=len(parts))
             if self._voice_pool is not None:
                 num_decoded = len(decoded.spans)
-                num_sent = progress.num_spans(part=len(parts))
                 may_go_on = not is_last and options.max_new_tokens is None
                 with self._watch.waiting_for_pool():
                     decoded = await voice_check.drop_inventions(
                         decoded, tail, self._voice_pool, num_sent, may_go_on
                     )
                 self._handle.stats.on_segments_dropped("no_voice", num_decoded - len(decoded.spans))
-            parts.append(decoded)
-            previous_text.add(decoded)
-            tail = None if is_last else await self._rest(tail, parts)
+            parts.append(decoded if is_last else await self._until_missed_speech(decoded, tail, num_sent))
+            previous_text.add(parts[-1])
+            tail = None if is_last else self._rest(tail, parts[-1], decoded)
         return parts
 
-    async def _rest(self, chunk: Chunk, parts: list[DecodedPart]) -> Chunk | None:
-        """The tail of `chunk`, which the last part was read from, that is still to be read; None: nothing."""
-        tail = unread_tail(chunk, parts[-1])
-        if tail is not None:
-            self._handle.stats.on_read_again("unread_tail")
-            return tail
+    async def _decoded(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
+        """Cut the result into segments, unless it is silence to Whisper and no speech to the detector."""
+        is_surely_speech = False
+        if is_silence(result, options):
+            if self._voice_pool is not None:
+                with self._watch.waiting_for_pool():
+                    is_surely_speech = await voice_check.is_surely_speech(chunk, self._voice_pool)
+            if not is_surely_speech:
+                num_dropped = num_spans(chunk, result, self._tokenizer)
+                self._handle.stats.on_segments_dropped("judged_silence", num_dropped)
+        return decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
+
+    async def _until_missed_speech(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> DecodedPart:
+        """The part up to speech that its segments leave out; whole where there is none."""
         if self._voice_pool is None or self._options.max_new_tokens is not None:
-            return None
+            return part
         with self._watch.waiting_for_pool():
-            tail = await voice_check.find_missed_speech(chunk, parts[-1], self._voice_pool)
+            cut = await voice_check.until_missed_speech(part, chunk, self._voice_pool, num_sent)
+        return cut or part
+
+    def _rest(self, chunk: Chunk, part: DecodedPart, as_read: DecodedPart) -> Chunk | None:
+        """The tail of `chunk` that is still to be read behind the part; None: nothing."""
+        tail = unread_tail(chunk, part)
         if tail is not None:
-            self._handle.stats.on_read_again("speech_passed_over")
-            parts[-1] = with_words_until(parts[-1], tail.start_s - chunk.start_s)
+            is_cut = part is not as_read
+            self._handle.stats.on_read_again("speech_passed_over" if is_cut else "unread_tail")
         return tail
 
     def _reporter(
@@ -311,7 +320,9 @@ class ChunkReader:
 
     def _is_final(self, early: DecodedPart) -> bool:
         """Whether neither the vote on the language nor the voice detector can still replace an early text."""
-        is_checked = self._voice_pool is not None and voice_check.holds_doubtful(early)
+        is_checked = self._voice_pool is not None and (
+            voice_check.holds_doubtful(early) or voice_check.holds_long_gap(early)
+        )
         return self._language.is_settled and not is_checked
 
     def _next_options(self, options: DecodingOptions, result: ChunkResult) -> DecodingOptions:

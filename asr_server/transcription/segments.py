@@ -62,10 +62,14 @@ def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
 
 
 def decode_part(
-    chunk: Chunk, result: ChunkResult, options: DecodingOptions, tokenizer: Tokenizer
+    chunk: Chunk,
+    result: ChunkResult,
+    options: DecodingOptions,
+    tokenizer: Tokenizer,
+    is_surely_speech: bool = False,
 ) -> DecodedPart:
-    """Cuts a result's tokens into spans. A result that is judged silence has none."""
-    if is_silence(result, options):
+    """Cut a result's tokens into spans; none where Whisper judges it silence and no detector knows better."""
+    if is_silence(result, options) and not is_surely_speech:
         return part_without_text(chunk, result)
     timestamps = Timestamps(tokenizer, chunk.duration_s)
     num_read, tail_s = timestamps.tail(result, options)
@@ -136,13 +140,15 @@ def rest_of(chunk: Chunk, first: int) -> Chunk:
     )
 
 
-def with_words_until(part: DecodedPart, end_s: float) -> DecodedPart:
-    """The part with its last words shortened to end by `end_s`, from where the audio is read again."""
-    if not part.spans:
-        return part
-    *before, last = part.spans
-    cut = msgspec.structs.replace(last, words=words_until(last.words, end_s))
-    return msgspec.structs.replace(part, spans=(*before, cut))
+def ending_at(part: DecodedPart, num_kept: int, tail_s: float) -> DecodedPart:
+    """Return the part's first spans, with words that end by `tail_s`, from where the audio is read again."""
+    cut: list[Span] = []
+    end_s = tail_s
+    for span in reversed(part.spans[:num_kept]):
+        words = words_until(span.words, end_s)
+        cut.append(msgspec.structs.replace(span, words=words))
+        end_s = words[0].start_s if words else end_s
+    return msgspec.structs.replace(part, spans=tuple(cut[::-1]), tail_s=tail_s)
 
 
 def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterator[Span]:

@@ -112,7 +112,8 @@ class TranscriptBuilder:
         for part in parts:
             speaker = self._speakers[part.channel] if self._speakers else None
             self._held += segments_of(part, self._tokenizer, speaker)
-        self._held.sort(key=lambda segment: segment.start_s)
+        if self._speakers:
+            self._held.sort(key=lambda segment: segment.start_s)
         num_final = sum(segment.start_s < self._settled_s for segment in self._held)
         final, self._held = self._held[:num_final], self._held[num_final:]
         return [

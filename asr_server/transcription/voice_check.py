@@ -13,8 +13,8 @@ A model may also write times that are seconds too early, so that the words of a 
 noise before it. So a segment without a voice is dropped for good only where nobody speaks behind it; else
 the audio is read again from where somebody speaks. Behind a long pause a model may take the rest of a window
 (what it reads at once, mostly 30 s) for silence, and mark it as read; where a text returns that it has just
-written, it may end there. Where the detector is certain of speech behind a pause, or of much, it is read
-again, without the pause.
+written, it may end there, and of two languages in a window it may skip one. Where the detector is certain of
+speech before, between or behind the segments, the chunk is read again from there.
 
 The model often writes 0.0 for the first segment of a window, whatever comes before the speech, and ends a
 segment where the next one begins, whatever pause lies between. Its times are moved inward to where somebody
@@ -23,6 +23,7 @@ begins and ceases to speak; where words are aligned, segments take their times i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -33,20 +34,23 @@ from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.voice import (
     FRAME_S,
     MIN_CERTAIN_FRAMES,
+    MISSED_S,
     PAUSE_S,
+    certain_speech_s,
     holds_speech,
     missed_speech_s,
     next_speech_s,
     possible_speech_s,
 )
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
-from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, rest_of
+from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, ending_at, rest_of
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
 MIN_REST_S: Final = PAUSE_S + MIN_CERTAIN_FRAMES * FRAME_S  # a shorter one cannot hold a pause and a word
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
+SURELY_S: Final = 0.5  # of certain speech: Whisper's own judgement counts no more
 SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `seek` is exact
 # On both sides of a segment: what its times may be off. A faint beginning or a last consonant is no voice to
 # the detector.
@@ -76,32 +80,65 @@ async def drop_inventions(
             kept.append(span)
             continue
         is_any_dropped = True
-        tail_s = await _next_speech_s(span, chunk, pool) if may_go_on else None
+        kept_to_s = kept[-1].end_s if kept else 0.0
+        tail_s = await _next_speech_s(span, chunk, kept_to_s, pool) if may_go_on else None
         if tail_s is not None:
-            return msgspec.structs.replace(part, spans=tuple(kept), tail_s=tail_s)
+            kept_part = msgspec.structs.replace(part, spans=tuple(kept))
+            return ending_at(kept_part, len(kept), tail_s)
     return msgspec.structs.replace(part, spans=tuple(kept))
 
 
-async def _next_speech_s(span: Span, chunk: Chunk, pool: PreprocessPool) -> float | None:
+async def _next_speech_s(span: Span, chunk: Chunk, kept_to_s: float, pool: PreprocessPool) -> float | None:
     """The time from which the chunk is to be read again, behind a segment in which nobody speaks."""
     behind = rest_of(chunk, round(span.start_s * SAMPLE_RATE))
     speech_s = await pool.run(next_speech_s, behind.samples, 0.0)
-    if speech_s is None:
-        return None
-    tail_s = round((span.start_s + speech_s - LEAD_S) * FRAMES_PER_S) / FRAMES_PER_S
-    return tail_s if tail_s >= MIN_ADVANCE_S else None
+    return None if speech_s is None else _tail_s(span.start_s + speech_s, kept_to_s, chunk)
 
 
-async def find_missed_speech(chunk: Chunk, part: DecodedPart, pool: PreprocessPool) -> Chunk | None:
-    """The rest of `chunk` from where somebody speaks behind the part's last segment; None: nobody does."""
-    end_s = part.spans[-1].end_s if part.spans else 0.0
-    if chunk.duration_s - end_s < MIN_REST_S:
-        return None
-    speech_s = await pool.run(missed_speech_s, rest_of(chunk, round(end_s * SAMPLE_RATE)).samples)
-    if speech_s is None or end_s + speech_s - LEAD_S < MIN_ADVANCE_S:
-        return None
-    first = round((end_s + speech_s - LEAD_S) * SAMPLE_RATE)
-    return rest_of(chunk, first - (chunk.start_sample + first) % SAMPLES_PER_FRAME)
+def _tail_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | None:
+    """Return the time shortly before `speech_s` from which to read again, never within kept text.
+
+    None where this is so near the chunk's start that the same text would come of it.
+    """
+    first = math.ceil(max(kept_to_s, speech_s - LEAD_S) * SAMPLE_RATE)
+    first += -(chunk.start_sample + first) % SAMPLES_PER_FRAME
+    return first / SAMPLE_RATE if first >= MIN_ADVANCE_S * SAMPLE_RATE else None
+
+
+async def until_missed_speech(
+    part: DecodedPart, chunk: Chunk, pool: PreprocessPool, num_sent: int = 0
+) -> DecodedPart | None:
+    """Return the part up to the first gap between its segments in which somebody speaks; None: there is none.
+
+    Gaps are looked at behind the segments that were sent, the last one up to the unread tail.
+    """
+    ends_s = [0.0, *(span.end_s for span in part.spans)]
+    starts_s = [
+        *(span.start_s for span in part.spans),
+        chunk.duration_s if part.tail_s is None else part.tail_s,
+    ]
+    for number in range(num_sent, len(ends_s)):
+        end_s = ends_s[number]
+        if starts_s[number] - end_s < MIN_REST_S:
+            continue
+        gap = chunk.samples[round(end_s * SAMPLE_RATE) : round(starts_s[number] * SAMPLE_RATE)]
+        speech_s = await pool.run(missed_speech_s, gap)
+        tail_s = None if speech_s is None else _tail_s(end_s + speech_s, end_s, chunk)
+        if tail_s is not None:
+            return ending_at(part, number, tail_s)
+    return None
+
+
+def holds_long_gap(part: DecodedPart) -> bool:
+    """Whether much may be said before or between the part's segments."""
+    ends_s = [0.0, *(span.end_s for span in part.spans)]
+    return any(span.start_s - end_s >= MISSED_S for span, end_s in zip(part.spans, ends_s, strict=False))
+
+
+async def is_surely_speech(chunk: Chunk, pool: PreprocessPool) -> bool:
+    """Whether the detector is certain of so much speech that no other judge may drop its text."""
+    stretches_s = await pool.run(certain_speech_s, chunk.samples)
+    return sum(end_s - start_s for start_s, end_s in stretches_s) >= SURELY_S
 
 
 def _is_doubtful(span: Span, part: DecodedPart) -> bool:

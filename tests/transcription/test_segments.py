@@ -173,10 +173,10 @@ def test_no_word_lies_where_the_audio_is_read_again() -> None:
     part = read(heard(t(0), *words("123"), t(2)))
     said = (Word(" one", 0.5, 1.0), Word(" two", 2.9, 5.0), Word(" three", 5.0, 5.4))
     part = msgspec.structs.replace(part, spans=(msgspec.structs.replace(part.spans[0], words=said),))
-    cut = segments.with_words_until(part, 3.0).spans[0].words
+    cut = segments.ending_at(part, 1, 3.0).spans[0].words
     assert [(word.start_s, word.end_s) for word in cut] == [(0.5, 1.0), (2.9, 2.98), (2.98, 3.0)]
     silent = msgspec.structs.replace(part, spans=())
-    assert segments.with_words_until(silent, 3.0) == silent
+    assert segments.ending_at(silent, 0, 3.0).spans == ()
 
 
 def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from asr_server.audio.pool import PreprocessPool
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples
 from asr_server.transcription.segments import DecodedPart, Span
-from asr_server.transcription.voice_check import drop_inventions
+from asr_server.transcription.voice_check import drop_inventions, until_missed_speech
 from tests.noises import make_noise
 from tests.speech import VOICES, digits_of, say, silence
 from tests.transcription.pipeline import transcribe
@@ -71,3 +72,51 @@ async def test_where_somebody_speaks_behind_a_dropped_segment_it_is_read_again_f
 async def test_what_has_been_sent_stands() -> None:
     part, chunk = part_of(COUGHS, (0.0, 1.0, UNLIKELY), (1.0, 2.0, UNLIKELY))
     assert (await checked(part, chunk, num_sent=1)).spans == part.spans[:1]
+
+
+async def cut_at_missed_speech(part: DecodedPart, chunk: Chunk, num_sent: int = 0) -> DecodedPart | None:
+    pool = PreprocessPool(1)
+    try:
+        return await until_missed_speech(part, chunk, pool, num_sent)
+    finally:
+        pool.shutdown()
+
+
+GAP_TALK = np.concatenate([TALK, silence(1.5), TALK, silence(1.5), TALK])
+TALK_S = len(TALK) / SAMPLE_RATE
+SECOND_S, THIRD_S = TALK_S + 1.5, 2 * TALK_S + 3.0
+
+
+async def test_speech_between_two_segments_is_read_again() -> None:
+    part, chunk = part_of(GAP_TALK, (0.0, TALK_S, LIKELY), (THIRD_S, THIRD_S + TALK_S, LIKELY))
+    cut = await cut_at_missed_speech(part, chunk)
+    assert cut is not None
+    assert cut.spans == part.spans[:1]
+    assert cut.tail_s == pytest.approx(SECOND_S, abs=0.5)
+    assert await cut_at_missed_speech(part, chunk, num_sent=2) is None, "what was sent stands"
+
+
+async def test_speech_between_the_last_segment_and_the_unread_tail_is_read_again() -> None:
+    part, chunk = part_of(GAP_TALK, (0.0, TALK_S, LIKELY))
+    cut = await cut_at_missed_speech(msgspec.structs.replace(part, tail_s=THIRD_S), chunk)
+    assert cut is not None
+    assert cut.tail_s == pytest.approx(SECOND_S, abs=0.5)
+
+
+async def test_much_speech_right_behind_a_segment_is_read_again_from_its_end() -> None:
+    part, chunk = part_of(np.concatenate([TALK, TALK, TALK]), (0.0, TALK_S, LIKELY))
+    cut = await cut_at_missed_speech(part, chunk)
+    assert cut is not None
+    assert cut.tail_s == pytest.approx(TALK_S, abs=1.0)
+
+
+async def test_no_audio_of_kept_text_is_read_again() -> None:
+    """The dropped segment begins just before speech: the lead would reach into the kept text."""
+    part, chunk = part_of(
+        np.concatenate([TALK, silence(0.1), COUGHS, TALK]),
+        (0.0, TALK_S + 3.9, LIKELY),
+        (TALK_S + 3.9, TALK_S + 4.0, UNLIKELY),
+    )
+    found = await checked(part, chunk)
+    assert found.tail_s is None or found.tail_s >= part.spans[0].end_s
+    assert found.tail_s is not None
