@@ -174,10 +174,14 @@ def missed_speech_s(samples: Samples) -> float | None:
     """
     speech_s = certain_speech_s(samples)
     begins_s = _behind_pause_s(speech_s, PAUSE_S)
-    if begins_s is None and sum(end_s - start_s for start_s, end_s in speech_s) >= MISSED_S:
+    if begins_s is None and _total_s(speech_s) >= MISSED_S:
         begins_s = _behind_pause_s(speech_s, SHORT_PAUSE_S)
-        return speech_s[0][0] if begins_s is None else begins_s
-    return begins_s
+    before_s = [stretch_s for stretch_s in speech_s if begins_s is None or stretch_s[0] < begins_s]
+    return before_s[0][0] if _total_s(before_s) >= MISSED_S else begins_s
+
+
+def _total_s(stretches_s: Iterable[tuple[float, float]]) -> float:
+    return sum(end_s - start_s for start_s, end_s in stretches_s)
 
 
 def _behind_pause_s(speech_s: Iterable[tuple[float, float]], min_pause_s: float) -> float | None:

@@ -18,6 +18,16 @@ from tests.speech import RECORDINGS
 FIELD = RECORDINGS.parent / "field"
 A = "And so my fellow Americans ask not what your country can do for you ask what you can do for your country"
 B = "we must find a new home in the stars"
+QUIET = (
+    "The GNU General Public License is a free, copyleft license for software and other kinds of works. "
+    "The licenses for most software and other practical works are designed to take away your freedom to "
+    "share and change the works. By contrast, the GNU General Public License is intended to guarantee "
+    "your freedom to share and change all versions of a program to make sure it remains free software "
+    "for all its users. We, the Free Software Foundation, use the GNU General Public License for most "
+    "of our software; it applies also to any other work released this way by its authors. You can apply "
+    "it to your programs, too. When we speak of free software, we are referring to freedom, not price. "
+    "Our General Public Licenses "
+)
 D = "It was my reports from the north which chiefly induced people to buy"
 
 pytestmark = pytest.mark.slow
@@ -93,3 +103,18 @@ def test_a_float_file_at_the_scale_of_16_bits_is_read(real_server: Server) -> No
     buffer = io.BytesIO()
     soundfile.write(buffer, (samples * 2**15).astype(np.float32), rate, format="WAV", subtype="FLOAT")
     assert errors(transcribed(real_server, buffer.getvalue()), A) == 0
+
+
+def test_speech_in_a_second_language_lies_in_segments(real_server: Server) -> None:
+    answer = transcribed(
+        real_server, content_of("e1_en_es_zh.opus"), **{"timestamp_granularities[]": "segment"}
+    )
+    spoken_s = sum(
+        max(0.0, min(segment["end"], 23.0) - max(segment["start"], 8.5)) for segment in answer["segments"]
+    )
+    assert spoken_s >= 12.0, answer["segments"]
+
+
+def test_faint_speech_under_an_offset_is_read_whole(real_server: Server) -> None:
+    answer = transcribed(real_server, content_of("c14_dc50_quiet50.flac"), language="en")
+    assert errors(answer, QUIET) <= 9

@@ -86,6 +86,13 @@ def test_much_speech_behind_a_text_is_missed_even_if_no_pause_is_long() -> None:
     assert missed_speech_s(np.concatenate(said[:2])) is None, "a time may be off by that"
 
 
+@pytest.mark.parametrize("pause_s", [0.7, 2.0])
+def test_much_speech_is_missed_from_its_beginning_whatever_pause_comes_later(pause_s: float) -> None:
+    talk = [say("70", lead_s=0.0, gap_s=0.0).samples for _ in range(7)]
+    later = say("74", lead_s=pause_s).samples
+    assert missed_speech_s(np.concatenate([*talk, later])) == pytest.approx(0.0, abs=0.3)
+
+
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "tones", "music", "coughs"])
 def test_no_noise_is_certain_to_be_speech(kind: str) -> None:
     assert [next_speech_s(make_noise(kind, -30, 10.0, seed)) for seed in range(3)] == [None] * 3

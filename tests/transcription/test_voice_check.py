@@ -120,3 +120,11 @@ async def test_no_audio_of_kept_text_is_read_again() -> None:
     found = await checked(part, chunk)
     assert found.tail_s is None or found.tail_s >= part.spans[0].end_s
     assert found.tail_s is not None
+
+
+async def test_text_that_whisper_judges_silence_stays_where_somebody_surely_speaks() -> None:
+    always_silence = DecodingOptions(no_speech_threshold=-1.0, logprob_threshold=1.0)
+    heard = await transcribe(EMBEDDED_MODEL, TALK, always_silence, check_voice=True)
+    assert digits_of(heard.text) == "31415926"
+    noise = await transcribe(EMBEDDED_MODEL, COUGHS, always_silence, check_voice=True)
+    assert noise.text == ""
