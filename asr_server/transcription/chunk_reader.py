@@ -88,26 +88,22 @@ class ChunkProgress:
 
     def __init__(self) -> None:
         self.parts: list[DecodedPart] = []
-        self._task: asyncio.Task[list[DecodedPart]] | None = None
+        self._finished = asyncio.Event()
         self._changed = asyncio.Event()
         self._has_begun = asyncio.Event()
 
-    def watch(self, task: asyncio.Task[list[DecodedPart]]) -> None:
-        """Follows the task that reads the chunk."""
-        self._task = task
-        task.add_done_callback(lambda _: self._on_change())
-
     def report(self, parts: list[DecodedPart]) -> None:
         self.parts = parts
-        self._on_change()
+        self._changed.set()
+        self._has_begun.set()
+
+    def finish(self, parts: list[DecodedPart]) -> None:
+        self._finished.set()
+        self.report(parts)
 
     def num_spans(self, part: int) -> int:
         """How many segments of the part with this number have been reported, and so are kept."""
         return len(self.parts[part].spans) if part < len(self.parts) else 0
-
-    def _on_change(self) -> None:
-        self._changed.set()
-        self._has_begun.set()
 
     def on_wait_for_others(self) -> None:
         """This chunk now waits for others, so they must not wait for its first text: ends `first_text`."""
@@ -118,15 +114,17 @@ class ChunkProgress:
         await self._has_begun.wait()
 
     async def is_finished(self) -> bool:
-        """Waits until more is reported or the reading has ended; whether it has ended."""
+        """Waits until more is reported or all is read; whether all is read. An error ends the request, and
+        with it this wait. For one waiter only.
+        """
         await self._changed.wait()
         self._changed.clear()
-        return self._task is not None and self._task.done()
+        return self._finished.is_set()
 
     async def result(self) -> list[DecodedPart]:
-        """Waits for all parts. Raises the error that ended the reading, if one did."""
-        assert self._task is not None
-        return await self._task
+        """Waits for all parts."""
+        await self._finished.wait()
+        return self.parts
 
 
 class EarlyResults:
@@ -205,9 +203,10 @@ class ChunkReader:
         self._watch = watch
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
 
-    async def read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
+    async def read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> None:
         """Reads one chunk to its end; its segments have the times that are shown."""
-        return await self._with_segment_times(chunk, await self._read(chunk, language, progress))
+        parts = await self._read(chunk, language, progress)
+        progress.finish(await self._with_segment_times(chunk, parts))
 
     async def _read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
         """Reads one chunk in the language that it detects if none is given. Where the vote of several

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
 
 from asr_server import metrics
 from asr_server.audio.recording import ChunkSource, DecodeSlice, Recording
@@ -17,7 +19,6 @@ from asr_server.core import Chunk, DecodingOptions, Transcript, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription.chunk_reader import NOTHING_SENT, ChunkProgress, ChunkReader, not_yet_sent
 from asr_server.transcription.language_detector import LanguageDetector
-from asr_server.transcription.segments import DecodedPart
 from asr_server.transcription.stall_watch import StallWatch
 from asr_server.transcription.transcript import TranscriptBuilder
 
@@ -50,18 +51,24 @@ class TranscriptionSession:
         self._channels_apart = channels_apart
         # What to wait for, in the order of the file. A number: all before these seconds has been sent.
         self._pending: asyncio.Queue[ChunkProgress | float | None] = asyncio.Queue()
-        self._running: set[asyncio.Task[None] | asyncio.Task[list[DecodedPart]]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._started_at = time.monotonic()
         self._has_sent_text = False
         self._counted_s = 0.0
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        self._running.add(group.create_task(self._produce_chunks(group)))
-        self._watching = group.create_task(self._watch.run(self._running))
+        self._run(group, self._produce_chunks(group))
+        self._watch.start(group, self._running)
 
     def stop(self) -> None:
-        for task in (*self._running, self._watching):
+        self._watch.stop()
+        for task in self._running:
             task.cancel()
+
+    def _run(self, group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+        task = group.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
         """Yields each chunk's text (with early results, each segment's) in the order of the file, once all
@@ -108,33 +115,41 @@ class TranscriptionSession:
     # -- Chunks out --
 
     async def _produce_chunks(self, group: asyncio.TaskGroup) -> None:
-        """Decodes slice by slice, as far ahead as the dispatcher lets this request."""
+        """Decodes slice by slice, as far ahead as the dispatcher lets this request. Reads the last chunk, of
+        a short file the only one, in this task: another task would cost more than the chunk's text.
+        """
+        read_last: Callable[[], Awaitable[None]] = _nothing
         finished = False
         while not finished:
-            await asyncio.sleep(0)  # what was sent last is in the queue by then, and counts
             room = await self._handle.wait_for_capacity()
             with self._watch.waiting_for_pool():
                 decoded = await self._next_slice(room)
-            for piece in decoded.pieces:
-                if isinstance(piece, Chunk):
-                    # Waiting here while another chunk detects also keeps this side from decoding on.
-                    language = await self._language.next_language()
-                    progress = self._send(group, piece, language)
-                    if self._options.condition_on_previous_text:
-                        await progress.result()  # its text is part of the next one's prompt
-                    elif self._options.streams and piece.index == 0:
-                        await progress.first_text()  # which encoding more would hold up
             finished = decoded.finished
+            chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
+            for chunk in chunks:
+                # Waiting here while another chunk detects also keeps this side from decoding on.
+                language, progress = await self._language.next_language(), ChunkProgress()
+                self._pending.put_nowait(progress)
+                read = partial(self._reader.read, chunk, language, progress)
+                if finished and chunk is chunks[-1]:
+                    read_last = read
+                else:
+                    self._run(group, read())
+                    await self._until_next_may_go(chunk, progress)
             if self._channels_apart:
                 self._pending.put_nowait(math.inf if finished else self._source.settled_s)
         self._language.on_all_sent()
         self._pending.put_nowait(None)
+        await read_last()
 
-    def _send(self, group: asyncio.TaskGroup, chunk: Chunk, language: str | None) -> ChunkProgress:
-        progress = ChunkProgress()
-        task = group.create_task(self._reader.read(chunk, language, progress))
-        progress.watch(task)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        self._pending.put_nowait(progress)
-        return progress
+    async def _until_next_may_go(self, chunk: Chunk, progress: ChunkProgress) -> None:
+        if self._options.condition_on_previous_text:
+            await progress.result()  # its text is part of the next one's prompt
+        elif self._options.streams and chunk.index == 0:
+            await progress.first_text()  # which encoding more would hold up
+        else:
+            await asyncio.sleep(0)  # the chunk is in the queue by then: before the next one, and counted
+
+
+async def _nothing() -> None:
+    pass

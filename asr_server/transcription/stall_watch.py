@@ -1,7 +1,7 @@
 """Ends a request in which nothing moves any more, so that no client waits without end.
 
-Runs as one task of each request, on the event loop of the API process. Used by `session.py` and
-`chunk_reader.py`. Changes nothing of a request but to end it.
+Runs as a task of each request that takes longer than a tick, on the event loop of the API process. Used by
+`session.py` and `chunk_reader.py`. Changes nothing of a request but to end it.
 
 Most waits are bounded elsewhere: replicas are watched by the supervisor, the decoding of a file has its own
 limit, and a queue moves while others are served. What remains are a chunk that its replica never finishes, a
@@ -54,6 +54,8 @@ class StallWatch:
 
     def __init__(self, handle: RequestHandle, pool: PreprocessPool, limits: StallLimits) -> None:
         self._handle, self._pool, self._limits = handle, pool, limits
+        self._tick_s = min(TICK_S, limits.request_s / 4)
+        self._watching: asyncio.TimerHandle | asyncio.Task[None]
         self._num_in_pool = 0
         self._seen: tuple[int, ...] = ()  # what had moved at the last tick
         self._still_s = 0.0  # since something moved
@@ -67,17 +69,27 @@ class StallWatch:
         finally:
             self._num_in_pool -= 1
 
-    async def run(self, tasks: Collection[asyncio.Task[Any]]) -> None:
-        """Watches until it is cancelled. Raises RequestStalled.
+    def start(self, group: asyncio.TaskGroup, tasks: Collection[asyncio.Task[Any]]) -> None:
+        """Watches until `stop`, in a task that raises RequestStalled. Most requests end before the first
+        tick, and need no task for it.
 
         Args:
             tasks: the request's own. Once all are done, only its client can hold it up.
         """
-        tick_s = min(TICK_S, self._limits.request_s / 4)
+
+        def begin() -> None:
+            self._watching = group.create_task(self._run(tasks))
+
+        self._watching = asyncio.get_running_loop().call_later(self._tick_s, begin)
+
+    def stop(self) -> None:
+        self._watching.cancel()
+
+    async def _run(self, tasks: Collection[asyncio.Task[Any]]) -> None:
         while True:
-            await asyncio.sleep(tick_s)
             if not all(task.done() for task in tasks):
-                self._on_tick(tick_s)
+                self._on_tick(self._tick_s)
+            await asyncio.sleep(self._tick_s)
 
     def _on_tick(self, tick_s: float) -> None:
         handle, num_finished = self._handle, self._pool.stats.finished if self._num_in_pool else 0

@@ -106,8 +106,10 @@ class Transcriber:
         try:
             async with asyncio.TaskGroup() as group:
                 session.start(group)
-                yield session
-                session.stop()
+                try:
+                    yield session
+                finally:
+                    session.stop()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         finally:
