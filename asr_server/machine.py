@@ -272,14 +272,27 @@ def _read(path: Path) -> str:
 
 
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # prctl's PR_SET_PDEATHSIG
+_PACKAGE_PARENT: Final = Path(__file__).resolve().parents[1]
 _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def child_environment() -> dict[str, str]:
-    """Returns this process's environment without what looks like a secret: a child that parses what strangers
-    send could be made to reveal it.
+    """Return this process's environment for a child that runs a module of this package.
+
+    It lacks what looks like a secret: a child that parses what strangers send could be made to reveal it.
+    The child finds the package, and no Python file in the working directory.
     """
-    return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+    public = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+    return public | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_import_folders())}
+
+
+def _import_folders() -> Iterator[str]:
+    """Yield the folder of a checkout first. An installed package is found without it, and site-packages must
+    not come before Python's own modules. An empty entry would be the working directory.
+    """
+    if _PACKAGE_PARENT.name not in ("site-packages", "dist-packages"):
+        yield str(_PACKAGE_PARENT)
+    yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
 def share_one_arena() -> None:

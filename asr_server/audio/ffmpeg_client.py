@@ -26,7 +26,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -211,15 +210,13 @@ class DecodeProcesses:
         if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
-        package_parent = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
         with theirs:
             try:
                 self._forkserver = subprocess.Popen(
                     [sys.executable, "-m", "asr_server.audio.ffmpeg_process", str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env=child_environment() | _ONE_THREAD | {"PYTHONPATH": path},
+                    env=child_environment() | _ONE_THREAD,
                 )
             except OSError:
                 ours.close()

@@ -1,0 +1,89 @@
+"""The processes that the server starts import nothing from the folder that it runs in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asr_server.audio.ffmpeg_client import decode_processes
+from asr_server.audio.limits import AudioLimits
+from asr_server.audio.recording import Recording
+from asr_server.channel.messages import Heartbeat
+from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.dispatch.ray_cluster import LocalCluster
+from asr_server.machine import child_environment
+from asr_server.replica.ranks import BEAT, _Rank
+from tests.audio.audio_files import make, voice
+from tests.embedded import embedded
+
+pytestmark = pytest.mark.slow
+
+TRAPS = ("http", "json", "random", "socket", "tempfile", "numpy", "msgspec", "ray")
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Run in a folder whose Python files leave the yielded file when one of them is imported."""
+    mark = tmp_path / "imported"
+    for name in TRAPS:
+        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    yield mark
+    assert not mark.exists()
+
+
+@pytest.mark.usefixtures("trap")
+async def test_a_replica_imports_nothing_from_the_working_directory() -> None:
+    replica = await MultiprocessExecutor(embedded()).launch(0)
+    try:
+        (event,) = await replica.receive()
+        assert isinstance(event, Heartbeat)
+    finally:
+        await replica.close()
+
+
+def test_the_ffmpeg_process_imports_nothing_from_the_working_directory(
+    trap: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = make(tmp_path_factory.mktemp("audio"), "a.m4a", voice(24_000, 1, 1.0), 24_000)
+    decode_processes.shutdown()
+    recording = Recording(path, AudioLimits())
+    try:
+        assert recording.next_slice() is not None
+    finally:
+        recording.close()
+        decode_processes.shutdown()
+
+
+@pytest.mark.usefixtures("trap")
+def test_a_rank_imports_nothing_from_the_working_directory() -> None:
+    settings = embedded(tensor_parallel_size=2)
+    store_fd = os.memfd_create("ranks")
+    rank = _Rank(0, 1, settings, 1, store_fd)
+    try:
+        assert rank.process.stdout is not None
+        assert rank.process.stdout.read(1) == BEAT
+    finally:
+        rank.process.kill()
+        rank.process.communicate()
+        rank.operations.close()
+        os.close(store_fd)
+
+
+@pytest.mark.usefixtures("trap")
+def test_a_ray_cluster_imports_nothing_from_the_working_directory() -> None:
+    pytest.importorskip("ray")
+    cluster = LocalCluster()
+    cluster.stop()
+
+
+@pytest.mark.parametrize("inherited", ["", os.pathsep, f"{os.pathsep}/a"])
+def test_an_empty_entry_of_the_import_path_is_not_passed_on(
+    inherited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", inherited)
+    assert "" not in child_environment()["PYTHONPATH"].split(os.pathsep)
