@@ -28,9 +28,7 @@ from asr_server.checkpoint.files import (
     read_json,
     read_optional_json,
     read_small,
-    read_stored,
     reading,
-    write_stored,
 )
 from asr_server.checkpoint.foreign import GGML, ForeignModel
 from asr_server.checkpoint.names import (
@@ -41,7 +39,9 @@ from asr_server.checkpoint.names import (
     published_heads,
     published_name,
 )
-from asr_server.checkpoint.readers import read_ctranslate2, read_ggml, read_openai
+from asr_server.checkpoint.pickled import read_openai
+from asr_server.checkpoint.readers import read_ctranslate2, read_ggml
+from asr_server.checkpoint.tensors import read_stored, write_stored
 from asr_server.core import POSITIONS_PER_S
 from asr_server.errors import CheckpointError
 

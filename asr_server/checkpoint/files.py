@@ -1,21 +1,20 @@
-"""Reads a checkpoint's files: its JSON, how much audio its encoder takes at once, and where its tensors lie.
+"""Reads a checkpoint's small files: its JSON, and how much audio its encoder takes at once.
 
-Only the header of each file of weights is read, so that a wrong size gives an error of one line before an
-engine is started. Runs in every process. Used by `checkpoint`, `api`, `dispatch`, `audio`, `offline`,
-`engine` and `model`; imports no torch and loads no weights.
+A checkpoint's author is not trusted: files are regular and bounded, and numbers are looked at before use.
+Runs in every process. Used by `checkpoint`, `api`, `dispatch`, `audio`, `offline`, `engine` and `model`;
+imports no torch.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE
 from asr_server.errors import CheckpointError
@@ -91,6 +90,14 @@ SHORT_LENGTHS: Final = (*range(25, 300, 25), *range(300, 1000, 100), *range(1000
 MARGIN_POSITIONS: Final = 75
 
 
+_MAX_CHUNK_S: Final = 3600.0  # the window bounds it further
+
+
+def _short(value: object) -> str:
+    """What the file has there, for a message of one line."""
+    return repr(value)[:80]
+
+
 @dataclass(frozen=True)
 class AudioWindow:
     """How much audio the checkpoint's encoder takes at once, and how much of it one chunk should fill."""
@@ -135,18 +142,25 @@ class AudioWindow:
         config = read_json(directory / "config.json")
         path = directory / "preprocessor_config.json"
         preprocessor = read_optional_json(path)
-        window = cls(
-            int(config.get("max_source_positions", cls.num_positions)),
-            float(preprocessor.get("max_chunk_s", cls.max_chunk_s)),
-            padding=str(preprocessor.get("padding", cls.padding)),
-        )
+        num_positions = config.get("max_source_positions", cls.num_positions)
+        max_chunk_s = preprocessor.get("max_chunk_s", cls.max_chunk_s)
+        if type(num_positions) is not int or num_positions < 1:
+            raise CheckpointError(
+                f"max_source_positions in {directory / 'config.json'} is {_short(num_positions)}: "
+                "must be a whole number from 1 on"
+            )
+        if type(max_chunk_s) not in (int, float) or not 0 <= max_chunk_s <= _MAX_CHUNK_S:
+            raise CheckpointError(
+                f"max_chunk_s in {path} is {_short(max_chunk_s)}: must be from 0 to {_MAX_CHUNK_S:g}"
+            )
+        window = cls(num_positions, float(max_chunk_s), padding=str(preprocessor.get("padding", cls.padding)))
         if window.padding not in ("silence", "zeros"):
-            raise CheckpointError(f"padding in {path} is {window.padding!r}: silence or zeros")
+            raise CheckpointError(f"padding in {path} is {_short(window.padding)}: silence or zeros")
         expected = {**FEATURES, "chunk_length": window.duration_s}
         for key, value in expected.items():
             if preprocessor.get(key, value) != value:
                 raise CheckpointError(
-                    f"{key} in {path} is {preprocessor[key]!r}; its encoder needs {value:g}"
+                    f"{key} in {path} is {_short(preprocessor[key])}; its encoder needs {value:g}"
                 )
         return window
 
@@ -156,111 +170,3 @@ INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 STORED = "stored_tensors.json"  # this server's own: where tensors lie in another program's file
 CTRANSLATE2 = "model.bin"
-
-_GIT_LFS = b"version https://git-lfs"
-ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
-
-
-class StoredTensor(NamedTuple):
-    """The place of a tensor in a file: its numbers row by row, little-endian, from the byte `offset` on."""
-
-    dtype: str  # as safetensors names them: F32, F16, BF16, I8 ...
-    shape: tuple[int, ...]
-    offset: int
-    scale: StoredTensor | None = None  # one for each row, or one in all: the values are numbers / scale
-
-    @property
-    def end(self) -> int:
-        """The first byte after it; its scale may lie anywhere."""
-        return self.offset + math.prod(self.shape) * ITEM_BYTES[self.dtype]
-
-    def rows(self, first: int, count: int) -> StoredTensor:
-        """Returns a tensor of its rows from `first` on."""
-        num_bytes = math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
-        scale = self.scale.rows(first, count) if self.scale and self.scale.shape else self.scale
-        return StoredTensor(self.dtype, (count, *self.shape[1:]), self.offset + first * num_bytes, scale)
-
-
-StoredTensors = dict[str, StoredTensor]
-
-
-class WeightsFile(NamedTuple):
-    path: Path
-    tensors: StoredTensors  # by their Hugging Face names, without the leading `model.`
-
-
-def find_weights(directory: Path) -> list[WeightsFile]:
-    """The files that hold the checkpoint's tensors, with what is in each.
-
-    A pickled file has no header: `PICKLED` comes with no tensors.
-
-    Raises:
-        CheckpointError: there are none, or one is missing, cut short, or another one than it was.
-    """
-    if (directory / STORED).exists():
-        return [read_stored(directory)]
-    files = [directory / name for name in _weight_files(directory)]
-    return [WeightsFile(path, _check_file(path)) for path in files]
-
-
-def write_stored(directory: Path, path: Path, tensors: StoredTensors, **more: str) -> None:
-    """Notes in `directory` that the file at `path` holds its tensors. `more` goes into the note as it is."""
-    about = path.stat()
-    note = {"path": str(path), "num_bytes": about.st_size, "modified_ns": about.st_mtime_ns, **more}
-    (directory / STORED).write_text(json.dumps(note | {"tensors": tensors}), encoding="utf-8")
-
-
-def read_stored(directory: Path) -> WeightsFile:
-    """Raises CheckpointError where the file is no longer the one that was noted."""
-    note = read_json(directory / STORED)
-    path = Path(note["path"])
-    with reading(path):
-        about = path.stat()
-    if (about.st_size, about.st_mtime_ns) != (note["num_bytes"], note["modified_ns"]):
-        raise CheckpointError(f"{path} has changed since the server was started: start it again")
-    return WeightsFile(path, {name: _from_json(fields) for name, fields in note["tensors"].items()})
-
-
-def _from_json(fields: list[Any]) -> StoredTensor:
-    dtype, shape, offset, scale = fields
-    return StoredTensor(dtype, tuple(shape), offset, _from_json(scale) if scale else None)
-
-
-def _weight_files(directory: Path) -> list[str]:
-    if (directory / INDEX).exists():
-        return sorted(set(read_json(directory / INDEX).get("weight_map", {}).values()))
-    for name in (SINGLE, PICKLED):
-        if (directory / name).exists():
-            return [name]
-    raise CheckpointError(f"{directory} has no weights: neither {SINGLE}, {INDEX} nor {PICKLED}")
-
-
-def _check_file(path: Path) -> StoredTensors:
-    """Its tensors; none for a pickled file, which has no header."""
-    if begins_with(path, _GIT_LFS):
-        raise CheckpointError(f"{path} is only a pointer to the weights: run `git lfs pull` there")
-    with reading(path):
-        return _read_header(path) if path.suffix == ".safetensors" else {}
-
-
-def _read_header(path: Path) -> StoredTensors:
-    """Reads the header of a safetensors file: eight bytes of length, a JSON object; the tensors follow."""
-    num_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(length)) if length < num_bytes else None
-            if header is not None:
-                header.pop("__metadata__", None)
-                tensors = {
-                    name.removeprefix("model."): StoredTensor(
-                        about["dtype"], tuple(about["shape"]), 8 + length + about["data_offsets"][0]
-                    )
-                    for name, about in header.items()
-                }
-                ends = [tensor.end for tensor in tensors.values()]
-        except (ValueError, TypeError, KeyError, AttributeError, LookupError) as error:
-            raise CheckpointError(f"{path} is no safetensors file: fetch it again") from error
-    if header is None or num_bytes < max(ends, default=0):
-        raise CheckpointError(f"{path} is cut short: fetch it again")
-    return tensors

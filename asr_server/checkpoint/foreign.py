@@ -11,8 +11,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from asr_server.checkpoint.files import CTRANSLATE2, PICKLED, StoredTensors, begins_with
+from asr_server.checkpoint.files import CTRANSLATE2, PICKLED, begins_with
 from asr_server.checkpoint.names import published_name
+from asr_server.checkpoint.tensors import StoredTensors
 from asr_server.errors import CheckpointError
 
 GGML: Final = b"lmgg"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from asr_server.checkpoint.files import find_weights
+from asr_server.checkpoint.tensors import find_weights
 from asr_server.errors import CheckpointError
 
 Shape = tuple[int, ...]

@@ -25,7 +25,7 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from asr_server.checkpoint.files import read_json, read_optional_json
+from asr_server.checkpoint.files import read_json, read_optional_json, read_small
 from asr_server.checkpoint.names import LANGUAGE_TOKEN, PUBLISHED_VOCABULARIES
 from asr_server.core import POSITIONS_PER_S, ChunkResult, DecodingOptions
 from asr_server.errors import CheckpointError
@@ -203,6 +203,7 @@ def _from_vocabulary(directory: Path) -> tuple[tokenizers.Tokenizer, dict[str, i
     added |= {
         piece: token for piece, token in vocabulary.items() if piece.startswith("<|") and piece.endswith("|>")
     }
+    read_small(directory / "merges.txt")  # refuses what is no file, which the library would wait for
     text = tokenizers.Tokenizer(
         models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
     )

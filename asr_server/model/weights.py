@@ -23,14 +23,14 @@ from torch import Tensor
 from asr_server.checkpoint.adopt import read_foreign, texts_for, write_layout
 from asr_server.checkpoint.files import (
     SINGLE,
-    StoredTensor,
-    WeightsFile,
     begins_with,
-    find_weights,
+    opened,
     read_json,
 )
 from asr_server.checkpoint.find import check_directory, tokenizer_of
 from asr_server.checkpoint.layout import EMBEDDING, PROJECTION, check_layout
+from asr_server.checkpoint.pickled import check_pickled
+from asr_server.checkpoint.tensors import StoredTensor, WeightsFile, find_weights
 from asr_server.errors import CheckpointError
 from asr_server.model.float8 import Float8Linear
 from asr_server.model.int8 import Int8EncoderLinear, Int8Linear
@@ -43,12 +43,15 @@ _DTYPES: Final = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
 }
+_FLOAT8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def load_whisper(
@@ -125,7 +128,9 @@ def read_weights(directory: Path) -> Mapping[str, Tensor]:
     files = find_weights(directory)
     if not any(file.tensors for file in files):
         path = files[0].path
-        is_zip = begins_with(path, b"PK")  # torch cannot map files of its versions before 1.6 into memory
+        if is_zip := begins_with(path, b"PK"):
+            check_pickled(path)
+        # torch cannot map files of its versions before 1.6 into memory
         pickled = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
         return {name.removeprefix("model."): tensor for name, tensor in pickled.items()}
     return StoredWeights(files)
@@ -141,7 +146,7 @@ class StoredWeights(Mapping[str, Tensor]):
         self._stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
         self._bytes: dict[str, mmap.mmap] = {}
         for path, tensors in files:
-            with path.open("rb") as file:  # a private mapping, because torch warns of memory it may not write
+            with opened(path) as file:  # a private mapping, because torch warns of memory it may not write
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._bytes |= dict.fromkeys(tensors, content)
 
@@ -171,7 +176,8 @@ def _read(content: mmap.mmap, stored: StoredTensor) -> Tensor:
     dtype = _DTYPES[stored.dtype]
     raw = torch.frombuffer(content, dtype=torch.uint8, offset=stored.offset, count=stored.end - stored.offset)
     aligned = raw if stored.offset % dtype.itemsize == 0 else raw.clone()
-    return aligned.view(dtype).reshape(stored.shape)
+    tensor = aligned.view(dtype).reshape(stored.shape)
+    return tensor.bfloat16() if dtype in _FLOAT8 else tensor  # which has all their numbers
 
 
 _ORDINARY_MODE = 0o666  # less what the umask takes away

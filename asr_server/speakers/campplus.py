@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.checkpoint.readers import read_torch
+from asr_server.checkpoint.pickled import read_torch
 from asr_server.machine import LARGEST_WITHOUT_VNNI
 from asr_server.speakers.onnx_file import END, Attribute, Graph, Weights, int8
 

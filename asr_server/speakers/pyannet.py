@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.checkpoint.readers import read_torch
+from asr_server.checkpoint.pickled import read_torch
 from asr_server.speakers.onnx_file import END, Attribute, Graph, Weights, int8
 
 NUM_CLASSES: Final = 7  # nobody, each of three, each two of three

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from asr_server.checkpoint.adopt import source_of
 from asr_server.checkpoint.fetch import own_cache
-from asr_server.checkpoint.files import find_weights
 from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint
+from asr_server.checkpoint.tensors import find_weights
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.errors import CheckpointError
 from asr_server.model import StoredWeights, WhisperSizes, load_whisper

@@ -84,6 +84,21 @@ def test_a_projection_that_is_the_embedding_is_served(directory: Path, is_tied: 
     load_whisper(resolve_checkpoint(str(directory)), "cpu", torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_in_float8_are_read(directory: Path, dtype: torch.dtype) -> None:
+    before = load_file(directory / "model.safetensors")
+    change_weights(directory, lambda weights: weights.update({k: t.to(dtype) for k, t in weights.items()}))
+    model = load_whisper(resolve_checkpoint(str(directory)), "cpu", torch.float32)
+    expected = before["model.decoder.layers.0.encoder_attn.k_proj.weight"].to(dtype).float()
+    assert torch.equal(model.decoder.state_dict()["layers.0.cross_key"], expected)
+
+
+def test_weights_in_float8_with_scales_are_refused_by_name(directory: Path) -> None:
+    scale = "model.decoder.layers.0.fc1.weight_scale"
+    change_weights(directory, lambda weights: weights.update({scale: torch.ones(1)}))
+    assert "decoder.layers.0.fc1.weight_scale is no part of a Whisper model" in refusal(directory)
+
+
 def test_an_untied_model_without_its_projection_is_refused(directory: Path) -> None:
     change_weights(directory, lambda weights: weights.pop(PROJECTION, None))
     change_config(directory, tie_word_embeddings=False)

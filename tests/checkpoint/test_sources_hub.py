@@ -17,8 +17,8 @@ from huggingface_hub import constants
 from asr_server.checkpoint import sources
 from asr_server.checkpoint.adopt import source_of
 from asr_server.checkpoint.fetch import own_cache
-from asr_server.checkpoint.files import find_weights
 from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint, revision_of, tokenizer_of
+from asr_server.checkpoint.tensors import find_weights
 from asr_server.errors import CheckpointError
 from tests.checkpoint.fake_hub import BLOCK_BYTES, COMMIT, FakeHub, running_hub
 from tests.checkpoint.foreign_models import write_ctranslate2

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asr_server.checkpoint.readers import read_torch
+from asr_server.checkpoint.pickled import read_torch
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.models import speaker_models
 from asr_server.speakers.segmentation import NUM_FRAMES, STEP, WINDOW, Floats, segment

@@ -1,0 +1,199 @@
+"""Finds where a checkpoint's tensors lie in its files, by reading headers alone.
+
+So a wrong size gives an error of one line before an engine is started. Every length, count and place in a
+header is looked at before it is used, against the size of the file. Used by the rest of `checkpoint` and by
+`model/weights.py`; imports no torch and loads no weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from asr_server.checkpoint.files import (
+    INDEX,
+    MAX_SMALL_BYTES,
+    PICKLED,
+    SINGLE,
+    STORED,
+    begins_with,
+    opened,
+    read_json,
+)
+from asr_server.errors import CheckpointError
+
+ITEM_BYTES: Final = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+}
+MAX_DIMENSIONS: Final = 8
+MAX_TENSORS: Final = 1 << 14  # large-v3 has 1,259
+_GIT_LFS: Final = b"version https://git-lfs"
+_SHARD: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+
+
+class StoredTensor(NamedTuple):
+    """The place of a tensor in a file: its numbers row by row, little-endian, from the byte `offset` on."""
+
+    dtype: str  # as safetensors names them: F32, F16, BF16, I8 ...
+    shape: tuple[int, ...]
+    offset: int
+    scale: StoredTensor | None = None  # one for each row, or one in all: the values are numbers / scale
+
+    @property
+    def end(self) -> int:
+        """The first byte after it; its scale may lie anywhere."""
+        return self.offset + math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def rows(self, first: int, count: int) -> StoredTensor:
+        """Returns a tensor of its rows from `first` on."""
+        num_bytes = math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
+        scale = self.scale.rows(first, count) if self.scale and self.scale.shape else self.scale
+        return StoredTensor(self.dtype, (count, *self.shape[1:]), self.offset + first * num_bytes, scale)
+
+
+StoredTensors = dict[str, StoredTensor]
+
+
+class WeightsFile(NamedTuple):
+    path: Path
+    tensors: StoredTensors  # by their Hugging Face names, without the leading `model.`
+
+
+def checked(dtype: Any, shape: Iterable[Any], offset: Any, num_bytes: int) -> StoredTensor:
+    """Return the tensor. Raises ValueError where it does not lie whole in a file of `num_bytes`."""
+    sizes = tuple(shape)
+    if type(dtype) is not str or dtype not in ITEM_BYTES:
+        raise ValueError(f"numbers of type {str(dtype)[:20]} are not read")
+    if len(sizes) > MAX_DIMENSIONS or not all(_is_within(size, num_bytes) for size in (*sizes, offset)):
+        raise ValueError("a shape or a place that no tensor has")
+    tensor = StoredTensor(dtype, sizes, offset)
+    if tensor.end > num_bytes:
+        raise EOFError
+    return tensor
+
+
+def _is_within(number: Any, limit: int) -> bool:
+    return type(number) is int and 0 <= number <= limit
+
+
+def find_weights(directory: Path) -> list[WeightsFile]:
+    """The files that hold the checkpoint's tensors, with what is in each.
+
+    A pickled file has no header: `PICKLED` comes with no tensors.
+
+    Raises:
+        CheckpointError: there are none, or one is missing, cut short, or another one than it was.
+    """
+    if (directory / STORED).exists():
+        return [read_stored(directory)]
+    files = [directory / name for name in _weight_files(directory)]
+    return [WeightsFile(path, _check_file(path)) for path in files]
+
+
+def write_stored(directory: Path, path: Path, tensors: StoredTensors, **more: str) -> None:
+    """Notes in `directory` that the file at `path` holds its tensors. `more` goes into the note as it is."""
+    about = path.stat()
+    note = {"path": str(path), "num_bytes": about.st_size, "modified_ns": about.st_mtime_ns, **more}
+    (directory / STORED).write_text(json.dumps(note | {"tensors": tensors}), encoding="utf-8")
+
+
+def read_stored(directory: Path) -> WeightsFile:
+    """Raises CheckpointError where the file is no longer the one that was noted."""
+    note = read_json(directory / STORED)
+    try:
+        path, noted = Path(note["path"]), (note["num_bytes"], note["modified_ns"])
+        with opened(path) as file:
+            about = os.fstat(file.fileno())
+        if (about.st_size, about.st_mtime_ns) != noted:
+            raise CheckpointError(f"{path} has changed since the server was started: start it again")
+        size = about.st_size
+        return WeightsFile(path, {name: _noted(fields, size) for name, fields in note["tensors"].items()})
+    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RecursionError) as error:
+        raise CheckpointError(f"{directory / STORED} is damaged: remove {directory}") from error
+
+
+def _noted(fields: list[Any], num_bytes: int) -> StoredTensor:
+    dtype, shape, offset, scale = fields
+    tensor = checked(dtype, shape, offset, num_bytes)
+    return tensor._replace(scale=_noted(scale, num_bytes)) if scale else tensor
+
+
+def _weight_files(directory: Path) -> list[str]:
+    if (directory / INDEX).exists():
+        return _shards(directory / INDEX)
+    for name in (SINGLE, PICKLED):
+        if (directory / name).exists():
+            return [name]
+    raise CheckpointError(f"{directory} has no weights: neither {SINGLE}, {INDEX} nor {PICKLED}")
+
+
+def _shards(index: Path) -> list[str]:
+    places = read_json(index).get("weight_map")
+    names = list(places.values()) if isinstance(places, dict) else []
+    if not names or not all(type(name) is str and _SHARD.fullmatch(name) for name in names):
+        raise CheckpointError(f"weight_map in {index} must name .safetensors files beside it")
+    return sorted(set(names))
+
+
+def _check_file(path: Path) -> StoredTensors:
+    """Its tensors; none for a pickled file, which has no header."""
+    if begins_with(path, _GIT_LFS):
+        raise CheckpointError(f"{path} is only a pointer to the weights: run `git lfs pull` there")
+    if path.suffix != ".safetensors":
+        return {}
+    with opened(path) as file:
+        try:
+            return _read_header(file)
+        except EOFError as error:
+            raise CheckpointError(f"{path} is cut short: fetch it again") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            reason = f" ({error})" if type(error) is ValueError else ""
+            raise CheckpointError(f"{path} is no safetensors file{reason}: fetch it again") from error
+
+
+def _read_header(file: BinaryIO) -> StoredTensors:
+    """Reads the header of a safetensors file: eight bytes of length, a JSON object; the tensors follow."""
+    num_bytes, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+    begin = 8 + length
+    if begin > num_bytes:
+        raise EOFError
+    if length > MAX_SMALL_BYTES:
+        raise ValueError(f"its header is larger than {MAX_SMALL_BYTES} bytes")
+    header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    tensors = {name: _described(about, begin, num_bytes) for name, about in header.items()}
+    _check_apart(tensors)
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+
+
+def _described(about: dict[str, Any], begin: int, num_bytes: int) -> StoredTensor:
+    first, end = about["data_offsets"]
+    if not (_is_within(first, num_bytes) and _is_within(end, num_bytes)):
+        raise ValueError("a place that no tensor has")
+    tensor = checked(about["dtype"], about["shape"], begin + first, num_bytes)
+    if tensor.end != begin + end:
+        raise ValueError("a tensor of another length than its shape")
+    return tensor
+
+
+def _check_apart(tensors: StoredTensors) -> None:
+    behind = 0
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.end)):
+        if tensor.offset < behind:
+            raise ValueError("tensors that overlap")
+        behind = tensor.end
