@@ -141,10 +141,9 @@ class Dispatcher:
         self._queue.serve_in_order()
 
     def drain(self) -> None:
-        """Before a stop: requests are finished in the order in which they came; no replica is replaced."""
+        """Before a stop: requests are finished in the order in which they came."""
         self.draining = True
         self.serve_in_order()
-        self.supervisor.drain()
 
     async def stop(self) -> None:
         """Fails the chunks that are still waiting: let requests finish before. Ends the replicas."""

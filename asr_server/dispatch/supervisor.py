@@ -16,7 +16,6 @@ process is never taken for the silence of a replica.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,6 +78,7 @@ class ReplicaLimits:
     hung_after_s: float = 30.0
     hung_after_steps: float = 10.0  # times the longest step so far
     pause_s: float = 30.0  # before another launch, at most
+    steady_s: float = 10.0  # a replica that ends sooner after it was ready is launched again after a pause
 
 
 USUAL_LIMITS = ReplicaLimits()
@@ -95,9 +95,11 @@ class ReplicaState:
     num_slots: int = 0
     in_flight: set[ChunkId] = field(default_factory=set)
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(num_steps=0))
-    watched_s: float = 0.0  # since the launch; the next two are moments on this clock
+    watched_s: float = 0.0  # since the launch; the next three are moments on this clock
     heard_at_s: float = 0.0
     progress_at_s: float = 0.0
+    ready_at_s: float = 0.0
+    ended_with_chunks: bool = False  # one of which may have ended it
     longest_step_s: float = 0.0
 
     def on_heard(self) -> None:
@@ -105,7 +107,7 @@ class ReplicaState:
 
     def on_ready(self) -> None:
         self.ready = True
-        self.progress_at_s = self.watched_s
+        self.ready_at_s = self.progress_at_s = self.watched_s
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """An engine without work steps too, so that a step is due at any time."""
@@ -128,7 +130,8 @@ class ReplicaState:
             raise ReplicaGone(f"{name} has taken no step for {stalled_s:.0f} s: hung")
 
 
-MAX_FAILED_STARTS = 3
+MAX_FAILED_STARTS = 3  # before any replica was ready
+MAX_DOUBLINGS = 10  # of the pause
 DRAIN_S = 2.0  # for a replica to leave by itself at shutdown, when its work is done
 
 logger = logging.getLogger(__name__)
@@ -156,7 +159,6 @@ class Supervisor:
         self._on_given_up = on_given_up
         self._num_given_up = 0
         self._lost: set[str] = set()  # replicas that have ended, by name, until others are in their place
-        self._draining = asyncio.Event()
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -180,10 +182,6 @@ class Supervisor:
         """
         self._is_stopping = True
 
-    def drain(self) -> None:
-        """From now on a replica that ends is not replaced."""
-        self._draining.set()
-
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -203,29 +201,29 @@ class Supervisor:
             await self._executor.stop()
 
     async def _supervise(self, index: int) -> None:
-        failed_starts = 0
-        while not self._draining.is_set():
+        """Launch a replica again and again. Only before any replica was ready is it given up."""
+        failed_starts = early_ends = 0
+        while True:
             try:
-                failed_starts = 0 if await self._launch_and_run(index) else failed_starts + 1
+                state = await self._launch_and_run(index)
             except StartImpossible as error:
                 self._note(error)
-                break
-            if failed_starts == MAX_FAILED_STARTS:
+                if not self.was_ready:
+                    break
+                state = None
+            failed_starts = 0 if state and state.ready else failed_starts + 1
+            if failed_starts >= MAX_FAILED_STARTS and not self.was_ready:
                 logger.error("replica %d failed to start %d times: given up", index, failed_starts)
                 break
-            await self._pause(min(self.limits.pause_s, 2.0**failed_starts - 1.0))
-            if not self._draining.is_set():
-                metrics.replica_restarts.inc()
+            early_ends = _early_ends(early_ends, state)
+            await asyncio.sleep(min(self.limits.pause_s, 2.0 ** min(early_ends, MAX_DOUBLINGS) - 1.0))
+            metrics.replica_restarts.inc()
         self._num_given_up += 1
         if self.given_up:
             self._on_given_up()
 
-    async def _pause(self, pause_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._draining.wait(), pause_s)
-
-    async def _launch_and_run(self, index: int) -> bool:
-        """Runs a replica to its end; returns if it ever was ready. Whatever goes wrong is only logged."""
+    async def _launch_and_run(self, index: int) -> ReplicaState | None:
+        """Run a replica to its end; return None if it could not be watched. Whatever goes wrong is logged."""
         try:
             async with asyncio.timeout(self.limits.startup_s):
                 replica = await self._executor.launch(index)
@@ -234,10 +232,10 @@ class Supervisor:
             raise
         except Exception as error:
             self._log(f"replica {index} failed: {type(error).__name__}: {error}")
-            return False
+            return None
 
-    async def _run(self, state: ReplicaState) -> bool:
-        """Runs a replica from its launch to its end; returns whether it ever was ready."""
+    async def _run(self, state: ReplicaState) -> ReplicaState:
+        """Run a replica from its launch to its end."""
         self.replica_states.append(state)
         drain_s = 0.0
         try:
@@ -252,11 +250,12 @@ class Supervisor:
             raise
         finally:
             self.replica_states.remove(state)
+            state.ended_with_chunks = bool(state.in_flight)
             try:
                 self._on_gone(state)
             finally:
                 await state.replica.close(drain_s)
-        return state.ready
+        return state
 
     async def _watch(self, state: ReplicaState) -> None:
         """Raises ReplicaGone, the reason to replace the replica, or errors that are no fault of a replica."""
@@ -300,6 +299,17 @@ class Supervisor:
     def _log(self, failure: str) -> None:
         self.last_failure = failure
         logger.log(logging.DEBUG if self._is_stopping else logging.ERROR, "%s", failure)
+
+
+def _early_ends(before: int, state: ReplicaState | None) -> int:
+    """Count the replicas in a row that ended early. Those that a chunk may have ended count as one: the
+    dispatcher gives such a chunk up.
+    """
+    if state is None or not state.ready:
+        return before + 1
+    if state.watched_s - state.ready_at_s >= state.limits.steady_s:
+        return 0
+    return max(1, before) if state.ended_with_chunks else before + 1
 
 
 async def _tick(state: ReplicaState) -> None:

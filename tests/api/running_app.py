@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings
 from asr_server.core import ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.dispatch.supervisor import ReplicaLimits
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import make_tokenizer, words
@@ -93,10 +94,12 @@ async def run_app(
     credit: int = 100,
     languages: tuple[str, ...] = ("en",),
     port: int = 0,
+    before_launch: Callable[[], Awaitable[object]] | None = None,
 ) -> AsyncIterator[RunningApp]:
     settings = settings or embedded()
     replica = FakeReplica(answer, credit)
-    dispatcher = Dispatcher(settings, replica)
+    replica.before_launch = before_launch or replica.before_launch
+    dispatcher = Dispatcher(settings, replica, limits=ReplicaLimits(pause_s=0.01))
     pool = PreprocessPool(2)
     app = create_app(settings, dispatcher, pool, make_tokenizer(languages), AudioWindow())
     server = QuickServer(

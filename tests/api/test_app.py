@@ -6,7 +6,7 @@ import pytest
 
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.telemetry import TextFormatter
-from tests.api.running_app import RunningApp, run_app, until
+from tests.api.running_app import RunningApp, run_app
 from tests.embedded import embedded
 
 PATHS_OF_V1 = ["/v1/models", "/v1/models/whisper-1", "/v1/audio/transcriptions", "/v1/audio/translations"]
@@ -120,10 +120,7 @@ async def test_an_engine_given_up_is_not_healthy() -> None:
     async def impossible() -> None:
         raise StartImpossible("the device is gone")
 
-    async with run_app() as app:
-        app.replica.before_launch = impossible
-        app.replica.die()
-        await until(lambda: app.dispatcher.supervisor.given_up)
+    async with run_app(before_launch=impossible) as app:
         for path in ("/health", "/ping", "/ready"):
             assert (await app.client.get(path)).status_code == 503
         assert (await app.post()).status_code == 503

@@ -280,14 +280,15 @@ async def test_chunks_that_come_after_all_have_failed_fail_too(app: RunningDispa
             await task
 
 
-async def test_chunks_whose_last_replica_ends_before_a_stop_fail_at_once(app: RunningDispatcher) -> None:
+async def test_a_replica_that_is_lost_during_a_drain_is_replaced(app: RunningDispatcher) -> None:
     task = app.send(app.dispatcher.open("a"), 0)
-    await until(lambda: app.replica.submitted)
+    first = app.replica
+    await until(lambda: first.submitted)
     app.dispatcher.drain()
-    app.replica.die()
-    with pytest.raises(EngineUnavailable):
-        await task
-    assert len(app.executor.launched) == 1
+    first.die()
+    await until(lambda: app.replica is not first and app.replica.submitted)
+    app.replica.answer(app.replica.submitted[0])
+    assert await task == result(0)
 
 
 async def test_a_request_that_cannot_choose_its_language_fails_alone(app: RunningDispatcher) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import Chunk, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.processes import MultiprocessExecutor
+from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
 from asr_server.dispatch.supervisor import ReplicaLimits
 from asr_server.errors import ReplicasEnded
 from tests.dispatch.faulty_replica import FaultyExecutor, poisoned
@@ -91,6 +95,33 @@ async def test_without_a_folder_for_sockets_the_launch_fails_and_says_why(
     assert dispatcher.supervisor.failed_to_start
     assert "No such file or directory" in dispatcher.supervisor.last_failure
     await dispatcher.stop()
+
+
+async def test_a_replica_comes_back_when_its_weights_and_the_folder_for_sockets_are_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sockets = tmp_path / "model", tmp_path / "sockets"
+    shutil.copytree(EMBEDDED_MODEL, model)
+    sockets.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(sockets))
+    dispatcher = Dispatcher(embedded(model=str(model)), limits=ReplicaLimits(pause_s=0.1))
+    await dispatcher.start()
+    try:
+        await until_ready(dispatcher)
+        for part in (model, sockets):
+            away = part.rename(tmp_path / "away")
+            (state,) = dispatcher.supervisor.replica_states
+            assert isinstance(state.replica, ProcessReplica)
+            os.kill(state.replica.pid, signal.SIGKILL)
+            failures = set[str]()
+            while not any(str(part) in failure for failure in failures):
+                failures.add(dispatcher.supervisor.last_failure)
+                await asyncio.sleep(0.02)
+            away.rename(part)
+            await until_ready(dispatcher)
+        assert heard(await dispatcher.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
+    finally:
+        await dispatcher.stop()
 
 
 def test_without_file_handles_the_launch_fails_and_the_process_lives() -> None:

@@ -13,7 +13,9 @@ from asr_server.dispatch.supervisor import (
     ReplicaGone,
     ReplicaLimits,
     ReplicaState,
+    StartImpossible,
     Supervisor,
+    _early_ends,
 )
 from tests.dispatch.scripted import ScriptedExecutor, ScriptedReplica
 
@@ -141,16 +143,17 @@ async def test_a_pause_of_this_process_ends_no_replica(start: Start) -> None:
 
 
 class FailingExecutor(ScriptedExecutor):
-    """Its first launches raise."""
+    """Its next launches raise."""
 
-    def __init__(self, num_failures: int) -> None:
+    def __init__(self, num_failures: int, reason: Exception | None = None) -> None:
         super().__init__()
         self.num_failures = num_failures
+        self.reason = reason or OSError(24, "Too many open files")
 
     async def launch(self, index: int) -> ScriptedReplica:
         if self.num_failures:
             self.num_failures -= 1
-            raise OSError(24, "Too many open files")
+            raise self.reason
         return await super().launch(index)
 
 
@@ -170,24 +173,88 @@ async def test_launches_that_keep_raising_are_given_up(start: Start) -> None:
     assert "Too many open files" in keeper.last_failure
 
 
-async def test_an_error_of_ours_while_watching_ends_the_replica_and_counts_as_a_failed_start(
+async def test_an_error_of_ours_while_watching_ends_the_replica_and_another_is_launched(
     start: Start,
 ) -> None:
-    def on_event(state: ReplicaState, event: Event) -> None:
-        raise ZeroDivisionError
+    def on_events(state: ReplicaState, events: list[Event]) -> None:
+        if len(executor.launched) < 3:
+            raise ZeroDivisionError
 
     executor = ScriptedExecutor()
-    keeper = start(executor, on_event)
-    await until(lambda: keeper.given_up)
-    assert [replica.closed for replica in executor.launched] == [True] * MAX_FAILED_STARTS
-    assert not keeper.replica_states
+    keeper = start(executor, on_events)
+    await until(lambda: len(executor.launched) == 3 and keeper.replica_states)
+    assert [replica.closed for replica in executor.launched] == [True, True, False]
 
 
-async def test_a_replica_that_ends_while_draining_is_not_replaced(start: Start) -> None:
-    executor = ScriptedExecutor()
-    keeper = start(executor, lambda state, event: None)
+@pytest.mark.parametrize("reason", [OSError(2, "No such file or directory"), StartImpossible("no weights")])
+async def test_a_replica_that_was_ready_once_is_launched_until_it_is_ready_again(
+    start: Start, reason: Exception
+) -> None:
+    executor = FailingExecutor(0, reason)
+    keeper = start(executor, lambda state, events: None)
     await until(lambda: keeper.was_ready)
-    keeper.drain()
+    executor.num_failures = 4 * MAX_FAILED_STARTS
     executor.launched[0].die()
-    await until(lambda: keeper.given_up)
-    assert len(executor.launched) == 1
+    await until(lambda: len(executor.launched) == 2 and keeper.replica_states[0].ready)
+    assert executor.num_failures == 0
+    assert not keeper.given_up
+
+
+async def test_after_a_year_of_failed_starts_another_is_tried(start: Start) -> None:
+    executor = FailingExecutor(0)
+    keeper = start(executor, lambda state, events: None)
+    await until(lambda: keeper.was_ready)
+    executor.num_failures = 1100  # 2.0 to the power of it is no float
+    executor.launched[0].die()
+    await until(lambda: len(executor.launched) == 2)
+
+
+def ended(limits: ReplicaLimits, ready_s: float | None, with_chunks: bool = False) -> ReplicaState:
+    state = ReplicaState(ScriptedReplica("replica 0", 0), limits, ended_with_chunks=with_chunks)
+    if ready_s is not None:
+        state.on_ready()
+        state.watched_s += ready_s
+    return state
+
+
+def test_ends_right_after_a_start_count_until_a_replica_lasts() -> None:
+    early, steady = ended(USUAL_LIMITS, 1.0), ended(USUAL_LIMITS, USUAL_LIMITS.steady_s)
+    assert [_early_ends(before, early) for before in range(3)] == [1, 2, 3]
+    assert [_early_ends(before, None) for before in range(3)] == [1, 2, 3]
+    assert [_early_ends(before, ended(USUAL_LIMITS, None)) for before in range(3)] == [1, 2, 3]
+    assert [_early_ends(before, steady) for before in range(3)] == [0, 0, 0]
+
+
+def test_a_chunk_that_ends_replicas_does_not_make_the_pauses_grow() -> None:
+    early = ended(USUAL_LIMITS, 1.0, with_chunks=True)
+    assert [_early_ends(before, early) for before in range(4)] == [1, 1, 2, 3]
+
+
+async def test_a_replica_that_ends_right_after_it_is_ready_is_launched_after_a_pause(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses_s: list[float] = []
+
+    async def sleep(duration_s: float) -> None:
+        pauses_s.append(duration_s)
+
+    executor = ScriptedExecutor()
+    keeper = start(executor, lambda state, events: None, replace(FAST, pause_s=30.0))
+    sleep_really = asyncio.sleep
+    for number in range(1, 8):
+        await until(lambda n=number: len(executor.launched) == n and keeper.replica_states)  # type: ignore[misc]
+        await until(lambda: keeper.replica_states[0].ready)
+        monkeypatch.setattr("asr_server.dispatch.supervisor.asyncio.sleep", sleep)
+        executor.launched[-1].die()
+        while len(executor.launched) == number:
+            await sleep_really(0)
+        monkeypatch.undo()
+    assert [pause_s for pause_s in pauses_s if pause_s != FAST.tick_s] == [
+        1.0,
+        3.0,
+        7.0,
+        15.0,
+        30.0,
+        30.0,
+        30.0,
+    ]
