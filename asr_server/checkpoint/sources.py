@@ -9,6 +9,7 @@ by the model's own sum. Progress is a bar on a terminal, else lines in the log. 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -40,6 +41,11 @@ TRIES: Final = 4  # one after another without a byte more
 UNFINISHED: Final = ".part"
 PAUSE_S: Final = 0.5  # twice that before the second try, and doubled each time
 _SECONDS_BETWEEN_LINES: Final = 10.0  # of progress in the log
+MAX_LIST_BYTES: Final = 8 << 20
+MAX_TRIES: Final = 100  # in all: a server might send a byte each time
+_COMMIT: Final = re.compile("[0-9a-f]{40}")
+_SUM: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_FILE_NAME: Final = re.compile(r"[^/\\\0-\x1f]{1,200}")
 _TEXT_ENDINGS: Final = (".json", ".txt")
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
 
@@ -114,7 +120,8 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
     from huggingface_hub import constants, get_token
 
     token = get_token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Accept-Encoding": "identity"}  # else few bytes might become many
+    headers |= {"Authorization": f"Bearer {token}"} if token else {}
     timeout = httpx2.Timeout(SILENCE_LIMIT_S, connect=CONNECT_LIMIT_S)
     with httpx2.Client(
         base_url=constants.ENDPOINT, headers=headers, timeout=timeout, follow_redirects=True
@@ -133,29 +140,52 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
 def _list_files(client: httpx2.Client, model: Published) -> tuple[str, list[_File]]:
     """The commit and its files, with their sums."""
     url = f"/api/models/{model.repository}/revision/{quote(model.revision, safe='')}"
-    asked = in_daemon_thread(lambda: client.get(url, params={"blobs": "true"}), "hub")
+    asked = in_daemon_thread(lambda: _read_list(client, url, model.repository), "hub")
     try:  # with a limit of ours: a name's look-up may take longer than any timeout of the client
-        answer = asked.result(ANSWER_LIMIT_S)
+        body = asked.result(ANSWER_LIMIT_S)
+    except NotFetched:
+        raise
     except Exception as error:
         silence = f"no answer within {ANSWER_LIMIT_S:g} s"
         reason = (str(error) or type(error).__name__) if asked.done() else silence
         raise NotFetched(f"the Hugging Face hub cannot be reached ({reason})") from error
-    _check_status(answer, model.repository)
     try:
-        content = answer.json()
+        content = json.loads(body)
         files = [_described(model, about) for about in content["siblings"] if "/" not in about["rfilename"]]
-        return str(content["sha"]), files
-    except (ValueError, KeyError, TypeError) as error:
-        raise NotFetched(f"what answers as the Hugging Face hub is something else ({error!r})") from error
+        return _checked(_COMMIT, content["sha"]), files
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = repr(error)[:200]
+        raise NotFetched(f"what answers as the Hugging Face hub is something else ({reason})") from error
+
+
+def _read_list(client: httpx2.Client, url: str, repository: str) -> bytes:
+    body = bytearray()
+    with client.stream("GET", url, params={"blobs": "true"}) as answer:
+        _check_status(answer, repository)
+        for block in answer.iter_raw():
+            body += block
+            if len(body) > MAX_LIST_BYTES:
+                raise NotFetched(f"the list of {repository} on the hub is longer than {MAX_LIST_BYTES} bytes")
+    return bytes(body)
+
+
+def _checked(pattern: re.Pattern[str], value: Any) -> str:
+    """Return a text of the hub that becomes part of a path here."""
+    if type(value) is not str or not pattern.fullmatch(value):
+        raise ValueError(f"{str(value)[:80]!r} is not of the form {pattern.pattern}")
+    return value
 
 
 def _described(model: Published, about: Mapping[str, Any]) -> _File:
-    name = about["rfilename"]
-    stated = (about.get("lfs") or {}).get("sha256") or about["blobId"]
+    name = _checked(_FILE_NAME, about["rfilename"])
+    stated = _checked(_SUM, (about.get("lfs") or {}).get("sha256") or about["blobId"])
     known = model.sha256.get(name, stated)
     if len(known) == len(stated) and known != stated:
         raise NotFetched(f"{name} of {model.repository} on the hub is not the file that was published")
-    return _File(name, int(about.get("size") or 0), known)
+    num_bytes = about["size"]
+    if type(num_bytes) is not int or num_bytes < 0:
+        raise ValueError(f"a size that is none: {str(num_bytes)[:80]}")
+    return _File(name, num_bytes, known)
 
 
 def _wanted(model: Published, listed: list[_File], with_weights: bool) -> list[_File]:
@@ -189,16 +219,17 @@ def _download(client: httpx2.Client, url: str, file: _File, folder: Path, progre
         return
     part.touch()
     progress.add(part.stat().st_size)
-    at_first, failures = part.stat().st_size, 0
-    while part.stat().st_size < file.num_bytes or not file.num_bytes:
-        before = part.stat().st_size
+    at_first, failures, num_tries = part.stat().st_size, 0, 0
+    while part.stat().st_size < file.num_bytes:
+        before, num_tries = part.stat().st_size, num_tries + 1
         try:
             _download_rest(client, url, file, part, progress)
             break
         except httpx2.TransportError as error:
             failures = 1 if part.stat().st_size > before else failures + 1
             is_unreached = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
-            if failures == TRIES or (is_unreached and part.stat().st_size == at_first):
+            is_first_failure = is_unreached and part.stat().st_size == at_first
+            if failures == TRIES or num_tries == MAX_TRIES or is_first_failure:
                 reason = str(error) or type(error).__name__
                 raise NotFetched(
                     f"the download of {file.name} broke off ({reason}); what has arrived is kept: try again"
@@ -219,8 +250,14 @@ def _download_rest(
         _check_status(answer, file.name)
         if answer.status_code != 206 and have:
             output.truncate(0)
+            output.seek(0)
             progress.add(-have)
-        for block in answer.iter_bytes():
+        for block in answer.iter_raw():
+            if output.tell() + len(block) > file.num_bytes:
+                output.truncate(0)
+                raise NotFetched(
+                    f"{file.name} on the hub is larger than the {file.num_bytes} bytes that it states"
+                )
             output.write(block)
             progress.add(len(block))
 

@@ -28,6 +28,8 @@ class FakeHub:
     pause_s: float = 0.0  # before each block of a file
     cut_after: dict[str, list[int]] = field(default_factory=dict)  # bytes sent of a file, answer by answer
     damaged: set[str] = field(default_factory=set)  # files that are sent with other bytes than their sums say
+    ignores_ranges: bool = False
+    sends_more: int = 0  # bytes behind each file, beyond the size that it states
     files_at: str = ""  # another host, to which requests for files are sent on
     requests: list[str] = field(default_factory=list)  # path and, if there is one, the range asked for
 
@@ -68,8 +70,10 @@ def running_hub(folder: Path) -> Iterator[FakeHub]:
             content = (hub.folder / name).read_bytes()
             if name in hub.damaged:
                 content = bytes(len(content))
+            content += bytes(hub.sends_more)
             last = hub.cut_after[name].pop(0) if hub.cut_after.get(name) else len(content)
-            self._send(206 if first else 200, content[first:], last - first)
+            begin = 0 if hub.ignores_ranges else first
+            self._send(206 if begin else 200, content[begin:], last - begin)
 
         def _send(
             self, status: int, body: bytes, num_sent: int | None = None, headers: dict[str, str] | None = None

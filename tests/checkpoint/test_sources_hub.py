@@ -101,6 +101,12 @@ def test_a_download_that_breaks_off_goes_on_where_it_ended(fake: FakeHub) -> Non
     ]
 
 
+def test_a_server_that_ignores_ranges_sends_the_whole_file_again(fake: FakeHub) -> None:
+    fake.ignores_ranges = True
+    fake.cut_after[WEIGHTS] = [3 * BLOCK_BYTES]
+    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+
+
 def test_what_has_arrived_is_kept_for_the_next_call(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.cut_after[WEIGHTS] = [3 * BLOCK_BYTES] * (1 + sources.TRIES)
     message = refusal()
@@ -184,6 +190,64 @@ def test_nobody_is_asked_offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch)
 def test_what_answers_in_the_hub_s_place_is_told_apart(fake: FakeHub) -> None:
     fake.says = ["a login page"]
     assert "what answers as the Hugging Face hub is something else" in refusal()
+
+
+def test_a_file_that_is_longer_than_it_states_is_not_taken_to_its_end(fake: FakeHub) -> None:
+    fake.sends_more = 100_000_000
+    fake.pause_s = 0.0001
+    assert "config.json on the hub is larger than the " in refusal()
+    kept = [path.stat().st_size for path in (own_cache() / "models").rglob("*") if path.is_file()]
+    assert sum(kept) == 0
+
+
+def test_a_list_without_end_is_not_read_to_its_end(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_LIST_BYTES", 10_000)
+    fake.says = {"sha": COMMIT, "siblings": [], "more": "x" * 100_000}
+    assert f"the list of {NAME} on the hub is longer than 10000 bytes" in refusal()
+
+
+@pytest.mark.parametrize(
+    "commit", ["../../../../outside", COMMIT[:-1], COMMIT.upper(), f"{COMMIT}/..", 3, None]
+)
+def test_a_commit_that_is_none_becomes_no_path(fake: FakeHub, home: Path, commit: object) -> None:
+    fake.says = fake.listing() | {"sha": commit}
+    assert "what answers as the Hugging Face hub is something else" in refusal()
+    assert len(fake.requests) == 1
+    assert [path.name for path in (own_cache() / "models").glob("*@*")] == [
+        f"{NAME.replace('/', '--')}@main.partial"
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blobId": "../../../outside"},
+        {"size": None},
+        {"size": -1},
+        {"size": "12"},
+        {"rfilename": "a\\b.json"},
+        {"rfilename": "x" * 300},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_a_list_that_lies_is_refused_before_anything_is_fetched(
+    fake: FakeHub, change: dict[str, object]
+) -> None:
+    listing = fake.listing()
+    siblings = listing["siblings"]
+    assert isinstance(siblings, list)
+    siblings[0] |= change
+    fake.says = listing
+    assert "what answers as the Hugging Face hub is something else" in refusal()
+    assert len(fake.requests) == 1
+
+
+def test_a_download_of_a_byte_at_a_time_ends(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_TRIES", 5)
+    monkeypatch.setattr(sources, "PAUSE_S", 0.0)
+    fake.cut_after[WEIGHTS] = list(range(1, 50))
+    assert f"the download of {WEIGHTS} broke off (" in refusal()
+    assert len([request for request in fake.requests if WEIGHTS in request]) == 5
 
 
 def test_a_repository_of_another_kind_is_refused_before_anything_is_fetched(
