@@ -197,6 +197,11 @@ class Settings:
     # HTTP
     host: str = _setting("127.0.0.1", "address to listen on", min_length=1)
     port: int = _setting(8000, "port to listen on; 0: any free one", ge=0, le=65535)
+    reuse_port: bool = _setting(
+        False,
+        "take connections in turn with other servers on the same port that have --reuse-port too (Linux); "
+        "each listens only from when it is ready until it drains",
+    )
     wyoming_port: int = _setting(
         NO_PORT,
         "port to listen on for Wyoming clients (Home Assistant); 0: any free one; -1: none",

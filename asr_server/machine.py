@@ -189,13 +189,32 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def listening_on(host: str, port: int) -> dict[str, Any]:
+def listening_on(host: str, port: int, reuse_port: bool = False) -> dict[str, Any]:
     """Return asyncio's arguments for a listener. `::` is every address, IPv4's too, as elsewhere on Linux;
     asyncio's own socket would take IPv6 alone.
     """
     if host != "::" or not socket.has_dualstack_ipv6():
-        return {"host": host, "port": port}
-    return {"sock": socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)}
+        return {"host": host, "port": port, "reuse_port": reuse_port}
+    return {"sock": next(shared_sockets(host, port)) if reuse_port else _all_addresses(port)}
+
+
+def _all_addresses(port: int) -> socket.socket:
+    return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+
+
+def shared_sockets(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind a socket to each address of the host, on a port that other processes may bind too. Until one of
+    these sockets listens, all connections go to the others. Raises OSError.
+    """
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, where in addresses:
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
+        bound.bind(where)
+        yield bound
 
 
 def raise_open_files_limit() -> None:

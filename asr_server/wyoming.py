@@ -352,7 +352,7 @@ class WyomingServer:
     async def start(self) -> tuple[str, int]:
         """Starts to listen and returns address and port. Raises OSError."""
         settings = self._state.settings
-        where = listening_on(settings.host, settings.wyoming_port)
+        where = listening_on(settings.host, settings.wyoming_port, settings.reuse_port)
         self._listener = await asyncio.start_server(self._connect, **where, limit=MAX_LINE_BYTES)
         host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port

@@ -126,6 +126,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
     current_default_thread_limiter().total_tokens = FILE_THREADS
     await state.dispatcher.start()
+    if state.settings.reuse_port:  # it listens after this: connections go to the other servers until then
+        await state.dispatcher.supervisor.until_ready()
     releasing = asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))
     try:
         yield

@@ -25,7 +25,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import NO_PORT, Settings
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ShuttingDown
-from asr_server.machine import freeze_gc, listening_on, raise_open_files_limit
+from asr_server.machine import freeze_gc, listening_on, raise_open_files_limit, shared_sockets
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.telemetry import announce
 
@@ -75,13 +75,20 @@ def run(settings: Settings) -> int:
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # it shrinks base64 of audio by a third: docs/realtime.md
     )
-    own = listening_on(settings.host, settings.port).get("sock")
     server = Server(config, app.state.server)
-    server.run([own] if own else None)
+    server.run(_sockets(settings))
     if dispatcher.supervisor.failed_to_start:
         logger.critical("the engine could not be started: %s", dispatcher.supervisor.last_failure)
         return ENGINE_FAILED
     return server.exit_status
+
+
+def _sockets(settings: Settings) -> list[socket.socket] | None:
+    """Return the sockets for HTTP; None: uvicorn makes them."""
+    if settings.reuse_port:
+        return list(shared_sockets(settings.host, settings.port))
+    own = listening_on(settings.host, settings.port).get("sock")
+    return [own] if own else None
 
 
 class Server(uvicorn.Server):
@@ -145,6 +152,9 @@ class Server(uvicorn.Server):
         """Waits for the work in flight; requests not finished in time are answered 503."""
         limit_s, started_at = self._state.settings.drain_s, time.monotonic()
         end = started_at + limit_s
+        if self._state.settings.reuse_port:  # the other servers take new connections
+            for listener in self.servers:
+                listener.close()
         logger.info("draining: %d requests in flight have %g s to finish", self._num_in_flight, limit_s)
         self._state.dispatcher.drain()
         sessions = asyncio.create_task(self._state.realtime.drain(limit_s))

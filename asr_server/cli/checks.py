@@ -183,6 +183,8 @@ def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
         try:
             with socket.socket(family, kind, protocol) as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if settings.reuse_port:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 listener.bind(where)
         except OSError as error:
             setting = "host" if error.errno == errno.EADDRNOTAVAIL else port_setting

@@ -132,6 +132,7 @@ class ReplicaState:
 
 MAX_FAILED_STARTS = 3  # before any replica was ready
 MAX_DOUBLINGS = 10  # of the pause
+READY_POLL_S = 0.05
 DRAIN_S = 2.0  # for a replica to leave by itself at shutdown, when its work is done
 
 logger = logging.getLogger(__name__)
@@ -171,6 +172,11 @@ class Supervisor:
     def failed_to_start(self) -> bool:
         """Whether it gave up before any replica was ready: the setup is at fault, not the load."""
         return self.given_up and not self.was_ready and not self._is_stopping
+
+    async def until_ready(self) -> None:
+        """Wait for the first replica, or until none will come."""
+        while not (self.was_ready or self.given_up or self._is_stopping):  # noqa: ASYNC110
+            await asyncio.sleep(READY_POLL_S)  # the handler of a signal cannot set an event
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._supervise_all(), name="supervise replicas")
