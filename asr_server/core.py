@@ -61,6 +61,14 @@ class VoiceChunking(msgspec.Struct, frozen=True):
     silence_duration_ms: int  # without speech, which end a chunk
 
 
+LEAST_TEMPERATURE: Final = 1e-3  # scores divided by less overflow
+
+
+def temperatures_for(temperature: float, ladder: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the temperature that a client asks for alone; the ladder for 0 and what is as good as 0."""
+    return (temperature,) if temperature >= LEAST_TEMPERATURE else ladder
+
+
 class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request's chunks are to be decoded. `language` None: detect it first.
 

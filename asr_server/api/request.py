@@ -6,8 +6,6 @@ API process, on its event loop. Reads no audio.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,10 +26,11 @@ from asr_server.api.schemas import (
     AudioFields,
     TranscriptionFields,
     TranslationFields,
+    loads,
 )
 from asr_server.audio.tracks import TrackChoice, parse_choice
 from asr_server.config import Settings, naming
-from asr_server.core import DecodingOptions, VoiceChunking
+from asr_server.core import DecodingOptions, VoiceChunking, temperatures_for
 from asr_server.errors import InvalidValue, ModelNotFound
 from asr_server.formats.render import DEFAULTS, RenderOptions, SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
@@ -40,6 +39,7 @@ from asr_server.transcription import Transcriber, prompt_tokens
 from asr_server.transcription.language import ENGLISH, is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
+MAX_ENTRIES: Final = 1024  # of an array, as in realtime events
 _MAX_QUOTED: Final = 80  # characters of what the client sent that an error repeats
 
 F = TypeVar("F", bound=AudioFields)
@@ -94,7 +94,10 @@ def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]) ->
 def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value: str) -> None:
     if field in ARRAY_FIELDS:
         is_entry = field == VOICE_FIELD or (key is not None and field in FREE_TEXT_FIELDS)
-        gathered.setdefault(field, []).extend(_items(value, is_entry))
+        items = gathered.setdefault(field, [])
+        if len(items) + (1 if is_entry else 1 + value.count(",")) > MAX_ENTRIES:  # before it is split
+            raise InvalidValue(f"'{field}[]' has more than {MAX_ENTRIES:,} entries.", f"{field}[]")
+        items.extend(_items(f"{field}[]", value, is_entry))
     elif key and field == "chunking_strategy" and isinstance(gathered.setdefault(field, {}), dict):
         gathered[field][key] = value
     elif name in gathered:
@@ -103,11 +106,16 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
         gathered[name] = value
 
 
-def _items(value: str, is_entry: bool) -> list[Any]:
+def _items(param: str, value: str, is_entry: bool) -> list[Any]:
     """Return the entries of an array: JSON, or else separated by commas unless `value` is one entry."""
-    with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(items := json.loads(value), list):
-            return items
+    try:
+        items = loads(value)
+    except UnicodeEncodeError:
+        raise InvalidValue(f"'{param}' has half a surrogate pair, which is no text.", param) from None
+    except (ValueError, RecursionError):
+        items = None
+    if isinstance(items, list):
+        return items
     return [value] if is_entry else [part.strip() for part in value.split(",") if part.strip()]
 
 
@@ -249,6 +257,9 @@ def parse_transcription_request(
     )
     keywords = [*fields.keywords, *fields.hotwords.split(",")]
     render_options = _render_options(fields)
+    shared = _shared_options(fields, settings)
+    if len(candidates) > 1:  # who names several languages has a recording in several
+        shared["multilingual"] = True
     options = DecodingOptions(
         language=language,
         candidate_languages=candidates,
@@ -257,7 +268,7 @@ def parse_transcription_request(
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.stream,
         word_timestamps=render_options.with_words or render_options.layout.needs_words,
-        **_shared_options(fields, settings),  # type: ignore[arg-type]
+        **shared,  # type: ignore[arg-type]
     )
     request = TranscriptionRequest(fields, options, ignored, render_options)
     if request.count is not None:
@@ -316,7 +327,7 @@ def check_model(name: str, settings: Settings) -> None:
 def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object]:
     same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__}
     return {name: getattr(fields, name) for name in same_named} | {
-        "temperatures": (fields.temperature,) if fields.temperature else settings.temperatures,
+        "temperatures": temperatures_for(fields.temperature, settings.temperatures),
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
         "segment_times": _gives_times(fields),
         "max_new_tokens": fields.max_completion_tokens,

@@ -42,12 +42,24 @@ DEFAULT_SPEAKERS: Final = ("A", "B")  # of the left and the right channel, as Op
 AUTO_CHUNKING: Final = VoiceChunking(threshold=0.5, prefix_padding_ms=400, silence_duration_ms=2000)
 
 
+def loads(text: str) -> Any:
+    """Parse JSON.
+
+    Raises:
+        UnicodeEncodeError: it has half a surrogate pair, which is no text.
+        ValueError: it is no JSON.
+    """
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def _chunking_from_wire(value: Any) -> Any:
     """`auto`, or a JSON string of it or of an object; flattened fields have become an object before."""
     if not isinstance(value, str):
         return value
     with contextlib.suppress(ValueError, RecursionError):  # not JSON: a bare word
-        value = json.loads(value)
+        value = loads(value)
     return {"type": value} if isinstance(value, str) else value
 
 

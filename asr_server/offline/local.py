@@ -23,7 +23,7 @@ from asr_server.audio.tracks import parse_choice
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
-from asr_server.core import DecodingOptions, Task, Transcript
+from asr_server.core import DecodingOptions, Task, Transcript, temperatures_for
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import CheckpointError, ChunkFailed, InvalidValue, SpeakersUnavailable
 from asr_server.formats.render import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
@@ -185,5 +185,5 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
         condition_on_previous_text=job.condition_on_previous_text,
         multilingual=job.multilingual,
         early_results=True,  # as in the API, so that both say the same
-        temperatures=(job.temperature,) if job.temperature else settings.temperatures,
+        temperatures=temperatures_for(job.temperature, settings.temperatures),
     )

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_server.api.request import parse_fields, split_unknown
-from asr_server.api.schemas import AudioFields, TranscriptionFields, TranslationFields
+from asr_server.api.schemas import ARRAY_FIELDS, AudioFields, TranscriptionFields, TranslationFields
 from asr_server.errors import InvalidValue
 
 MODEL = ("model", "whisper-1")
@@ -177,6 +177,12 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("a[b][c]", "1")], "a[b][c]"),
         ([("chunking_strategy", "[" * 60_000)], "chunking_strategy"),
         ([("seed", "9" * 60_000)], "seed"),
+        *[([(field, '["\\ud800"]')], f"{field}[]") for field in sorted(ARRAY_FIELDS)],
+        ([("chunking_strategy", '{"type": "\\ud800"}')], "chunking_strategy"),
+        ([("languages[]", "en," * 1024)], "languages[]"),
+        ([("languages[]", "en," * 500)] * 3, "languages[]"),
+        ([("keywords", "[" + '"a",' * 1024 + '"a"]')], "keywords[]"),
+        ([("keywords[]", "a")] * 1025, "keywords[]"),
         *[([(field, "nan")], field) for field in FLOATS],
         *[([(field, "inf")], field) for field in FLOATS],
         *[([(field, "-inf")], field) for field in FLOATS],

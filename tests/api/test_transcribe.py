@@ -333,10 +333,26 @@ async def test_at_temperature_zero_the_ladder_stands_ready(app: RunningApp) -> N
 async def test_languages_are_candidates_for_detection() -> None:
     async with run_app(languages=("en", "de", "zh")) as app:
         app.replica.probabilities = {"zh": 0.6, "en": 0.3, "de": 0.1}
-        reply = await app.post(**{"languages[]": "german,en"}, response_format="verbose_json")
-        assert reply.json()["language"] == "english"
+        await app.post(**{"languages[]": "german,en"})
+        assert app.replica.languages_set == ["en"]  # Chinese is likelier, and no candidate
         await app.post(**{"languages[]": "german"})
         assert app.replica.submits[-1].options.language == "de"
+
+
+async def test_several_languages_are_each_read_in_their_own_chunks() -> None:
+    """Whoever names two has a recording in two: the German half must not come back as invented English."""
+    async with run_app(languages=("en", "de", "zh")) as app:
+        await app.post(THREE_CHUNKS, **{"languages[]": "de,en"})
+        assert all(submit.options.multilingual for submit in app.replica.submits)
+        app.replica.submits.clear()
+        await app.post(**{"languages[]": "de"})
+        assert not app.replica.submits[0].options.multilingual
+
+
+@pytest.mark.parametrize("temperature", ["1e-38", "0.0009"])
+async def test_a_temperature_as_good_as_zero_is_zero(app: RunningApp, temperature: str) -> None:
+    await app.post(temperature=temperature)
+    assert app.replica.submits[0].options.temperatures == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 async def test_verbose_json_says_how_probable_the_language_is_where_it_was_detected() -> None:
