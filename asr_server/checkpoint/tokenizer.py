@@ -67,11 +67,12 @@ class SpecialTokens:
         """
         Args:
             ids: every added token of the tokenizer, by its text.
-            generation: generation_config.json, or what there is of it.
+            generation: generation_config.json, or what there is of it; null is as good as absent.
 
         Raises:
             ValueError: a token without which nothing can be decoded is missing.
         """
+        generation = _without_null(generation)
         no_timestamps = generation.get("no_timestamps_token_id", ids.get("<|notimestamps|>"))
         required = {
             "<|endoftext|>": ids.get("<|endoftext|>"),
@@ -99,6 +100,10 @@ class SpecialTokens:
             languages=languages,
             is_multilingual=bool(generation.get("is_multilingual", bool(languages))),
         )
+
+
+def _without_null(generation: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in generation.items() if value is not None}
 
 
 def _languages(ids: Mapping[str, int], generation: Mapping[str, Any]) -> dict[str, int]:

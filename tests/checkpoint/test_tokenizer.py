@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from functools import cache
 from pathlib import Path
@@ -116,6 +117,14 @@ def test_an_english_only_checkpoint_says_so(tmp_path: Path) -> None:
     directory = copy_of(["tokenizer.json"], tmp_path)
     (directory / "generation_config.json").write_text(json.dumps({"is_multilingual": False}))
     assert not Tokenizer.from_directory(directory).specials.is_multilingual
+
+
+def test_null_in_the_generation_config_is_as_good_as_absent(tmp_path: Path) -> None:
+    shutil.copytree(pocket_directory(), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "generation_config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(dict.fromkeys(content)))
+    assert Tokenizer.from_directory(tmp_path).specials == ours().specials
 
 
 def test_a_tokenizer_without_whispers_tokens_is_refused(tmp_path: Path) -> None:
