@@ -17,10 +17,12 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from asr_server.checkpoint.names import SPEAKERS, Published
 from asr_server.checkpoint.sources import UNFINISHED, download_from_hub
@@ -30,6 +32,8 @@ from asr_server.errors import CheckpointError, NotFetched
 logger = logging.getLogger(__name__)
 
 MODELS = "models"
+LOCK_SILENCE_LIMIT_S = 120.0  # the sum of a large file that has arrived may take a minute
+_LOCK_PAUSE_S = 0.2
 _TEXTS_ONLY, _PARTIAL = "-texts", ".partial"
 
 
@@ -164,11 +168,46 @@ def _file_name(model: Published) -> str:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Waits while another process fetches the same model. That ends: its downloads have time limits."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    """Wait while another process fetches the same model. No other user can take the lock and keep it."""
+    with open(lock, "ab", opener=_for_this_user) as file:
+        if os.fstat(file.fileno()).st_uid == os.getuid():
+            os.fchmod(file.fileno(), 0o600)  # one of an older version
+        if not _is_locked(file):
             logger.info("another process is fetching into %s: waiting for it", os.fspath(lock.parent))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _wait_for(file, lock)
         yield
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for(file: BinaryIO, lock: Path) -> None:
+    """Raises NotFetched where nothing arrives any more at the process that holds the lock."""
+    change, changed_s = _last_change(lock), time.monotonic()
+    while not _is_locked(file):
+        if (latest := _last_change(lock)) != change:
+            change, changed_s = latest, time.monotonic()
+        if time.monotonic() - changed_s > LOCK_SILENCE_LIMIT_S:
+            raise NotFetched(
+                f"another process has held {lock} for {LOCK_SILENCE_LIMIT_S:g} s in which nothing arrived: "
+                "end it"
+            )
+        time.sleep(_LOCK_PAUSE_S)
+
+
+def _last_change(lock: Path) -> int:
+    """Return when something last arrived for the model, in nanoseconds; 0: nothing is here."""
+    latest = 0
+    for path in lock.parent.glob(f"{glob.escape(lock.stem)}@*{_PARTIAL}/**/*"):
+        with suppress(OSError):  # it got its name meanwhile
+            latest = max(latest, path.stat().st_mtime_ns)
+    return latest

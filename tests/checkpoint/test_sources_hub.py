@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from huggingface_hub import constants
 
-from asr_server.checkpoint import sources
+from asr_server.checkpoint import fetch, sources
 from asr_server.checkpoint.adopt import source_of
 from asr_server.checkpoint.fetch import own_cache
 from asr_server.checkpoint.find import name_elsewhere, resolve_checkpoint, revision_of, tokenizer_of
@@ -274,6 +277,44 @@ def test_two_processes_fetch_a_model_once(fake: FakeHub, home: Path) -> None:
     said = {process.communicate(timeout=60)[0].strip() for process in both}
     assert said == {str(resolve_checkpoint(NAME))}
     assert len(fake.requests) == len(set(fake.requests)), "a file was fetched twice"
+
+
+def held_lock(home: Path) -> BinaryIO:
+    """The lock of the model, held by somebody else who left it open for all to read."""
+    lock = home / "asr-server" / "models" / f"{NAME.replace('/', '--')}.lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    lock.chmod(0o644)
+    file = lock.open("rb")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def test_a_lock_that_somebody_keeps_is_not_waited_for_without_end(
+    fake: FakeHub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "LOCK_SILENCE_LIMIT_S", 0.3)
+    with held_lock(home) as lock:
+        message = refusal()
+        assert f"another process has held {lock.name} for 0.3 s in which nothing arrived" in message
+        assert Path(lock.name).stat().st_mode & 0o777 == 0o600, "nobody else may take it"
+    assert fake.requests == []
+    assert contents(resolve_checkpoint(NAME)) == contents(pocket_directory())
+
+
+def test_a_lock_is_waited_for_as_long_as_something_arrives(
+    fake: FakeHub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "LOCK_SILENCE_LIMIT_S", 1.5)
+    with held_lock(home) as lock, ThreadPoolExecutor(1) as pool:
+        partial = Path(lock.name).parent / f"{NAME.replace('/', '--')}@main.partial"
+        partial.mkdir()
+        waiting = pool.submit(resolve_checkpoint, NAME)
+        for place in range(6):  # twice the limit in all
+            (partial / f"{place}.part").touch()
+            assert not wait([waiting], timeout=0.5).done
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert contents(waiting.result()) == contents(pocket_directory())
 
 
 # -- The Hugging Face cache ----------------------------------------------------------------------------------
