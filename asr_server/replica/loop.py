@@ -84,9 +84,9 @@ def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
 
 
 def serve(engine: Engine, server: EngineServer) -> None:
-    """Takes commands, steps the engine, sends events; returns when drained."""
+    """Take commands, step the engine, send events; return when drained, with no chunk held for a language."""
     server.send(engine.initial_credit())
-    while engine.has_work or not engine.draining:
+    while engine.has_work or engine.slots_in_use or not engine.draining:
         for command in server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S):
             engine.handle(command)
         for event in engine.step():
