@@ -51,13 +51,24 @@ class SocketFolder:
 
 
 def remove_abandoned_folders() -> None:
-    """Removes the folders of this user's servers that were killed."""
+    """Remove the folders of this user's servers that were killed.
+
+    What others put there under such a name stays: it is not descended into, and its lock is not taken.
+    """
     for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-        with contextlib.suppress(OSError):  # another user's, or removed by somebody else meanwhile
-            lock = _lock(path)
-            if lock is not None:
-                shutil.rmtree(path)
-                os.close(lock)
+        with contextlib.suppress(OSError):  # it is no folder, or it is removed meanwhile
+            if path.lstat().st_uid == os.geteuid() and (lock := _lock(path)) is not None:
+                try:
+                    _remove_flat(path)
+                finally:
+                    os.close(lock)
+
+
+def _remove_flat(path: Path) -> None:
+    """Raises OSError where there is a folder in it: no server makes one."""
+    for entry in path.iterdir():
+        entry.unlink()
+    path.rmdir()
 
 
 def _lock(path: Path) -> int | None:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,42 @@ def test_ones_own_folders_stay_until_they_are_removed() -> None:
     assert folder.path.is_dir()
     folder.remove()
     assert not folder.path.exists()
+
+
+def nested(path: Path, depth: int) -> None:
+    """Deeper than Python's functions may call each other. From inside, as no path is so long."""
+    path.mkdir()
+    folder = os.open(path, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("a", dir_fd=folder)
+        inner = os.open("a", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+
+
+@pytest.fixture
+def nested_folder(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "asr-ipc-nested"
+    nested(path, 2000)
+    yield path
+    subprocess.run(["rm", "-rf", path], check=True)
+
+
+def test_nested_folders_stop_no_start_and_keep_no_file_handle(nested_folder: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    remove_abandoned_folders()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert nested_folder.is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
+def test_another_users_folder_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "asr-ipc-other"
+    path.mkdir()
+    os.chown(path, 65534, 65534)
+    remove_abandoned_folders()
+    assert path.is_dir()
 
 
 def test_a_link_to_elsewhere_is_left_alone(tmp_path: Path) -> None:
