@@ -174,7 +174,8 @@ class SharedMemoryWriter:
             self._end = kept
 
     def close(self) -> None:
-        """The memory goes when the reader, too, has let go of it."""
+        """Let go of the memory at once, whoever still refers to this. It goes when the reader does so too."""
+        self._bytes = np.empty(0, np.uint8)
         os.close(self.fd)
 
     def _allocate(self, length: int) -> int | None:

@@ -128,7 +128,8 @@ class MultiprocessExecutor:
             self.cores_of(index),
             niceness=0 if self._devices else CPU_NICENESS,
         )
-        process.stdin.write(spec.to_line())
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended: its exit status says more
+            process.stdin.write(spec.to_line())
         return ProcessReplica(f"replica {index}", process, client)
 
     def device_of(self, index: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -163,6 +164,13 @@ async def test_samples_cross_in_shared_memory_and_are_released_when_dropped() ->
     assert client.shared.num_bytes_used == 0
     server.close()
     client.close()
+
+
+def test_memory_that_is_closed_is_gone_though_something_still_refers_to_its_writer() -> None:
+    writer = SharedMemoryWriter(MIB)
+    assert "asr-server-arrays" in Path("/proc/self/maps").read_text()
+    writer.close()
+    assert "asr-server-arrays" not in Path("/proc/self/maps").read_text()
 
 
 async def test_what_finds_no_room_goes_along_with_its_message() -> None:

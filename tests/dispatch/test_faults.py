@@ -10,15 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import Chunk, ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import MultiprocessExecutor, ProcessReplica
-from asr_server.dispatch.supervisor import ReplicaLimits
+from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
 from asr_server.errors import ReplicasEnded
 from tests.dispatch.faulty_replica import FaultyExecutor, poisoned
 from tests.dispatch.scripted import WITHOUT_PAUSE
@@ -144,6 +147,40 @@ def test_without_file_handles_the_launch_fails_and_the_process_lives() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert "Too many open files" in ended.stdout
+
+
+class GoneExecutor(MultiprocessExecutor):
+    module = "no such module"
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])  # they differ in what a closed pipe raises
+def test_a_launch_whose_process_is_gone_leaves_nothing_and_says_its_status(
+    run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    create = asyncio.create_subprocess_exec
+
+    async def create_and_wait(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await create(*command, **options)
+        await process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+        await asyncio.sleep(0)
+        return process
+
+    async def launch() -> int:
+        replica = await GoneExecutor(SETTINGS).launch(0)
+        with pytest.raises(ReplicaGone, match="exited with status 1"):
+            await replica.receive()
+        await replica.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    async def launch_three_times() -> None:
+        assert len({await launch() for _ in range(3)}) == 1, "the number of open files"
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create_and_wait)
+    run(launch_three_times())
+    assert not list(tmp_path.iterdir())
 
 
 class MuteExecutor(MultiprocessExecutor):
