@@ -105,6 +105,12 @@ class EngineUnavailable(ServiceUnavailable):
     code = "engine_unavailable"
 
 
+class SessionsTaken(ServiceUnavailable):
+    """The limit of realtime sessions is reached."""
+
+    code = "server_overloaded"
+
+
 class StorageUnavailable(ServiceUnavailable):
     """The temporary folder is full or gone."""
 

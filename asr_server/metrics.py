@@ -76,7 +76,7 @@ audio_transcribed_seconds: Final = _counter(
     ("route", "language"),
 )
 realtime_closed: Final = _counter(
-    "asr_realtime_sessions_closed", "Realtime sessions ended or refused, by the close code.", ("code",)
+    "asr_realtime_sessions_closed", "Realtime sessions ended, by the close code.", ("code",)
 )
 
 # -- Preprocessing ------------------------------------------------------------------------------------------

@@ -128,10 +128,10 @@ class RequestLogMiddleware:
             report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts and logs a WebSocket, with the code of the side that closes it first."""
+        """Counts and logs a WebSocket: the code of the side that closes it first, or the refusal's status."""
         started_at = time.monotonic()
         stats = metrics.begin_request_stats(lambda: _route_of(scope))
-        closed_by, code = "nobody", BROKEN
+        closed_by, code, refusal = "nobody", BROKEN, 0
 
         def note(who: str, message: Message, type: str) -> None:
             nonlocal closed_by, code
@@ -144,20 +144,31 @@ class RequestLogMiddleware:
             return message
 
         async def send_and_note_code(message: Message) -> None:
+            nonlocal refusal
             note("the server", message, "websocket.close")
+            if message["type"] == "websocket.http.response.start":
+                refusal = message["status"]
             await send(message)
 
         try:
             await self._app(scope, receive_and_note_code, send_and_note_code)
         finally:
             route, duration_s = _route_of(scope), time.monotonic() - started_at
-            if route != UNKNOWN_ROUTE:
-                metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
-            path = _path_of(scope, route)
-            what = "WebSocket %s: closed by %s with %d after %.3f s%s"
-            figures = {"route": route, "close_code": code, "seconds": round(duration_s, 3)}
-            extra = {FIGURES: figures | {"client": _client_of(scope)} | stats.summary()}
-            logger.info(what, path, closed_by, code, duration_s, stats, extra=extra)
+            what = f"WebSocket {_path_of(scope, route)}"
+            stats.asked_for["client"] = _client_of(scope)
+            if refusal:
+                report_request(what, route, refusal, duration_s, stats)
+            else:
+                report_session(f"{what}: closed by {closed_by}", route, code, duration_s, stats)
+
+
+def report_session(what: str, route: str, code: int, duration_s: float, stats: metrics.RequestStats) -> None:
+    """Logs and counts one WebSocket by its close code."""
+    if route != UNKNOWN_ROUTE:
+        metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
+    figures = {"route": route, "close_code": code, "seconds": round(duration_s, 3)}
+    extra = {FIGURES: figures | stats.summary()}
+    logger.info("%s with %d after %.3f s%s", what, code, duration_s, stats, extra=extra)
 
 
 def report_request(

@@ -243,9 +243,7 @@ class _StateCollector(Collector):
         sessions = self._state.realtime
         yield _gauge("asr_realtime_sessions", "Realtime sessions open.", sessions.num_active)
         yield _counter("asr_realtime_sessions_started", "Realtime sessions begun.", sessions.num_started)
-        yield _counter(
-            "asr_realtime_sessions_rejected", "Realtime sessions closed 1013.", sessions.num_rejected
-        )
+        yield _counter("asr_realtime_sessions_rejected", "Realtime sessions told 503.", sessions.num_rejected)
         yield _counter("asr_realtime_turns", "Realtime turns completed or failed.", sessions.num_turns)
 
     def _preprocessing(self) -> Iterator[Metric]:

@@ -25,7 +25,7 @@ from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import EngineUnavailable, Overloaded, ShuttingDown
+from asr_server.errors import EngineUnavailable, Overloaded, SessionsTaken, ShuttingDown
 from asr_server.transcription import Transcriber
 
 RETRY_AFTER_S: Final = 5
@@ -58,15 +58,19 @@ class RealtimeSessions:
         """Whether the engine has time for interim readings: final text comes before them."""
         return self._dispatcher.num_chunks < max(1, self._dispatcher.num_slots // INTERIM_SHARE)
 
-    @contextmanager
-    def enter(self, session: _Session) -> Iterator[None]:
-        """Raises Overloaded."""
+    def require_place(self) -> None:
+        """Raises SessionsTaken."""
         if len(self._active) >= self._max_sessions:
             self.num_rejected += 1
-            raise Overloaded(
+            raise SessionsTaken(
                 f"{self._max_sessions} realtime sessions are open: {naming('max_realtime_sessions')}.",
                 RETRY_AFTER_S,
             )
+
+    @contextmanager
+    def enter(self, session: _Session) -> Iterator[None]:
+        """Raises SessionsTaken."""
+        self.require_place()
         self.num_started += 1
         self._active.add(session)
         self._is_empty.clear()

@@ -9,18 +9,21 @@ import contextlib
 import logging
 import time
 import uuid
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, WebSocket
+from fastapi import APIRouter, Depends, HTTPException, Request, WebSocket
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
+from starlette.websockets import WebSocketState
 
-from asr_server.api.errors import body_of
+from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.middleware import answer_headers
 from asr_server.api.openapi import CLIENT_SECRET_BODY, client_secret_responses
 from asr_server.api.request import check_model
-from asr_server.api.state import SERVICE_RESTART, AppState, get_state, require_key
-from asr_server.errors import EngineUnavailable, InvalidValue, Overloaded, RequestError, ShuttingDown
+from asr_server.api.state import AppState, get_state, require_key
+from asr_server.errors import InvalidValue, ShuttingDown
 from asr_server.realtime.client_events import as_invalid_value
 from asr_server.realtime.config import (
     PREFIX,
@@ -41,8 +44,6 @@ from asr_server.realtime.session import INTERNAL_ERROR, RealtimeSession
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 PROTOCOL: Final = "realtime"
-POLICY_VIOLATION: Final = 1008
-TRY_AGAIN_LATER: Final = 1013
 MAX_BODY_BYTES: Final = 256 * 1024
 
 router = APIRouter(prefix="/v1/realtime", tags=["realtime"])
@@ -51,41 +52,57 @@ logger = logging.getLogger(__name__)
 
 @router.websocket("")
 async def realtime(socket: WebSocket) -> None:
-    """A session. A refusal is an error event and a close code: browsers see no HTTP status."""
+    """A session. Key, settings and places are checked first: a refusal is the HTTP reply to the handshake."""
     state = get_state(socket)
-    headers = [(name.encode(), value.encode()) for name, value in answer_headers(state.settings).items()]
-    await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)
     try:
         session = RealtimeSession(socket, state, _opening_config(socket, state))
         with state.realtime.enter(session):
+            await _accept(socket, state)
             await session.run()
     except Exception as error:
-        await _refuse(socket, error)
+        if socket.application_state is WebSocketState.CONNECTING:
+            await _refuse(socket, error)
+        else:
+            await _fail(socket, error)
 
 
-def _opening_config(socket: WebSocket, state: AppState) -> SessionConfig:
+@router.get("", include_in_schema=False)
+async def explain_refusal(request: Request) -> None:
+    """Answer a plain GET as a handshake would be refused: pages never see the reply to a handshake."""
+    state = get_state(request)
+    _opening_config(request, state)
+    state.realtime.require_place()
+    raise HTTPException(
+        HTTPStatus.UPGRADE_REQUIRED,
+        "A WebSocket handshake would be taken here; a proxy in between may not pass it on.",
+        {"Upgrade": "websocket", "Connection": "Upgrade"},
+    )
+
+
+def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
     """Returns the settings a session opens with. Raises RequestError, EngineUnavailable."""
-    config = _authorized_config(socket, state)
+    config = _authorized_config(connection, state)
     if state.realtime.is_draining:
         raise ShuttingDown
     state.require_engine()
-    if socket.query_params.get("intent", "transcription") != "transcription":
+    query = connection.query_params
+    if query.get("intent", "transcription") != "transcription":
         raise InvalidValue("This server transcribes only: 'intent' can be 'transcription'.", "intent")
-    if model := socket.query_params.get("model"):
+    if model := query.get("model"):
         check_model(model, state.settings)
         transcription = msgspec.structs.replace(config.transcription, model=model)
         config = msgspec.structs.replace(config, transcription=transcription)
     return config
 
 
-def _authorized_config(socket: WebSocket, state: AppState) -> SessionConfig:
+def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
     """Returns the settings that a client secret carries; the defaults for any other valid key.
 
     Raises InvalidApiKey.
     """
-    protocols: list[str] = socket.scope["subprotocols"]
+    protocols: list[str] = connection.scope.get("subprotocols", [])
     of_protocol = (p.removeprefix(KEY_PROTOCOL) for p in protocols if p.startswith(KEY_PROTOCOL))
-    header = socket.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
+    header = connection.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
     key = header.partition(" ")[2].strip()
     if key.startswith(PREFIX):
         return open_secret(state.api_keys.current, key)
@@ -93,21 +110,24 @@ def _authorized_config(socket: WebSocket, state: AppState) -> SessionConfig:
     return SessionConfig(SessionTranscription(state.settings.model_names[0]))
 
 
+async def _accept(socket: WebSocket, state: AppState) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer_headers(state.settings).items()]
+    await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)
+
+
 async def _refuse(socket: WebSocket, error: Exception) -> None:
-    match error:
-        case EngineUnavailable() if get_state(socket).realtime.is_draining:
-            code = SERVICE_RESTART
-        case Overloaded() | EngineUnavailable():
-            code = TRY_AGAIN_LATER
-        case RequestError():
-            code = POLICY_VIOLATION
-        case _:
-            logger.exception("a realtime session has failed")
-            code = INTERNAL_ERROR
+    if not isinstance(error, HANDLED):
+        logger.error("a realtime handshake has failed", exc_info=error)
+    with contextlib.suppress(Exception):  # the client may have left
+        await socket.send_denial_response(response_to(error))
+
+
+async def _fail(socket: WebSocket, error: Exception) -> None:
+    logger.error("a realtime session has failed", exc_info=error)
     event = msgspec.structs.replace(error_event(body_of(error).error), event_id=f"event_{uuid.uuid4().hex}")
     with contextlib.suppress(Exception):  # the client may have left
         await socket.send_text(msgspec.json.encode(event).decode())
-        await socket.close(code, getattr(error, "message", "The server had an error.")[:120])
+        await socket.close(INTERNAL_ERROR, "The server had an error.")
 
 
 @router.post(

@@ -709,12 +709,12 @@ def test_a_file_that_the_server_would_refuse_is_not_sent(open_page: OpenPage) ->
 
 def test_without_a_microphone_or_a_place_the_page_says_so(open_page: OpenPage) -> None:
     def full(page: Page) -> None:
-        page.route_web_socket("**/v1/realtime*", refuse)
+        page.route_web_socket("**/v1/realtime*", lambda socket: socket.close(code=1006))
+        page.route("**/v1/realtime*", refuse)
 
-    def refuse(socket: WebSocketRoute) -> None:
-        error = {"message": "64 realtime sessions are open: --max-realtime-sessions."}
-        socket.send(json.dumps({"type": "error", "error": error}))
-        socket.close(code=1013)
+    def refuse(route: Route) -> None:
+        error = {"message": "64 realtime sessions are open: --max-realtime-sessions.", "code": None}
+        route.fulfill(status=503, json={"error": error})
 
     page = open_page(permissions=["microphone"], mock=full)
     page.get_by_role("button", name="Speak").click()

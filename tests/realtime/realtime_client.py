@@ -8,14 +8,16 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import soxr
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from asr_server.core import SAMPLE_RATE, Samples
 
@@ -77,14 +79,28 @@ class Client:
 async def open_session(
     url: str,
     path: str = "/v1/realtime?intent=transcription",
-    expect: str = "session.created",
     **options: Any,
 ) -> AsyncIterator[Client]:
     address = url.replace("http", "ws", 1) + path
     async with connect(address, max_size=None, compression=None, **options) as socket:
         client = Client(socket)
-        assert (await client.receive())["type"] == expect
+        assert (await client.receive())["type"] == "session.created"
         yield client
+
+
+class Refusal(NamedTuple):
+    status: int
+    error: dict[str, Any]
+    headers: Headers
+
+
+async def refused(url: str, path: str = "/v1/realtime?intent=transcription", **options: Any) -> Refusal:
+    """The HTTP reply to a handshake that is not taken."""
+    with pytest.raises(InvalidStatus) as caught:
+        async with connect(url.replace("http", "ws", 1) + path, **options):
+            pass
+    reply = caught.value.response
+    return Refusal(reply.status_code, json.loads(reply.body)["error"], reply.headers)
 
 
 def transcripts(events: list[dict[str, Any]]) -> dict[str, str]:

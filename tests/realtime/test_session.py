@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.api.figures import growth, read
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 from tests.fake_replica import noise, say
-from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, transcripts
+from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24, refused, transcripts
 from tests.speech import say as say_digits
 from tests.speech import silence
 from tests.vocabulary import words
@@ -151,23 +152,22 @@ async def test_a_turn_counts_once_however_often_it_is_read(caplog: pytest.LogCap
     assert figures["chunks"] >= 2
 
 
-async def test_each_session_is_a_line_and_a_count_by_its_close_code(
+async def test_each_session_is_a_line_and_a_count_by_its_close_code_or_status(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="asr_server.api.middleware")
     async with run_app(embedded(api_key="s3cret")) as app:
         before = await read(app)
-        async with open_session(url(app), expect="error") as client:
-            assert await client.closed() == 1008
+        await refused(url(app))
         headers = {"Authorization": "Bearer s3cret"}
         async with open_session(url(app), additional_headers=headers) as client:
             await client.socket.close(4321)
         await until(lambda: len(sessions_in(caplog)) == 2)
         after = await read(app)
-    for code in ("1008", "other"):
-        assert growth(before, after, f'asr_realtime_sessions_closed_total{{code="{code}"}}') == 1
-    assert [line.partition(" after ")[0] for line in sessions_in(caplog)] == [
-        "WebSocket /v1/realtime: closed by the server with 1008",
+    assert growth(before, after, 'asr_realtime_sessions_closed_total{code="other"}') == 1
+    assert growth(before, after, 'asr_requests_total{route="/v1/realtime",status="401"}') == 1
+    assert [re.split(" (in|after) ", line)[0] for line in sessions_in(caplog)] == [
+        "WebSocket /v1/realtime: 401",
         "WebSocket /v1/realtime: closed by the client with 4321",
     ]
 
@@ -356,11 +356,22 @@ async def test_the_options_reach_the_engine(app: RunningApp) -> None:
 # -- Who may come in, and how sessions end --
 
 
-async def test_a_wrong_key_is_an_error_event_and_1008() -> None:
+async def test_a_wrong_key_is_401_before_the_handshake_is_answered() -> None:
     async with run_app(embedded(api_key="s3cret")) as app:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ek_wrong"}):
-            async with open_session(url(app), expect="error", additional_headers=headers) as client:
-                assert await client.closed() == 1008
+            refusal = await refused(url(app), additional_headers=headers | {"x-request-id": "mine"})
+            assert (refusal.status, refusal.error["code"]) == (401, "invalid_api_key")
+            assert refusal.headers["x-request-id"] == "mine"
+        await until(lambda: not app.server.server_state.tasks)
+
+
+async def test_a_plain_get_gives_the_reason_that_a_page_cannot_see() -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        path = "/v1/realtime"
+        assert (await app.client.get(path)).json()["error"]["code"] == "invalid_api_key"
+        headers = {"authorization": "Bearer s3cret"}
+        assert (await app.client.get(path, params={"model": "x"}, headers=headers)).status_code == 404
+        assert (await app.client.get(path, headers=headers)).status_code == 426
 
 
 async def test_the_key_may_come_in_the_header_or_as_a_subprotocol_or_as_a_client_secret() -> None:
@@ -390,8 +401,7 @@ async def test_a_client_secret_expires_and_cannot_be_altered(monkeypatch: pytest
         for value, now in ((altered, later - 5), (made["value"], later)):
             monkeypatch.setattr("asr_server.realtime.config.time.time", lambda now=now: now)
             headers = {"Authorization": f"Bearer {value}"}
-            async with open_session(url(app), expect="error", additional_headers=headers) as client:
-                assert await client.closed() == 1008
+            assert (await refused(url(app), additional_headers=headers)).status == 401
 
 
 async def test_a_client_secret_is_asked_for_with_the_key_and_right_fields() -> None:
@@ -414,10 +424,10 @@ async def test_a_client_secret_is_asked_for_with_the_key_and_right_fields() -> N
         assert (await app.client.post(path)).status_code == 200
 
 
-@pytest.mark.parametrize("query", ["model=nobody", "intent=conversation"])
-async def test_what_is_not_served_is_1008(app: RunningApp, query: str) -> None:
-    async with open_session(url(app), f"/v1/realtime?{query}", expect="error") as client:
-        assert await client.closed() == 1008
+@pytest.mark.parametrize(("query", "status"), [("model=nobody", 404), ("intent=conversation", 400)])
+async def test_what_is_not_served_is_refused(app: RunningApp, query: str, status: int) -> None:
+    refusal = await refused(url(app), f"/v1/realtime?{query}")
+    assert (refusal.status, refusal.error["param"]) == (status, query.partition("=")[0])
 
 
 async def test_a_served_model_may_be_named_in_the_address(app: RunningApp) -> None:
@@ -427,19 +437,20 @@ async def test_a_served_model_may_be_named_in_the_address(app: RunningApp) -> No
         assert updated["session"]["audio"]["input"]["transcription"]["model"] == "whisper-1"
 
 
-async def test_more_sessions_than_allowed_are_1013_and_a_place_is_free_again_after_one_has_left() -> None:
+async def test_more_sessions_than_allowed_are_503_and_a_place_is_free_again_after_one_has_left() -> None:
     async with run_app(embedded(max_realtime_sessions=1)) as app:
-        async with open_session(url(app)), open_session(url(app), expect="error") as client:
-            assert await client.closed() == 1013
+        async with open_session(url(app)):
+            refusal = await refused(url(app))
+            assert (refusal.status, refusal.error["code"]) == (503, "server_overloaded")
+            assert int(refusal.headers["retry-after"]) >= 5
         await until(lambda: app.app.state.server.realtime.num_active == 0)
         async with open_session(url(app)):
             pass
 
 
-async def test_while_no_engine_is_ready_it_is_1013(app: RunningApp) -> None:
+async def test_while_no_engine_is_ready_it_is_503(app: RunningApp) -> None:
     app.dispatcher.supervisor.replica_states[0].ready = False
-    async with open_session(url(app), expect="error") as client:
-        assert await client.closed() == 1013
+    assert (await refused(url(app))).error["code"] == "engine_unavailable"
 
 
 async def test_an_idle_session_ends_normally() -> None:
@@ -468,8 +479,7 @@ async def test_draining_gives_the_last_text_closes_with_1012_and_lets_nobody_in(
         assert (await client.until(".completed"))[-1]["transcript"] == "zero"
         assert await client.closed() == 1012
         await draining
-    async with open_session(url(app), expect="error") as client:
-        assert await client.closed() == 1012
+    assert (await refused(url(app))).error["message"] == "The server is shutting down."
 
 
 async def test_a_client_that_leaves_frees_its_place_and_cancels_its_work(app: RunningApp) -> None:

@@ -29,7 +29,7 @@ function errorOf(body, status, retryAfter = 0) {
   }
 }
 
-const headers = () => (apiKey() ? { Authorization: `Bearer ${apiKey()}` } : {});
+export const headers = () => (apiKey() ? { Authorization: `Bearer ${apiKey()}` } : {});
 
 /** The models served; throws ApiError with status 401 when a key is needed. */
 export async function models() {

@@ -1,7 +1,9 @@
 // Speaks into `/v1/realtime`: sends the microphone's samples and gives the text while one speaks.
 
-import { apiKey } from "./api.js";
+import { apiKey, request, headers } from "./api.js";
 
+const SESSIONS = "v1/realtime?intent=transcription";
+const BROKEN = "The connection broke.";
 const RATE = 24000;
 const END_MS = 1000; // in which the last block comes, unless the browser has stopped the audio
 
@@ -34,21 +36,20 @@ export class Microphone {
   }
 
   #connect() {
-    const url = new URL("v1/realtime?intent=transcription", location.href);
+    const url = new URL(SESSIONS, location.href);
     url.protocol = url.protocol.replace("http", "ws");
     url.hash = "";
     const key = apiKey();
     this.socket = new WebSocket(url, ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])]);
-    this.socket.onclose = (event) => this.#end(event.reason || "The connection broke.");
     return new Promise((resolve, reject) => {
-      this.socket.onerror = () => reject(new Error("The server cannot be reached."));
+      this.socket.onclose = () => reasonOfRefusal().then(reject, reject).finally(() => this.#release());
       this.socket.onmessage = ({ data }) => {
         const event = JSON.parse(data);
         if (event.type === "session.created") {
+          this.socket.onclose = ({ reason }) => this.#end(reason || BROKEN);
           this.#sendOptions();
           resolve();
         }
-        if (event.type === "error") reject(new Error(event.error.message));
         this.#onEvent(event);
       };
     });
@@ -148,6 +149,12 @@ export class Microphone {
       type: "audio/wav",
     });
   }
+}
+
+/** Pages never see the reply to a handshake: the server says the same to a GET. */
+async function reasonOfRefusal() {
+  await request(SESSIONS, { headers: headers() });
+  return new Error(BROKEN);
 }
 
 function wavHeader(numBytes) {
