@@ -25,7 +25,13 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
 from asr_server.core import DecodingOptions, Task, Transcript, temperatures_for
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import CheckpointError, ChunkFailed, InvalidValue, SpeakersUnavailable
+from asr_server.errors import (
+    CheckpointError,
+    ChunkFailed,
+    EngineUnavailable,
+    InvalidValue,
+    SpeakersUnavailable,
+)
 from asr_server.formats.render import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.models import require_speaker_models
@@ -143,7 +149,16 @@ class LocalTranscriber:
 
         Raises ChunkFailed too where a model that nobody chose has heard nothing: most likely it could not.
         """
-        own = options or self.options
+        try:
+            return await self._transcribe(source, on_progress, options or self.options)
+        except EngineUnavailable as error:
+            supervisor = self._dispatcher.supervisor
+            if not supervisor.failed_to_start:
+                raise
+            reason = f"the engine could not be started: {supervisor.last_failure}"
+            raise EngineUnavailable(reason) from error
+
+    async def _transcribe(self, source: Source, on_progress: OnProgress, own: DecodingOptions) -> Transcript:
         with closing(SpeakerTrack(self._voices)) as voices:
             track = voices if self._voices else None
             listener = voices.push if self._voices else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from asr_server.config import Settings
+from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions
-from asr_server.errors import InvalidValue
+from asr_server.errors import EngineUnavailable, InvalidValue
 from asr_server.formats.render import SubtitleLayout
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from tests.checkpoints import english_only_directory, pocket_directory
@@ -80,3 +82,16 @@ async def test_files_are_finished_in_order_with_most_of_the_machine_for_the_olde
             group.create_task(one(transcriber, path))
     assert finished == files
     assert max(most_of_others_s) <= soundfile.info(files[0]).duration / 2
+
+
+async def test_an_engine_that_cannot_start_is_the_reason_of_every_failure(tmp_path: Path) -> None:
+    model, recording = tmp_path / "model", tmp_path / "a.wav"
+    shutil.copytree(EMBEDDED_MODEL, model)
+    soundfile.write(recording, say("12").samples, SAMPLE_RATE)
+    transcriber = LocalTranscriber(Settings(model=str(model), device="cpu"), TranscribeJob((str(recording),)))
+    weights = model / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    async with transcriber.running():
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable, match=r"could not be started: .*safetensors"):
+                await transcriber.transcribe(recording, lambda done_s, of_s: None)
