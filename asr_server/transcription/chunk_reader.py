@@ -1,7 +1,8 @@
 """Has one chunk read to its end: part after part, in the language that is found. Used by `session.py`.
 
 A part is one reading of a chunk: the first of all of it, each next one of the tail that the one before left
-unread. Runs on the event loop of the API process, and no model there: chunks go to `dispatch`.
+unread. Stretches of seconds without speech are not read: a chunk that holds some is read in pieces. Runs on
+the event loop of the API process, and no model there: chunks go to `dispatch`.
 
 A part's prompt is the request's, followed by the text so far, by the rules of openai-whisper (its
 `transcribe.py`, `condition_on_previous_text`): that of the chunk, or of all chunks where the request asks for
@@ -18,7 +19,8 @@ with them, and the audio behind them is read again as the next part, like any ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Final, Protocol
 
 import msgspec
@@ -173,7 +175,8 @@ def not_yet_sent(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDel
     )
 
 
-MAX_PARTS: Final = 8  # tries at one chunk's unread tails
+MAX_PARTS: Final = 8  # tries at one piece's unread tails
+SECOND_READING: Final = 100  # the number of its first part, above those of any first reading
 
 
 class ChunkReader:
@@ -203,24 +206,38 @@ class ChunkReader:
         self._watch = watch
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
 
-    async def read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> None:
-        """Reads one chunk to its end; its segments have the times that are shown."""
-        parts = await self._read(chunk, language, progress)
+    async def spoken_pieces(self, chunk: Chunk) -> list[Chunk]:
+        """Return the chunk without the long stretches in which nobody speaks.
+
+        A client's limit of tokens is for the chunk, which then stays whole.
+        """
+        if self._voice_pool is None or self._options.max_new_tokens is not None:
+            return [chunk]
+        with self._watch.waiting_for_pool():
+            return await voice_check.spoken_pieces(chunk, self._voice_pool)
+
+    async def read(
+        self, chunk: Chunk, pieces: Sequence[Chunk], language: str | None, progress: ChunkProgress
+    ) -> None:
+        """Read the pieces of one chunk to their end; the segments have the times that are shown."""
+        parts = await self._read(pieces, language, progress)
         progress.finish(await self._with_segment_times(chunk, parts))
 
-    async def _read(self, chunk: Chunk, language: str | None, progress: ChunkProgress) -> list[DecodedPart]:
+    async def _read(
+        self, pieces: Sequence[Chunk], language: str | None, progress: ChunkProgress
+    ) -> list[DecodedPart]:
         """Reads one chunk in the language that it detects if none is given. Where the vote of several
         chunks ends with another language, the chunk is read again.
         """
         if language is not None or self._language.is_per_chunk:
-            return await self._read_parts(chunk, language, progress)
-        parts = await self._read_parts(chunk, None, progress)
+            return await self._read_parts(pieces, language, progress)
+        parts = await self._read_parts(pieces, None, progress)
         guess = self._language.guess if any(part.spans for part in parts) else None
         self._language.on_decoded(guess)
         progress.on_wait_for_others()
         if guess is not None and (settled := await self._language.conclusion()) != guess:
             self._handle.stats.on_read_again("language_outvoted")
-            parts = await self._read_parts(chunk, settled, progress, first_part=MAX_PARTS)
+            parts = await self._read_parts(pieces, settled, progress, first_part=SECOND_READING)
         return parts
 
     async def _with_segment_times(self, chunk: Chunk, parts: list[DecodedPart]) -> list[DecodedPart]:
@@ -232,28 +249,43 @@ class ChunkReader:
             return await voice_check.without_silent_edges(parts, chunk, self._voice_pool)
 
     async def _read_parts(
-        self, chunk: Chunk, language: str | None, progress: ChunkProgress, first_part: int = 0
+        self, pieces: Sequence[Chunk], language: str | None, progress: ChunkProgress, first_part: int = 0
     ) -> list[DecodedPart]:
-        """Each part after the first is the tail that the one before has left unread, or has taken for silence
-        while somebody speaks there.
-        """
         options = msgspec.structs.replace(self._options, language=language)
         parts: list[DecodedPart] = []
         previous_text = PreviousText(self._options.prompt_tokens)
         if options.condition_on_previous_text:
-            previous_text = self._previous_texts[chunk.channel]
-        tail: Chunk | None = chunk
-        for part in range(first_part, first_part + MAX_PARTS):
+            previous_text = self._previous_texts[pieces[0].channel]
+        numbers = count(first_part)
+        for piece in pieces:
+            options = await self._read_piece(piece, options, parts, previous_text, progress, numbers)
+        return parts
+
+    async def _read_piece(
+        self,
+        piece: Chunk,
+        options: DecodingOptions,
+        parts: list[DecodedPart],
+        previous_text: PreviousText,
+        progress: ChunkProgress,
+        numbers: Iterator[int],
+    ) -> DecodingOptions:
+        """Add the piece's parts; return the options for the next piece.
+
+        Each part after the first is the tail that the one before has left unread, or has passed over.
+        """
+        tail: Chunk | None = piece
+        for tries_left in range(MAX_PARTS, 0, -1):
             if tail is None:
                 break
             options = msgspec.structs.replace(options, prompt_tokens=previous_text.tokens)
-            is_last = part == first_part + MAX_PARTS - 1
+            is_last = tries_left == 1
             if is_last:  # what is sent of it early could not be followed by another part
                 options = msgspec.structs.replace(options, early_results=False, is_last_part=True)
             early_results = EarlyResults(self._tokenizer)
             on_early_result = self._reporter(early_results, tail, parts, options, progress)
             result = await self._handle.submit(
-                tail, options, part, self._language.on_probabilities, on_early_result
+                tail, options, next(numbers), self._language.on_probabilities, on_early_result
             )
             result = early_results.keep(result, options)
             options = self._next_options(options, result)
@@ -270,7 +302,9 @@ class ChunkReader:
             parts.append(decoded if is_last else await self._until_missed_speech(decoded, tail, num_sent))
             previous_text.add(parts[-1])
             tail = None if is_last else self._rest(tail, parts[-1], decoded)
-        return parts
+        return msgspec.structs.replace(
+            options, early_results=self._options.early_results, is_last_part=self._options.is_last_part
+        )
 
     async def _decoded(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless it is silence to Whisper and no speech to the detector."""

@@ -73,16 +73,15 @@ class TranscriptBuilder:
         for segment in segments:
             self._text += continuation(self._text, segment.text, language)
         self._num_segments += len(segments)
+        read_s = max((part.start_s + part.duration_s - parts[0].start_s for part in parts), default=0.0)
         return TranscriptDelta(
             text=self._text[len(so_far) :],
             segments=tuple(segments),
             logprobs=self._logprobs(parts),
             language=language,
-            num_audio_tokens=math.ceil(parts[0].duration_s * POSITIONS_PER_S) if parts else 0,
+            num_audio_tokens=math.ceil(round(read_s, 6) * POSITIONS_PER_S),
             num_text_tokens=sum(part.num_read for part in parts),
-            end_s=min(
-                self._settled_s, parts[0].start_s + parts[0].duration_s if parts else self._source.duration_s
-            ),
+            end_s=min(self._settled_s, parts[0].start_s + read_s if parts else self._source.duration_s),
         )
 
     def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:

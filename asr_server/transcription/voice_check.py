@@ -57,6 +57,45 @@ SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `s
 MARGIN_S: Final = 0.2
 
 
+Stretch = tuple[float, float]  # start and end in seconds
+NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: it is not given to the model,
+KEPT_S: Final = 1.0  # but for this much beside speech
+
+
+async def spoken_pieces(chunk: Chunk, pool: PreprocessPool) -> list[Chunk]:
+    """Cut the chunk where nobody speaks for long: beside music or noise a model misses or mistimes words.
+
+    A chunk without any speech stays whole: its text is judged by itself.
+    """
+    speech_s = await pool.run(possible_speech_s, chunk.samples)
+    if not speech_s:
+        return [chunk]
+    return [_between(chunk, start_s, end_s) for start_s, end_s in _pieces_s(speech_s, chunk.duration_s)]
+
+
+def _pieces_s(speech_s: Sequence[Stretch], duration_s: float) -> list[Stretch]:
+    """Join stretches of speech with what lies around them, but for what is long."""
+    edges_s = [0.0]
+    spoken_to_s = 0.0
+    for start_s, end_s in [*speech_s, (duration_s, duration_s)]:
+        if start_s - spoken_to_s >= NO_SPEECH_S:
+            edges_s += [spoken_to_s + KEPT_S, start_s - KEPT_S]
+        spoken_to_s = end_s
+    if speech_s[0][0] >= NO_SPEECH_S:
+        del edges_s[:2]
+    if duration_s - speech_s[-1][1] >= NO_SPEECH_S:
+        del edges_s[-1]
+    else:
+        edges_s.append(duration_s)
+    return list(zip(edges_s[::2], edges_s[1::2], strict=True))
+
+
+def _between(chunk: Chunk, start_s: float, end_s: float) -> Chunk:
+    first = round(start_s * FRAMES_PER_S) * SAMPLES_PER_FRAME
+    first -= (chunk.start_sample + first) % SAMPLES_PER_FRAME if first else 0
+    return rest_of(msgspec.structs.replace(chunk, samples=chunk.samples[: round(end_s * SAMPLE_RATE)]), first)
+
+
 def holds_doubtful(part: DecodedPart) -> bool:
     return any(_is_doubtful(span, part) for span in part.spans)
 
@@ -154,8 +193,6 @@ def _samples_of(span: Span, chunk: Chunk) -> Samples:
 MIN_SILENCE_S: Final = 0.4  # at a segment's edge: with less its time is left as the model wrote it
 # Within a segment; less is the end of the word before it, or the next one's beginning.
 MIN_SPEECH_S: Final = 0.1
-
-Stretch = tuple[float, float]  # start and end in seconds
 
 
 async def without_silent_edges(

@@ -16,6 +16,7 @@ import pytest
 
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript, Word
 from benchmarks.speech import Clip, corpus
+from tests.noises import make_noise
 from tests.real_weights import real_checkpoint
 from tests.speech import audible
 from tests.transcription.pipeline import transcribe
@@ -125,6 +126,18 @@ async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise
     plain = await transcribe(real_checkpoint("base"), said.samples, DecodingOptions(language="en"), True)
     assert plain.text == transcript.text
     assert 7.0 <= plain.segments[0].start_s <= begins_s + NEAR_S
+
+
+@pytest.mark.parametrize("kind", ["tones", "hum"])
+async def test_words_behind_twenty_seconds_without_speech_lie_in_their_own_recording(kind: str) -> None:
+    said = joined(sentences()[:2], [0.5, 0.5], make_noise(kind, -30, 20.0, 10))
+    transcript = await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True)
+    check_order(transcript)
+    for (recording, _), word in placed(words_of(transcript), said.spoken).items():
+        _, start_s, end_s = said.spoken[recording]
+        assert start_s - 1.0 <= word.start_s < word.end_s <= end_s + NEAR_S, word
+    plain = await transcribe(real_checkpoint("base"), said.samples, DecodingOptions(language="en"), True)
+    assert plain.segments[0].start_s == pytest.approx(20.0, abs=1.0)
 
 
 async def test_times_hold_where_speech_begins_after_the_first_window() -> None:

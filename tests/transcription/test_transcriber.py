@@ -420,7 +420,7 @@ def one_or_two(submit: Submit) -> ChunkResult:
 
 
 async def test_speech_that_is_passed_over_behind_a_pause_is_read_again(app: RunningApp) -> None:
-    first, pause, second = speak("1").samples, np.zeros(3 * SAMPLE_RATE, np.float32), speak("2").samples
+    first, pause, second = speak("1").samples, np.zeros(2 * SAMPLE_RATE, np.float32), speak("2").samples
     app.answer = one_or_two
     for options in (ENGLISH, msgspec.structs.replace(ENGLISH, early_results=True, streams=True)):
         deltas, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)
@@ -440,7 +440,7 @@ async def test_neither_noise_nor_what_comes_at_once_is_read_again(app: RunningAp
 
 
 async def test_where_a_client_limits_the_tokens_nothing_is_read_again(app: RunningApp) -> None:
-    first, pause, second = speak("1").samples, np.zeros(3 * SAMPLE_RATE, np.float32), speak("2").samples
+    first, pause, second = speak("1").samples, np.zeros(2 * SAMPLE_RATE, np.float32), speak("2").samples
     app.answer = one_or_two
     options = msgspec.structs.replace(ENGLISH, max_new_tokens=10)
     _, transcript = await app.transcribe(wav(np.concatenate([first, pause, second])), options)

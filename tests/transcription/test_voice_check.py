@@ -10,7 +10,12 @@ from asr_server.audio.pool import PreprocessPool
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples
 from asr_server.transcription.segments import DecodedPart, Span
-from asr_server.transcription.voice_check import drop_inventions, until_missed_speech
+from asr_server.transcription.voice_check import (
+    KEPT_S,
+    drop_inventions,
+    spoken_pieces,
+    until_missed_speech,
+)
 from tests.noises import make_noise
 from tests.speech import VOICES, digits_of, say, silence
 from tests.transcription.pipeline import transcribe
@@ -128,3 +133,28 @@ async def test_text_that_whisper_judges_silence_stays_where_somebody_surely_spea
     assert digits_of(heard.text) == "31415926"
     noise = await transcribe(EMBEDDED_MODEL, COUGHS, always_silence, check_voice=True)
     assert noise.text == ""
+
+
+async def pieces_of(sound: Samples, start_sample: int = 0) -> list[tuple[float, float]]:
+    pool = PreprocessPool(1)
+    try:
+        pieces = await spoken_pieces(Chunk(0, start_sample, sound), pool)
+    finally:
+        pool.shutdown()
+    return [(piece.start_s, piece.start_s + piece.duration_s) for piece in pieces]
+
+
+async def test_long_sounds_without_speech_are_left_out_but_for_a_second() -> None:
+    hum = make_noise("hum", -30, 6.0)
+    sound = np.concatenate([hum, TALK, hum, TALK, hum])
+    (first_s, end_s), (second_s, last_s) = await pieces_of(sound)
+    assert first_s == pytest.approx(6.0 - KEPT_S, abs=0.5)
+    assert end_s == pytest.approx(6.0 + TALK_S + KEPT_S, abs=0.5)
+    assert second_s == pytest.approx(12.0 + TALK_S - KEPT_S, abs=0.5)
+    assert last_s == pytest.approx(12.0 + 2 * TALK_S + KEPT_S, abs=0.5)
+
+
+async def test_what_has_no_long_sound_without_speech_and_what_has_no_speech_stay_whole() -> None:
+    hum = make_noise("hum", -30, 2.0)
+    for sound in (np.concatenate([hum, TALK, hum, TALK, hum]), make_noise("hum", -30, 8.0)):
+        assert await pieces_of(sound, 7) == [pytest.approx((7 / SAMPLE_RATE, (7 + len(sound)) / SAMPLE_RATE))]
