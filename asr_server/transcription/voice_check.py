@@ -67,6 +67,8 @@ async def spoken_pieces(chunk: Chunk, pool: PreprocessPool) -> list[Chunk]:
 
     A chunk without any speech stays whole: its text is judged by itself.
     """
+    if chunk.duration_s < NO_SPEECH_S:
+        return [chunk]
     speech_s = await pool.run(possible_speech_s, chunk.samples)
     if not speech_s:
         return [chunk]
