@@ -11,6 +11,7 @@ import hmac
 import logging
 import os
 import re
+import stat
 import time
 from pathlib import Path
 from typing import Final
@@ -28,8 +29,10 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not UTF-8 text, or a line cannot be sent as a key.
+        ValueError: it is not UTF-8 text, a line cannot be sent as a key, or everybody can write it.
     """
+    if path.stat().st_mode & stat.S_IWOTH:
+        raise ValueError("every user of this machine can write the file: chmod o-w")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
     except UnicodeDecodeError as error:

@@ -58,6 +58,12 @@ def test_a_line_that_no_client_could_send_is_named_and_the_last_keys_are_taken(k
     assert file.keys == ("first", "second")
 
 
+def test_a_file_that_everybody_can_write_is_refused(keys: Path) -> None:
+    keys.chmod(0o646)
+    with pytest.raises(ValueError, match="every user of this machine can write"):
+        read_keys(keys)
+
+
 async def test_a_key_is_rotated_without_a_restart(keys: Path) -> None:
     async with run_app(embedded(api_key="own", api_key_file=str(keys))) as app:
 
