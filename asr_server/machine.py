@@ -291,6 +291,7 @@ def _read(path: Path) -> str:
 
 
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # prctl's PR_SET_PDEATHSIG
+_SET_NO_NEW_PRIVILEGES: Final = 38  # prctl's PR_SET_NO_NEW_PRIVS
 _PACKAGE_PARENT: Final = Path(__file__).resolve().parents[1]
 _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
@@ -353,6 +354,12 @@ def be_killed_with_the_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def gain_no_privileges() -> None:
+    """Keep this process and its children from more rights by running a setuid program (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
 
 
 def _wait_for_the_parents_end() -> None:
