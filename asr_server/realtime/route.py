@@ -45,6 +45,9 @@ from asr_server.realtime.session import INTERNAL_ERROR, RealtimeSession
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 PROTOCOL: Final = "realtime"
 MAX_BODY_BYTES: Final = 256 * 1024
+MAX_SECRET_LETTERS: Final = (
+    8000  # a line of a handshake's head has 8192 bytes, with its name and `KEY_PROTOCOL`
+)
 
 router = APIRouter(prefix="/v1/realtime", tags=["realtime"])
 logger = logging.getLogger(__name__)
@@ -104,7 +107,7 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     of_protocol = (p.removeprefix(KEY_PROTOCOL) for p in protocols if p.startswith(KEY_PROTOCOL))
     header = connection.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
     key = header.partition(" ")[2].strip()
-    if key.startswith(PREFIX):
+    if key.startswith(PREFIX) and not state.api_keys.include(key):
         return open_secret(state.api_keys.current, key)
     state.api_keys.check(header)
     return SessionConfig(SessionTranscription(state.settings.model_names[0]))
@@ -146,8 +149,15 @@ async def create_client_secret(request: Request) -> Response:
     # Raises for a language that is not known.
     decoding_options(config, state.transcriber, state.settings.temperatures)
     expires_at = int(time.time()) + wanted.expires_after.seconds
+    value = make_secret(state.api_keys.current, config, expires_at)
+    if len(value) > MAX_SECRET_LETTERS:
+        raise InvalidValue(
+            f"The client secret would have {len(value)} characters, and a WebSocket handshake takes "
+            f"{MAX_SECRET_LETTERS}: shorten 'prompt', 'keywords' or 'languages'.",
+            "session",
+        )
     secret = ClientSecret(
-        make_secret(state.api_keys.current, config, expires_at),
+        value,
         expires_at,
         describe(config, f"sess_{uuid.uuid4().hex}", expires_at),
     )

@@ -404,6 +404,28 @@ async def test_a_client_secret_expires_and_cannot_be_altered(monkeypatch: pytest
             assert (await refused(url(app), additional_headers=headers)).status == 401
 
 
+async def test_a_client_secret_that_no_handshake_can_carry_is_refused_at_creation(app: RunningApp) -> None:
+    statuses = {}
+    for length in (5_000, 6_000):
+        session = {"type": "transcription", "audio": {"input": {"transcription": {"prompt": "a" * length}}}}
+        made = await app.client.post("/v1/realtime/client_secrets", json={"session": session})
+        statuses[length] = made.status_code
+        if made.status_code == 200:
+            protocols = ["realtime", f"openai-insecure-api-key.{made.json()['value']}"]
+            async with open_session(url(app), subprotocols=protocols):
+                pass
+    assert statuses == {5_000: 200, 6_000: 400}
+
+
+async def test_a_key_of_the_server_may_begin_as_client_secrets_do() -> None:
+    async with run_app(embedded(api_key="ek_mine")) as app:
+        async with open_session(url(app), additional_headers={"Authorization": "Bearer ek_mine"}):
+            pass
+        assert (
+            await refused(url(app), additional_headers={"Authorization": "Bearer ek_yours"})
+        ).status == 401
+
+
 async def test_a_client_secret_is_asked_for_with_the_key_and_right_fields() -> None:
     async with run_app(embedded(api_key="s3cret")) as app:
         path = "/v1/realtime/client_secrets"
