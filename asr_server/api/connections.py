@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from asr_server.api.errors import response_to
 from asr_server.api.middleware import REFUSED, REQUEST_ID, new_request_id
+from asr_server.api.upgrades import ParserIgnoringUpgrades
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooSlow
 from asr_server.telemetry import logging_for
@@ -87,6 +88,8 @@ def bounded_http_protocol(settings: Settings) -> Callable[..., BoundedHttpProtoc
 class BoundedHttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, settings: Settings, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._parser = ParserIgnoringUpgrades(self)
+        self.parser = self._parser  # type: ignore[assignment]  # uvicorn only calls it
         self._settings = settings
         self._phase = _Phase.HEADERS
         self._num_header_bytes = 0  # of the request under way, with trailers and what frames its chunks
@@ -216,6 +219,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._parser.ignores_upgrade:
+            return
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = InvalidValue(f"More than {MAX_PIPELINED} requests were sent ahead of replies.")
             raise self._refusal
@@ -225,6 +230,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._parser.ignores_upgrade:
+            return
         self._phase, self._num_header_bytes = _Phase.COMPLETE, 0
         super().on_message_complete()
 
