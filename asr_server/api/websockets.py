@@ -51,6 +51,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             logger.info("closed the WebSocket of %s: it sends too many small frames", self.client)
             self.transport.abort()
 
+    async def send(self, message: Any) -> None:
+        """Count a refusal by HTTP as an answer: uvicorn logs it as a handshake left open."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True
+
     def handle_events(self) -> None:
         frames = [event for event in self.conn.events if isinstance(event, Frame)]
         now = self.loop.time()

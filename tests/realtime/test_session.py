@@ -356,13 +356,14 @@ async def test_the_options_reach_the_engine(app: RunningApp) -> None:
 # -- Who may come in, and how sessions end --
 
 
-async def test_a_wrong_key_is_401_before_the_handshake_is_answered() -> None:
+async def test_a_wrong_key_is_401_before_the_handshake_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     async with run_app(embedded(api_key="s3cret")) as app:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer ek_wrong"}):
             refusal = await refused(url(app), additional_headers=headers | {"x-request-id": "mine"})
             assert (refusal.status, refusal.error["code"]) == (401, "invalid_api_key")
             assert refusal.headers["x-request-id"] == "mine"
         await until(lambda: not app.server.server_state.tasks)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_plain_get_gives_the_reason_that_a_page_cannot_see() -> None:
