@@ -120,11 +120,11 @@ def run_float32_server(*options: str) -> Iterator[Server]:
 
 
 @contextmanager
-def run_server(*options: str, **environment: str) -> Iterator[Server]:
+def run_server(*options: str, python: str = sys.executable, **environment: str) -> Iterator[Server]:
     """A server that is ready, the leader of a process group of its own. Stopped at the end."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "asr_server", "serve", "--port", "0", *options],
+            [python, "-m", "asr_server", "serve", "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
