@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from asr_server.core import ChunkId
 
@@ -98,6 +98,19 @@ class TextFormatter(logging.Formatter):
         who = (_name_of(record, self._process), current_request_id.get())
         record.who = f"[{' '.join(filter(None, who))}]"
         return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging names it
+        """Keep a message in its line: names from clients may hold line breaks and a terminal's commands."""
+        record.message = printable(record.message.rstrip("\n"))
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))
+
+
+def printable(text: str) -> str:
+    """Return the text in one line: control characters and undecodable bytes are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class JsonFormatter(logging.Formatter):

@@ -37,6 +37,13 @@ def failure() -> logging.LogRecord:
         return record("failed", exc_info=(type(error), error, error.__traceback__))
 
 
+def test_control_characters_of_a_message_are_escaped_and_stay_in_its_line() -> None:
+    lines = TextFormatter("api").format(record("name\n2026 INFO forged \x1b[2J")).split("\n")
+    assert len(lines) == 1
+    assert lines[0].endswith(r"name\n2026 INFO forged \x1b[2J")
+    assert len(TextFormatter("api").format(failure()).split("\n")) > 3  # a traceback keeps its lines
+
+
 def test_a_requests_id_runs_from_the_door_through_the_replica_to_the_answer(
     server: Server,
 ) -> None:

@@ -23,6 +23,7 @@ from asr_server.core import Transcript
 from asr_server.formats.render import DEFAULTS, RenderOptions, ResponseFormat, render
 from asr_server.offline.inputs import Failure, Input, reason_of, result_paths
 from asr_server.offline.local import TranscribeJob
+from asr_server.telemetry import printable
 
 
 class OutputError(Exception):
@@ -59,11 +60,6 @@ def rendered(
 ) -> bytes:
     """UTF-8 whatever the locale says, ending in one line break."""
     return (render(transcript, response_format, options).rstrip("\n") + "\n").encode()
-
-
-def printable(text: str) -> str:
-    """The text in one line: control characters (file names may have them) and undecodable bytes escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 ENDINGS: Final[dict[ResponseFormat, str]] = {

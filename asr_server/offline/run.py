@@ -33,8 +33,8 @@ from asr_server.offline.outputs import (
     Outputs,
     StandardOutput,
     check_writable,
-    printable,
 )
+from asr_server.telemetry import printable
 from asr_server.transcription import first_error
 
 
