@@ -137,6 +137,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(state.pool.shutdown)
 
 
+OWN_HEADERS: Final = (REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS)
+
+
 def _allow_origins(app: FastAPI, settings: Settings) -> None:
     origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
     if origins:
@@ -145,5 +148,5 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS],
+            expose_headers=[*OWN_HEADERS, *errors.RETRY_HEADERS],
         )

@@ -39,7 +39,8 @@ from asr_server.errors import (
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
 MAX_RETRY_AFTER_S: Final = 120  # official clients honour no more
-MIN_RETRY_AFTER_MS: Final = 50
+MIN_RETRY_AFTER_MS: Final = 1000
+RETRY_HEADERS: Final = ("Retry-After", "retry-after-ms", "X-Should-Retry")
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number, for the log: nobody reads the reply
 
 _STATUS: Final[Mapping[type[RequestError], int]] = {

@@ -92,7 +92,21 @@ class RealtimeSessions:
                     await self._is_empty.wait()
 
 
-_WEIGHT: Final = 0.1  # of the newest request in the mean time that a request takes
+_WEIGHT: Final = 0.1  # of the newest value in a mean
+MIN_RETRY_AFTER_S: Final = 1.0
+SLACK: Final = 1.5  # places do not become free evenly
+
+
+class _Mean:
+    """A mean in which the latest values count most."""
+
+    def __init__(self, first_guess: float) -> None:
+        self.value = first_guess
+        self._count = 0
+
+    def add(self, value: float) -> None:
+        self._count += 1
+        self.value += max(_WEIGHT, 1 / self._count) * (value - self.value)
 
 
 class AdmissionLimiter:
@@ -107,8 +121,8 @@ class AdmissionLimiter:
         self._max_requests = max_requests
         self._clock = clock
         self._started_at: list[float] = []
-        self._num_finished = 0
-        self._mean_request_s = 1.0
+        self._full_since = 0.0  # when the last place was taken
+        self._interval_s = _Mean(1.0 / max_requests)  # between places that become free while all are taken
         self._next_turn_at = 0.0
 
     @property
@@ -134,14 +148,17 @@ class AdmissionLimiter:
         self._check()
         started_at = self._clock()
         self._started_at.append(started_at)
+        if self._is_full:
+            self._full_since = started_at
         try:
             yield
         finally:
+            if self._is_full:
+                self._interval_s.add(self._clock() - self._full_since)
             self._started_at.remove(started_at)
-            self._count(self._clock() - started_at)
 
     def _check(self) -> None:
-        if self.num_in_flight < self._max_requests:
+        if not self._is_full:
             return
         self.num_rejected += 1
         raise Overloaded(
@@ -149,20 +166,22 @@ class AdmissionLimiter:
             self._next_turn_s(),
         )
 
-    def _count(self, request_s: float) -> None:
-        self._num_finished += 1
-        weight = max(_WEIGHT, 1 / self._num_finished)
-        self._mean_request_s += weight * (request_s - self._mean_request_s)
+    @property
+    def _is_full(self) -> bool:
+        return self.num_in_flight >= self._max_requests
 
     def _next_turn_s(self) -> float:
-        """Seconds until this client may try again: each gets its own time, as fast as places become free.
+        """Return the seconds until this client may try again.
 
-        With the same time, all would come back together, and most would be turned away again.
+        Each gets its own time, as fast as places become free. With one time, all would come back together,
+        and most would be turned away again. A burst on a quiet server finds no place for longer than any
+        request took before. So nobody comes back before three times the time in which no place became free:
+        clients try three times in all.
         """
         now = self._clock()
-        mean_age_s = now - sum(self._started_at) / len(self._started_at)
-        interval_s = max(self._mean_request_s, mean_age_s) / self._max_requests
-        self._next_turn_at = min(max(now, self._next_turn_at) + interval_s, now + MAX_RETRY_AFTER_S)
+        earliest = now + max(MIN_RETRY_AFTER_S, 3 * (now - self._full_since))
+        turn_at = max(self._next_turn_at + SLACK * self._interval_s.value, earliest)
+        self._next_turn_at = min(turn_at, now + MAX_RETRY_AFTER_S)
         return self._next_turn_at - now
 
 
