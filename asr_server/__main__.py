@@ -21,7 +21,7 @@ def main() -> None:
     at_ctrl_c = signal.getsignal(signal.SIGINT)
     if at_ctrl_c is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from asr_server.machine import share_one_arena
+    from asr_server.process import share_one_arena
 
     share_one_arena()  # before the modules that start threads
     from asr_server import cli

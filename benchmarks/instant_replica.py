@@ -33,7 +33,7 @@ from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
 from asr_server.dispatch.processes import MultiprocessExecutor
-from asr_server.machine import end_with_the_parent, leave_stopping_to_the_parent
+from asr_server.process import end_with_the_parent, leave_stopping_to_the_parent
 from asr_server.replica.loop import run
 
 if TYPE_CHECKING:

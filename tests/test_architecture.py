@@ -24,6 +24,7 @@ EVERYBODY = {
     "levels",
     "machine",
     "metrics",
+    "process",
     "telemetry",
 }
 MAY_IMPORT = {

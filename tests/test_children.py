@@ -15,7 +15,7 @@ from asr_server.audio.recording import Recording
 from asr_server.channel.messages import Heartbeat
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.dispatch.ray_cluster import LocalCluster
-from asr_server.machine import child_environment
+from asr_server.process import child_environment
 from asr_server.replica.ranks import BEAT, _Rank
 from tests.audio.audio_files import make, voice
 from tests.embedded import embedded

@@ -253,34 +253,3 @@ def test_each_replica_sees_its_own_gpu_and_knows_how_many_share_it(set_gpus: Cal
 def test_what_lives_as_long_as_the_process_is_never_looked_at_by_the_garbage_collector(start: str) -> None:
     code = f"import asyncio, gc\n{start}\nassert gc.get_freeze_count() > 10_000 > 10 * len(gc.get_objects())"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-_COUNT_ARENAS = """
-import ctypes, sys, threading
-from asr_server.machine import share_one_arena
-share_one_arena()
-libc = ctypes.CDLL(None)
-libc.fopen.restype = libc.malloc.restype = ctypes.c_void_p
-all_at_once = threading.Barrier(4)
-def allocate():
-    all_at_once.wait()
-    libc.malloc(1000)
-    all_at_once.wait()
-threads = [threading.Thread(target=allocate) for _ in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
-libc.malloc_info(0, file)
-libc.fclose(file)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="about glibc")
-@pytest.mark.parametrize(("given", "arenas"), [({}, 1), ({"MALLOC_ARENA_MAX": "3"}, 3)])
-def test_threads_share_one_arena_unless_the_environment_says_otherwise(
-    tmp_path: Path, given: dict[str, str], arenas: int
-) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"} | given
-    told = tmp_path / "malloc_info.xml"
-    subprocess.run([sys.executable, "-c", _COUNT_ARENAS, told], check=True, env=environment, timeout=60)
-    assert told.read_text().count("<heap nr=") == arenas

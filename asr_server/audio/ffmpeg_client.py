@@ -37,7 +37,7 @@ from asr_server.audio.limits import AudioLimits, invalid_audio
 from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice
 from asr_server.core import Samples, Track
 from asr_server.errors import DecodingUnavailable, RequestError
-from asr_server.machine import child_environment
+from asr_server.process import child_environment
 
 HEADER: Final = struct.Struct("<BI")  # kind, bytes that follow
 SAMPLES, END, REFUSED, OPENED = 0, 1, 2, 3

@@ -39,7 +39,7 @@ from asr_server.audio.stream import DecodedStream, PairedStream, Stream
 from asr_server.audio.tracks import TrackChoice
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import RequestError
-from asr_server.machine import gain_no_privileges, leave_stopping_to_the_parent
+from asr_server.process import gain_no_privileges, leave_stopping_to_the_parent
 
 FORK_FAILED = -1
 MAX_MESSAGE = 1 << 12

@@ -23,7 +23,8 @@ from asr_server.channel.messages import Command, Drain, Event
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineClient, remove_abandoned_folders
 from asr_server.config import Settings
 from asr_server.dispatch.supervisor import ReplicaGone
-from asr_server.machine import child_environment, cores_of, visible_gpus
+from asr_server.machine import cores_of, visible_gpus
+from asr_server.process import child_environment
 
 MAX_EVENTS = 32  # handled in one round of the event loop
 

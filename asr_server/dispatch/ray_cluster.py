@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from setproctitle import setproctitle
 
-from asr_server.machine import child_environment
+from asr_server.process import child_environment
 
 # Samples do not go through Ray's shared store of objects: nearly the least that Ray takes.
 OBJECT_STORE_BYTES: Final = 80 << 20

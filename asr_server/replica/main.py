@@ -24,15 +24,8 @@ from asr_server.channel.tcp import TcpEngineServer
 from asr_server.channel.zeromq import ReplicaSpec, ZmqEngineServer
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.errors import CheckpointError
-from asr_server.machine import (
-    be_killed_with_the_parent,
-    end_with_the_parent,
-    freeze_gc,
-    leave_stopping_to_the_parent,
-    lower_priority,
-    never_interrupt_others,
-    pin_to,
-)
+from asr_server.machine import freeze_gc, lower_priority, never_interrupt_others, pin_to
+from asr_server.process import be_killed_with_the_parent, end_with_the_parent, leave_stopping_to_the_parent
 from asr_server.replica.loop import CannotStart, load_engine, run
 from asr_server.replica.ranks import Ranks
 from asr_server.telemetry import configure_logging

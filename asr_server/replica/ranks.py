@@ -26,11 +26,11 @@ from setproctitle import setproctitle
 from asr_server.channel.messages import FROZEN_AFTER_S, HEARTBEAT_S, SILENT_STARTUP_LIMIT_S
 from asr_server.channel.zeromq import ChildSpec
 from asr_server.config import Settings
-from asr_server.machine import (
+from asr_server.machine import freeze_gc
+from asr_server.process import (
     be_killed_with_the_parent,
     child_environment,
     end_with_the_parent,
-    freeze_gc,
     leave_stopping_to_the_parent,
 )
 from asr_server.telemetry import configure_logging
