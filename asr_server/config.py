@@ -34,6 +34,7 @@ MOST_BYTES: Final = 10**18
 MOST_CHUNK_S: Final = 3600.0
 API_KEY: Final = "[!-~]+"  # what fits an Authorization header as it is
 _ORIGIN: Final = r"https?://[^\s,/?#]+"  # as browsers send it: no path, no slash at its end
+_HOST: Final = r"[A-Za-z0-9._-]+"
 
 
 def _setting(default: Any, help: str, env: str = "", allowed: str = "", **constraints: Any) -> Any:
@@ -231,6 +232,13 @@ class Settings:
         pattern=rf"^(\*|{_ORIGIN}(\s*,\s*{_ORIGIN})*)?$",
         allowed="*, or origins such as https://example.com, separated by commas",
     )
+    allowed_hosts: str = _setting(
+        "",
+        "names by which a server on a loopback address without a key is asked, beside this machine's own, "
+        "separated by commas; * for all",
+        pattern=rf"^(\*|{_HOST}(\s*,\s*{_HOST})*)?$",
+        allowed="*, or names such as asr.example.com without a port, separated by commas",
+    )
     ssl_certfile: str = _setting("", "TLS certificate file")
     ssl_keyfile: str = _setting("", "TLS key file")
     max_connections: int = _setting(
@@ -276,7 +284,19 @@ class Settings:
     def model_names(self) -> tuple[str, ...]:
         """The names by which clients may ask for the model: the served name first, then the aliases."""
         name = self.served_model_name or _own_name(self.model)
-        return (name, *(alias.strip() for alias in self.model_alias.split(",") if alias.strip()))
+        return (name, *_entries(self.model_alias))
+
+    @property
+    def asks_for_key(self) -> bool:
+        return bool(self.api_key or self.api_key_file)
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        return _entries(self.cors_origins)
+
+    @property
+    def allowed_host_names(self) -> tuple[str, ...]:
+        return _entries(self.allowed_hosts.lower())
 
     @property
     def serves_embedded_model(self) -> bool:
@@ -298,6 +318,10 @@ class Settings:
     def temperatures(self) -> tuple[float, ...]:
         """The temperatures tried at a chunk: the ladder's first, and `max_fallbacks` more."""
         return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
+
+
+def _entries(text: str) -> tuple[str, ...]:
+    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 @cache  # every request asks for it

@@ -73,6 +73,18 @@ class InvalidApiKey(RequestError):
     code = "invalid_api_key"
 
 
+class HostNotAllowed(RequestError):
+    """The Host names neither this machine nor a name in --allowed-hosts."""
+
+    code = "host_not_allowed"
+
+
+class OriginNotAllowed(RequestError):
+    """A page of another site asks for a realtime session."""
+
+    code = "origin_not_allowed"
+
+
 class ModelNotFound(RequestError):
     code = "model_not_found"
     param = "model"

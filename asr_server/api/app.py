@@ -25,6 +25,7 @@ from asr_server import __version__
 from asr_server.api import errors, openapi, routes
 from asr_server.api.auth import ApiKeys
 from asr_server.api.form import ReadingTurns, UploadMemory
+from asr_server.api.hosts import LocalHosts, checks_hosts
 from asr_server.api.middleware import (
     IGNORED_FIELDS,
     MODEL_LIMIT,
@@ -116,6 +117,8 @@ def create_app(
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     app.add_middleware(LastErrorMiddleware)
     app.add_middleware(UnreadBodyMiddleware)
+    if checks_hosts(settings):
+        app.add_middleware(LocalHosts, settings=settings)
     _allow_origins(app, settings)
     app.add_middleware(RequestLogMiddleware)
     return app
@@ -141,11 +144,10 @@ OWN_HEADERS: Final = (REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS
 
 
 def _allow_origins(app: FastAPI, settings: Settings) -> None:
-    origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
-    if origins:
+    if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=origins,
+            allow_origins=settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=[*OWN_HEADERS, *errors.RETRY_HEADERS],

@@ -23,9 +23,11 @@ from starlette.responses import JSONResponse, Response
 from asr_server.api.schemas import ErrorBody, ErrorDetail
 from asr_server.errors import (
     HeadersTooLarge,
+    HostNotAllowed,
     InvalidApiKey,
     InvalidValue,
     ModelNotFound,
+    OriginNotAllowed,
     Overloaded,
     ReplicasEnded,
     RequestError,
@@ -45,6 +47,8 @@ CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number, for the log: nobody reads 
 
 _STATUS: Final[Mapping[type[RequestError], int]] = {
     InvalidApiKey: 401,
+    HostNotAllowed: 403,
+    OriginNotAllowed: 403,
     ModelNotFound: 404,
     TooSlow: 408,
     UploadTooLarge: 413,

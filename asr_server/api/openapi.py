@@ -36,6 +36,7 @@ from asr_server.errors import (
     DecodingUnavailable,
     EngineUnavailable,
     HeadersTooLarge,
+    HostNotAllowed,
     InvalidApiKey,
     InvalidAudio,
     InvalidValue,
@@ -80,6 +81,7 @@ REQUEST_ERRORS: Final = (
     InvalidValue("Invalid HTTP request received."),
     TooSlow("No whole request within 10 seconds: --header-timeout-s (ASR_SERVER_HEADER_TIMEOUT_S)."),
     HeadersTooLarge("The request has more than 128 headers."),
+    HostNotAllowed("The Host is not a name of this machine: --allowed-hosts (ASR_SERVER_ALLOWED_HOSTS)."),
     RuntimeError("a fault of the server"),
 )
 KEY_ERRORS: Final = (InvalidApiKey("Incorrect API key."),)
@@ -298,7 +300,7 @@ def _complete(operation: dict[str, Any], has_key: bool, settings: Settings) -> N
             for example in content.get("examples", {}).values():
                 if error := example["value"].get("error"):  # the framework leaves out what is null
                     error.update({"param": error.get("param"), "code": error.get("code")})
-    if has_key and (settings.api_key or settings.api_key_file):
+    if has_key and settings.asks_for_key:
         operation["security"] = [{"key": []}]
 
 

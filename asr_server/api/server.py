@@ -22,10 +22,10 @@ from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.config import NO_PORT, Settings
+from asr_server.config import NO_PORT, Settings, naming
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ShuttingDown
-from asr_server.machine import freeze_gc, listening_on, raise_open_files_limit, shared_sockets
+from asr_server.machine import freeze_gc, is_loopback, listening_on, raise_open_files_limit, shared_sockets
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.telemetry import announce
 
@@ -109,6 +109,7 @@ class Server(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             announce(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+            self._warn_of_strangers()
             try:
                 await self._open_wyoming()
             except OSError as error:  # something took the port since the settings were checked
@@ -116,6 +117,15 @@ class Server(uvicorn.Server):
                     "cannot listen for Wyoming on port %d: %s", self._state.settings.wyoming_port, error
                 )
                 self.should_exit, self.exit_status = True, PORT_TAKEN
+
+    def _warn_of_strangers(self) -> None:
+        settings = self._state.settings
+        if not settings.asks_for_key and not is_loopback(settings.host):
+            logger.warning(
+                "no key is asked for on %s: anyone who can reach it can use the server; %s sets one",
+                settings.host,
+                naming("api_key"),
+            )
 
     async def _open_wyoming(self) -> None:
         settings = self._state.settings
@@ -126,7 +136,7 @@ class Server(uvicorn.Server):
         self._wyoming = WyomingServer(self._state)
         host, port = await self._wyoming.start()
         announce(f"wyoming on tcp://{f'[{host}]' if ':' in host else host}:{port}")
-        if settings.api_key or settings.api_key_file:
+        if settings.asks_for_key:
             logger.warning("Wyoming knows no keys: whoever reaches port %d can transcribe", port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -36,7 +36,7 @@ FIRST: Final = (
 SECTIONS: Final = {
     "Names and access": (
         *("served_model_name", "model_alias", "api_key_file", "unknown_fields", "cors_origins"),
-        *("root_path", "ssl_certfile", "ssl_keyfile"),
+        *("allowed_hosts", "root_path", "ssl_certfile", "ssl_keyfile"),
     ),
     "Text": ("beam_size", "max_fallbacks", "check_voice", "max_chunk_s", "short_audio"),
     "Live audio": (

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocketState
 
 from asr_server.api.errors import HANDLED, body_of, response_to
+from asr_server.api.hosts import check_origin
 from asr_server.api.middleware import answer_headers
 from asr_server.api.openapi import CLIENT_SECRET_BODY, client_secret_responses
 from asr_server.api.request import check_model
@@ -84,6 +85,7 @@ async def explain_refusal(request: Request) -> None:
 
 def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
     """Returns the settings a session opens with. Raises RequestError, EngineUnavailable."""
+    check_origin(connection, state.settings)
     config = _authorized_config(connection, state)
     if state.realtime.is_draining:
         raise ShuttingDown

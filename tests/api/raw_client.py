@@ -43,11 +43,11 @@ class RawClient:
         self.writer.write(data)
 
     def begin_upload(self, content_length: int = 1 << 20) -> None:
-        head = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\n" + MULTIPART
+        head = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\n" + MULTIPART
         self.send(head + b"content-length: %d\r\n\r\n" % content_length + FILE_PART)
 
     def ask(self, path: str) -> None:
-        self.send(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        self.send(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
 
     async def reply(self) -> Reply:
         """The next reply, which has a content-length."""

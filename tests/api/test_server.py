@@ -49,5 +49,6 @@ def test_the_address_of_all_takes_both_families_on_both_ports() -> None:
         wyoming_port = int(server.process.stdout.readline().rpartition(":")[2])
         for host in ("127.0.0.1", "[::1]"):
             assert httpx.get(f"http://{host}:{port}/health").status_code == 200
+        assert "no key is asked for on ::" in server.written()
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, wyoming_port), timeout=10).close()

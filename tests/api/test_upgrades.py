@@ -20,9 +20,9 @@ async def test_an_upload_that_offers_http2_is_transcribed(app: RunningApp) -> No
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
 async def test_a_chunked_body_behind_an_offer_is_read_however_it_comes(app: RunningApp, size: int) -> None:
-    head = "POST /v1/realtime/client_secrets HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+    head = "POST /v1/realtime/client_secrets HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
-    data = f"{head}\r\n2\r\n{{}}\r\n0\r\n\r\nGET /ping HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    data = f"{head}\r\n2\r\n{{}}\r\n0\r\n\r\nGET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
     client = await RawClient.connect(app.host, app.port)
     for at in range(0, len(data), size):
         client.send(data[at : at + size])

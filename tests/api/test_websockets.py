@@ -26,7 +26,7 @@ PIECE_OF_A_BYTE = b"\x00\x81" + MASK + b" "
 
 def handshake(method: str = "GET", header: str = "authorization: Bearer s3cret") -> bytes:
     key = base64.b64encode(bytes(16)).decode()
-    lines = [f"{method} {PATH} HTTP/1.1", "host: x", "connection: Upgrade", "upgrade: websocket"]
+    lines = [f"{method} {PATH} HTTP/1.1", "host: localhost", "connection: Upgrade", "upgrade: websocket"]
     lines += ["sec-websocket-version: 13", f"sec-websocket-key: {key}", header]
     return "\r\n".join([*lines, "", ""]).encode()
 
