@@ -12,24 +12,44 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 _M_ARENA_MAX: Final = -8  # glibc's malloc.h
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # prctl's PR_SET_PDEATHSIG
+_SET_DUMPABLE: Final = 4  # prctl's PR_SET_DUMPABLE
 _SET_NO_NEW_PRIVILEGES: Final = 38  # prctl's PR_SET_NO_NEW_PRIVS
+_ARGUMENTS: Final = slice(45, 47)  # where they begin and end in memory: fields of /proc/self/stat
+_HIDDEN: Final = b"***"
 _PACKAGE_PARENT: Final = Path(__file__).resolve().parents[1]
+
+# What children inherit of the environment. All else is the operator's, and may be secret.
+_OF_THE_SYSTEM: Final = re.compile(
+    r"PATH|HOME|USER|USERNAME|LOGNAME|SHELL|TERM|TZ|TMPDIR|TMP|TEMP|LANG|LANGUAGE|LOCALE_ARCHIVE"
+    r"|VIRTUAL_ENV|CONDA_PREFIX|GLIBC_TUNABLES|(LC|XDG|LD|DYLD|NIX_LD|MALLOC)_\w*|PYTHON\w*"
+)
+_OF_THE_ENGINE: Final = re.compile(
+    r"(CUDA|CUBLAS|CUBLASLT|CUDNN|NVIDIA|NCCL|HIP|HSA|AMD|ROCR|ROCM|ROCBLAS|MIOPEN|GPU)_\w*"
+    r"|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|ONEDNN|DNNL|ATEN|ORT|GLOO|HF|HUGGINGFACE|TRANSFORMERS|RAY)_\w*"
+    r"|(TORCH|PYTORCH|TRITON)\w*|CC|CXX|CPATH|C_INCLUDE_PATH|LIBRARY_PATH"  # Triton calls a compiler
+)
 _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
-def child_environment() -> dict[str, str]:
-    """Return this process's environment for a child that runs a module of this package.
+def child_environment(computes: bool = True) -> dict[str, str]:
+    """Return the part of this process's environment for a child that runs a module of this package.
 
-    It lacks what looks like a secret: a child that parses what strangers send could be made to reveal it.
-    The child finds the package, and no Python file in the working directory.
+    One that `computes` also gets what is meant for devices and libraries. Children find the package, and no
+    Python file in the working directory.
     """
-    public = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
-    return public | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_import_folders())}
+    inherited = {name: value for name, value in os.environ.items() if _is_inherited(name, computes)}
+    return inherited | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_import_folders())}
+
+
+def _is_inherited(name: str, computes: bool) -> bool:
+    is_known = _OF_THE_SYSTEM.fullmatch(name) or (computes and _OF_THE_ENGINE.fullmatch(name))
+    return bool(is_known) and not _SECRET.search(name)
 
 
 def _import_folders() -> Iterator[str]:
@@ -86,6 +106,32 @@ def gain_no_privileges() -> None:
     """Keep this process and its children from more rights by running a setuid program (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+
+
+def hide_from_other_processes() -> None:
+    """Keep other processes of this user from reading this one's memory and environment (Linux).
+
+    Forks inherit it; a program that is run does not. Root may still read.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def hide_value(flag: str) -> None:
+    """Overwrite the value of a flag on the command line, which all users of the machine can read (Linux)."""
+    if sys.platform != "linux":
+        return
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_ARGUMENTS])
+    words = ctypes.string_at(start, end - start).split(b"\0")
+    shown = b"\0".join(_shown(word, before, flag.encode()) for before, word in pairwise([b"", *words]))
+    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
+def _shown(word: bytes, before: bytes, flag: bytes) -> bytes:
+    if before == flag:
+        return _HIDDEN[: len(word)]
+    name, equals, value = word.partition(b"=")
+    return name + equals + _HIDDEN[: len(value)] if name == flag and equals else word
 
 
 def _wait_for_the_parents_end() -> None:

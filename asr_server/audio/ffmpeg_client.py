@@ -216,7 +216,7 @@ class DecodeProcesses:
                     [sys.executable, "-m", "asr_server.audio.ffmpeg_process", str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env=child_environment() | _ONE_THREAD,
+                    env=child_environment(computes=False) | _ONE_THREAD,
                 )
             except OSError:
                 ours.close()

@@ -39,7 +39,7 @@ from asr_server.audio.stream import DecodedStream, PairedStream, Stream
 from asr_server.audio.tracks import TrackChoice
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import RequestError
-from asr_server.process import gain_no_privileges, leave_stopping_to_the_parent
+from asr_server.process import gain_no_privileges, hide_from_other_processes, leave_stopping_to_the_parent
 
 FORK_FAILED = -1
 MAX_MESSAGE = 1 << 12
@@ -54,6 +54,7 @@ def main(socket_fd: int) -> None:
     """Forks a decode process for each connection that arrives, until the server closes its end."""
     leave_stopping_to_the_parent()
     gain_no_privileges()
+    hide_from_other_processes()
     status_fds: dict[int, int] = {}  # by process: where the server reads how it ended
     signal.signal(signal.SIGCHLD, lambda *_: _report_ended(status_fds))
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))

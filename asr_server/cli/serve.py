@@ -126,7 +126,7 @@ def health(pid: int) -> None:
 def _arguments_of(pid: int) -> list[str]:
     """Returns what follows `serve` on the command line of the process; empty if there is no such process."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     except OSError:
         return []
     return words[words.index("serve") + 1 :] if "serve" in words else []

@@ -27,6 +27,9 @@ POISON: Final = 0.987654321
 class FaultyExecutor(MultiprocessExecutor):
     module = "tests.dispatch.faulty_replica"
 
+    def device_of(self, index: int) -> dict[str, str]:
+        return {"FAULT": os.environ["FAULT"]}
+
 
 def poisoned(samples: Samples) -> Samples:
     samples = samples.copy()
