@@ -32,7 +32,8 @@ from asr_server.audio.tracks import TrackChoice, parse_choice
 from asr_server.config import Settings, naming
 from asr_server.core import DecodingOptions, VoiceChunking, temperatures_for
 from asr_server.errors import InvalidValue, ModelNotFound
-from asr_server.formats.render import DEFAULTS, RenderOptions, SubtitleLayout
+from asr_server.formats.render import RenderOptions
+from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.models import require_speaker_models
 from asr_server.transcription import Transcriber, prompt_tokens
@@ -218,7 +219,7 @@ class TranscriptionRequest:
     fields: AudioFields  # as the client sent them, checked
     options: DecodingOptions
     ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
-    render_options: RenderOptions = DEFAULTS
+    render_options: RenderOptions
     chunking: VoiceChunking | None = None
 
     @property
@@ -267,7 +268,7 @@ def parse_transcription_request(
         token_logprobs=render_options.with_logprobs,
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.stream,
-        word_timestamps=render_options.with_words or render_options.layout.needs_words,
+        word_timestamps=_needs_words(fields, render_options),
         **shared,  # type: ignore[arg-type]
     )
     request = TranscriptionRequest(fields, options, ignored, render_options)
@@ -290,14 +291,16 @@ def parse_translation_request(
         raise InvalidValue(
             "'to_language' can be English only: Whisper translates into nothing else.", "to_language"
         )
+    render_options = RenderOptions(layout=SubtitleLayout(raw=fields.subtitles == "raw"))
     options = DecodingOptions(
         task="translate",
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.stream,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
+        word_timestamps=_needs_words(fields, render_options),
         **_shared_options(fields, settings),  # type: ignore[arg-type]
     )
-    return TranscriptionRequest(fields, options, ignored)
+    return TranscriptionRequest(fields, options, ignored, render_options)
 
 
 def _parse(
@@ -346,5 +349,11 @@ def _render_options(fields: TranscriptionFields) -> RenderOptions:
         with_logprobs="logprobs" in fields.include,
         with_segments="segment" in granularities,
         with_words="word" in granularities,
-        layout=SubtitleLayout(**{name: getattr(fields, name) for name in LAYOUT_FIELDS}),
+        layout=SubtitleLayout(
+            fields.subtitles == "raw", **{name: getattr(fields, name) for name in LAYOUT_FIELDS}
+        ),
     )
+
+
+def _needs_words(fields: AudioFields, options: RenderOptions) -> bool:
+    return options.with_words or (fields.response_format in ("srt", "vtt") and options.layout.needs_words)

@@ -111,6 +111,8 @@ class AudioFields(BaseModel):
     """The form of the answer."""
     temperature: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
     """0: the likeliest text, read again at 0.2 to 1.0 while it is implausible. Above 0: at that only."""
+    subtitles: Literal["readable", "raw"] = "readable"
+    """Not OpenAI's: the cues of `srt` and `vtt`: short lines, or the model's segments with `raw`."""
     stream: bool = False
     """Server-sent events with the text as it becomes final. With `json`, `text` and `diarized_json`."""
 

@@ -24,7 +24,7 @@ from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, flag_
 from asr_server.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from asr_server.formats.render import SubtitleLayout
+    from asr_server.formats.subtitles import SubtitleLayout
     from asr_server.speakers.clustering import SpeakerCount
 
 INTERRUPTED: Final = 130
@@ -99,6 +99,13 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     help="of sampling; 0: the likeliest words, higher only where these make no sense  [default: 0]",
 )
 @click.option("--word-timestamps", is_flag=True, help="when each word is said, in verbose_json")
+@click.option(
+    "--subtitles",
+    type=click.Choice(("readable", "raw")),
+    default="readable",
+    show_default=True,
+    help="cues of srt and vtt: two lines of 42 letters at most, or the model's segments",
+)
 @click.option("--max-line-width", type=_POSITIVE, help="of srt and vtt, in characters")
 @click.option("--max-line-count", type=_POSITIVE, help="lines of a subtitle; with --max-line-width")
 @click.option("--max-words-per-line", type=_POSITIVE, help="of srt and vtt")
@@ -193,8 +200,9 @@ _JOB_OPTIONS: Final = (
 
 def _layout(options: dict[str, Any]) -> SubtitleLayout:
     """Removes the layout's options from `options` and returns them as a layout."""
-    from asr_server.formats.render import SubtitleLayout
+    from asr_server.formats.subtitles import SubtitleLayout
 
+    options["raw"] = options.pop("subtitles") == "raw"
     layout = SubtitleLayout(**{field.name: options.pop(field.name) for field in fields(SubtitleLayout)})
     if layout.max_line_count and not layout.max_line_width:
         raise click.UsageError("--max-line-count needs --max-line-width.")

@@ -1,23 +1,20 @@
 """Renders a transcript in each of OpenAI's response formats: JSON bodies, plain text and subtitles.
 
-SubRip and WebVTT take segments as they are, or their words laid out as whisper's command lays them out. Used
+Subtitles are laid out by `subtitles.py`. Used
 by `api`, `offline` and `cli/transcribe.py`, in the API process or that of `asr-server transcribe`; does not
 know where transcripts come from.
 """
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, groupby
-from math import inf
-from typing import Final, Literal, NamedTuple
+from typing import Literal
 
 from pydantic import BaseModel
 
-from asr_server.core import Segment, TokenLogprob, Transcript, Word
+from asr_server.core import Segment, TokenLogprob, Transcript
 from asr_server.formats.bodies import (
     AudioTrack,
     DiarizedJson,
@@ -30,182 +27,7 @@ from asr_server.formats.bodies import (
     VerboseSegment,
     VerboseWord,
 )
-
-# Between the starts of two words: a subtitle that is filled up whatever the segments ends there.
-LONG_PAUSE_S: Final = 3.0
-
-Line = list[Word]
-
-
-@dataclass(frozen=True)
-class SubtitleLayout:
-    """How words are laid out in subtitles.
-
-    None is no limit. Limits need the words' times; without limits, a segment is a subtitle of one line.
-
-    With a width alone, a segment is one subtitle of as many lines as it takes. With a width and a number of
-    lines, subtitles are filled up whatever the segments.
-    """
-
-    max_line_width: int | None = None  # characters
-    max_line_count: int | None = None  # lines of a subtitle
-    max_words_per_line: int | None = None  # words of a subtitle; does nothing beside the two above together
-    highlight_words: bool = False  # each word underlined while it is said
-
-    @property
-    def needs_words(self) -> bool:
-        return self != PLAIN_LAYOUT
-
-    @property
-    def across_segments(self) -> bool:
-        return self.max_line_width is not None and self.max_line_count is not None
-
-
-PLAIN_LAYOUT = SubtitleLayout()
-
-
-class Piece(NamedTuple):
-    text: str
-    underlined: bool = False
-
-
-class Cue(NamedTuple):
-    """One subtitle; its pieces joined are its text, line breaks included."""
-
-    start_s: float
-    end_s: float
-    pieces: tuple[Piece, ...]
-    speaker: str | None = None
-
-
-def cues(segments: Sequence[Segment], layout: SubtitleLayout) -> list[Cue]:
-    """Makes the subtitles, in the order in which they begin. Each is of one speaker."""
-    found = (
-        cue._replace(speaker=speaker)
-        for speaker, of_speaker in groupby(segments, key=lambda segment: segment.speaker)
-        for cue in _cues(list(of_speaker), layout)
-    )
-    return sorted(found, key=lambda cue: cue.start_s)
-
-
-def _cues(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Cue]:
-    if not layout.needs_words or not any(segment.words for segment in segments):
-        for segment in segments:
-            yield Cue(segment.start_s, segment.end_s, (Piece(_one_line(segment.text)),))
-        return
-    for words in _runs(segments, layout):
-        for lines in _subtitles(words, layout):
-            yield from _highlighted(lines) if layout.highlight_words else [_cue(lines)]
-
-
-def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Sequence[Word]]:
-    """Yields the groups of words within which words may share a subtitle."""
-    if layout.across_segments:
-        yield [word for segment in segments for word in segment.words]
-        return
-    for segment in segments:
-        step = layout.max_words_per_line or max(1, len(segment.words))
-        for first in range(0, len(segment.words), step):
-            yield segment.words[first : first + step]
-
-
-def _subtitles(words: Sequence[Word], layout: SubtitleLayout) -> Iterator[list[Line]]:
-    """Fills lines with words, and subtitles with lines. A word wider than a line has a line to itself."""
-    lines: list[Line] = []
-    width, last_start_s = 0, 0.0
-    for word in words:
-        pause = layout.across_segments and word.start_s - last_start_s > LONG_PAUSE_S
-        last_start_s = word.start_s
-        if lines and not pause and width + len(word.text) <= (layout.max_line_width or inf):
-            lines[-1].append(word)
-            width += len(word.text)
-            continue
-        if lines and (pause or len(lines) >= (layout.max_line_count or inf)):
-            yield lines
-            lines = []
-        lines.append([word])
-        width = len(word.text.strip())
-    if lines:
-        yield lines
-
-
-def _cue(lines: list[Line]) -> Cue:
-    return Cue(lines[0][0].start_s, lines[-1][-1].end_s, _pieces(lines))
-
-
-def _highlighted(lines: list[Line]) -> Iterator[Cue]:
-    """Repeats a subtitle with each word underlined in turn, and with none between two words."""
-    shown_until_s = lines[0][0].start_s
-    for word in chain(*lines):
-        if word.start_s > shown_until_s:
-            yield Cue(shown_until_s, word.start_s, _pieces(lines))
-        yield Cue(word.start_s, word.end_s, _pieces(lines, word))
-        shown_until_s = word.end_s
-
-
-def _pieces(lines: list[Line], said: Word | None = None) -> tuple[Piece, ...]:
-    pieces: list[Piece] = []
-    for line in lines:
-        for word in line:
-            space = "" if word is line[0] else " " if word.text[:1].isspace() else ""
-            if word is line[0] and pieces:
-                space = "\n"
-            pieces += [Piece(space), Piece(_one_line(word.text), word is said)]
-    return tuple(pieces)
-
-
-def _one_line(text: str) -> str:
-    """Joins the lines of a text: a blank line within it would end the subtitle."""
-    return " ".join(text.split())
-
-
-def srt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> str:
-    """Writes SubRip: numbered from 1, commas before milliseconds, a blank line after each. Empty for none."""
-    return "".join(
-        f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_labelled(cue)}\n\n"
-        for number, cue in enumerate(cues(segments, layout), start=1)
-    )
-
-
-def vtt(segments: Sequence[Segment], layout: SubtitleLayout = PLAIN_LAYOUT) -> str:
-    """Returns WebVTT, whose text is markup: `&`, `<` and `>` are escaped."""
-    blocks = (
-        f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n{_voiced(cue)}\n\n"
-        for cue in cues(segments, layout)
-    )
-    return "WEBVTT\n\n" + "".join(blocks)
-
-
-def _labelled(cue: Cue) -> str:
-    text = _text(cue, str)
-    return f"{cue.speaker}: {text}" if cue.speaker else text
-
-
-def _voiced(cue: Cue) -> str:
-    """Returns the text, within WebVTT's voice tag if the speaker is known."""
-    text = _text(cue, _escape)
-    return f"<v {_escape(cue.speaker)}>{text}</v>" if cue.speaker else text
-
-
-def _text(cue: Cue, escape: Callable[[str], str]) -> str:
-    """Returns the text without arrows (`-->`), which would end the subtitle."""
-    pieces = (f"<u>{escape(p.text)}</u>" if p.underlined else escape(p.text) for p in cue.pieces)
-    return "".join(pieces).replace("-->", "->")
-
-
-def _escape(text: str) -> str:
-    return html.escape(text.replace("-->", "->"), quote=False)
-
-
-def _clock(time_s: float, point: str) -> str:
-    """Writes a time as `HH:MM:SS,mmm`, with `point` for the comma; hours have more digits where they need
-    them.
-    """
-    seconds, ms = divmod(round(time_s * 1000), 1000)
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02d}:{minutes:02d}:{seconds:02d}{point}{ms:03d}"
-
+from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout, srt, vtt
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
 
@@ -217,7 +39,7 @@ class RenderOptions:
     with_logprobs: bool = False
     with_segments: bool = True
     with_words: bool = False
-    layout: SubtitleLayout = PLAIN_LAYOUT
+    layout: SubtitleLayout = READABLE_LAYOUT
 
 
 DEFAULTS = RenderOptions()

@@ -32,7 +32,8 @@ from asr_server.errors import (
     InvalidValue,
     SpeakersUnavailable,
 )
-from asr_server.formats.render import PLAIN_LAYOUT, RenderOptions, ResponseFormat, SubtitleLayout
+from asr_server.formats.render import RenderOptions, ResponseFormat
+from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.models import require_speaker_models
 from asr_server.speakers.track import SpeakerTrack
@@ -56,7 +57,7 @@ class TranscribeJob:
     word_timestamps: bool = False
     condition_on_previous_text: bool = False
     multilingual: bool = False
-    layout: SubtitleLayout = PLAIN_LAYOUT
+    layout: SubtitleLayout = READABLE_LAYOUT
     speakers: tuple[str, ...] = ()  # of each channel; empty: the channels are mixed
     track: str = ""  # a number, a language, or with channels apart two numbers; empty: the file's default
     voices: SpeakerCount | None = None  # tell so many apart; None: no voices are told apart
@@ -64,7 +65,8 @@ class TranscribeJob:
 
     @property
     def needs_words(self) -> bool:
-        return self.word_timestamps or self.layout.needs_words or self.voices is not None
+        has_cues = not {"srt", "vtt"}.isdisjoint(self.formats)
+        return self.word_timestamps or (has_cues and self.layout.needs_words) or self.voices is not None
 
     @property
     def render_options(self) -> RenderOptions:

@@ -3,7 +3,8 @@ import json
 import msgspec
 
 from asr_server.core import Transcript, Word
-from asr_server.formats.render import RenderOptions, render, srt
+from asr_server.formats.render import RenderOptions, render
+from asr_server.formats.subtitles import srt
 from tests.formats.samples import ONE, SILENT, segment, transcript
 
 TEN_FIELDS = {

@@ -15,7 +15,7 @@ import soundfile
 from asr_server.config import EMBEDDED_MODEL, Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions
 from asr_server.errors import EngineUnavailable, InvalidValue
-from asr_server.formats.render import SubtitleLayout
+from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from tests.checkpoints import english_only_directory, pocket_directory
 from tests.embedded import embedded

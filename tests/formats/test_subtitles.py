@@ -12,7 +12,8 @@ import pytest
 from whisper.utils import WriteSRT
 
 from asr_server.core import Segment, Word
-from asr_server.formats.render import RenderOptions, SubtitleLayout, render, srt, verbose_body, vtt
+from asr_server.formats.render import RenderOptions, render, verbose_body
+from asr_server.formats.subtitles import SubtitleLayout, srt, vtt
 from tests.formats.samples import segment, transcript
 
 LAYOUTS = [
@@ -23,7 +24,7 @@ LAYOUTS = [
     SubtitleLayout(max_line_width=24, max_line_count=2),
     SubtitleLayout(max_line_width=10, max_line_count=1),
     SubtitleLayout(max_line_width=15, max_words_per_line=4),
-    SubtitleLayout(highlight_words=True),
+    SubtitleLayout(raw=True, highlight_words=True),
     SubtitleLayout(max_line_width=16, max_line_count=2, highlight_words=True),
 ]
 

@@ -1,0 +1,217 @@
+"""Writes subtitles: SubRip and WebVTT.
+
+By default cues are laid out to be read (`cue_breaks.py`); `raw` gives the model's segments, and limits of
+width and words lay them out as whisper's command does. Used by `render.py`, in the API process or that of
+`asr-server transcribe`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from math import inf
+from typing import Final, NamedTuple
+
+from asr_server.core import Segment, Word
+from asr_server.formats.cue_breaks import readable_cues
+
+# Between the starts of two words: a subtitle that is filled up whatever the segments ends there.
+LONG_PAUSE_S: Final = 3.0
+
+Line = Sequence[Word]
+
+
+@dataclass(frozen=True)
+class SubtitleLayout:
+    """How words are laid out in cues; None is no limit. All but raw segments need the words' times.
+
+    With any limit, cues are those of whisper's command. With a width alone, a segment is one cue of as many
+    lines as it takes. With a width and a number of lines, cues are filled across segments.
+    """
+
+    raw: bool = False  # the model's segments, as OpenAI gives them
+    max_line_width: int | None = None  # characters
+    max_line_count: int | None = None  # lines of a cue
+    max_words_per_line: int | None = None  # words of a cue; does nothing beside the two above together
+    highlight_words: bool = False  # each word underlined while it is spoken
+
+    @property
+    def needs_words(self) -> bool:
+        return self != RAW_LAYOUT
+
+    @property
+    def has_limits(self) -> bool:
+        return any((self.max_line_width, self.max_line_count, self.max_words_per_line))
+
+    @property
+    def across_segments(self) -> bool:
+        return self.max_line_width is not None and self.max_line_count is not None
+
+
+READABLE_LAYOUT: Final = SubtitleLayout()
+RAW_LAYOUT: Final = SubtitleLayout(raw=True)
+
+
+class Piece(NamedTuple):
+    text: str
+    underlined: bool = False
+
+
+class Cue(NamedTuple):
+    """One subtitle; its pieces joined are its text, line breaks included."""
+
+    start_s: float
+    end_s: float
+    pieces: tuple[Piece, ...]
+    speaker: str | None = None
+
+
+def cues(segments: Sequence[Segment], layout: SubtitleLayout, is_labelled: bool = False) -> list[Cue]:
+    """Return the cues in the order in which they begin. Each is of one speaker.
+
+    `is_labelled`: the speaker's label takes room in the first line.
+    """
+    made = (
+        cue._replace(speaker=speaker)
+        for speaker, of_speaker in groupby(segments, key=lambda segment: segment.speaker)
+        for cue in _cues(list(of_speaker), layout, len(speaker) + 2.0 if speaker and is_labelled else 0.0)
+    )
+    return sorted(made, key=lambda cue: cue.start_s)
+
+
+def _cues(segments: Sequence[Segment], layout: SubtitleLayout, label_width: float) -> Iterator[Cue]:
+    for has_words, group in groupby(segments, key=lambda segment: bool(segment.words)):
+        if not layout.needs_words or not has_words:
+            for segment in group:
+                yield Cue(segment.start_s, segment.end_s, (Piece(_one_line(segment.text)),))
+        elif layout.raw or layout.has_limits:
+            yield from _whisper_cues(list(group), layout)
+        else:
+            yield from _readable_cues(
+                [word for segment in group for word in segment.words], layout, label_width
+            )
+
+
+def _readable_cues(words: Sequence[Word], layout: SubtitleLayout, label_width: float) -> Iterator[Cue]:
+    for cue in readable_cues(words, label_width):
+        if layout.highlight_words:
+            yield from _highlighted(cue.lines)
+        else:
+            yield Cue(cue.start_s, cue.end_s, _pieces(cue.lines))
+
+
+def _whisper_cues(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Cue]:
+    for words in _runs(segments, layout):
+        for lines in _subtitles(words, layout):
+            yield from _highlighted(lines) if layout.highlight_words else [_cue(lines)]
+
+
+def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Sequence[Word]]:
+    """Yields the groups of words within which words may share a subtitle."""
+    if layout.across_segments:
+        yield [word for segment in segments for word in segment.words]
+        return
+    for segment in segments:
+        step = layout.max_words_per_line or max(1, len(segment.words))
+        for first in range(0, len(segment.words), step):
+            yield segment.words[first : first + step]
+
+
+def _subtitles(words: Sequence[Word], layout: SubtitleLayout) -> Iterator[list[list[Word]]]:
+    """Fills lines with words, and subtitles with lines. A word wider than a line has a line to itself."""
+    lines: list[list[Word]] = []
+    width, last_start_s = 0, 0.0
+    for word in words:
+        pause = layout.across_segments and word.start_s - last_start_s > LONG_PAUSE_S
+        last_start_s = word.start_s
+        if lines and not pause and width + len(word.text) <= (layout.max_line_width or inf):
+            lines[-1].append(word)
+            width += len(word.text)
+            continue
+        if lines and (pause or len(lines) >= (layout.max_line_count or inf)):
+            yield lines
+            lines = []
+        lines.append([word])
+        width = len(word.text.strip())
+    if lines:
+        yield lines
+
+
+def _cue(lines: Sequence[Line]) -> Cue:
+    return Cue(lines[0][0].start_s, lines[-1][-1].end_s, _pieces(lines))
+
+
+def _highlighted(lines: Sequence[Line]) -> Iterator[Cue]:
+    """Repeats a subtitle with each word underlined in turn, and with none between two words."""
+    shown_until_s = lines[0][0].start_s
+    for word in chain(*lines):
+        if word.start_s > shown_until_s:
+            yield Cue(shown_until_s, word.start_s, _pieces(lines))
+        yield Cue(word.start_s, word.end_s, _pieces(lines, word))
+        shown_until_s = word.end_s
+
+
+def _pieces(lines: Sequence[Line], said: Word | None = None) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
+    for line in lines:
+        for word in line:
+            space = "" if word is line[0] else " " if word.text[:1].isspace() else ""
+            if word is line[0] and pieces:
+                space = "\n"
+            pieces += [Piece(space), Piece(_one_line(word.text), word is said)]
+    return tuple(pieces)
+
+
+def _one_line(text: str) -> str:
+    """Joins the lines of a text: a blank line within it would end the subtitle."""
+    return " ".join(text.split())
+
+
+def srt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT) -> str:
+    """Writes SubRip: numbered from 1, commas before milliseconds, a blank line after each. Empty for none."""
+    return "".join(
+        f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_labelled(cue)}\n\n"
+        for number, cue in enumerate(cues(segments, layout, is_labelled=True), start=1)
+    )
+
+
+def vtt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT) -> str:
+    """Returns WebVTT, whose text is markup: `&`, `<` and `>` are escaped."""
+    blocks = (
+        f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n{_voiced(cue)}\n\n"
+        for cue in cues(segments, layout)
+    )
+    return "WEBVTT\n\n" + "".join(blocks)
+
+
+def _labelled(cue: Cue) -> str:
+    text = _text(cue, str)
+    return f"{cue.speaker}: {text}" if cue.speaker else text
+
+
+def _voiced(cue: Cue) -> str:
+    """Returns the text, within WebVTT's voice tag if the speaker is known."""
+    text = _text(cue, _escape)
+    return f"<v {_escape(cue.speaker)}>{text}</v>" if cue.speaker else text
+
+
+def _text(cue: Cue, escape: Callable[[str], str]) -> str:
+    """Returns the text without arrows (`-->`), which would end the subtitle."""
+    pieces = (f"<u>{escape(p.text)}</u>" if p.underlined else escape(p.text) for p in cue.pieces)
+    return "".join(pieces).replace("-->", "->")
+
+
+def _escape(text: str) -> str:
+    return html.escape(text.replace("-->", "->"), quote=False)
+
+
+def _clock(time_s: float, point: str) -> str:
+    """Writes a time as `HH:MM:SS,mmm`, with `point` for the comma; hours have more digits where they need
+    them.
+    """
+    seconds, ms = divmod(round(time_s * 1000), 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{seconds:02d}{point}{ms:03d}"

@@ -1,0 +1,127 @@
+"""Cues that people can read: the rules of subtitlers, on words of any kind."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from asr_server.core import Word
+from asr_server.formats.cue_breaks import (
+    MAX_DURATION_S,
+    MAX_LINE_WIDTH,
+    MIN_DURATION_S,
+    PAUSE_S,
+    ReadableCue,
+    line_width,
+    readable_cues,
+)
+
+
+def spoken(text: str, seconds_per_letter: float = 0.06, start_s: float = 0.0) -> list[Word]:
+    """Make words of a text, spoken evenly and without a pause."""
+    words, at_s = [], start_s
+    for word in text.split():
+        end_s = at_s + seconds_per_letter * (len(word) + 1)
+        words.append(Word(" " + word, at_s, end_s))
+        at_s = end_s
+    return words
+
+
+def lines_of(words: list[Word]) -> list[list[str]]:
+    return [["".join(w.text for w in line).strip() for line in cue.lines] for cue in readable_cues(words)]
+
+
+def random_words(seed: int) -> list[Word]:
+    random, at_s, words = Random(seed), 0.0, []
+    for _ in range(random.randint(1, 300)):
+        at_s += random.choice([0.0] * 12 + [0.05, 0.3, 0.99, 1.5])
+        end_s = at_s + random.uniform(0.02, 0.9)
+        text = "x" * random.randint(1, 14) + random.choice(["", "", "", "", ",", "."])
+        words.append(Word(" " + random.choice([text, text, "and", "the"]), at_s, end_s))
+        at_s = end_s
+    return words
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_all_words_are_shown_in_order_within_the_limits(seed: int) -> None:
+    words = random_words(seed)
+    cues = list(readable_cues(words))
+    assert [word for cue in cues for line in cue.lines for word in line] == words
+    for cue in cues:
+        assert len(cue.lines) <= 2
+        assert all(line_width(line) <= MAX_LINE_WIDTH for line in cue.lines)
+        assert cue.end_s - cue.start_s <= MAX_DURATION_S + 1e-9
+        inside = [word for line in cue.lines for word in line]
+        gaps = [b.start_s - a.end_s for a, b in pairwise(inside)]
+        assert all(gap < PAUSE_S for gap in gaps)
+    assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(cues))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_cue_is_shorter_than_a_second(seed: int) -> None:
+    assert min(cue.end_s - cue.start_s for cue in readable_cues(random_words(seed))) >= MIN_DURATION_S - 1e-9
+
+
+def test_a_cue_ends_with_its_sentence() -> None:
+    assert lines_of(spoken("The train leaves at nine. We should be there by eight.")) == [
+        ["The train leaves at nine."],
+        ["We should be there by eight."],
+    ]
+
+
+def test_short_sentences_share_a_cue() -> None:
+    assert lines_of(spoken("No. Yes. I know.")) == [["No. Yes. I know."]]
+
+
+def test_a_long_sentence_is_cut_at_its_clauses() -> None:
+    text = (
+        "When the last passenger had left the station in the evening, the old clock above the entrance "
+        "stopped, and nobody noticed it until the following morning."
+    )
+    cues = lines_of(spoken(text))
+    assert [cue[-1][-1] for cue in cues] == [",", ",", "."] or [cue[-1][-1] for cue in cues] == [",", "."]
+
+
+def test_a_line_breaks_before_a_small_word_and_never_behind_one() -> None:
+    [cue] = lines_of(spoken("She put all of her old letters into the small box under the window"))
+    assert cue == ["She put all of her old letters", "into the small box under the window"]
+
+
+def test_a_pause_of_a_second_ends_a_cue() -> None:
+    words = spoken("one two") + spoken("three four", start_s=10.0)
+    assert lines_of(words) == [["one two"], ["three four"]]
+
+
+def test_a_fast_cue_stays_as_long_as_it_takes_to_read_where_a_pause_follows() -> None:
+    fast, later = spoken("forty letters are spoken in half a second", 0.012), spoken("later", start_s=10.0)
+    first, _ = readable_cues([*fast, *later])
+    assert first.end_s == pytest.approx(41 / 20)
+
+
+def test_a_line_of_chinese_has_sixteen_letters() -> None:
+    text = "今天我们讨论一个非常重要的问题它关系到每个人的生活和工作也关系到未来"
+    words = [Word(letter, i * 0.2, (i + 1) * 0.2) for i, letter in enumerate(text)]
+    shown = lines_of(words)
+    assert "".join(line for cue in shown for line in cue) == text
+    assert all(len(line) <= 16 for cue in shown for line in cue)
+
+
+def test_marks_above_letters_have_no_width() -> None:
+    assert line_width([Word(" a\u0301", 0, 1)]) == 1
+
+
+def test_a_word_wider_than_a_line_has_a_line_to_itself() -> None:
+    address = "https://" + "x" * 60
+    assert address in [line for cue in lines_of(spoken(f"look at {address} now")) for line in cue]
+
+
+def test_no_words_are_no_cues() -> None:
+    assert list(readable_cues([])) == []
+
+
+def test_a_last_word_is_shown_for_a_second() -> None:
+    assert list(readable_cues([Word(" Yes.", 3.0, 3.2)])) == [
+        ReadableCue(3.0, 4.0, [[Word(" Yes.", 3.0, 3.2)]])
+    ]
