@@ -231,7 +231,7 @@ async def test_requests_at_once_have_sums_of_their_own(
 
 def test_the_real_server_tells_of_speech_that_the_model_has_passed_over(server: Server) -> None:
     """The embedded model takes what comes behind a long pause for silence."""
-    sound = np.concatenate([speak("31").samples, silence(3.0), speak("8").samples])
+    sound = np.concatenate([speak("31").samples, silence(2.4), speak("8").samples])
     before = figures_of(server.get("/metrics"))
     reply = httpx.post(
         server.url + ROUTE,
