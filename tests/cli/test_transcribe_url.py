@@ -46,14 +46,14 @@ def servers_own(server: Server, recording: Path, response_format: str, **fields:
 
 def test_every_format_is_what_the_server_would_have_written(server: Server, tmp_path: Path) -> None:
     recording = record(tmp_path / "a.wav")
-    formats = ",".join(ENDINGS)
-    done = transcribe(recording, "--url", server.url, "-f", formats, "-o", tmp_path)
-    assert done.exit_code == 0, done.output
+    for formats in ("text,json,verbose_json", "srt,vtt"):  # word times of subtitles change those of segments
+        done = transcribe(recording, "--url", server.url, "-f", formats, "-o", tmp_path)
+        assert done.exit_code == 0, done.output
     for response_format, ending in ENDINGS.items():
         written = (tmp_path / f"a.{ending}").read_bytes()
         assert written == servers_own(server, recording, response_format)
     assert (tmp_path / "a.txt").read_text() == f"{SPOKEN.text}\n"
-    written_to = ", ".join(str(tmp_path / f"a.{ending}") for ending in ENDINGS.values())
+    written_to = ", ".join(str(tmp_path / f"a.{ending}") for ending in ("srt", "vtt"))
     assert done.stderr.endswith(f" s -> {written_to}\n")
 
 

@@ -44,7 +44,9 @@ def test_languages_and_tasks_are_those_of_the_model() -> None:
 
 def test_words_are_timed_where_a_result_needs_them() -> None:
     assert options(word_timestamps=True).word_timestamps
-    assert options(layout=SubtitleLayout(max_words_per_line=3)).word_timestamps
+    assert options(formats=("json", "srt")).word_timestamps
+    assert not options(formats=("vtt",), layout=SubtitleLayout(raw=True)).word_timestamps
+    assert options(formats=("vtt",), layout=SubtitleLayout(max_words_per_line=3)).word_timestamps
     assert options(condition_on_previous_text=True).condition_on_previous_text
 
 
