@@ -225,7 +225,7 @@ async def test_an_upload_over_the_limit_is_refused_before_it_has_arrived() -> No
     async with run_app(embedded(max_upload_bytes=100_000)) as app:
         reader, writer = await asyncio.open_connection(app.host, app.port)
         writer.write(
-            f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
             "Content-Type: multipart/form-data; boundary=b\r\n\r\n".encode()
         )
         head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -279,7 +279,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_has_its_work_cance
 async def test_a_client_that_leaves_during_its_upload_leaves_nothing_behind(app: RunningApp) -> None:
     _, writer = await asyncio.open_connection(app.host, app.port)
     writer.write(
-        f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
+        f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n"
         "Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode()
     )
     await until(lambda: app.server.server_state.tasks)
