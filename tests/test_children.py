@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +78,56 @@ def test_the_ffmpeg_processes_cannot_gain_privileges(tmp_path: Path) -> None:
         decode_processes.shutdown()
     assert len(statuses) >= 1
     assert all("NoNewPrivs:\t1" in status for status in statuses)
+
+
+ATTEMPTS = """
+import os, socket, sys
+from asr_server.audio import ffmpeg_process
+from asr_server.process import gain_no_privileges
+
+def attempt(connection):
+    port, folder = int(sys.argv[1]), sys.argv[2]
+    attempts = {
+        "read another process": lambda: open(f"/proc/{os.getppid()}/mem", "rb"),
+        "signal another process": lambda: os.kill(os.getppid(), 0),
+        "write a file": lambda: open(f"{folder}/file", "wb"),
+        "cut a file": lambda: os.truncate(f"{folder}/there", 0),
+        "remove a file": lambda: os.unlink(f"{folder}/there"),
+        "run a program": lambda: os.execv("/bin/true", ["true"]),
+        "connect": lambda: socket.create_connection(("127.0.0.1", port)),
+    }
+    for name, call in attempts.items():
+        try:
+            call()
+            connection.send(f"{name}\\n".encode())
+        except PermissionError:
+            pass
+    connection.close()
+
+ours, theirs = socket.socketpair()
+ffmpeg_process.serve = attempt
+gain_no_privileges()
+if os.fork() == 0:
+    ffmpeg_process._run_decode_process(theirs.detach())
+theirs.close()
+while part := ours.recv(4096):
+    print(part.decode(), end="")
+"""
+
+
+def landlock_version() -> int:
+    libc = ctypes.CDLL(None)
+    return int(libc.syscall(444, None, 0, 1)) if sys.platform == "linux" else -1
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="needs Linux 6.12 with Landlock")
+def test_a_decode_process_cannot_reach_other_processes_nor_write_nor_connect(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("whole")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        succeeded = subprocess.check_output([sys.executable, "-c", ATTEMPTS, port, tmp_path], text=True)
+    assert succeeded == ""
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"]
 
 
 @pytest.mark.usefixtures("trap")

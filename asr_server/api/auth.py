@@ -70,11 +70,16 @@ class KeyFile:
             if version != self._version:
                 self._keys = read_keys(self._path)
                 logger.info("%d API keys read from %s", len(self._keys), self._path)
+                self._warn_of_readers(status.st_mode)
         except (OSError, ValueError) as error:
             if self._version:
                 logger.warning("%s cannot be read, its last keys are still taken: %s", self._path, error)
             version = ()
         self._version = version
+
+    def _warn_of_readers(self, mode: int) -> None:
+        if mode & stat.S_IROTH:
+            logger.warning("every user of this machine can read the keys in %s: chmod o-r", self._path)
 
 
 class ApiKeys:

@@ -39,7 +39,12 @@ from asr_server.audio.stream import DecodedStream, PairedStream, Stream
 from asr_server.audio.tracks import TrackChoice
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import RequestError
-from asr_server.process import gain_no_privileges, hide_from_other_processes, leave_stopping_to_the_parent
+from asr_server.process import (
+    confine,
+    gain_no_privileges,
+    hide_from_other_processes,
+    leave_stopping_to_the_parent,
+)
 
 FORK_FAILED = -1
 MAX_MESSAGE = 1 << 12
@@ -109,6 +114,7 @@ def _tell(status_fd: int, number: int) -> None:
 def _run_decode_process(connection_fd: int) -> None:
     """Runs a decode process to its end; never returns into its parent's code."""
     try:
+        confine()
         with socket.socket(fileno=connection_fd) as connection:
             serve(connection)
     except OSError:

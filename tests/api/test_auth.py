@@ -19,6 +19,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(auth, "RECHECK_S", 0.0)
     path = tmp_path / "keys"
     path.write_text("# of the web site\n  first \n\nsecond\n")
+    path.chmod(0o600)
     return path
 
 
@@ -62,6 +63,20 @@ def test_a_file_that_everybody_can_write_is_refused(keys: Path) -> None:
     keys.chmod(0o646)
     with pytest.raises(ValueError, match="every user of this machine can write"):
         read_keys(keys)
+
+
+def test_a_file_that_everybody_can_read_is_warned_of_once_a_version(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys.chmod(0o600)
+    file = KeyFile(keys)
+    assert file.keys
+    assert not caplog.records
+    keys.write_text("third")
+    keys.chmod(0o644)
+    assert [file.keys, file.keys] == [("third",)] * 2
+    (record,) = caplog.records
+    assert "every user of this machine can read the keys" in record.message
 
 
 async def test_a_key_is_rotated_without_a_restart(keys: Path) -> None:
