@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from asr_server.config import API_KEY, Settings
+from asr_server.api.signing_key import signing_key
+from asr_server.config import API_KEY, Settings, flag_name
 from asr_server.errors import InvalidApiKey
 
 RECHECK_S: Final = 1.0  # how soon a change is noticed
+SHORT: Final = 20  # characters: shorter keys can be guessed
 
 logger = logging.getLogger(__name__)
 
@@ -70,22 +72,31 @@ class KeyFile:
             if version != self._version:
                 self._keys = read_keys(self._path)
                 logger.info("%d API keys read from %s", len(self._keys), self._path)
-                self._warn_of_readers(status.st_mode)
+                self._warn(status.st_mode)
         except (OSError, ValueError) as error:
             if self._version:
                 logger.warning("%s cannot be read, its last keys are still taken: %s", self._path, error)
             version = ()
         self._version = version
 
-    def _warn_of_readers(self, mode: int) -> None:
+    def _warn(self, mode: int) -> None:
         if mode & stat.S_IROTH:
             logger.warning("every user of this machine can read the keys in %s: chmod o-r", self._path)
+        if num_short := sum(len(key) < SHORT for key in self._keys):
+            logger.warning("%d keys in %s can be guessed: %s", num_short, self._path, _TOO_SHORT)
+
+
+_TOO_SHORT: Final = f"a key should have at least {SHORT} random characters"
 
 
 class ApiKeys:
     def __init__(self, settings: Settings) -> None:
         self._key = settings.api_key
-        self._file = KeyFile(Path(settings.api_key_file)) if settings.api_key_file else None
+        path = Path(settings.api_key_file) if settings.api_key_file else None
+        self._file = KeyFile(path) if path else None
+        self._signing_key = signing_key(path)
+        if 0 < len(self._key) < SHORT:
+            logger.warning("the key of %s can be guessed: %s", flag_name("api_key"), _TOO_SHORT)
 
     @property
     def required(self) -> bool:
@@ -94,7 +105,7 @@ class ApiKeys:
 
     @property
     def current(self) -> tuple[str, ...]:
-        """The keys accepted now, the one to sign with first; empty if none is required."""
+        """The keys accepted now; empty if none is required."""
         return (*([self._key] if self._key else []), *(self._file.keys if self._file else ()))
 
     def check(self, authorization: str) -> None:
@@ -112,6 +123,18 @@ class ApiKeys:
         digest = _digest(given)
         matches = [hmac.compare_digest(digest, _digest(key)) for key in self.current]
         return any(matches)
+
+    def sign(self, message: bytes) -> bytes:
+        return self._signature(next(iter(self.current), ""), message)
+
+    def has_signed(self, message: bytes, signature: bytes) -> bool:
+        """Whether it is signed by this server, or one that shares its key file, with a key accepted now."""
+        keys = self.current or ("",)
+        matches = [hmac.compare_digest(signature, self._signature(key, message)) for key in keys]
+        return any(matches)
+
+    def _signature(self, api_key: str, message: bytes) -> bytes:
+        return hmac.digest(self._signing_key, _digest(api_key) + message, "sha256")
 
 
 def _digest(key: str) -> bytes:

@@ -1,24 +1,21 @@
 """The settings of one session: how `session.update` changes them, and how the server reports them.
 
 A browser gets an ephemeral key for one session from `POST /v1/realtime/client_secrets`. It carries the
-session's settings and its expiry, signed with a key derived from the first of the server's API keys: there
-is no table of them to bound or to lose, and any process with this API key accepts it. Used by `route.py` and
-`session.py`, in the API process; sends nothing itself.
+session's settings and its expiry, signed by the server (`api/auth.py`): there is no table of them to bound or
+to lose. Used by `route.py` and `session.py`, in the API process; sends nothing itself.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import secrets
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from asr_server.api.auth import ApiKeys
 from asr_server.api.request import check_model
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions
@@ -150,7 +147,6 @@ def describe_old(config: SessionConfig, session_id: str, expires_at: int) -> dic
 
 PREFIX: Final = "ek_"
 _SIGNATURE_BYTES: Final = 32
-_PROCESS_KEY: Final = secrets.token_bytes(32)  # where the server asks for no key
 
 
 class _Grant(msgspec.Struct, frozen=True):
@@ -159,28 +155,21 @@ class _Grant(msgspec.Struct, frozen=True):
     nonce: bytes
 
 
-def make_secret(api_keys: Sequence[str], config: SessionConfig, expires_at: int) -> str:
+def make_secret(api_keys: ApiKeys, config: SessionConfig, expires_at: int) -> str:
     grant = msgspec.json.encode(_Grant(expires_at, config, secrets.token_bytes(12)))
-    return PREFIX + base64.urlsafe_b64encode(_sign(next(iter(api_keys), ""), grant) + grant).decode().rstrip(
-        "="
-    )
+    return PREFIX + base64.urlsafe_b64encode(api_keys.sign(grant) + grant).decode().rstrip("=")
 
 
-def open_secret(api_keys: Sequence[str], secret: str) -> SessionConfig:
-    """Returns a secret's settings. Raises InvalidApiKey if it has expired or is not from this key."""
+def open_secret(api_keys: ApiKeys, secret: str) -> SessionConfig:
+    """Returns a secret's settings. Raises InvalidApiKey if it has expired or this server did not sign it."""
     try:
         raw = base64.urlsafe_b64decode(secret.removeprefix(PREFIX) + "==")
     except ValueError:
         raise InvalidApiKey("Incorrect client secret.") from None
     signature, encoded = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
-    if not any(hmac.compare_digest(signature, _sign(key, encoded)) for key in api_keys or [""]):
+    if not api_keys.has_signed(encoded, signature):
         raise InvalidApiKey("Incorrect client secret.")
     grant = msgspec.json.decode(encoded, type=_Grant)
     if grant.expires_at < time.time():
         raise InvalidApiKey("The client secret has expired.")
     return grant.config
-
-
-def _sign(api_key: str, grant: bytes) -> bytes:
-    key = hashlib.sha256(b"realtime client secret\0" + api_key.encode()).digest() if api_key else _PROCESS_KEY
-    return hmac.digest(key, grant, "sha256")

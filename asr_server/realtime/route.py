@@ -110,7 +110,7 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     header = connection.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
     key = header.partition(" ")[2].strip()
     if key.startswith(PREFIX) and not state.api_keys.include(key):
-        return open_secret(state.api_keys.current, key)
+        return open_secret(state.api_keys, key)
     state.api_keys.check(header)
     return SessionConfig(SessionTranscription(state.settings.model_names[0]))
 
@@ -151,7 +151,7 @@ async def create_client_secret(request: Request) -> Response:
     # Raises for a language that is not known.
     decoding_options(config, state.transcriber, state.settings.temperatures)
     expires_at = int(time.time()) + wanted.expires_after.seconds
-    value = make_secret(state.api_keys.current, config, expires_at)
+    value = make_secret(state.api_keys, config, expires_at)
     if len(value) > MAX_SECRET_LETTERS:
         raise InvalidValue(
             f"The client secret would have {len(value)} characters, and a WebSocket handshake takes "
