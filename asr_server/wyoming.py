@@ -252,12 +252,9 @@ class WyomingConnection:
             raise ClientDisconnect
 
     async def _transcribe(self, upload: Upload, options: DecodingOptions) -> Transcript:
-        with self._state.admission.acquire():
+        async with cancel_on_disconnect(self._wait_until_left), self._state.admission.acquire():
             recording = Recording(await upload.source(), self._state.audio_limits)
-            async with (
-                cancel_on_disconnect(self._wait_until_left),
-                self._state.transcriber.transcribe(recording, options) as session,
-            ):
+            async with self._state.transcriber.transcribe(recording, options) as session:
                 async for _ in session:
                     pass
                 return session.transcript()

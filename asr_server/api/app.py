@@ -23,6 +23,7 @@ from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
 from asr_server.api import errors, openapi, routes
+from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import ApiKeys
 from asr_server.api.form import ReadingTurns, UploadMemory
 from asr_server.api.hosts import LocalHosts, checks_hosts
@@ -37,7 +38,7 @@ from asr_server.api.middleware import (
     UnreadBodyMiddleware,
 )
 from asr_server.api.plain_routes import PlainRoutes
-from asr_server.api.state import AdmissionLimiter, AppState, RealtimeSessions
+from asr_server.api.state import AppState, RealtimeSessions
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow

@@ -40,8 +40,9 @@ from asr_server.errors import (
 
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
-MAX_RETRY_AFTER_S: Final = 120  # official clients honour no more
-MIN_RETRY_AFTER_MS: Final = 1000
+MIN_WAIT_S: Final = 1.0
+MAX_WAIT_S: Final = 48.0
+SPREAD: Final = 1.25  # at most; official clients obey no more than 60 s
 RETRY_HEADERS: Final = ("Retry-After", "retry-after-ms", "X-Should-Retry")
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number, for the log: nobody reads the reply
 
@@ -150,11 +151,9 @@ def _headers(error: Exception) -> dict[str, str]:
 
 
 def _retry_after(wait_s: float) -> dict[str, str]:
-    """Makes both headers, with times spread at random, so that clients told the same do not return together.
+    """Return both headers, spread at random: clients with the same time do not return together.
+
     OpenAI's clients prefer the header in milliseconds.
     """
-    spread_s = wait_s * random.uniform(1.0, 1.25)
-    return {
-        "Retry-After": str(min(MAX_RETRY_AFTER_S, max(1, math.ceil(spread_s)))),
-        "retry-after-ms": str(min(1000 * MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_MS, round(1000 * spread_s)))),
-    }
+    spread_s = min(MAX_WAIT_S, max(MIN_WAIT_S, wait_s)) * random.uniform(1.0, SPREAD)
+    return {"Retry-After": str(math.ceil(spread_s)), "retry-after-ms": str(round(1000 * spread_s))}

@@ -210,9 +210,9 @@ async def _transcribing(
 ) -> AsyncIterator[tuple[RequestSession, SpeakerTrack | None]]:
     """Holds a place among the requests in flight and the upload, both only while the block runs."""
     stats = metrics.current_request_stats()
-    with closing(form), state.admission.acquire(), stats.stage("transcription"):
-        source = await form.upload.source()
-        async with cancel_on_disconnect(receive):
+    with closing(form), stats.stage("transcription"):
+        async with cancel_on_disconnect(receive), state.admission.acquire():
+            source = await form.upload.source()
             track = await _speaker_track(state, request)
             listener = track.push if track else None
             recording = Recording(

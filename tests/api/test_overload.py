@@ -8,14 +8,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import httpx2
+import numpy as np
 import openai
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from asr_server.core import ChunkId
-from tests.api.official_client import transcribe
+from tests.api.official_client import SPOKEN, transcribe
 from tests.api.raw_client import RawClient
 from tests.api.running_app import SECOND, RunningApp, run_app, until
+from tests.api.sample_files import sound_file
+from tests.conftest import run_server
 from tests.embedded import embedded
 
 pytestmark = pytest.mark.slow
@@ -53,6 +57,27 @@ async def test_official_clients_get_through_a_burst_of_30_on_4_places() -> None:
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         assert all(isinstance(outcome, openai.RateLimitError) for outcome in failed)
         assert len(failed) < 15
+
+
+@pytest.mark.trial
+async def test_300_official_clients_at_once_on_256_places_are_all_answered() -> None:
+    file = sound_file(np.tile(SPOKEN.samples, 2))
+    statuses: list[int] = []
+
+    async def note(response: httpx2.Response) -> None:
+        statuses.append(response.status_code)
+
+    limits = httpx2.Limits(max_connections=300)
+    with run_server("--dtype", "float32") as server:
+        http_client = DefaultAsyncHttpxClient(event_hooks={"response": [note]}, limits=limits)
+        async with AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=600, http_client=http_client
+        ) as client:
+            for _ in range(3):
+                answers = await asyncio.gather(*(transcribe(client, file) for _ in range(300)))
+                assert len({answer.text for answer in answers}) == 1
+    assert statuses.count(200) == 900
+    assert statuses.count(429) > 0
 
 
 async def test_uploads_that_have_not_arrived_yet_take_no_place() -> None:

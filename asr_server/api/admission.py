@@ -1,0 +1,148 @@
+"""Limits the requests in flight, and tells refused clients when to come back.
+
+`transcribe.py` and `wyoming.py` refuse a request before they read its body, and take a place once the body is
+here. Runs in the API process, on its event loop; never blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+from asr_server.api.errors import MAX_WAIT_S, MIN_WAIT_S
+from asr_server.config import naming
+from asr_server.errors import Overloaded
+
+LINE_SHARE: Final = 4  # a line is that much shorter than there are places
+TURN_LASTS_S: Final = 30.0  # for the spread of the header's value, and for the upload
+FIRST_INTERVAL_S: Final = 0.05  # between two places, before any was measured
+FIRST_SHARE: Final = 16  # the guess weighs as much as that share of the places
+
+
+class Pace:
+    """Measures how fast places become free while half of them or more are taken."""
+
+    def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
+        self._num_places = num_places
+        self._clock = clock
+        self._num_freed = max(1.0, num_places / FIRST_SHARE)
+        self._busy_s = FIRST_INTERVAL_S * self._num_freed
+        self._measured_at = clock()
+
+    def before_taking(self, num_taken: int) -> None:
+        self._add_time(num_taken)
+
+    def before_freeing(self, num_taken: int) -> None:
+        if not self._add_time(num_taken):
+            return
+        self._num_freed += 1
+        if self._num_freed > self._num_places:  # so that the latest count most
+            self._num_freed /= 2
+            self._busy_s /= 2
+
+    def interval_s(self, num_taken: int) -> float:
+        """Return the mean time between two places that become free."""
+        self._add_time(num_taken)
+        return self._busy_s / self._num_freed
+
+    def _add_time(self, num_taken: int) -> bool:
+        now, is_busy = self._clock(), num_taken >= self._num_places / 2
+        self._busy_s += (now - self._measured_at) * is_busy
+        self._measured_at = now
+        return is_busy
+
+
+class AdmissionLimiter:
+    """A request holds a place from when it has arrived whole until its transcript is complete.
+
+    Clients that upload or read slowly cost a connection, not a place. A refused client gets a turn: the time
+    at which a place should be free for it. If it comes back and there is none yet, it waits in a short line:
+    official clients come back only twice.
+    """
+
+    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_rejected = 0
+        self.num_open = 0
+        self.num_in_flight = 0
+        self._num_waiting = 0
+        self._max_requests = max_requests
+        self._places = asyncio.Semaphore(max_requests)
+        self._clock = clock
+        self._pace = Pace(max_requests, clock)
+        self._turns: list[float] = []  # a heap
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Counts a request from its headers to the end of its reply.
+
+        Raises Overloaded when there is no place now, which saves the client the upload.
+        """
+        if self._places.locked() and not self._has_turn:
+            raise self._refusal()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[None]:
+        """Raises Overloaded."""
+        if self._places.locked():
+            await self._wait_in_line()
+        else:
+            await self._places.acquire()
+        self._pace.before_taking(self.num_in_flight)
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self._pace.before_freeing(self.num_in_flight)
+            self.num_in_flight -= 1
+            self._places.release()
+
+    async def _wait_in_line(self) -> None:
+        if not self._has_turn:
+            raise self._refusal()
+        heapq.heappop(self._turns)
+        self._num_waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._num_waiting -= 1
+
+    @property
+    def _has_turn(self) -> bool:
+        """Whether somebody's turn has come, and there is room in the line.
+
+        Clients have no names here: a new one may take the turn of another, which then gets a later one.
+        """
+        now = self._clock()
+        while self._turns and self._turns[0] < now - TURN_LASTS_S:
+            heapq.heappop(self._turns)
+        has_room = self._num_waiting < max(1, self._max_requests // LINE_SHARE)
+        return has_room and bool(self._turns) and self._turns[0] <= now
+
+    def _refusal(self) -> Overloaded:
+        self.num_rejected += 1
+        return Overloaded(
+            f"{self._max_requests} requests are in flight already: {naming('max_concurrent_requests')}.",
+            self._next_turn_s(),
+        )
+
+    def _next_turn_s(self) -> float:
+        """Return the seconds until a place becomes free behind all who wait or have a turn.
+
+        With one time, all would come back together, and most would be refused again.
+        """
+        num_before = self._num_waiting + len(self._turns)
+        wait_s = (num_before + 1) * self._pace.interval_s(self.num_in_flight)
+        if wait_s > MAX_WAIT_S:
+            return MAX_WAIT_S  # without a turn, so that their number is bounded
+        wait_s = max(MIN_WAIT_S, wait_s)
+        heapq.heappush(self._turns, self._clock() + wait_s)
+        return wait_s

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from asr_server.api.admission import TURN_LASTS_S, AdmissionLimiter
+from asr_server.api.errors import MAX_WAIT_S, MIN_WAIT_S
+from asr_server.errors import Overloaded
+from tests.api.running_app import until
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+async def fill(limiter: AdmissionLimiter, num_places: int) -> AsyncExitStack:
+    taken = AsyncExitStack()
+    for _ in range(num_places):
+        await taken.enter_async_context(limiter.acquire())
+    return taken
+
+
+def wait_s(limiter: AdmissionLimiter) -> float:
+    """Return the wait that a refused client is asked for."""
+    with pytest.raises(Overloaded, match="max-concurrent-requests") as caught, limiter.enter():
+        pass
+    return caught.value.retry_after_s
+
+
+async def hold(limiter: AdmissionLimiter, release: asyncio.Event) -> None:
+    with limiter.enter():
+        async with limiter.acquire():
+            await release.wait()
+
+
+async def test_a_place_is_free_again_whatever_happened_in_it() -> None:
+    limiter = AdmissionLimiter(1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            async with limiter.acquire():
+                _ = limiter.num_in_flight / (limiter.num_in_flight - 1)
+    assert limiter.num_in_flight == 0
+
+
+async def test_requests_without_a_place_are_refused_before_and_after_their_upload() -> None:
+    limiter = AdmissionLimiter(1)
+    with limiter.enter():
+        async with await fill(limiter, 1):
+            assert wait_s(limiter) >= MIN_WAIT_S
+            with pytest.raises(Overloaded, match="max-concurrent-requests"):
+                await limiter.acquire().__aenter__()
+            assert (limiter.num_in_flight, limiter.num_open, limiter.num_rejected) == (1, 1, 2)
+
+
+async def test_refused_clients_get_turns_one_after_another_within_what_official_clients_obey() -> None:
+    limiter = AdmissionLimiter(4, Clock())
+    async with await fill(limiter, 4):
+        turns_s = [wait_s(limiter) for _ in range(2000)]
+    assert turns_s[0] == MIN_WAIT_S
+    assert turns_s == sorted(turns_s)
+    assert len(set(turns_s)) > 900
+    assert turns_s[-1] == MAX_WAIT_S
+
+
+async def test_turns_come_as_fast_as_places_became_free(clock: Clock) -> None:
+    limiter = AdmissionLimiter(2, clock)
+    async with limiter.acquire():
+        for _ in range(50):
+            async with limiter.acquire():
+                clock.now_s += 3.0
+        async with limiter.acquire():
+            assert [wait_s(limiter) for _ in range(3)] == pytest.approx([3.0, 6.0, 9.0], rel=0.01)
+
+
+async def test_times_with_few_requests_say_nothing_about_the_pace(clock: Clock) -> None:
+    limiter = AdmissionLimiter(16, clock)
+    for _ in range(50):
+        async with limiter.acquire():
+            clock.now_s += 10.0
+    async with await fill(limiter, 16):
+        assert wait_s(limiter) == MIN_WAIT_S
+
+
+async def test_requests_slower_than_any_before_lengthen_the_wait_before_they_end(clock: Clock) -> None:
+    limiter = AdmissionLimiter(1, clock)
+    async with await fill(limiter, 1):
+        clock.now_s = 30.0
+        assert wait_s(limiter) > 20.0
+
+
+async def test_a_client_that_returns_at_its_turn_waits_for_a_place_and_is_not_refused_again(
+    clock: Clock,
+) -> None:
+    limiter, release = AdmissionLimiter(1, clock), asyncio.Event()
+    async with await fill(limiter, 1):
+        clock.now_s += wait_s(limiter)
+        returned = asyncio.create_task(hold(limiter, release))
+        await until(lambda: limiter.num_open)
+        wait_s(limiter)  # the line is full
+        assert limiter.num_in_flight == 1
+    await until(lambda: limiter.num_in_flight == 1)
+    assert not returned.done()
+    release.set()
+    await returned
+    assert limiter.num_in_flight == 0
+
+
+async def test_a_client_that_leaves_the_line_makes_room_in_it(clock: Clock) -> None:
+    limiter = AdmissionLimiter(1, clock)
+    async with await fill(limiter, 1):
+        for _ in range(2):
+            clock.now_s += wait_s(limiter)
+            returned = asyncio.create_task(hold(limiter, asyncio.Event()))
+            await until(lambda: limiter.num_open)
+            returned.cancel()
+            await asyncio.gather(returned, return_exceptions=True)
+    assert (limiter.num_in_flight, limiter.num_open) == (0, 0)
+    async with limiter.acquire():
+        pass
+
+
+async def test_a_turn_that_nobody_takes_ends(clock: Clock) -> None:
+    limiter = AdmissionLimiter(1, clock)
+    async with await fill(limiter, 1):
+        clock.now_s += wait_s(limiter) + TURN_LASTS_S + 1
+        assert wait_s(limiter)
+
+
+async def test_a_burst_of_300_on_256_places_needs_no_third_try_however_slow_the_machine(clock: Clock) -> None:
+    """The first place becomes free after a minute."""
+    limiter, release = AdmissionLimiter(256, clock), asyncio.Event()
+    inside = await fill(limiter, 256)
+    for turn_s in sorted(wait_s(limiter) for _ in range(44)):
+        clock.now_s = turn_s
+        asyncio.create_task(hold(limiter, release))  # noqa: RUF006
+    await until(lambda: limiter.num_open == 44)
+    clock.now_s = 60.0
+    release.set()
+    await inside.aclose()
+    await until(lambda: limiter.num_open == 0)
+    assert limiter.num_rejected == 44
