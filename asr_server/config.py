@@ -23,6 +23,7 @@ from asr_server.core import TEMPERATURE_LADDER
 from asr_server.machine import available_cores, num_gpus
 
 DEFAULT_MODEL: Final = "base"
+ANY_NAME: Final = "*"  # as a model alias
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
 EMBEDDED_MODEL_LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
 MIB = 1 << 20
@@ -70,9 +71,9 @@ class Settings:
         allowed="empty, or printable ASCII without spaces at its ends",
     )
     model_alias: str = _setting(
-        "whisper-1,gpt-4o-transcribe,gpt-4o-mini-transcribe,gpt-4o-transcribe-diarize,gpt-transcribe,"
-        "gpt-live-transcribe,gpt-realtime-whisper",
-        "further names the model answers to, separated by commas",
+        "whisper-1,gpt-4o-transcribe,gpt-4o-mini-transcribe,gpt-4o-mini-transcribe-2025-12-15,"
+        "gpt-4o-transcribe-diarize,gpt-transcribe,gpt-live-transcribe,gpt-realtime-whisper",
+        "further names the model answers to, separated by commas; *: any name",
     )
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = _setting(
@@ -284,7 +285,11 @@ class Settings:
     def model_names(self) -> tuple[str, ...]:
         """The names by which clients may ask for the model: the served name first, then the aliases."""
         name = self.served_model_name or _own_name(self.model)
-        return (name, *_entries(self.model_alias))
+        return (name, *(alias for alias in _entries(self.model_alias) if alias != ANY_NAME))
+
+    @property
+    def takes_any_name(self) -> bool:
+        return ANY_NAME in _entries(self.model_alias)
 
     @property
     def asks_for_key(self) -> bool:

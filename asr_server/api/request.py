@@ -134,8 +134,8 @@ def _invalid(error: ValidationError) -> InvalidValue:
 
 
 def _check_stream(fields: AudioFields) -> None:
-    if fields.stream and fields.response_format not in ("json", "text", "diarized_json"):
-        raise InvalidValue("'stream' goes with response_format json, text or diarized_json only.", "stream")
+    if fields.stream and fields.response_format in ("srt", "vtt"):
+        raise InvalidValue("'stream' requires response_format json, text or diarized_json.", "stream")
     for name in STREAM_FIELDS:
         if getattr(fields, name) and not fields.stream:
             raise InvalidValue(f"'{name}' requires stream=true.", name)
@@ -152,7 +152,9 @@ def _check_combinations(fields: TranscriptionFields) -> None:
     with_times = fields.response_format == "verbose_json" or (
         fields.stream and fields.stream_include_segments
     )
-    if fields.timestamp_granularities and not with_times:
+    # Vercel's AI SDK sends `segment` beside json; words would be left out silently.
+    is_harmless = fields.response_format == "json" and fields.timestamp_granularities == ["segment"]
+    if fields.timestamp_granularities and not with_times and not is_harmless:
         raise InvalidValue(
             "'timestamp_granularities[]' goes with response_format verbose_json only.",
             "timestamp_granularities[]",
@@ -267,7 +269,7 @@ def parse_transcription_request(
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
         token_logprobs=render_options.with_logprobs,
         early_results=True,  # in a stream or not, so that both say the same
-        streams=fields.stream,
+        streams=fields.is_streamed,
         word_timestamps=_needs_words(fields, render_options),
         **shared,  # type: ignore[arg-type]
     )
@@ -295,7 +297,7 @@ def parse_translation_request(
     options = DecodingOptions(
         task="translate",
         early_results=True,  # in a stream or not, so that both say the same
-        streams=fields.stream,
+        streams=fields.is_streamed,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
         word_timestamps=_needs_words(fields, render_options),
         **_shared_options(fields, settings),  # type: ignore[arg-type]
@@ -313,17 +315,18 @@ def _parse(
     metrics.current_request_stats().asked_for |= {
         "model": fields.model[:_MAX_QUOTED],
         "format": fields.response_format,
-        "stream": fields.stream,
+        "stream": fields.is_streamed,
     }
     return fields, ignored
 
 
 def check_model(name: str, settings: Settings) -> None:
-    if name not in settings.model_names:
+    """Raise ModelNotFound. No name means the model that is served."""
+    if name and name not in settings.model_names and not settings.takes_any_name:
         served = ", ".join(settings.model_names)
         raise ModelNotFound(
             f"The model '{name[:200]}' does not exist. Served here: {served}. "
-            f"Further names are given by {naming('model_alias')}."
+            f"{naming('model_alias')} adds names; '*' takes any."
         )
 
 

@@ -98,13 +98,23 @@ def _speaker_name(name: str) -> str:
 SpeakerName = Annotated[str, AfterValidator(_speaker_name), Field(max_length=64)]
 
 
+def _keyword(term: str) -> str:
+    """Raise ValueError for what OpenAI refuses in a term."""
+    if any(mark in term for mark in "<>\r\n"):
+        raise ValueError("A keyword is one term, without '<', '>' or a line break")
+    return term
+
+
+Keyword = Annotated[str, AfterValidator(_keyword)]
+
+
 class AudioFields(BaseModel):
     """What both endpoints take, the uploaded `file` apart."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    model: str
-    """A name of the model that is served, as `/v1/models` lists them."""
+    model: str = ""
+    """A name of the model that is served, as `/v1/models` lists them; absent: that model."""
     prompt: str = ""
     """Text that precedes the recording, in its language: names, spelling. Its last 223 tokens count."""
     response_format: ResponseFormat = "json"
@@ -114,7 +124,8 @@ class AudioFields(BaseModel):
     subtitles: Literal["readable", "raw"] = "readable"
     """Not OpenAI's: the cues of `srt` and `vtt`: short lines, or the model's segments with `raw`."""
     stream: bool = False
-    """Server-sent events with the text as it becomes final. With `json`, `text` and `diarized_json`."""
+    """Server-sent events with the text as it becomes final. With `json`, `text` and `diarized_json`;
+    `verbose_json` is answered whole, as LiteLLM expects."""
 
     channels: Literal["mix", "split"] = "mix"
     """Not OpenAI's: with `split` each of two channels is a speaker; with `mix` they are one recording."""
@@ -153,13 +164,18 @@ class AudioFields(BaseModel):
     stream_include_segments: bool = False
     """Not OpenAI's: whether the last event of a stream has what `verbose_json` has too."""
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the reply is a stream; verbose_json is whole whatever `stream` says."""
+        return self.stream and self.response_format != "verbose_json"
+
 
 class TranscriptionFields(AudioFields):
     language: str = ""
     """Of the speech: a code (`de`, `de-AT`), an English name (`german`), or `auto`. Absent: detected."""
     languages: list[str] = []
     """Candidates for detection; not together with `language`."""
-    keywords: list[str] = []
+    keywords: list[Keyword] = []
     """Words and names to listen for: they are put before the prompt, at most 111 tokens of them."""
     hotwords: str = ""
     """The same as one text, separated by commas."""
@@ -267,6 +283,8 @@ class Model(Body):
     """When the server started, in Unix seconds."""
     owned_by: str = "asr-server"
     """Always `asr-server`."""
+    shutdown_date: None = None
+    """Always null: it is served as long as the server runs."""
     root: str
     """The model's own name."""
     description: str

@@ -168,7 +168,7 @@ class TranscriptionResponse(Response):
                 limit = state.settings.max_upload_bytes
                 await read_form(Request(scope, receive), form, limit, state.reading_turns)
             request = self._parse_request(form.fields, state.transcriber, state.settings)
-            if request.fields.stream:
+            if request.fields.is_streamed:
                 await _stream(state, form, request, receive, send)
             else:
                 response = await _whole(state, form, request, receive)

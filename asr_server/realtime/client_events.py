@@ -24,7 +24,7 @@ MAX_SESSION_CHARS: Final = 65_536  # of a prompt or a list of words
 _PATH: Final = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
-_DETECTION: Final = "it can be 'server_vad', and turn_detection itself null"
+_DETECTION: Final = "it can be 'server_vad' or 'semantic_vad', and turn_detection itself null"
 # By path, where msgspec says only that a value is wrong, and clients of other servers often send one.
 _ALLOWED: Final = {
     "type": "this server transcribes, and takes the events of a transcription session only",
@@ -78,14 +78,17 @@ class TranscriptionUpdate(_Part, frozen=True, kw_only=True):
     prompt: Annotated[Text | UnsetType | None, Meta(description="Text that precedes the speech.")] = UNSET
     delay: Annotated[
         Literal["minimal", "low", "medium", "high", "xhigh"] | UnsetType | None,
-        Meta(description="Has no effect here."),
+        Meta(description="How often a growing turn is read: from `minimal` (soon) to `xhigh`."),
     ] = UNSET
 
 
 class VadUpdate(_Part, frozen=True, kw_only=True):
     """What begins and ends a turn."""
 
-    type: Annotated[Literal["server_vad"] | UnsetType, Meta(description="The only kind here.")] = UNSET
+    type: Annotated[
+        Literal["server_vad", "semantic_vad"] | UnsetType,
+        Meta(description="`semantic_vad` waits for a silence that `eagerness` sets."),
+    ] = UNSET
     threshold: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | UnsetType | None,
         Meta(description="How sure of speech the detector must be."),
@@ -101,10 +104,13 @@ class VadUpdate(_Part, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1000, le=600_000)] | UnsetType | None,
         Meta(description="Silence after which an empty turn is committed."),
     ] = UNSET
-    # There are no responses in a transcription session, and no semantic_vad in this server.
+    # There are no responses in a transcription session.
     create_response: Annotated[bool | UnsetType | None, Meta(description="Has no effect here.")] = UNSET
     interrupt_response: Annotated[bool | UnsetType | None, Meta(description="Has no effect here.")] = UNSET
-    eagerness: Annotated[None, Meta(description="Of semantic_vad: null.")] = None
+    eagerness: Annotated[
+        Literal["low", "medium", "high", "auto"] | UnsetType | None,
+        Meta(description="Of `semantic_vad`: how soon silence ends a turn."),
+    ] = UNSET
 
 
 class InputUpdate(_Part, frozen=True, kw_only=True):

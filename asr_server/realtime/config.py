@@ -19,7 +19,7 @@ from asr_server.api.auth import ApiKeys
 from asr_server.api.request import check_model
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions
-from asr_server.errors import InvalidApiKey
+from asr_server.errors import InvalidApiKey, InvalidValue
 from asr_server.realtime.client_events import (
     AudioFormat,
     Include,
@@ -30,6 +30,7 @@ from asr_server.realtime.client_events import (
 )
 from asr_server.realtime.server_events import (
     DEFAULT_VAD,
+    SEMANTIC_VAD,
     Session,
     SessionAudio,
     SessionInput,
@@ -43,11 +44,30 @@ class SessionConfig(msgspec.Struct, frozen=True):
     transcription: SessionTranscription
     format: AudioFormat = PcmFormat()
     vad: SessionVad | None = DEFAULT_VAD
+    has_chosen_vad: bool = False  # else the model's name decides
     include: tuple[Include, ...] = ()
 
 
+# Clients of these names commit their turns, unless they ask for detection.
+COMMITTED_BY_CLIENT: Final = frozenset(("gpt-live-transcribe", "gpt-realtime-whisper"))
+# Silence that ends a turn under `semantic_vad`: this server judges no meaning, it only waits.
+SILENCE_MS: Final = {"low": 1500, "medium": 800, "auto": 800, "high": 400}
+# Of the interval between readings of a growing turn.
+DELAY_FACTORS: Final = {"minimal": 0.4, "low": 0.7, "": 1.0, "medium": 1.0, "high": 2.0, "xhigh": 4.0}
+
+
+def default_config(model: str) -> SessionConfig:
+    vad = None if model in COMMITTED_BY_CLIENT else DEFAULT_VAD
+    return SessionConfig(SessionTranscription(model), vad=vad)
+
+
+def interim_interval_s(config: SessionConfig, interval_s: float) -> float:
+    """Return the seconds between readings of a growing turn; 0: none."""
+    return interval_s * DELAY_FACTORS[config.transcription.delay]
+
+
 def update_config(config: SessionConfig, fields: SessionFields, settings: Settings) -> SessionConfig:
-    """Returns the settings with the fields that are given changed. Raises ModelNotFound."""
+    """Return the settings with the fields that are given changed. Raises InvalidValue, ModelNotFound."""
     changed: dict[str, Any] = {}
     if not isinstance(fields.include, UnsetType):
         changed["include"] = tuple(fields.include or ())
@@ -59,7 +79,11 @@ def update_config(config: SessionConfig, fields: SessionFields, settings: Settin
             changed["transcription"] = _update_transcription(config, given.transcription, settings)
         if not isinstance(given.turn_detection, UnsetType):
             changed["vad"] = _update_vad(config.vad, given.turn_detection)
-    return msgspec.structs.replace(config, **changed)
+            changed["has_chosen_vad"] = True
+    config = msgspec.structs.replace(config, **changed)
+    if config.has_chosen_vad:
+        return config
+    return msgspec.structs.replace(config, vad=default_config(config.transcription.model).vad)
 
 
 def _update_transcription(
@@ -73,14 +97,28 @@ def _update_transcription(
     for name in ("languages", "keywords"):
         if name in changed:
             changed[name] = tuple(changed[name])
+    for term in changed.get("keywords", ()):
+        if any(mark in term for mark in "<>\r\n"):
+            path = "session.audio.input.transcription.keywords"
+            raise InvalidValue("A keyword is one term, without '<', '>' or a line break.", path)
     return msgspec.structs.replace(config.transcription, **changed)
 
 
 def _update_vad(vad: SessionVad | None, update: VadUpdate | None) -> SessionVad | None:
+    """Raises InvalidValue."""
     if update is None:
         return None
-    changed = _given(update, DEFAULT_VAD)
-    return msgspec.structs.replace(vad or DEFAULT_VAD, **changed)
+    kind = update.type if update.type is not UNSET else (vad or DEFAULT_VAD).type
+    default = SEMANTIC_VAD if kind == "semantic_vad" else DEFAULT_VAD
+    changed = _given(update, default)
+    if "eagerness" in changed:
+        eagerness = changed["eagerness"]
+        if kind == "semantic_vad":
+            changed = {"silence_duration_ms": SILENCE_MS[eagerness]} | changed
+        elif eagerness is not UNSET:
+            path = "session.audio.input.turn_detection.eagerness"
+            raise InvalidValue("'eagerness' requires turn_detection type 'semantic_vad'.", path)
+    return msgspec.structs.replace(vad if vad and vad.type == kind else default, **changed)
 
 
 def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:

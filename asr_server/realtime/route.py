@@ -30,6 +30,7 @@ from asr_server.realtime.config import (
     PREFIX,
     SessionConfig,
     decoding_options,
+    default_config,
     describe,
     make_secret,
     open_secret,
@@ -38,7 +39,6 @@ from asr_server.realtime.config import (
 from asr_server.realtime.server_events import (
     ClientSecret,
     ClientSecretRequest,
-    SessionTranscription,
     error_event,
 )
 from asr_server.realtime.session import INTERNAL_ERROR, RealtimeSession
@@ -96,7 +96,8 @@ def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfi
     if model := query.get("model"):
         check_model(model, state.settings)
         transcription = msgspec.structs.replace(config.transcription, model=model)
-        config = msgspec.structs.replace(config, transcription=transcription)
+        vad = config.vad if config.has_chosen_vad else default_config(model).vad
+        config = msgspec.structs.replace(config, transcription=transcription, vad=vad)
     return config
 
 
@@ -112,7 +113,7 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     if key.startswith(PREFIX) and not state.api_keys.include(key):
         return open_secret(state.api_keys, key)
     state.api_keys.check(header)
-    return SessionConfig(SessionTranscription(state.settings.model_names[0]))
+    return default_config(state.settings.model_names[0])
 
 
 async def _accept(socket: WebSocket, state: AppState) -> None:
@@ -146,7 +147,7 @@ async def create_client_secret(request: Request) -> Response:
     """A key for one browser, which opens sessions with these settings until it expires."""
     state = get_state(request)
     wanted = await _secret_request(request)
-    default = SessionConfig(SessionTranscription(state.settings.model_names[0]))
+    default = default_config(state.settings.model_names[0])
     config = update_config(default, wanted.session, state.settings)
     # Raises for a language that is not known.
     decoding_options(config, state.transcriber, state.settings.temperatures)

@@ -66,22 +66,24 @@ class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
     languages: Annotated[tuple[str, ...], Meta(description="Candidates for detection.")] = ()
     keywords: Annotated[tuple[str, ...], Meta(description="Words to listen for.")] = ()
     prompt: Annotated[str, Meta(description="Text that precedes the speech.")] = ""
-    delay: Annotated[str, Meta(description="As given; it has no effect here.")] = ""
+    delay: Annotated[str, Meta(description="How often a growing turn is read.")] = ""
 
 
 class SessionVad(msgspec.Struct, frozen=True):
     """What begins and ends a turn."""
 
-    type: Annotated[Literal["server_vad"], Meta(description="Always `server_vad`.")]
+    type: Annotated[Literal["server_vad", "semantic_vad"], Meta(description="The kind of detection.")]
     threshold: Annotated[float, Meta(description="How sure of speech the detector must be.")]
     prefix_padding_ms: Annotated[int, Meta(description="Audio kept before speech.")]
     silence_duration_ms: Annotated[int, Meta(description="Silence that ends a turn.")]
     idle_timeout_ms: Annotated[
         int | None, Meta(description="Silence after which an empty turn is committed.")
     ]
+    eagerness: Annotated[str | UnsetType, Meta(description="Of `semantic_vad`.")] = UNSET
 
 
 DEFAULT_VAD: Final = SessionVad("server_vad", 0.5, 300, 500, None)  # OpenAI's
+SEMANTIC_VAD: Final = SessionVad("semantic_vad", 0.5, 300, 800, None, "auto")
 
 
 class SessionInput(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from asr_server.realtime.config import (
     decoding_options,
     describe,
     describe_old,
+    interim_interval_s,
     update_config,
 )
 from asr_server.realtime.reader import Backlog, TurnReader
@@ -75,9 +76,7 @@ class RealtimeSession:
         self._options = decoding_options(config, app.transcriber, app.settings.temperatures)
         self._expires_at = int(time.time() + app.settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
-        self._state = State(
-            tag=self.id[5:13], interim_samples=round(app.settings.realtime_interim_s * SAMPLE_RATE)
-        )
+        self._state = State(tag=self.id[5:13], interim_samples=self._interim_samples)
         self._backlog = Backlog()
         self._buffer = AudioBuffer()
         self._audio = AudioInput(config.format)
@@ -196,6 +195,7 @@ class RealtimeSession:
             await self._send_error(error, event_id)
             return False
         before, self._config, self._options = self._config, config, options
+        self._state = msgspec.structs.replace(self._state, interim_samples=self._interim_samples)
         self._note_model()
         if config.format != before.format:
             await self._write_audio(self._audio.flush())
@@ -205,6 +205,11 @@ class RealtimeSession:
         if self._open:
             self._open.set_options(options)
         return True
+
+    @property
+    def _interim_samples(self) -> int:
+        interval_s = interim_interval_s(self._config, self._app.settings.realtime_interim_s)
+        return round(interval_s * SAMPLE_RATE)
 
     def _note_model(self) -> None:
         """For the session's line in the log."""

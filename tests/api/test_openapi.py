@@ -138,7 +138,7 @@ async def test_the_fields_described_are_taken(app: RunningApp) -> None:
     document = await document_of(app)
     schema = document["components"]["schemas"]["TranscriptionFields"]
     assert schema["properties"]["model"]["enum"][:2] == ["whisper-digits", "whisper-1"]
-    assert schema["required"] == ["file", "model"]
+    assert schema["required"] == ["file"]
     for name, about in schema["properties"].items():
         if "default" in about and name not in ("response_format",):
             value = about["default"]

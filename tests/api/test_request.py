@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.api.request import parse_fields, split_unknown
+from asr_server.api.request import check_model, parse_fields, split_unknown
 from asr_server.api.schemas import ARRAY_FIELDS, AudioFields, TranscriptionFields, TranslationFields
-from asr_server.errors import InvalidValue
+from asr_server.config import Settings
+from asr_server.errors import InvalidValue, ModelNotFound
 
 MODEL = ("model", "whisper-1")
 FLOATS = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature")
@@ -146,7 +147,14 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("keywords", "[1]")], "keywords[]"),
         ([("keywords", '["a", ["b"]]')], "keywords[]"),
         ([("include[]", "logprobs"), ("response_format", "text")], "include[]"),
-        ([("timestamp_granularities[]", "segment")], "timestamp_granularities[]"),
+        ([("timestamp_granularities[]", "word")], "timestamp_granularities[]"),
+        (
+            [("timestamp_granularities[]", "segment"), ("response_format", "text")],
+            "timestamp_granularities[]",
+        ),
+        ([("keywords[]", "<b>")], "keywords[]"),
+        ([("keywords[]", "two\nlines")], "keywords[]"),
+        ([("subtitles", "fancy"), ("response_format", "srt")], "subtitles"),
         (
             [("timestamp_granularities[]", "line"), ("response_format", "verbose_json")],
             "timestamp_granularities[]",
@@ -162,7 +170,6 @@ def test_a_chunking_strategy_comes_as_the_word_auto(text: str) -> None:
         ([("max_line_count", "2"), ("response_format", "vtt")], "max_line_count"),
         ([("stream", "true"), ("response_format", "srt")], "stream"),
         ([("stream", "true"), ("response_format", "vtt")], "stream"),
-        ([("stream", "true"), ("response_format", "verbose_json")], "stream"),
         ([("chunking_strategy", "manual")], "chunking_strategy"),
         ([("chunking_strategy", "{")], "chunking_strategy"),
         ([("chunking_strategy", "[1]")], "chunking_strategy"),
@@ -202,9 +209,23 @@ def test_nothing_that_is_sent_brings_anything_but_fields_or_a_refusal(pairs: lis
         assert parse(*pairs).model == "whisper-1"
 
 
-def test_a_missing_model_is_named() -> None:
-    assert refusal(("temperature", "0")).param == "model"
-    assert refusal(("model", " ")).param == "model"
+def test_segments_are_taken_beside_json_as_vercels_sdk_sends_them() -> None:
+    assert parse(("timestamp_granularities[]", "segment")).response_format == "json"
+
+
+def test_a_stream_of_verbose_json_is_one_whole_reply_as_litellm_expects() -> None:
+    assert not parse(("stream", "true"), ("response_format", "verbose_json")).is_streamed
+    assert parse(("stream", "true")).is_streamed
+
+
+def test_the_model_may_be_left_out() -> None:
+    assert parse_fields([("temperature", "0")], TranscriptionFields).model == ""
+
+
+def test_a_star_among_the_aliases_takes_any_name() -> None:
+    check_model("Systran/faster-whisper-large-v3", Settings(model_alias="whisper-1,*"))
+    with pytest.raises(ModelNotFound, match="'\\*' takes any"):
+        check_model("Systran/faster-whisper-large-v3", Settings())
 
 
 def test_a_refusal_repeats_no_more_than_a_line_of_what_was_sent() -> None:

@@ -25,7 +25,7 @@ def update(**input_fields: object) -> object:
     [
         (update(format={"type": "audio/pcm", "rate": 16000}), "format.rate", "24000 samples a second"),
         (update(format={"type": "audio/opus"}), "format.type", "'audio/pcmu'"),
-        (update(turn_detection={"type": "semantic_vad"}), "turn_detection.type", "'server_vad'"),
+        (update(turn_detection={"type": "clever_vad"}), "turn_detection.type", "'semantic_vad'"),
         (update(turn_detection={"threshold": 2}), "turn_detection.threshold", "<= 1"),
         (update(rate=1), "input.rate", "unknown parameter"),
         ({"type": "session.update", "session": {"type": "realtime"}}, "session.type", "'transcription'"),

@@ -269,7 +269,7 @@ def malformed(rng: random.Random) -> str | bytes:
         lambda: {"type": "input_audio_buffer.commit", "event_id": "e"},
         lambda: update | {"session": {"type": "realtime"}},
         lambda: update | {"session": {"type": "transcription", "audio": {"output": {}}}},
-        lambda: update | {"session": {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}},
+        lambda: update | {"session": {"audio": {"input": {"turn_detection": {"type": "clever_vad"}}}}},
         lambda: update | {"session": {"audio": {"input": {"turn_detection": {"threshold": 7}}}}},
         lambda: update | {"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 8000}}}}},
         lambda: update | {"session": {"audio": {"input": {"transcription": {"model": "nobody"}}}}},
