@@ -142,6 +142,7 @@ def test_a_rank_imports_nothing_from_the_working_directory() -> None:
         rank.process.kill()
         rank.process.communicate()
         rank.operations.close()
+        rank.link.close()
         os.close(store_fd)
 
 

@@ -21,7 +21,7 @@ from asr_server.config import Settings, naming, short_audio_mode, values_for
 from asr_server.engine.active_chunk import check_timestamps
 from asr_server.engine.tokens import GenerationRules
 from asr_server.machine import VNNI_FLAGS, available_cores, cpu_flags, free_memory_bytes, mps_is_running
-from asr_server.model import DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
+from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, load_whisper
 from asr_server.model.float8 import FP8
 from asr_server.model.int8 import can_multiply_in_int8
 
@@ -296,8 +296,8 @@ class Loaded(NamedTuple):
     config: EngineConfig  # with the choices that are made before
 
 
-def load(config: EngineConfig, rank: int = 0) -> Loaded:
-    """Loads what the configuration names.
+def load(config: EngineConfig, shard: Shard = WHOLE) -> Loaded:
+    """Loads this share of what the configuration names.
 
     Raises:
         CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there, or not
@@ -309,8 +309,7 @@ def load(config: EngineConfig, rank: int = 0) -> Loaded:
     config = replace(config, cache_dtype=choose_cache_dtype(config, device))
     torch.set_num_threads(config.cpu_threads or available_cores())
     directory = Path(config.model)
-    shard, fp8_encoder = Shard(rank, config.num_ranks), config.encoder_dtype == "fp8"
-    model = load_whisper(directory, device, dtype, shard, fp8_encoder, int8)
+    model = load_whisper(directory, device, dtype, shard, config.encoder_dtype == "fp8", int8)
     if device.type == "cpu":
         keep_freed_memory()  # from here on: what loading needed is given back
     tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)

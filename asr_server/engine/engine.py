@@ -44,7 +44,7 @@ from asr_server.engine.runner import Runner
 from asr_server.engine.slots import SlotTable, grouped
 from asr_server.engine.tokens import GenerationRules
 from asr_server.engine.warm_up import warm_up
-from asr_server.model import Whisper
+from asr_server.model import WHOLE, Shard, Whisper
 
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
 _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up sequences that are being decoded
@@ -92,14 +92,14 @@ class Engine:
         self._encodes_at_once = config.compute_workers if takes_short else config.encode_batch
 
     @classmethod
-    def load(cls, config: EngineConfig, broadcast: Broadcast | None = None) -> Engine:
+    def load(cls, config: EngineConfig, broadcast: Broadcast | None = None, shard: Shard = WHOLE) -> Engine:
         """Loads the checkpoint that the configuration names, and an engine on it.
 
         Raises:
             CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there.
         """
         try:
-            engine = cls(*load(config), broadcast)
+            engine = cls(*load(config, shard), broadcast)
             if engine.config.device == "cuda":
                 warm_up(engine._runner, engine.tokenizer, engine.config)
             return engine

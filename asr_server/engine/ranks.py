@@ -11,6 +11,7 @@ itself.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -29,6 +30,7 @@ from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
 from asr_server.engine.runner import Runner, StepPlan, StepResult
 from asr_server.engine.slots import SlotStart
+from asr_server.engine.socket_sum import SocketSum
 from asr_server.model import Shard, WhisperSizes
 
 T = TypeVar("T")
@@ -111,15 +113,25 @@ def check_ranks(config: EngineConfig) -> None:
         )
 
 
-def join(config: EngineConfig, rank: int, store: str) -> None:
-    """Waits until all ranks are there. `store` is a file that all of them can open and that begins empty."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks of a replica are on one machine
+def join(config: EngineConfig, rank: int, store: str, links: Sequence[socket.socket]) -> Shard:
+    """Connects the ranks; waits until all are there.
+
+    Args:
+        store: a file that all ranks can open and that begins empty.
+        links: rank 0's to the others; another rank's to rank 0.
+    """
+    if choose_device(config.device).type == "cpu":
+        add_up = SocketSum(rank, links)
+        add_up(torch.zeros(1))
+        return Shard(rank, config.num_ranks, add_up)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # the ranks of a replica are on one machine
     torch.distributed.init_process_group(
-        "nccl" if choose_device(config.device).type == "cuda" else "gloo",
+        "nccl",
         store=torch.distributed.FileStore(store, config.num_ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=config.num_ranks,
     )
+    return Shard(rank, config.num_ranks, torch.distributed.all_reduce)
 
 
 class LeadingRunner:

@@ -5,8 +5,17 @@ Runs in the replica's process. Used by `engine`; `asr-server convert` uses `weig
 
 from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel
-from asr_server.model.sizes import Shard, WhisperSizes
+from asr_server.model.sizes import WHOLE, Shard, WhisperSizes
 from asr_server.model.weights import StoredWeights, load_whisper
 from asr_server.model.whisper import Whisper
 
-__all__ = ["DecoderCache", "LogMel", "Shard", "StoredWeights", "Whisper", "WhisperSizes", "load_whisper"]
+__all__ = [
+    "WHOLE",
+    "DecoderCache",
+    "LogMel",
+    "Shard",
+    "StoredWeights",
+    "Whisper",
+    "WhisperSizes",
+    "load_whisper",
+]

@@ -11,10 +11,10 @@ every rank. Used by the rest of `model` and by `engine`; loads no weights.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch.distributed
 from torch import Tensor
 
 from asr_server.checkpoint.files import AudioWindow, read_json, read_optional_json
@@ -108,10 +108,12 @@ def upper_half(sizes: WhisperSizes) -> AlignmentHeads:
 
 @dataclass(frozen=True)
 class Shard:
-    """Share `rank` of `count` equal ones. Several ranks are torch.distributed's default group."""
+    """Share `rank` of `count` equal ones."""
 
     rank: int = 0
     count: int = 1
+    add_up: Callable[[Tensor], object] = lambda part: part
+    """Replaces a rank's part by the sum over all ranks, the same to the last bit."""
 
     def check(self, sizes: WhisperSizes) -> None:
         """Raises ValueError where the model cannot be split among `count` ranks."""
@@ -146,9 +148,9 @@ class Shard:
         return [head - first for head in heads if first <= head < first + share]
 
     def sum(self, part: Tensor) -> Tensor:
-        """Sums over all ranks, which get the same to the last bit. May overwrite `part`."""
+        """Sums over all ranks. May overwrite `part`."""
         if self.count > 1:
-            torch.distributed.all_reduce(part)
+            self.add_up(part)
         return part
 
 

@@ -59,8 +59,8 @@ def load_engine(
             return Engine.load(config)
         check_ranks(config)
         ranks = start_ranks()
-        join(config, 0, ranks.store)
-        return Engine.load(config, ranks.broadcast)
+        shard = join(config, 0, ranks.store, ranks.links)
+        return Engine.load(config, ranks.broadcast, shard)
     except (CheckpointError, ValueError, OSError) as error:
         logger.debug("the engine cannot be started", exc_info=error)
         raise CannotStart(" ".join(str(error).split())[:MAX_REASON_CHARS]) from error

@@ -2,7 +2,7 @@
 
 A replica is one to its supervisor: when a rank ends or freezes, rank 0 ends with all of them, and the replica
 is replaced. Operations go through a pipe for each rank, so that a rank whose pipe is closed knows that rank 0
-has ended; what the ranks compute together goes through torch.distributed. Another rank than 0 is
+has ended; what they compute together goes through a socket for each rank, or NCCL. Another rank than 0 is
 `python -m asr_server.replica.ranks`: it does what rank 0 says, in that order, and ends with it. Runs in the
 processes of the ranks; `main.py` imports it in that of rank 0. Decides nothing about chunks: rank 0's engine
 does.
@@ -14,6 +14,7 @@ import atexit
 import logging
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -55,6 +56,7 @@ class RankSpec(ChildSpec, frozen=True):
     num_on_device: int
     store_fd: int  # where the ranks find each other, in memory
     operations_fd: int
+    link_fd: int  # a socket to rank 0
 
 
 class Ranks:
@@ -73,6 +75,10 @@ class Ranks:
         # Where a rank's end is an error here first, its watch still has the time to name it in the log and to
         # end this process. To wait for one watch gives all of them that time.
         atexit.register(watch.join, TICK_S)
+
+    @property
+    def links(self) -> list[socket.socket]:
+        return [rank.link for rank in self._ranks]
 
     @property
     def store(self) -> str:
@@ -95,23 +101,25 @@ class Ranks:
 
 
 class _Rank:
-    """One process, its two pipes and its sign of life."""
+    """One process, its pipes, its socket and its sign of life."""
 
     def __init__(
         self, replica: int, rank: int, settings: Settings, num_on_device: int, store_fd: int
     ) -> None:
         self.name = f"replica {replica} rank {rank}"
         read_fd, write_fd = os.pipe()
+        self.link, theirs = socket.socketpair()
         self.process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=child_environment() | _device_of(rank),
-            pass_fds=(store_fd, read_fd),
+            pass_fds=(store_fd, read_fd, theirs.fileno()),
         )
         os.close(read_fd)
         self.operations: BinaryIO = os.fdopen(write_fd, "wb")
-        spec = RankSpec(replica, rank, settings, num_on_device, store_fd, read_fd)
+        spec = RankSpec(replica, rank, settings, num_on_device, store_fd, read_fd, theirs.fileno())
+        theirs.close()
         assert self.process.stdin is not None
         self.process.stdin.write(spec.to_line())
         self.process.stdin.flush()
@@ -165,8 +173,8 @@ def run(spec: RankSpec) -> None:
     from asr_server.engine.ranks import Operation, follow, join
 
     config = EngineConfig.from_settings(spec.settings, spec.num_on_device)
-    join(config, spec.rank, store_path(spec.store_fd))
-    loaded = load(config, spec.rank)
+    shard = join(config, spec.rank, store_path(spec.store_fd), [socket.socket(fileno=spec.link_fd)])
+    loaded = load(config, shard)
     freeze_gc()
     _tell(READY)
     decoder = msgspec.msgpack.Decoder(Operation)

@@ -98,6 +98,7 @@ async def test_two_ranks_hear_what_one_hears_with_cancels_words_penalties_beams_
         ranks = ranks_of(two)
         assert [process.cmdline()[0] for process in ranks[1:]] == ["asr-server replica 0 rank 1"]
         assert_alike(await decode(two, options), expected)
+        assert not [connection for process in ranks for connection in process.net_connections("inet")]
     assert any(result.num_fallbacks for result in expected)
     await until_gone(ranks)
 
