@@ -15,6 +15,7 @@ from __future__ import annotations
 import codecs
 import string
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from asr_server.checkpoint.tokenizer import Tokenizer
@@ -97,6 +98,9 @@ MAX_LATER_S: Final = 0.5
 # Sound before a short pause, such as the closure of a consonant, is the word's own (the s of "still")
 # where it is of this length; shorter, it is the end of the word before; longer, it is no speech.
 OWN_SOUND_S: Final = (0.15, 0.5)
+# A shorter sound is a click, where a pause of a second parts it from what follows.
+CLICK_S: Final = 0.06
+PAUSE_BEHIND_CLICK_S: Final = 1.0
 
 Pause = tuple[float, float]  # start and end
 
@@ -124,11 +128,54 @@ def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], en
         words: in order, none beginning before the one before it ends.
         end_s: no word ends later: the end of the audio, or of the stretch that was read.
     """
+    pauses_s = _without_clicks(pauses_s)
+    words = _behind_the_first_pause(words, pauses_s)
     within = [_without_pauses(word, _pauses_within(pauses_s, word)) for word in words]
     limits_s = [*(word.start_s for word in within[1:]), end_s]
     return [
         _lengthened(word, aligned.end_s, pauses_s, limit_s)
         for word, aligned, limit_s in zip(within, words, limits_s, strict=True)
+    ]
+
+
+def _without_clicks(pauses_s: Sequence[Pause]) -> list[Pause]:
+    """Join long pauses with the click before them, at the beginning or behind another long pause."""
+    joined: list[Pause] = []
+    for start_s, end_s in pauses_s:
+        before_s = joined[-1] if joined else (0.0, 0.0)
+        is_first = not joined or _is_long(*before_s)
+        if is_first and start_s - before_s[1] <= CLICK_S and end_s - start_s >= PAUSE_BEHIND_CLICK_S:
+            joined[-1:] = [(before_s[0], end_s)]
+        else:
+            joined.append((start_s, end_s))
+    return joined
+
+
+def _is_long(start_s: float, end_s: float) -> bool:
+    return end_s - start_s > MAX_PAUSE_WITHIN_S
+
+
+def _behind_the_first_pause(words: Sequence[AlignedWord], pauses_s: Sequence[Pause]) -> list[AlignedWord]:
+    """Give words that lie before any sound a share of the first word that has some."""
+    if not pauses_s or pauses_s[0][0] > 0.0 or not _is_long(*pauses_s[0]):
+        return list(words)
+    begins_s = pauses_s[0][1]
+    num_before = sum(word.end_s <= begins_s for word in words)
+    if not 0 < num_before < len(words):
+        return list(words)
+    return [*_sharing(words[: num_before + 1], begins_s), *words[num_before + 1 :]]
+
+
+def _sharing(words: Sequence[AlignedWord], start_s: float) -> list[AlignedWord]:
+    """Lay the words behind each other from `start_s` to the end of the last, by their letters."""
+    num_letters = list(accumulate((max(1, len(word.text.strip())) for word in words), initial=0))
+    per_letter_s = (words[-1].end_s - start_s) / num_letters[-1]
+    edges_s = [start_s + per_letter_s * count for count in num_letters]
+    return [
+        AlignedWord(
+            word.text, first_s, end_s, max(first_s, word.first_peak_s), max(first_s, word.last_peak_s)
+        )
+        for word, (first_s, end_s) in zip(words, pairwise(edges_s), strict=True)
     ]
 
 

@@ -55,6 +55,23 @@ def test_a_word_goes_on_to_the_pause_where_the_alignment_has_moved_on_early() ->
     assert timed([word(0, 0.5, 0.2)], [(0.7, 0.75)], 0.75) == [(0, 0.7)], "the last one"
 
 
+def test_a_word_whose_only_sound_is_a_click_a_second_before_the_next_belongs_to_the_speech() -> None:
+    click = [(0.04, 1.5)]
+    assert timed([word(0, 1.7, 0.03), word(1.7, 2.0, 1.9)], click, 2.0) == [(1.5, 1.7), (1.7, 2.0)]
+    assert timed([word(0, 0.5, 0.03), word(0.5, 1.9, 1.7)], click, 2.0) == [
+        pytest.approx((1.5, 1.7)),
+        pytest.approx((1.7, 1.9)),
+    ]
+    between = [(0.4, 1.4), (1.44, 3.0)]
+    assert timed([word(0, 1.3, 0.2), word(1.3, 3.3, 1.42)], between, 3.3) == [(0, 0.4), (3.0, 3.3)]
+
+
+def test_a_short_sound_that_is_no_click_keeps_its_word() -> None:
+    assert timed([word(0, 1.7, 0.03), word(1.7, 2.0, 1.9)], [(0.1, 1.5)], 2.0)[0] == (0, 0.1)
+    released = [(0.2, 0.28), (0.32, 1.5)]  # the closure and the release of a last consonant
+    assert timed([word(0, 0.4, 0.1), word(0.4, 1.9, 1.7)], released, 2.0)[0] == (0, 0.32)
+
+
 def test_without_a_pause_the_alignment_holds() -> None:
     assert timed([word(0.1, 0.6, 0.4), word(0.6, 0.9, 0.7)], [], 1.0) == [(0.1, 0.6), (0.6, 0.9)]
 
