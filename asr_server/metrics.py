@@ -114,6 +114,9 @@ chunks_read_again: Final = _counter(
 segments_dropped: Final = _counter(
     "asr_segments_dropped", "Segments that a model wrote where nobody speaks.", ("reason",)
 )
+words_guessed: Final = _counter(
+    "asr_words_guessed", "Words with times by their letters, because the replica that read them was lost."
+)
 chunks_failed: Final = _counter("asr_chunks_failed", "Chunks without a result.", ("reason",))
 for _reason in ("engine_error", "replicas_ended", "no_engine", "shutting_down"):
     chunks_failed.labels(_reason)  # 0, not absent, before the first
@@ -187,6 +190,9 @@ class RequestStats:
         if count:
             self._segments_dropped[reason] += count
             segments_dropped.labels(reason).inc(count)
+
+    def on_words_guessed(self, count: int) -> None:
+        words_guessed.inc(count)
 
     def on_audio(self, duration_s: float, language: str | None) -> None:
         """Counts audio whose text is final; the language is None where none was found."""

@@ -37,6 +37,7 @@ from asr_server.transcription.segments import (
     is_silence,
     num_spans,
     unread_tail,
+    with_words_by_length,
 )
 from asr_server.transcription.stall_watch import StallWatch
 
@@ -316,7 +317,12 @@ class ChunkReader:
             if not is_surely_speech:
                 num_dropped = num_spans(chunk, result, self._tokenizer)
                 self._handle.stats.on_segments_dropped("judged_silence", num_dropped)
-        return decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
+        part = decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
+        if not options.word_timestamps or result.token_times_s:
+            return part
+        part = with_words_by_length(part, options, self._tokenizer)
+        self._handle.stats.on_words_guessed(sum(len(span.words) for span in part.spans))
+        return part
 
     async def _until_missed_speech(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> DecodedPart:
         """The part up to speech that its segments leave out; whole where there is none."""

@@ -77,8 +77,6 @@ def decode_part(
     if result.token_times_s:
         end_s = chunk.duration_s if tail_s is None else tail_s
         spans = _with_words(spans, result, end_s, tokenizer, spaced=is_spaced(options, result))
-    elif options.word_timestamps:
-        spans = tuple(_with_words_by_length(span, tokenizer, is_spaced(options, result)) for span in spans)
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
 
 
@@ -116,10 +114,17 @@ def _with_words(
     )
 
 
-def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Span:
-    """The span with its words, each as long as its letters are many: for a text that was reported before the
-    replica that heard it was lost, or heard it otherwise in the end, so that its tokens have no times.
+def with_words_by_length(part: DecodedPart, options: DecodingOptions, tokenizer: Tokenizer) -> DecodedPart:
+    """Give each word of a text without token times a length by its letters.
+
+    Such a text was reported by a replica that was lost, and its successor has read something else.
     """
+    spaced = is_spaced(options, part.result)
+    spans = tuple(_with_words_by_length(span, tokenizer, spaced) for span in part.spans)
+    return msgspec.structs.replace(part, spans=spans)
+
+
+def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Span:
     groups = group_words([token for token in span.tokens if tokenizer.is_text(token)], tokenizer, spaced)
     num_letters = list(accumulate((len(group.text.strip()) for group in groups), initial=0))
     per_letter_s = (span.end_s - span.start_s) / max(1, num_letters[-1])

@@ -20,6 +20,7 @@ from asr_server.config import Settings
 from asr_server.core import ChunkResult, DecodingOptions, Segment, Word
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.metrics import REGISTRY
 from asr_server.transcription import RequestSession, Transcriber
 from benchmarks.clips import make_clip
 from tests.checkpoints import fragmentary_directory
@@ -210,6 +211,11 @@ async def test_what_is_judged_silence_as_a_whole_takes_nothing_back(app: App) ->
     assert await app.texts() == ["zero", ""]
 
 
+def num_guessed() -> float:
+    """How many words have times by their letters, since the process began."""
+    return REGISTRY.get_sample_value("asr_words_guessed_total") or 0.0
+
+
 WITH_WORDS = msgspec.structs.replace(STREAMED, word_timestamps=True)
 
 
@@ -219,7 +225,9 @@ async def test_the_words_of_what_was_sent_have_the_times_of_the_result_that_is_j
     silence = say(*(t(0), *words("0"), t(1), t(1), *words("1"), t(2)), avg_logprob=-2.0, no_speech_prob=0.9)
     timed = msgspec.structs.replace(silence, token_times_s=(0.2, 0.7, 1.8), token_peaks_s=(0.4, 1.2))
     app.answers = [timed, say()]
+    num_before = num_guessed()
     assert await app.texts(options=WITH_WORDS) == ["zero", ""]
+    assert num_guessed() == num_before
     assert app.segments[0].words == (Word(" zero", 0.2, 0.7),)
 
 
@@ -229,7 +237,9 @@ async def test_the_words_of_what_another_replica_reads_differently_share_their_s
     assert app.replica.early is not None
     app.replica.early = say(t(0), *words("04"), t(0.9), finish_reason="length")
     app.answers = [say(t(0), *words("77"), t(2)), say()]
+    num_before = num_guessed()
     assert await app.texts(options=WITH_WORDS) == ["zero four", ""]
+    assert num_guessed() - num_before == 2
     (segment,) = app.segments
     assert [word.text for word in segment.words] == [" zero", " four"]
     assert [word.start_s for word in segment.words] == pytest.approx([0.0, 0.45])
