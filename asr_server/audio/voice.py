@@ -55,6 +55,8 @@ MISSED_S: Final = 4.0  # so much, which no time is off by
 EVEN_PEAK: Final = 0.3
 BELOW_CLICKS: Final = 0.999  # of the samples, by their size
 FAINTEST_PEAK: Final = 1e-4
+HUM_PERIOD: Final = SAMPLE_RATE // 10  # of the mains' hum, at 50, 60 and 100 Hz alike
+HUM_RESIDUE: Final = 0.1  # of its power, by which a period may differ from the next one; of speech 0.03 % do
 SILENCE: Final = 3 * FRAME  # before them and behind
 DETECTOR: Final = Path(__file__).parents[1] / "models" / "silero-vad" / "detector.onnx"
 
@@ -202,13 +204,33 @@ def _score_isolated(samples: Samples, phase: int = 0) -> Probabilities:
 
 
 def _evened(samples: Samples) -> Samples:
-    """Even the loudness: without the offset, and with clicks no louder than what they would drown."""
+    """Even the loudness: without offset and hum, and with clicks no louder than what they would drown."""
     if not len(samples):
         return samples
-    centred = samples - np.float32(samples.mean(dtype=np.float64))
+    centred = _without_hum(samples - np.float32(samples.mean(dtype=np.float64)))
     peak = max(float(np.quantile(np.abs(centred), BELOW_CLICKS)), FAINTEST_PEAK)
     evened: Samples = np.clip(centred * np.float32(EVEN_PEAK / peak), -1, 1)
     return evened
+
+
+def _without_hum(samples: Samples) -> Samples:
+    """Subtract the period before or behind from each period that is nearly the same: buzzing is no voice."""
+    num_periods = len(samples) // HUM_PERIOD
+    end = num_periods * HUM_PERIOD
+    periods = samples[:end].reshape(num_periods, HUM_PERIOD)
+    changes = periods[1:] - periods[:-1]
+    limits = HUM_RESIDUE * np.einsum("ij,ij->i", periods, periods)
+    powers = np.einsum("ij,ij->i", changes, changes)
+    is_like_next, is_like_last = powers < limits[:-1], powers < limits[1:]
+    if not is_like_last.any() and not is_like_next.any():
+        return samples
+    rest = samples.copy()
+    rest_periods = rest[:end].reshape(num_periods, HUM_PERIOD)
+    rest_periods[:-1][is_like_next] = changes[is_like_next]
+    rest_periods[1:][is_like_last] = changes[is_like_last]
+    if is_like_last[-1]:
+        rest[end:] -= samples[end - HUM_PERIOD : -HUM_PERIOD]
+    return rest
 
 
 def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:

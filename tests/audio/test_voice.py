@@ -24,6 +24,7 @@ from asr_server.audio.voice import (
     is_speech,
     missed_speech_s,
     next_speech_s,
+    possible_speech_s,
     speech_probabilities,
 )
 from asr_server.core import SAMPLE_RATE, Samples
@@ -65,6 +66,29 @@ def test_neither_an_offset_nor_clicks_deafen_the_detector(digits: str) -> None:
 @pytest.mark.parametrize("kind", ["silence", "hum", "white", "pink", "coughs"])
 def test_noise_holds_no_speech(kind: str) -> None:
     assert not holds_speech(make_noise(kind, -30, 5.0))
+
+
+def mains_hum(pitch_hz: float, falloff: float, duration_s: float) -> Samples:
+    """Thirty harmonics in phase, as of a bad cable: it buzzes."""
+    phases = 2 * np.pi * pitch_hz * np.arange(round(duration_s * SAMPLE_RATE)) / SAMPLE_RATE
+    sound = np.sum([np.sin(k * phases) / k**falloff for k in range(1, 31)], axis=0)
+    return np.asarray(0.05 * sound / sound.std(), np.float32)
+
+
+@pytest.mark.parametrize("pitch_hz", [50, 60, 100])
+@pytest.mark.parametrize("falloff", [0.3, 1.0, 2.0])
+def test_a_clean_hum_is_no_speech(pitch_hz: float, falloff: float) -> None:
+    for duration_s in (0.5, 2.96):
+        hum = mains_hum(pitch_hz, falloff, duration_s)
+        assert not holds_speech(hum)
+        assert possible_speech_s(np.round(hum * 32768) / np.float32(32768)) == []
+
+
+def test_a_hum_does_not_drown_speech() -> None:
+    spoken = say("98653", "rms").samples
+    loud = mains_hum(50, 1.0, len(spoken) / SAMPLE_RATE) * np.float32(4 * spoken.std() / 0.05)
+    assert not certain_speech_s(loud)
+    assert certain_speech_s(spoken + loud)
 
 
 @pytest.mark.parametrize("voice", VOICES)
