@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import struct
 import time
 from collections.abc import AsyncIterator, Collection
@@ -30,10 +31,10 @@ from wyoming.ping import Pong
 from asr_server import __version__, metrics
 from asr_server.api.connections import cancel_on_disconnect
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
-from asr_server.api.form import Upload
 from asr_server.api.middleware import new_request_id, report_request
 from asr_server.api.request import check_model
 from asr_server.api.state import AppState
+from asr_server.api.upload import Upload
 from asr_server.audio.recording import Recording
 from asr_server.config import MIB, naming
 from asr_server.core import DecodingOptions, Transcript
@@ -128,6 +129,7 @@ class WyomingConnection:
         self._has_left = asyncio.Event()
         self._wanted = Transcribe()
         self._asked_at: float | None = None  # when the utterance under way began
+        self._num_bytes = 0  # of that utterance
         self._idle_since = time.monotonic()  # when it was opened, or the last utterance ended
         self._waiting_since: float | None = None  # for the client to send or read; None: it is our turn
         self._stats = metrics.RequestStats()  # of that utterance
@@ -141,8 +143,19 @@ class WyomingConnection:
         """Bytes that wait for the client to read."""
         return self._writer.transport.get_write_buffer_size()
 
+    @property
+    def bytes_per_s(self) -> float:
+        """How fast the utterance under way has come; infinite where there is none."""
+        if self._asked_at is None:
+            return math.inf
+        return self._num_bytes / max(1e-3, time.monotonic() - self._asked_at)
+
     def abort(self) -> None:
         self._writer.transport.abort()
+
+    def make_room(self, full: str) -> None:
+        logger.info("wyoming: closed a connection: %s, and its audio arrives slowly", full)
+        self.abort()
 
     def to_leave(self, now: float) -> tuple[bool, float] | None:
         """Where it stands among those that make room for a new one, the least first: those between utterances
@@ -222,7 +235,7 @@ class WyomingConnection:
         options = self._decoding_options()
         with (
             state.admission.enter(),
-            closing(Upload(state.settings.max_upload_bytes, state.upload_memory)) as upload,
+            closing(Upload(state.settings.max_upload_bytes, state.uploads, self)) as upload,
         ):
             with self._stats.stage("upload"):
                 await self._receive_audio(first, upload)
@@ -247,6 +260,7 @@ class WyomingConnection:
                     "The audio's rate, width and channels may not change within one recording."
                 )
             upload.add(event.payload or b"")
+            self._num_bytes = upload.num_bytes
             await upload.spill_to_disk()
         if event is None:
             raise ClientDisconnect

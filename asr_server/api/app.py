@@ -25,7 +25,7 @@ from asr_server import __version__
 from asr_server.api import errors, openapi, routes
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import ApiKeys
-from asr_server.api.form import ReadingTurns, UploadMemory
+from asr_server.api.form import ReadingTurns
 from asr_server.api.hosts import LocalHosts, checks_hosts
 from asr_server.api.middleware import (
     IGNORED_FIELDS,
@@ -39,6 +39,7 @@ from asr_server.api.middleware import (
 )
 from asr_server.api.plain_routes import PlainRoutes
 from asr_server.api.state import AppState, RealtimeSessions
+from asr_server.api.upload import UploadStore
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
@@ -100,7 +101,7 @@ def create_app(
         pool,
         Transcriber(dispatcher, pool, tokenizer, settings.check_voice, StallLimits.from_settings(settings)),
         AdmissionLimiter(settings.max_concurrent_requests),
-        UploadMemory(settings.max_upload_memory_bytes),
+        UploadStore(settings.max_upload_memory_bytes, settings.max_upload_disk_bytes),
         ReadingTurns(),
         AudioLimits.from_settings(settings, window),
         RealtimeSessions(settings.max_realtime_sessions, dispatcher),

@@ -28,6 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from asr_server.api.errors import response_to
 from asr_server.api.middleware import REFUSED, REQUEST_ID, new_request_id
 from asr_server.api.upgrades import ParserIgnoringUpgrades
+from asr_server.api.upload import UploadStore
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooSlow
 from asr_server.telemetry import logging_for
@@ -39,7 +40,9 @@ MAX_PIPELINED: Final = 8  # requests sent before the reply to an earlier one
 RESERVED_CONNECTIONS: Final = 64  # beyond the limit, for requests without a body: probes
 SLOW_FACTOR: Final = 4.0  # times the least rate: slower clients may have to make room
 RATE_MEMORY: Final = 0.8  # of a client's rate, the part that a further tick leaves
-OVER_LIMIT: Final = "over_connection_limit"  # in the request's state: its connection is one of those
+# In the request's state:
+OVER_LIMIT: Final = "over_connection_limit"  # its connection is one of those
+CONNECTION: Final = "connection"
 
 logger = logging.getLogger(__name__)
 # What is no HTTP is a line of ours, with the id that the answer has.
@@ -67,9 +70,10 @@ class _MinimumRate:
         self._num_moved = 0
         self.bytes_per_s: float | None = None
 
-    def on_moved(self, num_bytes: int) -> None:
+    def on_moved(self, num_bytes: int, factor: float = 1.0) -> None:
+        """Give back time; the least rate is `factor` times the setting."""
         self._num_moved += num_bytes
-        gained_s = num_bytes / self._settings.min_client_bytes_per_s
+        gained_s = num_bytes / (factor * self._settings.min_client_bytes_per_s)
         self._left_s = min(self._settings.client_grace_s, self._left_s + gained_s)
 
     def is_too_slow_after(self, waited_s: float) -> bool:
@@ -80,14 +84,16 @@ class _MinimumRate:
         return self._left_s <= 0
 
 
-def bounded_http_protocol(settings: Settings) -> Callable[..., BoundedHttpProtocol]:
+def bounded_http_protocol(settings: Settings, uploads: UploadStore) -> Callable[..., BoundedHttpProtocol]:
     """Makes the value of uvicorn's setting `http`."""
-    return partial(BoundedHttpProtocol, settings=settings)
+    return partial(BoundedHttpProtocol, settings=settings, uploads=uploads)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    def __init__(self, *args: Any, settings: Settings, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, settings: Settings, uploads: UploadStore, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._uploads = uploads
+        self.app_state = self.app_state | {CONNECTION: self}
         self._parser = ParserIgnoringUpgrades(self)
         self.parser = self._parser  # type: ignore[assignment]  # uvicorn only calls it
         self._settings = settings
@@ -159,21 +165,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         num_over = len(open_now) - self._settings.max_connections
         leaving = _who_makes_room(others, num_over, self.loop.time() - TICK_S)
         for connection in leaving:
-            connection.make_room()
+            connection.make_room(f"All connections are taken: {naming('max_connections')}")
         num_over -= len(leaving)
         if num_over > RESERVED_CONNECTIONS:
             self.transport.abort()
         self.app_state = self.app_state | {OVER_LIMIT: num_over > 0}
 
-    def make_room(self) -> None:
-        """Closes the connection because others are waiting for one."""
+    def make_room(self, full: str) -> None:
+        """Closes the connection because others wait at the limit that `full` names."""
         if self._num_unsent:
             self.transport.abort()
         elif self._phase is _Phase.BODY:
-            full = f"All connections are taken: {naming('max_connections')}"
-            self._refuse(
-                TooSlow(f"{full}, and this one's body arrives slowly, at {self.bytes_per_s:.0f} B/s.")
-            )
+            rate = f"{self.bytes_per_s:.0f} B/s"
+            self._refuse(TooSlow(f"{full}, and this connection's body arrives slowly, at {rate}."))
         else:
             self.transport.close()
 
@@ -181,7 +185,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._phase is _Phase.BODY:
-            self._sender.on_moved(len(data))
+            self._sender.on_moved(len(data), self._uploads.rate_factor)
             self._receive_body(data)
             return
         if self._phase is _Phase.COMPLETE:
@@ -246,9 +250,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
 
     def _body_too_slow(self) -> TooSlow:
-        rate = self._settings.min_client_bytes_per_s
+        factor, setting = self._uploads.rate_factor, naming("min_client_bytes_per_s")
+        if factor > 1:
+            setting += f", grown with what uploads hold of {naming('max_upload_disk_bytes')}"
+        rate = factor * self._settings.min_client_bytes_per_s
         return TooSlow(
-            f"The body arrives at less than {rate:g} bytes a second: {naming('min_client_bytes_per_s')}, "
+            f"The body arrives at less than {rate:.0f} bytes a second: {setting}, "
             f"for longer than {naming('client_grace_s')} allows."
         )
 

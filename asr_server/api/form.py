@@ -1,144 +1,23 @@
 """Reads multipart/form-data as it arrives, so that a body over the limit is refused before all of it is here.
 
-The bytes of an upload are held once: in a file in memory while they are few, beyond that in one on disk.
-Neither file has a name. Used by `transcribe.py`, which hands it to a `Recording`, and by `wyoming.py`. Runs
-in the API process; writes to the disk in threads, never on the event loop. Decodes no audio. Starlette's own
-parser spools through a thread for every piece above 1 MB and knows no limit on a file.
+Used by `transcribe.py`. Runs in the API process, on its event loop. Decodes no audio. Starlette's own parser
+spools through a thread for every piece above 1 MB and knows no limit on a file.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import shutil
-import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import BinaryIO, Final
+from typing import Final
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
-from asr_server.audio.recording import memory_file
-from asr_server.config import MIB, in_mebibytes, naming
-from asr_server.errors import InvalidAudio, InvalidValue, StorageUnavailable, UploadTooLarge
-
-MEMORY_BYTES: Final = 8 * MIB  # of one upload
-WRITE_BYTES: Final = MIB // 4  # gathered before a thread is asked to write them to disk
-
-logger = logging.getLogger(__name__)
-
-
-class UploadMemory:
-    """Counts the bytes that all uploads together hold in memory."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.num_bytes = 0
-        self._max_bytes = max_bytes
-
-    @property
-    def is_full(self) -> bool:
-        return self.num_bytes >= self._max_bytes
-
-
-class Upload:
-    """Every method but `close` raises StorageUnavailable where there is no room, or no temporary folder."""
-
-    def __init__(self, max_bytes: int, memory: UploadMemory) -> None:
-        self.num_bytes = 0
-        self._max_bytes = max_bytes
-        self._memory = memory
-        self._num_in_memory = 0
-        self._file: BinaryIO | None = None
-        self._is_on_disk = False
-        self._unwritten = bytearray()  # on their way to the disk
-
-    def add(self, data: bytes | memoryview) -> None:
-        """Raises UploadTooLarge as soon as the limit is passed."""
-        self.num_bytes += len(data)
-        if self.num_bytes > self._max_bytes:
-            raise too_large(self._max_bytes)
-        self._count_memory(len(data))
-        if self._is_on_disk:
-            self._unwritten += data
-            return
-        with _storing():
-            if self._file is None:
-                self._file = memory_file()
-            self._file.write(data)
-
-    async def spill_to_disk(self) -> None:
-        """Moves the upload to the disk, in a thread, if it or all uploads together take too much memory."""
-        limit = WRITE_BYTES if self._is_on_disk else MEMORY_BYTES
-        if self._num_in_memory and (self._num_in_memory >= limit or self._memory.is_full):
-            await _in_thread(self._append if self._is_on_disk else self._move)
-            self._count_memory(-self._num_in_memory)
-
-    async def source(self) -> BinaryIO:
-        """Returns the whole upload. Valid until `close`."""
-        if self._is_on_disk:
-            await _in_thread(self._append)
-            self._count_memory(-self._num_in_memory)
-        assert self._file is not None
-        return self._file
-
-    def _move(self) -> None:
-        assert self._file is not None
-        on_disk = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            self._file.seek(0)
-            shutil.copyfileobj(self._file, on_disk)
-            on_disk.flush()
-        except BaseException:
-            on_disk.close()
-            raise
-        self._file.close()
-        self._file, self._is_on_disk = on_disk, True
-
-    def _append(self) -> None:
-        assert self._file is not None
-        self._file.write(self._unwritten)
-        self._file.flush()
-        self._unwritten.clear()
-
-    def _count_memory(self, num_bytes: int) -> None:
-        self._num_in_memory += num_bytes
-        self._memory.num_bytes += num_bytes
-
-    def close(self) -> None:
-        """Frees the memory or the file. May be called more than once."""
-        self._unwritten.clear()
-        self._count_memory(-self._num_in_memory)
-        if self._file is not None:
-            with _storing(quietly=True):  # closing writes what is still in its buffer
-                self._file.close()
-
-
-async def _in_thread(function: Callable[[], None]) -> None:
-    with _storing():
-        await asyncio.to_thread(function)
-
-
-@contextmanager
-def _storing(quietly: bool = False) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if quietly:
-            return
-        logger.error("an upload cannot be stored: %s", error)
-        raise StorageUnavailable("The server has no room for the upload.") from error
-
-
-def too_large(max_bytes: int) -> UploadTooLarge:
-    return UploadTooLarge(
-        f"The file is larger than {in_mebibytes(max_bytes)}, the most that this server takes "
-        f"({naming('max_upload_bytes')}). A compressed format, such as mp3 or opus, is smaller."
-    )
-
+from asr_server.api.upload import Sender, Upload, UploadStore, too_large
+from asr_server.config import MIB
+from asr_server.errors import InvalidAudio, InvalidValue
 
 FILE: Final = "file"
 MAX_FIELDS: Final = 512
@@ -153,8 +32,8 @@ MAX_OVERHEAD_BYTES: Final = 6 * MIB  # of the body beyond the file: fields, boun
 class Form:
     """The fields of a request's form: the file, and the text fields in their order."""
 
-    def __init__(self, max_upload_bytes: int, memory: UploadMemory) -> None:
-        self.upload = Upload(max_upload_bytes, memory)
+    def __init__(self, max_upload_bytes: int, store: UploadStore, sender: Sender | None = None) -> None:
+        self.upload = Upload(max_upload_bytes, store, sender)
         self.fields: list[tuple[str, str]] = []
         self.has_file = False
 

@@ -58,7 +58,7 @@ def run(settings: Settings) -> int:
     app = create_app(settings, dispatcher, pool, tokenizer, window)
     config = uvicorn.Config(
         app,
-        http=bounded_http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=bounded_http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
         timeout_keep_alive=settings.keep_alive_s,
         host=settings.host,
         port=settings.port,

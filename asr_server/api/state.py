@@ -17,7 +17,8 @@ from starlette.requests import HTTPConnection, Request
 
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import ApiKeys
-from asr_server.api.form import ReadingTurns, UploadMemory
+from asr_server.api.form import ReadingTurns
+from asr_server.api.upload import UploadStore
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
@@ -96,7 +97,7 @@ class AppState:
     pool: PreprocessPool
     transcriber: Transcriber
     admission: AdmissionLimiter
-    upload_memory: UploadMemory
+    uploads: UploadStore
     reading_turns: ReadingTurns
     audio_limits: AudioLimits
     realtime: RealtimeSessions

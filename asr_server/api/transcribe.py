@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from asr_server import metrics
-from asr_server.api.connections import OVER_LIMIT, cancel_on_disconnect
+from asr_server.api.connections import CONNECTION, OVER_LIMIT, cancel_on_disconnect
 from asr_server.api.errors import body_of
 from asr_server.api.form import VOICE_FIELD, Form, read_form
 from asr_server.api.middleware import answer_headers, recording_headers
@@ -161,7 +161,7 @@ class TranscriptionResponse(Response):
         _require_connection(scope)
         with (
             state.admission.enter(),
-            closing(Form(state.settings.max_upload_bytes, state.upload_memory)) as form,
+            closing(_form(state, scope)) as form,
         ):
             stats = metrics.current_request_stats()
             with stats.stage("upload"):
@@ -174,6 +174,11 @@ class TranscriptionResponse(Response):
                 response = await _whole(state, form, request, receive)
                 with stats.stage("reply"):
                     await response(scope, receive, send)
+
+
+def _form(state: AppState, scope: Scope) -> Form:
+    sender = scope.get("state", {}).get(CONNECTION)
+    return Form(state.settings.max_upload_bytes, state.uploads, sender)
 
 
 def _require_connection(scope: Scope) -> None:

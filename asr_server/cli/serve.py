@@ -48,8 +48,8 @@ SECTIONS: Final = {
         "reuse_port",
     ),
     "Limits of recordings and requests": (
-        *("max_upload_memory_bytes", "max_audio_s", "max_decoded_bytes", "max_sample_rate", "max_channels"),
-        *("max_stall_s", "max_preprocess_s", "drain_s"),
+        *("max_upload_memory_bytes", "max_upload_disk_bytes", "max_audio_s", "max_decoded_bytes"),
+        *("max_sample_rate", "max_channels", "max_stall_s", "max_preprocess_s", "drain_s"),
     ),
     "Limits of connections": (
         *("max_connections", "max_header_bytes", "header_timeout_s", "min_client_bytes_per_s"),

@@ -108,7 +108,7 @@ async def run_app(
             port=port,
             root_path=settings.root_path,
             ws=BoundedWebSocketProtocol,
-            http=bounded_http_protocol(settings),  # type: ignore[arg-type]  # uvicorn only calls it
+            http=bounded_http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
             timeout_keep_alive=settings.keep_alive_s,
             log_config=None,
             timeout_graceful_shutdown=1,

@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from asr_server.api import form as form_module
-from asr_server.api.form import Form, ReadingTurns, UploadMemory, read_form
+from asr_server.api.form import Form, ReadingTurns, read_form
+from asr_server.api.upload import MEMORY_BYTES, WRITE_BYTES, UploadStore
 from asr_server.errors import InvalidAudio, InvalidValue, RequestError, UploadTooLarge
 
 BOUNDARY = "limit"
@@ -55,7 +56,7 @@ class Client:
 
 @pytest.fixture
 async def form() -> AsyncIterator[Form]:
-    form = Form(LIMIT, UploadMemory(MEMORY_LIMIT))
+    form = Form(LIMIT, UploadStore(MEMORY_LIMIT))
     yield form
     form.close()
 
@@ -85,8 +86,8 @@ async def test_the_file_needs_no_name(form: Form) -> None:
 
 
 async def test_a_large_file_goes_to_disk_whole() -> None:
-    data = random.Random(0).randbytes(form_module.MEMORY_BYTES + 3 * form_module.WRITE_BYTES + 7)
-    form = Form(len(data), UploadMemory(2 * len(data)))
+    data = random.Random(0).randbytes(MEMORY_BYTES + 3 * WRITE_BYTES + 7)
+    form = Form(len(data), UploadStore(2 * len(data)))
     await read(form, body(part("file", data)), piece=100_000, limit=len(data))
     source = await form.upload.source()
     assert isinstance(source.fileno(), int), "a file of the system's"
@@ -178,7 +179,7 @@ async def test_no_body_whatever_brings_anything_but_a_form_or_a_refusal(data: st
     cut = data.draw(st.integers(0, len(whole)))
     junk = data.draw(st.binary(max_size=40))
     skip = data.draw(st.integers(0, 40))
-    form = Form(LIMIT, UploadMemory(MEMORY_LIMIT))
+    form = Form(LIMIT, UploadStore(MEMORY_LIMIT))
     with contextlib.suppress(RequestError):
         await read(form, whole[:cut] + junk + whole[cut + skip :], data.draw(st.integers(1, 300)))
         assert form.has_file
@@ -191,7 +192,7 @@ async def test_an_empty_file_is_no_audio(form: Form) -> None:
 
 
 async def test_uploads_of_many_clients_leave_each_round_of_the_event_loop_short() -> None:
-    turns, memory = ReadingTurns(), UploadMemory(1 << 30)
+    turns, memory = ReadingTurns(), UploadStore(1 << 30)
     clients = [Client(body(part("file", bytes(2000), '; filename="a.wav"'))) for _ in range(50)]
     with contextlib.ExitStack() as closing_all:
         forms = [closing_all.enter_context(contextlib.closing(Form(4 * LIMIT, memory))) for _ in clients]

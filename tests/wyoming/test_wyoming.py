@@ -280,7 +280,7 @@ async def test_a_recording_over_the_limit_is_refused_while_it_arrives() -> None:
         (error,) = await answers_to(port, chunk * 3)
         assert error.data["code"] == "request_too_large"
         assert "--max-upload-bytes" in error.data["text"]
-        assert app.app.state.server.upload_memory.num_bytes == 0
+        assert app.app.state.server.uploads.memory_bytes == 0
 
 
 async def test_who_sends_all_before_reading_still_reads_why_it_was_refused() -> None:
@@ -366,7 +366,7 @@ async def test_who_leaves_gives_up_the_place_and_the_work() -> None:
         state = app.app.state.server
         await until(lambda: app.replica.cancelled)
         await until(lambda: state.admission.num_in_flight == state.admission.num_open == 0)
-        assert state.upload_memory.num_bytes == 0
+        assert state.uploads.memory_bytes == 0
 
 
 async def test_a_drain_waits_for_what_was_said_and_refuses_what_comes() -> None:
