@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -260,7 +260,7 @@ class Supervisor:
             try:
                 self._on_gone(state)
             finally:
-                await state.replica.close(drain_s)
+                await _finish(state.replica.close(drain_s))
         return state
 
     async def _watch(self, state: ReplicaState) -> None:
@@ -305,6 +305,16 @@ class Supervisor:
     def _log(self, failure: str) -> None:
         self.last_failure = failure
         logger.log(logging.DEBUG if self._is_stopping else logging.ERROR, "%s", failure)
+
+
+async def _finish(ending: Coroutine[None, None, None]) -> None:
+    """Await the end of a replica also when a stop comes meanwhile: what it holds would be left open."""
+    task = asyncio.create_task(ending)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 def _early_ends(before: int, state: ReplicaState | None) -> int:

@@ -42,6 +42,9 @@ class ScriptedReplica:
 
     def die(self) -> None:
         self.closed = True
+        self.say_gone()
+
+    def say_gone(self) -> None:
         self._events.put_nowait(None)
 
     def send(self, command: Command) -> None:
