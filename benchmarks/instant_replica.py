@@ -50,6 +50,7 @@ class InstantEngine:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.num_steps = self.slots_in_use = self.num_decode_steps = self.num_decoded_tokens = 0
+        self.num_layers = 0
         self.draining = False
         self.step_timer = SimpleNamespace(times=StepTimes())
         self._first_time = tokenizer.specials.timestamp_begin

@@ -119,11 +119,17 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    num_steps: int  # of the engine since its start: a beat without progress is a hang
+    num_steps: int  # of the engine since its start
     slots_in_use: int = 0
     num_decode_steps: int = 0
     num_decoded_tokens: int = 0  # divided by the steps: the mean decode batch
     step_times: StepTimes = StepTimes()
+    num_layers: int = 0  # of the model, computed since its start: progress within a step
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Grows with each beat, except while the engine hangs."""
+        return self.num_steps, self.num_layers
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):

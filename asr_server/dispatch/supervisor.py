@@ -5,8 +5,8 @@ Runs in tasks on the event loop of the API process and never blocks it; imports 
 by which it calls `inline.py`, `processes.py` and `ray.py`, which start replicas.
 
 Two signs of life are watched. A replica is frozen when nothing comes from it any more, and hung when its
-heartbeats go on but its engine takes no step. A large batch on a small machine is neither: the limit for a
-step grows with the longest one seen.
+heartbeats go on but its engine makes no progress: no step, and no layer within a step. A slow machine is
+neither: `Patience` grows with the longest wait for progress, and with each replica that it has ended.
 
 All limits are counted in ticks of the watch, which this process's own event loop makes. While that loop
 stands still (a paused container, a debugger, one long callback) nothing is counted, so that a pause of this
@@ -75,13 +75,33 @@ class ReplicaLimits:
     tick_s: float = 0.5
     frozen_after_s: float = FROZEN_AFTER_S
     startup_s: float = 900.0  # from the launch to the first credit
-    hung_after_s: float = 30.0
-    hung_after_steps: float = 10.0  # times the longest step so far
+    hung_after_s: float = 30.0  # without progress
+    hung_after_waits: float = 10.0  # times the longest wait for progress of late
+    hung_at_most_s: float = 600.0
     pause_s: float = 30.0  # before another launch, at most
     steady_s: float = 10.0  # a replica that ends sooner after it was ready is launched again after a pause
 
 
 USUAL_LIMITS = ReplicaLimits()
+PATIENCE_KEPT = 0.999  # at each heartbeat with progress: half of it is lost in 12 minutes
+
+
+@dataclass(eq=False)
+class Patience:
+    """The longest wait for an engine's progress of late, kept from a replica to the one in its place."""
+
+    longest_wait_s: float = 0.0
+
+    def hung_after_s(self, limits: ReplicaLimits) -> float:
+        measured_s = limits.hung_after_waits * self.longest_wait_s
+        return min(max(limits.hung_after_s, measured_s), limits.hung_at_most_s)
+
+    def on_progress(self, wait_s: float) -> None:
+        self.longest_wait_s = max(wait_s, self.longest_wait_s * PATIENCE_KEPT)
+
+    def on_hung(self, wait_s: float, limits: ReplicaLimits) -> None:
+        """Allow the next replica twice as long: this one may have been slow."""
+        self.longest_wait_s = max(self.longest_wait_s, 2.0 * wait_s / limits.hung_after_waits)
 
 
 @dataclass(eq=False)
@@ -90,6 +110,7 @@ class ReplicaState:
 
     replica: Replica
     limits: ReplicaLimits = USUAL_LIMITS
+    patience: Patience = field(default_factory=Patience)
     ready: bool = False
     credit: int = 0
     num_slots: int = 0
@@ -100,7 +121,6 @@ class ReplicaState:
     progress_at_s: float = 0.0
     ready_at_s: float = 0.0
     ended_with_chunks: bool = False  # one of which may have ended it
-    longest_step_s: float = 0.0
 
     def on_heard(self) -> None:
         self.heard_at_s = self.watched_s
@@ -111,8 +131,8 @@ class ReplicaState:
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """An engine without work steps too, so that a step is due at any time."""
-        if self.ready and heartbeat.num_steps > self.heartbeat.num_steps:
-            self.longest_step_s = max(self.longest_step_s, self.watched_s - self.progress_at_s)
+        if self.ready and heartbeat.progress > self.heartbeat.progress:
+            self.patience.on_progress(self.watched_s - self.progress_at_s)
             self.progress_at_s = self.watched_s
         self.heartbeat = heartbeat
 
@@ -126,8 +146,9 @@ class ReplicaState:
         if not self.ready and self.watched_s > limits.startup_s:
             raise ReplicaGone(f"{name} was not ready {self.watched_s:.0f} s after its launch")
         stalled_s = self.watched_s - self.progress_at_s
-        if self.ready and stalled_s > max(limits.hung_after_s, limits.hung_after_steps * self.longest_step_s):
-            raise ReplicaGone(f"{name} has taken no step for {stalled_s:.0f} s: hung")
+        if self.ready and stalled_s > self.patience.hung_after_s(limits):
+            self.patience.on_hung(stalled_s, limits)
+            raise ReplicaGone(f"{name} has made no progress for {stalled_s:.0f} s: hung")
 
 
 MAX_FAILED_STARTS = 3  # before any replica was ready
@@ -209,9 +230,10 @@ class Supervisor:
     async def _supervise(self, index: int) -> None:
         """Launch a replica again and again. Only before any replica was ready is it given up."""
         failed_starts = early_ends = 0
+        patience = Patience()
         while True:
             try:
-                state = await self._launch_and_run(index)
+                state = await self._launch_and_run(index, patience)
             except StartImpossible as error:
                 self._note(error)
                 if not self.was_ready:
@@ -228,12 +250,12 @@ class Supervisor:
         if self.given_up:
             self._on_given_up()
 
-    async def _launch_and_run(self, index: int) -> ReplicaState | None:
+    async def _launch_and_run(self, index: int, patience: Patience) -> ReplicaState | None:
         """Run a replica to its end; return None if it could not be watched. Whatever goes wrong is logged."""
         try:
             async with asyncio.timeout(self.limits.startup_s):
                 replica = await self._executor.launch(index)
-            return await self._run(ReplicaState(replica, self.limits))
+            return await self._run(ReplicaState(replica, self.limits, patience))
         except StartImpossible:
             raise
         except Exception as error:

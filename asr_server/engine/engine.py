@@ -38,7 +38,8 @@ from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
-from asr_server.engine.loop import DecodeLoop, StepTimer
+from asr_server.engine.loop import DecodeLoop
+from asr_server.engine.progress import LayerCount, StepTimer
 from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner
 from asr_server.engine.runner import Runner
 from asr_server.engine.slots import SlotTable, grouped
@@ -75,6 +76,7 @@ class Engine:
         self.num_steps = 0
         self.draining = False
         self.step_timer = StepTimer()
+        self._layers = LayerCount(model)
         self._runner = _runner(model, rules, tokenizer, config, broadcast)
         self._slots = SlotTable(config.num_slots, config.num_searches, config.beam_size)
         self._loop = DecodeLoop(self._runner, tokenizer, self._slots, bool(config.lookahead), self._report)
@@ -134,6 +136,11 @@ class Engine:
     @property
     def num_decoded_tokens(self) -> int:
         return self._loop.num_tokens
+
+    @property
+    def num_layers(self) -> int:
+        """Layers computed so far: progress within a step. May be read from any thread."""
+        return self._layers.count
 
     @property
     def has_work(self) -> bool:

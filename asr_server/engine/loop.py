@@ -1,19 +1,16 @@
 """Decodes one token for every running sequence, with or without lookahead.
 
-Heartbeats carry its histogram of step times to `/metrics`. Runs in the replica's process, on the engine's
-thread. Used by `engine.py`; launches nothing on the device itself, `runner.py` does.
+Runs in the replica's process, on the engine's thread. Used by `engine.py`; `runner.py` launches the work.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk
@@ -298,19 +295,3 @@ def _in_place(parents: list[int]) -> list[int]:
     first = {parent: index for index, parent in reversed(list(enumerate(parents))) if parent < count}
     others = iter(sorted({*range(count)} - {*first.values()}))
     return [first[place] if place in first else next(others) for place in range(count)]
-
-
-class StepTimer:
-    """Counts each step under the smallest bound that it keeps within. One thread writes, others may read."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)  # the last one: longer than every bound
-        self._sum_s = 0.0
-
-    def add(self, step_s: float) -> None:
-        self._counts[bisect_left(STEP_TIME_BOUNDS_S, step_s)] += 1
-        self._sum_s += step_s
-
-    @property
-    def times(self) -> StepTimes:
-        return StepTimes(tuple(self._counts), self._sum_s)

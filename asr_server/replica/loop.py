@@ -132,6 +132,7 @@ class HeartbeatThread(threading.Thread):
             engine.num_decode_steps,
             engine.num_decoded_tokens,
             engine.step_timer.times,
+            engine.num_layers,
         )
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from asr_server import __version__
 from asr_server.api.routes import cumulative_buckets
 from asr_server.audio.recording import Recording
-from asr_server.engine.loop import StepTimer
+from asr_server.engine.progress import StepTimer
 from tests.api.figures import Figures, figures_of, growth, read
 from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server

@@ -1,7 +1,8 @@
 """A replica that fails on purpose, run in place of `asr_server.replica.main`. FAULT says how.
 
 `die`: it ends at once when it is sent a chunk that begins with `POISON`. `stall FILE`: while there is such a
-file, a start removes it and then never ends, although heartbeats go on.
+file, a start removes it and then never ends, although heartbeats go on. `slow SECONDS`: each of its first
+layers takes so much longer. `hang`: its first layer never ends.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from asr_server.engine import Engine
 
 POISON: Final = 0.987654321
+NUM_SLOW_LAYERS: Final = 4
 
 
 class FaultyExecutor(MultiprocessExecutor):
@@ -48,6 +50,8 @@ def main() -> None:
         engine = create_engine(spec)
         if fault == "die":
             die_of_poison(engine)
+        if fault in ("slow", "hang"):
+            delay_layers(engine, float(argument or 1000))
         return engine
 
     replica.create_engine = create_faulty_engine
@@ -63,6 +67,17 @@ def die_of_poison(engine: Engine) -> None:
         handle(command)
 
     engine.handle = handle_or_die  # type: ignore[method-assign]
+
+
+def delay_layers(engine: Engine, delay_s: float) -> None:
+    delays_s = [delay_s] * NUM_SLOW_LAYERS
+
+    def wait(*_: object) -> None:
+        if delays_s:
+            time.sleep(delays_s.pop())
+
+    for layer in engine.model.encoder.layers:
+        layer.register_forward_pre_hook(wait)
 
 
 if __name__ == "__main__":

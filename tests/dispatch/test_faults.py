@@ -76,6 +76,33 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(
     await dispatcher.stop()
 
 
+IMPATIENT = ReplicaLimits(hung_after_s=3.0)
+
+
+async def test_a_step_that_is_slow_layer_by_layer_ends_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "slow 1.2")
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=IMPATIENT)
+    await dispatcher.start()
+    await until_ready(dispatcher)
+    (before,) = dispatcher.supervisor.replica_states
+    assert heard(await dispatcher.open("a").submit(chunk(say("2718")), OPTIONS)) == "2718"
+    assert dispatcher.supervisor.replica_states == [before]
+    await dispatcher.stop()
+
+
+async def test_a_layer_that_never_ends_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULT", "hang")
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=IMPATIENT)
+    await dispatcher.start()
+    await until_ready(dispatcher)
+    task = asyncio.create_task(dispatcher.open("a").submit(chunk(say("2718")), OPTIONS))
+    async with asyncio.timeout(60):
+        while "hung" not in dispatcher.supervisor.last_failure:
+            await asyncio.sleep(0.02)
+    task.cancel()
+    await dispatcher.stop()
+
+
 async def test_a_pause_of_the_api_process_ends_no_healthy_replica() -> None:
     async with running("multiprocess") as dispatcher:
         (before,) = dispatcher.supervisor.replica_states

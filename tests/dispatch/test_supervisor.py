@@ -10,6 +10,7 @@ from asr_server.channel.messages import Credit, Event, Heartbeat
 from asr_server.dispatch.supervisor import (
     MAX_FAILED_STARTS,
     USUAL_LIMITS,
+    Patience,
     ReplicaGone,
     ReplicaLimits,
     ReplicaState,
@@ -30,12 +31,14 @@ def new_state(ready: bool = True) -> ReplicaState:
     return state
 
 
-def pass_time(state: ReplicaState, duration_s: float, num_steps: int | None = None) -> None:
+def pass_time(
+    state: ReplicaState, duration_s: float, num_steps: int | None = None, num_layers: int = 0
+) -> None:
     """With heartbeats, if `num_steps` is given."""
     for _ in range(round(duration_s / USUAL_LIMITS.tick_s)):
         if num_steps is not None:
             state.on_heard()
-            state.on_heartbeat(Heartbeat(num_steps))
+            state.on_heartbeat(Heartbeat(num_steps, num_layers=num_layers))
         state.on_tick()
 
 
@@ -52,12 +55,40 @@ def test_a_replica_that_takes_steps_is_not_hung() -> None:
         pass_time(state, 1.0, num_steps)
 
 
-def test_long_steps_stretch_the_patience() -> None:
+def test_layers_within_a_step_are_progress() -> None:
+    state = new_state()
+    for num_layers in range(100):
+        pass_time(state, 10.0, num_steps=1, num_layers=num_layers)
+    with pytest.raises(ReplicaGone, match="hung"):
+        pass_time(state, 110.0, num_steps=1, num_layers=99)
+
+
+def test_long_waits_for_progress_stretch_the_patience() -> None:
     state = new_state()
     pass_time(state, 20.0, num_steps=0)
-    pass_time(state, 199.0, num_steps=1)  # a step of 20 s: patience is now 200 s
+    pass_time(state, 199.0, num_steps=1)  # after a wait of 20 s patience is 200 s
     with pytest.raises(ReplicaGone, match="hung"):
         pass_time(state, 2.0, num_steps=1)
+
+
+def test_patience_shrinks_again_when_the_machine_is_fast_again() -> None:
+    state = new_state()
+    pass_time(state, 20.0, num_steps=0)
+    for num_steps in range(1, 3000):
+        pass_time(state, 1.0, num_steps)
+    with pytest.raises(ReplicaGone, match="hung"):
+        pass_time(state, 31.0, num_steps=2999)
+
+
+def test_each_hang_doubles_the_patience_within_a_bound() -> None:
+    patience, waits_s = Patience(), list[float]()
+    for _ in range(7):
+        state = ReplicaState(ScriptedReplica("replica 0", 0), patience=patience)
+        state.on_ready()
+        with pytest.raises(ReplicaGone, match="hung"):
+            pass_time(state, 2000.0, num_steps=0)
+        waits_s.append(state.watched_s)
+    assert waits_s == pytest.approx([30.5, 61.5, 123.5, 247.5, 495.5, 600.5, 600.5])
 
 
 def test_a_silent_replica_is_frozen() -> None:
@@ -104,6 +135,19 @@ async def test_a_frozen_replica_is_replaced(start: Start) -> None:
     await until(lambda: len(executor.launched) == 2)
     assert executor.launched[0].closed
     assert events[0] == Credit(1)
+
+
+async def test_the_next_replica_inherits_the_patience_for_a_slow_machine(start: Start) -> None:
+    executor = ScriptedExecutor()
+    keeper = start(executor, lambda state, events: None, replace(FAST, hung_after_s=0.2))
+    await until(lambda: keeper.was_ready)
+    state = keeper.replica_states[0]
+    while len(executor.launched) == 1:
+        executor.launched[0].say(Heartbeat(0))
+        await asyncio.sleep(0.01)
+    await until(lambda: keeper.replica_states and keeper.replica_states[0] is not state)
+    assert "hung" in keeper.last_failure
+    assert keeper.replica_states[0].patience.longest_wait_s >= 0.4 / FAST.hung_after_waits
 
 
 class SlowToClose(ScriptedReplica):

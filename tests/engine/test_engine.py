@@ -420,6 +420,9 @@ def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
     engine.step()
     assert (engine.num_steps, engine.slots_in_use) == (1, 4)
     assert (engine.num_decoded_tokens, engine.num_decode_steps) == (4, 1)
+    sizes = pocket.model.sizes
+    prefill_and_decode = 2
+    assert engine.num_layers == 4 * sizes.encoder_layers + prefill_and_decode * sizes.decoder_layers
 
 
 def test_a_submit_names_its_chunk_in_the_answer(pocket: Checkpoint) -> None:
