@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from setproctitle import setproctitle
 
+from asr_server.config import naming
 from asr_server.process import child_environment
 
 # Samples do not go through Ray's shared store of objects: nearly the least that Ray takes.
@@ -31,14 +32,32 @@ CONNECT_LIMIT_S: Final = 10.0
 # Nothing of such a cluster listens on other addresses than 127.0.0.1, and its processes share a token.
 ENVIRONMENT: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 _CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves its address
+_MAX_ADDRESS: Final = 300  # characters
 _SIGN: Final = "the cluster's address: "
 _FAILURE: Final = "the cluster did not start: "
 
 
-def is_local(address: str) -> bool:
-    """Whether there is no cluster to join. Asks without Ray, which reads its environment when imported."""
-    nothing_runs = not os.environ.get("RAY_ADDRESS") and not _CURRENT_CLUSTER.exists()
-    return address == "local" or (address == "auto" and nothing_runs)
+def address_to_join(address: str) -> str:
+    """Return the address of the cluster that the setting means; empty: none, start one.
+
+    Asks without Ray, which reads its environment when imported. Raises OSError.
+    """
+    if address == "local":
+        return ""
+    return address if address != "auto" else os.environ.get("RAY_ADDRESS") or _current_cluster()
+
+
+def _current_cluster() -> str:
+    """Return the address that `ray start` has left: any user may leave one, but recordings go to it."""
+    try:
+        with open(os.open(_CURRENT_CLUSTER, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+            owner, address = os.fstat(file.fileno()).st_uid, file.read(_MAX_ADDRESS).strip()
+    except FileNotFoundError:
+        return ""
+    if owner not in (0, os.geteuid()):
+        setting = naming("ray_address")
+        raise OSError(f"{_CURRENT_CLUSTER} is another user's: name the cluster, or local, by {setting}")
+    return address
 
 
 def connect_once(address: str) -> None:
@@ -59,9 +78,9 @@ def cluster_address(address: str) -> Iterator[str]:
 
     Raises OSError.
     """
-    if not is_local(address):
-        connect_once(address)
-        yield address
+    if joined := address_to_join(address):
+        connect_once(joined)
+        yield joined
         return
     os.environ |= ENVIRONMENT  # read when Ray is imported
     cluster = LocalCluster()

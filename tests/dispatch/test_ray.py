@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,8 +16,9 @@ import pytest
 
 from asr_server.checkpoint.find import name_elsewhere
 from asr_server.config import EMBEDDED_MODEL
+from asr_server.dispatch import ray_cluster
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.dispatch.ray_cluster import LocalCluster
+from asr_server.dispatch.ray_cluster import LocalCluster, cluster_address
 from asr_server.replica.main import ReplicaActor
 from tests.conftest import run_server
 from tests.embedded import embedded
@@ -51,6 +54,34 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
     assert dispatcher.supervisor.failed_to_start
     assert dispatcher.supervisor.last_failure.startswith(f"no Ray cluster at {address}: ")
     assert dispatcher.supervisor.last_failure.endswith(f"cannot connect to {address}: Connection refused")
+    await dispatcher.stop()
+
+
+@pytest.fixture
+def left_by_ray_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the file in which `ray start` leaves the address of a cluster; something listens there."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    path = tmp_path / "ray_current_cluster"
+    monkeypatch.setattr(ray_cluster, "_CURRENT_CLUSTER", path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        path.write_text(f"127.0.0.1:{listener.getsockname()[1]}\n")
+        yield path
+
+
+def test_the_cluster_that_this_user_has_begun_here_is_joined(left_by_ray_start: Path) -> None:
+    with cluster_address("auto") as address:
+        assert address == left_by_ray_start.read_text().strip()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+async def test_a_cluster_that_another_user_has_named_is_not_joined(left_by_ray_start: Path) -> None:
+    os.chown(left_by_ray_start, 65534, 65534)
+    dispatcher = Dispatcher(embedded(executor="ray", ray_address="auto"))
+    await dispatcher.start()
+    async with asyncio.timeout(30):
+        while not dispatcher.supervisor.given_up:
+            await asyncio.sleep(0.02)
+    assert f"{left_by_ray_start} is another user's" in dispatcher.supervisor.last_failure
     await dispatcher.stop()
 
 
