@@ -1,4 +1,4 @@
-"""Bounds what one connection may cost: headers, waiting and stalling. Given to uvicorn by `server.py`.
+"""Bounds what one connection may cost: headers, waiting and stalling. Given to uvicorn by `tls.py`.
 
 uvicorn limits neither the size of a request's headers nor the time that a client takes. In its protocol's
 subclass here every connection looks at itself once a second. Time is counted in these ticks and not by the
@@ -15,9 +15,8 @@ import asyncio
 import enum
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect
@@ -84,11 +83,6 @@ class _MinimumRate:
         return self._left_s <= 0
 
 
-def bounded_http_protocol(settings: Settings, uploads: UploadStore) -> Callable[..., BoundedHttpProtocol]:
-    """Makes the value of uvicorn's setting `http`."""
-    return partial(BoundedHttpProtocol, settings=settings, uploads=uploads)
-
-
 class BoundedHttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, settings: Settings, uploads: UploadStore, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -135,13 +129,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return math.inf if rate is None else rate
 
     @property
+    def _is_shaking_hands(self) -> bool:
+        return bool(self._settings.ssl_certfile) and self.scheme == "http"
+
+    @property
     def _is_replying(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     # -- The connection's course --
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; with TLS twice, before its handshake and after it."""
         super().connection_made(transport)
+        if self._next_tick is not None:
+            return
         self._next_tick = self.loop.call_later(TICK_S, self._tick)
         if len(self.connections) > self._settings.max_connections:
             self._exceed_max_connections()
@@ -296,6 +297,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: RequestError) -> None:
         """Sends the error without the application, if no other reply has begun, and closes the connection."""
+        if self._is_shaking_hands:
+            self.transport.abort()
+            return
         response = response_to(error)
         state = self.cycle.scope["state"] if self._is_replying else {}
         request_id = state.get(REQUEST_ID) or new_request_id()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from asr_server.api.app import create_app
-from asr_server.api.connections import bounded_http_protocol
 from asr_server.api.state import AppState
+from asr_server.api.tls import http_protocol
 from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
@@ -58,13 +58,11 @@ def run(settings: Settings) -> int:
     app = create_app(settings, dispatcher, pool, tokenizer, window)
     config = uvicorn.Config(
         app,
-        http=bounded_http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
         timeout_keep_alive=settings.keep_alive_s,
         host=settings.host,
         port=settings.port,
         root_path=settings.root_path,
-        ssl_certfile=settings.ssl_certfile or None,
-        ssl_keyfile=settings.ssl_keyfile or None,
         timeout_graceful_shutdown=CLOSE_LIMIT_S,
         log_config=None,
         # Below this it says again what is said elsewhere, without a request's id, and writes keys in the log.
@@ -107,7 +105,7 @@ class Server(uvicorn.Server):
         freeze_gc()
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            scheme = "https" if self.config.is_ssl else "http"
+            scheme = "https" if self._state.settings.ssl_certfile else "http"
             announce(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
             self._warn_of_strangers()
             try:

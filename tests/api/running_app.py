@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from asr_server.api.app import create_app
-from asr_server.api.connections import bounded_http_protocol
+from asr_server.api.tls import http_protocol
 from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
 from asr_server.channel.messages import Submit
@@ -108,7 +108,7 @@ async def run_app(
             port=port,
             root_path=settings.root_path,
             ws=BoundedWebSocketProtocol,
-            http=bounded_http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
+            http=http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
             timeout_keep_alive=settings.keep_alive_s,
             log_config=None,
             timeout_graceful_shutdown=1,
@@ -117,8 +117,11 @@ async def run_app(
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started and (dispatcher.ready or dispatcher.supervisor.given_up))
     host, port = server.servers[0].sockets[0].getsockname()[:2]
+    scheme = "https" if settings.ssl_certfile else "http"
     try:
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30, verify=False) as client:
+        async with httpx.AsyncClient(
+            base_url=f"{scheme}://{host}:{port}", timeout=30, verify=False
+        ) as client:
             yield RunningApp(app, replica, dispatcher, pool, client, server, host, port)
     finally:
         server.should_exit = True

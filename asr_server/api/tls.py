@@ -1,0 +1,94 @@
+"""Bounds a connection from its first byte, where it begins with a TLS handshake.
+
+An event loop makes a protocol known of a connection only after its handshake: silent sockets would neither
+count nor end. So the HTTP protocol is given the plain connection first, and the encrypted one after it. Used
+by `server.py`. Runs in the API process, on its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from asr_server.api.connections import BoundedHttpProtocol
+from asr_server.api.upload import UploadStore
+from asr_server.config import Settings
+
+logger = logging.getLogger(__name__)
+
+SPARE_S: Final = 5.0  # the ticks of the HTTP protocol end a handshake before the event loop does
+
+
+def http_protocol(settings: Settings, uploads: UploadStore) -> Callable[..., asyncio.Protocol]:
+    """Makes the value of uvicorn's setting `http`."""
+    bounded = partial(BoundedHttpProtocol, settings=settings, uploads=uploads)
+    if not settings.ssl_certfile:
+        return bounded
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile or None)
+    limit_s = settings.header_timeout_s + SPARE_S
+
+    def after_handshake(**options: Any) -> TlsHandshake:
+        return TlsHandshake(bounded(**options), context, limit_s)
+
+    return after_handshake
+
+
+class TlsHandshake(asyncio.Protocol):
+    """Takes a connection over from the event loop, which has accepted it without TLS."""
+
+    def __init__(self, http: BoundedHttpProtocol, context: ssl.SSLContext, limit_s: float) -> None:
+        self._http = http
+        self._context = context
+        self._limit_s = limit_s
+        self._has_begun = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        connection.setblocking(False)
+        transport.abort()  # uvloop's start_tls loses what comes before it, and uvloop begins to read at once
+        task = asyncio.get_running_loop().create_task(self._shake_hands(connection))
+        task.add_done_callback(self._on_done)
+        self._http.connection_made(_TransportInHandshake(connection, task))
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        self._has_begun = True  # from here on the event loop closes the connection
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._http, connection, ssl=self._context, ssl_handshake_timeout=self._limit_s
+            )
+        except OSError as error:  # no TLS, or the client has left
+            logger.debug("no TLS handshake with %s: %s", self._http.client, error)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        transport = self._http.transport
+        if isinstance(transport, _TransportInHandshake):
+            if not self._has_begun:
+                transport.get_extra_info("socket").close()
+            self._http.connection_lost(None)
+
+
+class _TransportInHandshake(asyncio.Transport):
+    """Stands for a connection that can only be closed yet."""
+
+    def __init__(self, connection: socket.socket, handshake: asyncio.Task[None]) -> None:
+        super().__init__({"socket": connection})
+        self._task = handshake
+
+    def is_closing(self) -> bool:
+        return self._task.done() or self._task.cancelling() > 0
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    def abort(self) -> None:
+        self.close()
+
+    def get_write_buffer_size(self) -> int:
+        return 0
