@@ -179,20 +179,19 @@ _EVENTS: Final = (
     'data: {"type":"transcript.text.done","text":"three one four","languages":[{"code":"en"}]}\n\n'
     "data: [DONE]\n\n"
 )
-_TEXTS: Final = {
-    "text/plain": ("`response_format` text", "three one four"),
-    "application/x-subrip": (
-        "`response_format` srt",
-        "1\n00:00:00,300 --> 00:00:02,100\nthree one four\n\n",
+_TEXTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "text/plain": (
+        "`response_format` text or srt",
+        {"text": "three one four", "srt": "1\n00:00:00,300 --> 00:00:02,100\nthree one four\n\n"},
     ),
     "text/vtt": (
         "`response_format` vtt",
-        "WEBVTT\n\n00:00:00.300 --> 00:00:02.100\nthree one four\n\n",
+        {"vtt": "WEBVTT\n\n00:00:00.300 --> 00:00:02.100\nthree one four\n\n"},
     ),
     "text/event-stream": (
         "`stream` true: each `data:` is a TextDelta (diarized_json: or a DiarizedSegment), then "
         "a TextDone, then `[DONE]`. An error after the first event is an ErrorBody.",
-        _EVENTS,
+        {"stream": _EVENTS},
     ),
 }
 
@@ -208,8 +207,11 @@ def transcript_responses() -> Responses:
         },
     }
     texts = {
-        media_type: {"schema": {"type": "string", "description": meaning}, "example": example}
-        for media_type, (meaning, example) in _TEXTS.items()
+        media_type: {
+            "schema": {"type": "string", "description": meaning},
+            "examples": {name: {"value": example} for name, example in examples.items()},
+        }
+        for media_type, (meaning, examples) in _TEXTS.items()
     }
     transcript = {
         "description": "The transcript, in the form that was asked for.",
@@ -296,10 +298,9 @@ def _complete(operation: dict[str, Any], has_key: bool, settings: Settings) -> N
     operation["responses"].pop("422", None)
     for response in operation["responses"].values():
         response["headers"] = described_headers(REQUEST_ID) | response.get("headers", {})
-        for content in response["content"].values():
-            for example in content.get("examples", {}).values():
-                if error := example["value"].get("error"):  # the framework leaves out what is null
-                    error.update({"param": error.get("param"), "code": error.get("code")})
+        for example in response["content"].get("application/json", {}).get("examples", {}).values():
+            if error := example["value"].get("error"):  # the framework leaves out what is null
+                error.update({"param": error.get("param"), "code": error.get("code")})
     if has_key and settings.asks_for_key:
         operation["security"] = [{"key": []}]
 

@@ -18,6 +18,7 @@ from asr_server import metrics
 from asr_server.api.form import VOICE_FIELD
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
+    AUTO_CHUNKING,
     COUNT_FIELDS,
     DEFAULT_SPEAKERS,
     FREE_TEXT_FIELDS,
@@ -142,7 +143,7 @@ def _check_stream(fields: AudioFields) -> None:
 
 
 def _check_multilingual(fields: AudioFields) -> None:
-    if fields.multilingual and is_given(getattr(fields, "language", "")):
+    if fields.multilingual and is_given(fields.language):
         raise InvalidValue(
             "'multilingual' detects the language of each chunk: not with 'language'.", "multilingual"
         )
@@ -181,9 +182,8 @@ def _check_speakers(fields: AudioFields) -> None:
             raise InvalidValue("'known_speaker_names[]' needs channels=split here.", "known_speaker_names[]")
         return
     counts = [name for name in COUNT_FIELDS if getattr(fields, name)]
-    by_voice = (
-        [f"{VOICE_FIELD}[]"] * bool(fields.known_speaker_references) + counts + ["diarize"] * fields.diarize
-    )
+    labels = counts + ["diarize"] * fields.diarize
+    by_voice = [f"{VOICE_FIELD}[]"] * bool(fields.known_speaker_references) + labels
     if by_voice and fields.channels == "split":
         raise InvalidValue(f"'{by_voice[0]}' tells voices apart: not with channels=split.", by_voice[0])
     num_names, num_references = len(fields.known_speaker_names), len(fields.known_speaker_references)
@@ -194,17 +194,20 @@ def _check_speakers(fields: AudioFields) -> None:
         )
     if len(set(fields.known_speaker_names)) < len(fields.known_speaker_names):
         raise InvalidValue("'known_speaker_names[]' are different names.", "known_speaker_names[]")
-    has_segments = fields.stream and fields.stream_include_segments
-    if by_voice and fields.response_format in ("json", "text") and not has_segments:
+    if labels and not _shows_segments(fields):
         raise InvalidValue(
-            f"'{by_voice[0]}' needs a response_format that shows speakers: diarized_json, verbose_json, srt "
+            f"'{labels[0]}' needs a response_format that shows speakers: diarized_json, verbose_json, srt "
             "or vtt, or 'stream' with 'stream_include_segments'.",
-            by_voice[0],
+            labels[0],
         )
     if fields.num_speakers and len(counts) > 1:
         raise InvalidValue("'num_speakers' goes without min_speakers and max_speakers.", "num_speakers")
     if (fields.min_speakers or 1) > (fields.max_speakers or 32):
         raise InvalidValue("'min_speakers' is more than max_speakers.", "min_speakers")
+
+
+def _shows_segments(fields: AudioFields) -> bool:
+    return fields.response_format not in ("json", "text") or fields.stream_include_segments
 
 
 def _check_split(fields: AudioFields) -> None:
@@ -239,6 +242,8 @@ class TranscriptionRequest:
         """How many voices to tell apart; None: none are."""
         fields = self.fields
         if not isinstance(fields, TranscriptionFields) or fields.channels == "split":
+            return None
+        if not _shows_segments(fields):
             return None
         wants = (
             fields.diarize or fields.known_speaker_references or any(getattr(fields, n) for n in COUNT_FIELDS)
@@ -277,7 +282,8 @@ def parse_transcription_request(
     if request.count is not None:
         require_speaker_models()
         options = msgspec.structs.replace(options, word_timestamps=True)
-    chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else None
+    automatic = AUTO_CHUNKING if fields.vad_filter else None
+    chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else automatic
     return TranscriptionRequest(fields, options, ignored, render_options, chunking)
 
 
@@ -298,11 +304,13 @@ def parse_translation_request(
         task="translate",
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.is_streamed,
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt),
+        language=transcriber.languages.given_code(fields.language, "language"),
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, fields.hotwords.split(",")),
         word_timestamps=_needs_words(fields, render_options),
         **_shared_options(fields, settings),  # type: ignore[arg-type]
     )
-    return TranscriptionRequest(fields, options, ignored, render_options)
+    chunking = AUTO_CHUNKING if fields.vad_filter else None
+    return TranscriptionRequest(fields, options, ignored, render_options, chunking)
 
 
 def _parse(
@@ -331,7 +339,7 @@ def check_model(name: str, settings: Settings) -> None:
 
 
 def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object]:
-    same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__}
+    same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__} - {"language"}
     return {name: getattr(fields, name) for name in same_named} | {
         "temperatures": temperatures_for(fields.temperature, settings.temperatures),
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
@@ -342,8 +350,7 @@ def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object
 
 def _gives_times(fields: AudioFields) -> bool:
     """Whether times are needed; with separate channels they also decide the order of the text."""
-    has_times = fields.response_format not in ("json", "text") or fields.stream_include_segments
-    return has_times or fields.channels == "split"
+    return _shows_segments(fields) or fields.channels == "split"
 
 
 def _render_options(fields: TranscriptionFields) -> RenderOptions:

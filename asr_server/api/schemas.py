@@ -108,6 +108,15 @@ def _keyword(term: str) -> str:
 Keyword = Annotated[str, AfterValidator(_keyword)]
 
 
+def _only_false(value: bool) -> bool:
+    if value:
+        raise ValueError("only false is taken")
+    return value
+
+
+OnlyFalse = Annotated[bool, AfterValidator(_only_false)]
+
+
 class AudioFields(BaseModel):
     """What both endpoints take, the uploaded `file` apart."""
 
@@ -115,6 +124,10 @@ class AudioFields(BaseModel):
 
     model: str = ""
     """A name of the model that is served, as `/v1/models` lists them; absent: that model."""
+    language: str = ""
+    """Of the speech: a code (`de`, `de-AT`), an English name (`german`), or `auto`. Absent: detected."""
+    hotwords: str = ""
+    """Words and names to listen for, separated by commas."""
     prompt: str = ""
     """Text that precedes the recording, in its language: names, spelling. Its last 223 tokens count."""
     response_format: ResponseFormat = "json"
@@ -161,6 +174,25 @@ class AudioFields(BaseModel):
     stream_continuous_usage_stats: bool = False
     """Whether every event of a stream has `usage` so far."""
 
+    use_beam_search: bool = False
+    """Changes nothing: the server's settings choose the search."""
+    n: int = Field(1, ge=1, le=1)
+    """1: the server's settings choose the number of hypotheses."""
+    length_penalty: float = Field(1.0, ge=1, le=1)
+    """1: hypotheses are compared by their mean log-probability."""
+    include_stop_str_in_output: OnlyFalse = False
+    """False: a text has no stop strings."""
+    vllm_xargs: Literal["{}"] = "{}"
+    """Empty: there are no extensions."""
+
+    # As speaches has them
+    vad_filter: bool = False
+    """Cuts where voice activity detection finds silence, as `chunking_strategy` `auto` does."""
+    diarization: OnlyFalse = False
+    """False: `diarize` asks for speakers."""
+    without_timestamps: bool = True
+    """Changes nothing: the model writes times, and `response_format` decides whether they are shown."""
+
     stream_include_segments: bool = False
     """Not OpenAI's: whether the last event of a stream has what `verbose_json` has too."""
 
@@ -171,20 +203,17 @@ class AudioFields(BaseModel):
 
 
 class TranscriptionFields(AudioFields):
-    language: str = ""
-    """Of the speech: a code (`de`, `de-AT`), an English name (`german`), or `auto`. Absent: detected."""
     languages: list[str] = []
     """Candidates for detection; not together with `language`."""
     keywords: list[Keyword] = []
     """Words and names to listen for: they are put before the prompt, at most 111 tokens of them."""
-    hotwords: str = ""
-    """The same as one text, separated by commas."""
     timestamp_granularities: list[Literal["word", "segment"]] = []
     """What gets times in `verbose_json`; absent: segments. `word` alone: words and no segments."""
     include: list[Literal["logprobs"]] = []
     """`logprobs`: the log-probability of each token, with `json` only."""
     known_speaker_references: list[str] = Field([], max_length=MAX_REFERENCES)
-    """Data URLs of 2 to 10 s of each known speaker's voice, in the order of their names."""
+    """Data URLs of 2 to 10 s of each known speaker's voice, in the order of their names. `json` and `text`
+    show no speakers, and leave them unread."""
     diarize: bool = False
     """Not OpenAI's: tells voices apart in every format with times, as `diarized_json` always does."""
     num_speakers: int | None = Field(None, ge=1, le=32)

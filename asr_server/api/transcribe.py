@@ -132,7 +132,7 @@ _MEDIA_TYPES: Final = {
     "verbose_json": "application/json",
     "diarized_json": "application/json",
     "text": "text/plain",
-    "srt": "application/x-subrip",
+    "srt": "text/plain",  # as OpenAI sends it
     "vtt": "text/vtt",
 }
 

@@ -67,7 +67,7 @@ def test_unknown_fields_are_told_from_those_that_are_refused_by_name() -> None:
     known, unknown = split_unknown([*pairs, ("beam_size", "6")], TranscriptionFields)
     assert known == [pairs[0], pairs[2], pairs[3]]
     assert unknown == ("beam_size", "x[y]")
-    assert split_unknown([("language", "de")], TranslationFields) == ([], ("language",))
+    assert split_unknown([("languages", "de")], TranslationFields) == ([], ("languages",))
 
 
 def test_the_refusal_of_an_unknown_field_names_the_setting() -> None:
@@ -233,5 +233,45 @@ def test_a_refusal_repeats_no_more_than_a_line_of_what_was_sent() -> None:
     assert len(refusal(MODEL, ("x" * 10_000, "1")).message) < 300
 
 
-def test_a_translation_takes_no_language() -> None:
-    assert refusal(MODEL, ("language", "de"), fields_type=TranslationFields).param == "language"
+def test_a_translation_takes_the_language_spoken_and_no_candidates() -> None:
+    fields = parse_fields([MODEL, ("language", "de"), ("hotwords", "Ada")], TranslationFields)
+    assert (fields.language, fields.hotwords) == ("de", "Ada")
+    assert refusal(MODEL, ("languages[]", "de"), fields_type=TranslationFields).param == "languages[]"
+
+
+HARMLESS = [
+    *(("use_beam_search", "false"), ("use_beam_search", "true"), ("n", "1"), ("length_penalty", "1.0")),
+    *(("include_stop_str_in_output", "False"), ("vllm_xargs", "{}"), ("seed", "0"), ("top_k", "0")),
+    *(("stream_include_usage", "false"), ("stream_continuous_usage_stats", "false")),
+    *(("vad_filter", "false"), ("vad_filter", "true"), ("diarization", "false")),
+    *(("without_timestamps", "true"), ("without_timestamps", "false")),
+]
+
+
+@pytest.mark.parametrize("fields_type", [TranscriptionFields, TranslationFields])
+@pytest.mark.parametrize("pair", HARMLESS)
+def test_fields_of_other_servers_are_taken_with_values_that_change_nothing(
+    pair: tuple[str, str], fields_type: type[AudioFields]
+) -> None:
+    assert parse_fields([MODEL, pair], fields_type).model == "whisper-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("n", "2"), ("length_penalty", "0.6"), ("include_stop_str_in_output", "true")),
+        *(("vllm_xargs", '{"a": 1}'), ("diarization", "true"), ("use_beam_search", "5")),
+    ],
+)
+def test_fields_of_other_servers_are_refused_with_values_that_would_change_the_text(
+    name: str, value: str
+) -> None:
+    error = refusal(MODEL, (name, value))
+    assert (error.param, f"'{name}'" in error.message) == (name, True)
+
+
+@pytest.mark.parametrize("response_format", ["json", "text"])
+def test_references_without_a_format_that_shows_speakers_are_taken(response_format: str) -> None:
+    pairs = [("known_speaker_names[]", "Ann"), ("known_speaker_references[]", "data:audio/wav;base64,AA==")]
+    assert parse(("response_format", response_format), *pairs).known_speaker_names == ["Ann"]
+    assert refusal(MODEL, *pairs, ("diarize", "true")).param == "diarize"

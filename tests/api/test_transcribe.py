@@ -15,6 +15,8 @@ import soundfile
 
 from asr_server.api import transcribe
 from asr_server.api.middleware import answer_headers
+from asr_server.api.request import parse_transcription_request, parse_translation_request
+from asr_server.api.schemas import AUTO_CHUNKING
 from asr_server.api.transcribe import EventWriter, body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
@@ -430,8 +432,20 @@ async def test_a_model_of_several_languages_translates_into_english() -> None:
         reply = await app.post(path="/v1/audio/translations", response_format="verbose_json")
         assert (reply.json()["task"], reply.json()["language"]) == ("translate", "english")
         assert app.replica.submits[0].options.task == "translate"
+        await app.post(path="/v1/audio/translations", language="german", hotwords="one")
+        assert app.replica.submits[-1].options.language == "de"
+        assert app.replica.submits[-1].options.prompt_tokens
         refused = await app.post(path="/v1/audio/translations", to_language="de")
         assert error_of(refused)["param"] == "to_language"
+
+
+async def test_the_voice_filter_of_other_servers_cuts_as_the_automatic_strategy_does() -> None:
+    async with run_app(languages=("en", "de")) as app:
+        state = app.app.state.server
+        for parse in (parse_transcription_request, parse_translation_request):
+            for value, chunking in (("true", AUTO_CHUNKING), ("false", None)):
+                pairs = [("model", "whisper-1"), ("vad_filter", value)]
+                assert parse(pairs, state.transcriber, state.settings).chunking == chunking
 
 
 async def test_a_model_that_cannot_translate_says_so(app: RunningApp) -> None:
@@ -458,7 +472,7 @@ async def test_many_requests_at_once_each_get_their_own_answer() -> None:
         ("json", "application/json"),
         ("verbose_json", "application/json"),
         ("text", "text/plain; charset=utf-8"),
-        ("srt", "application/x-subrip; charset=utf-8"),
+        ("srt", "text/plain; charset=utf-8"),
         ("vtt", "text/vtt; charset=utf-8"),
     ],
 )
