@@ -186,6 +186,30 @@ async def test_no_body_whatever_brings_anything_but_a_form_or_a_refusal(data: st
     form.close()
 
 
+async def test_a_file_made_of_what_looks_like_boundaries_is_refused_early(form: Form) -> None:
+    client = Client(body(part("file", f"\r\n--{BOUNDARY}X".encode() * 100_000)), piece=10_000)
+    with pytest.raises(InvalidValue, match="boundaries"):
+        await read_form(client.request(), form, 1 << 20, ReadingTurns())
+    assert client.num_taken <= 10_000
+
+
+async def test_a_piece_that_takes_long_to_parse_leaves_the_loop_to_others_meanwhile(form: Form) -> None:
+    padded = FILE + f"--{BOUNDARY}".encode() + b" " * (1 << 20)  # the parser looks at each by itself
+    rounds = 0
+
+    async def count_rounds() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_rounds())
+    with pytest.raises(InvalidValue):
+        await read(form, padded, piece=len(padded), limit=len(padded))
+    counting.cancel()
+    assert rounds > 20
+
+
 async def test_an_empty_file_is_no_audio(form: Form) -> None:
     with pytest.raises(InvalidAudio, match="empty"):
         await read(form, body(part("file", b"", '; filename="a.wav"')))
