@@ -147,7 +147,8 @@ class Aligner:
         sums = [
             torch.zeros(2, text.num_rows, text.num_positions, device=self._model.device) for text in texts
         ]
-        for layer, queries in self._queries(slots, texts):
+        numbers = [sequence.slot for sequence, _ in finished]
+        for layer, queries in self._queries(slots, numbers, texts):
             for (sequence, _), text, query, (gain, attention) in zip(
                 finished, texts, queries, sums, strict=True
             ):
@@ -172,7 +173,9 @@ class Aligner:
         """Returns how many positions of the encoder's output so many samples cover."""
         return min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
 
-    def _queries(self, slots: Slots, texts: Sequence[_Text]) -> Iterator[tuple[int, Tensor]]:
+    def _queries(
+        self, slots: Slots, numbers: Sequence[int], texts: Sequence[_Text]
+    ) -> Iterator[tuple[int, Tensor]]:
         """Returns each alignment layer's queries, [B, T, H, d]; after a text's end they are noise."""
         device, end_of_text = self._model.device, self._tokenizer.specials.end_of_text
         longest = max(len(text.tokens) for text in texts)
@@ -180,6 +183,7 @@ class Aligner:
         tokens = self._transfers.to_device(torch.tensor(padded))
         positions = torch.arange(longest, device=device).expand_as(tokens)
         rows = self._cache.rows(slots, positions, context=longest)
+        self._cache.text_ends.extend(numbers, longest)
         last = max(self._model.alignment_heads)
         for layer, queries in enumerate(self._model.decoder.audio_queries(tokens, positions, rows)):
             if layer in self._model.alignment_heads:

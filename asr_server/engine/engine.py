@@ -346,7 +346,6 @@ class Engine:
         self._compact()
         for sequence, result in self._loop.step():
             if is_broken(result):
-                self._runner.clear(sequence.slot, sequence.audio_slot)
                 message = "the model comes to no numbers on this audio: the weights or --dtype may be why"
                 self._finish(sequence, Failed(sequence.id, message))
             elif sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):

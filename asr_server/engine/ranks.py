@@ -90,12 +90,7 @@ class Move(msgspec.Struct, frozen=True, tag=True):
     length: int
 
 
-class Clear(msgspec.Struct, frozen=True, tag=True):
-    slot: int
-    audio_slot: int
-
-
-Operation = Begin | Encode | Prefill | DetectLanguages | Start | Branch | Decode | Align | Move | Clear
+Operation = Begin | Encode | Prefill | DetectLanguages | Start | Branch | Decode | Align | Move
 Broadcast = Callable[[Operation], None]
 
 
@@ -177,9 +172,6 @@ class LeadingRunner:
     def move(self, moves: Sequence[tuple[int, int]], length: int) -> None:
         self._together(Move(tuple(moves), length), lambda: self._runner.move(moves, length))
 
-    def clear(self, slot: int, audio_slot: int) -> None:
-        self._together(Clear(slot, audio_slot), lambda: self._runner.clear(slot, audio_slot))
-
     def close(self) -> None:
         self._runner.close()
 
@@ -224,8 +216,6 @@ def _do(runner: Runner, operation: Operation) -> None:
             runner.align([(_sequence(each), _result(each)) for each in finished])
         case Move(moves, length):
             runner.move(moves, length)
-        case Clear(slot, audio_slot):
-            runner.clear(slot, audio_slot)
         case Begin():
             raise RanksFailed("a second beginning")
 

@@ -138,6 +138,7 @@ class Runner:
             sot_index: of <|startoftranscript|>; the scores after it tell how likely each chunk is silence.
         """
         block = self._block(slots)
+        self.cache.begin_text(slots, block, len(prompts[0]))
         hidden = self._feed(block, prompts)
         if self._specials.no_speech is not None:
             probabilities = self._probabilities(hidden[:, sot_index])
@@ -187,7 +188,9 @@ class Runner:
         """
         if self._score_graphs is not None:
             scores = self._score_graphs.replay(plan.num_rows, plan.context)
+            self.cache.text_ends.on_step(len(self._tokens))  # more rows than the plan has
         else:
+            self.cache.text_ends.on_step(plan.num_rows)
             scores = self._score(plan.num_rows, plan.context)
         self._choose_by_options(scores, plan)
         candidates = self._candidates(scores, plan) if plan.beams else None
@@ -262,10 +265,6 @@ class Runner:
         return self._aligner.start(finished, self._block([sequence.slot for sequence, _ in finished]))
 
     # -- Slots --------------------------------------------------------------------------------------------
-
-    def clear(self, slot: int, audio_slot: int) -> None:
-        """Clears the slots of a chunk whose numbers were NaN."""
-        self.cache.clear(slot, audio_slot)
 
     @torch.inference_mode()
     def move(self, moves: Sequence[tuple[int, int]], length: int) -> None:

@@ -32,6 +32,7 @@ from asr_server.model.layers import (
 )
 from asr_server.model.silence import OwnBlocks
 from asr_server.model.sizes import WhisperSizes
+from asr_server.model.text_ends import TextEnds
 
 # Which slots a call is about: a slice where they lie side by side, else their indices [B].
 Slots = slice | Tensor
@@ -238,6 +239,7 @@ class DecoderCache:
         # Zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN.
         self.keys = _zeros(text, device, dtype)
         self.values = _zeros(text, device, dtype)
+        self.text_ends = TextEnds(num_texts, sizes.text_positions)
         audio_dtype = audio_dtype or dtype
         self._packed = audio_dtype == torch.uint8
         self._block = key_block(sizes.audio_positions)
@@ -372,18 +374,15 @@ class DecoderCache:
         self.audio_of[targets] = self.audio_of[sources]
         for (_, target), audio_slot in zip(moves, audio_slots, strict=True):
             self._audio_of[target] = audio_slot
+        self.begin_text([target for _, target in moves], targets, length)
 
-    def clear(self, slot: int, audio_slot: int) -> None:
-        """Back to zeros. NaN would outlive its sequence: what is masked is read all the same. In the text it
-        may have been copied into other slots, which it has left since.
-        """
-        for tensor in (self.keys, self.values):
-            tensor[:, slot].zero_()
-            torch.nan_to_num_(tensor)
-        for tensor in (self.cross_keys, self.cross_values):
-            as_bytes(tensor)[:, audio_slot].zero_()
-        if self.audio_scales is not None:
-            self.audio_scales[:, :, audio_slot].zero_()
+    def begin_text(self, slots: Sequence[int], on_device: Slots, length: int) -> None:
+        """Clears what earlier texts have left behind the first `length` positions of these slots."""
+        end = self.text_ends.restart(slots, length)
+        if end > length:
+            ids = slot_ids(on_device, self.keys.device)
+            for tensor in (self.keys, self.values):
+                tensor[..., length:end, :].index_fill_(1, ids, 0)
 
     def audio_slots(self, slots: Slots) -> Slots | list[int]:
         """Returns the audio slots of some slots: a slice where the host knows that they lie side by side in

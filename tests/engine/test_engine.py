@@ -413,6 +413,26 @@ def test_audio_of_which_the_model_makes_no_numbers_fails_and_harms_no_later_chun
     assert hear(engine) == hear(pocket.engine(num_slots=2, short_audio=short_audio, lookahead=True))
 
 
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_chunk_of_nan_that_is_cancelled_before_its_language_is_chosen_harms_no_later_chunk(
+    pocket: Checkpoint, lookahead: bool
+) -> None:
+    engine = pocket.engine(num_slots=3, lookahead=lookahead)
+    for name in ("before 0", "before 1", "before 2"):
+        submit(engine, name, CLIPS[1], PLAIN)
+    run(engine)
+    beside, loud = (DecodingOptions(language=code, max_new_tokens=60) for code in ("de", None))
+    submit(engine, "first", CLIPS[3], beside)
+    submit(engine, "too loud", CLIPS[2] * np.float32(1e25), loud)
+    submit(engine, "last", CLIPS[6], beside)
+    while engine.num_decode_steps < 40:
+        engine.step()
+    engine.handle(Cancel("too loud"))
+    submit(engine, "innocent", CLIPS[1], PLAIN)
+    (alone,) = transcribe(pocket.engine(), CLIPS[1:2], PLAIN)
+    assert results(run(engine))["innocent"].tokens == alone.tokens
+
+
 def test_heartbeat_figures_count_steps_and_batches(pocket: Checkpoint) -> None:
     engine = pocket.engine(encode_batch=4)
     for i in range(4):
