@@ -25,6 +25,7 @@ from asr_server import __version__
 from asr_server.api import errors, openapi, routes
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import ApiKeys
+from asr_server.api.compat import azure, whisper_asr, whisper_cpp
 from asr_server.api.form import ReadingTurns
 from asr_server.api.hosts import LocalHosts, checks_hosts
 from asr_server.api.middleware import (
@@ -114,6 +115,8 @@ def create_app(
     app.include_router(routes.models)
     app.include_router(routes.metrics_routes)
     app.include_router(realtime_router)
+    for compatible in (azure, whisper_asr, whisper_cpp):
+        app.include_router(compatible.router)
     routes.install_page(app)
     openapi.install(app, settings)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)

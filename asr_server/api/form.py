@@ -36,9 +36,13 @@ MAX_OVERHEAD_BYTES: Final = 6 * MIB  # of the body beyond the file: fields, boun
 class Form:
     """The fields of a request's form: the file, and the text fields in their order."""
 
-    def __init__(self, max_upload_bytes: int, store: UploadStore, sender: Sender | None = None) -> None:
+    def __init__(
+        self, max_upload_bytes: int, store: UploadStore, sender: Sender | None = None, file_name: str = FILE
+    ) -> None:
+        """`file_name`: the name of the part with the recording."""
         self.upload = Upload(max_upload_bytes, store, sender)
         self.fields: list[tuple[str, str]] = []
+        self.file_name = file_name
         self.has_file = False
 
     def close(self) -> None:
@@ -177,7 +181,7 @@ class _PartReader:
         if not self._is_complete:
             raise _malformed()
         if not self._form.has_file:
-            raise InvalidValue("'file' is required.", FILE)
+            raise InvalidValue(f"'{self._form.file_name}' is required.", self._form.file_name)
         if not self._form.upload.num_bytes:
             raise InvalidAudio("The file is empty.")
 
@@ -210,14 +214,14 @@ class _PartReader:
         if not name or len(name) > MAX_NAME_BYTES:
             raise _malformed()
         self._name = name.decode("utf-8", "replace")
-        if self._name == FILE and self._form.has_file:
-            raise InvalidValue("'file' was given more than once.", FILE)
+        if self._name == self._form.file_name and self._form.has_file:
+            raise InvalidValue(f"'{self._name}' was given more than once.", self._name)
         if len(self._form.fields) >= MAX_FIELDS:
             raise InvalidValue(f"More than {MAX_FIELDS} fields.", self._name)
-        self._form.has_file |= self._name == FILE
+        self._form.has_file |= self._name == self._form.file_name
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._name == FILE:
+        if self._name == self._form.file_name:
             self._form.upload.add(memoryview(data)[start:end])
             return
         self._value += data[start:end]
@@ -226,7 +230,7 @@ class _PartReader:
             raise self._invalid_text(f"is longer than {limit} bytes")
 
     def _on_part_end(self) -> None:
-        if self._name == FILE:
+        if self._name == self._form.file_name:
             return
         try:
             self._form.fields.append((self._name, self._value.decode("utf-8")))
@@ -236,7 +240,8 @@ class _PartReader:
     def _invalid_text(self, what: str) -> InvalidValue:
         """Makes the error for a text field that is not valid: mostly it is a recording under a wrong name."""
         if self._is_sent_as_file and not self._form.has_file:
-            return InvalidValue(f"'file' is missing: a file was sent as '{self._name}'.", FILE)
+            file_name = self._form.file_name
+            return InvalidValue(f"'{file_name}' is missing: a file was sent as '{self._name}'.", file_name)
         return InvalidValue(f"'{self._name}' {what}.", self._name)
 
     def _on_end(self) -> None:

@@ -130,3 +130,11 @@ def get_state(connection: HTTPConnection) -> AppState:
 async def require_key(request: Request) -> None:
     """Raises InvalidApiKey."""
     get_state(request).api_keys.check(request.headers.get("authorization", ""))
+
+
+async def require_azure_key(request: Request) -> None:
+    """Take the key from `api-key`, else as everywhere. Raises InvalidApiKey."""
+    if key := request.headers.get("api-key"):
+        get_state(request).api_keys.check(f"Bearer {key}")
+    else:
+        await require_key(request)

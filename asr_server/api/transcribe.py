@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from asr_server import metrics
 from asr_server.api.connections import CONNECTION, OVER_LIMIT, cancel_on_disconnect
 from asr_server.api.errors import body_of
-from asr_server.api.form import VOICE_FIELD, Form, read_form
+from asr_server.api.form import FILE, VOICE_FIELD, Form, read_form
 from asr_server.api.middleware import answer_headers, recording_headers
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.schemas import AudioFields, TextDelta, TextDone, TranscriptionFields
@@ -41,7 +41,6 @@ from asr_server.formats.bodies import TokensUsage
 from asr_server.formats.render import (
     DEFAULTS,
     RenderOptions,
-    ResponseFormat,
     diarized_segment,
     languages_body,
     logprobs_body,
@@ -126,6 +125,7 @@ def event(body: BaseModel, exclude_none: bool = True) -> bytes:
 
 Made = TypeVar("Made")
 RequestParser = Callable[[list[tuple[str, str]], Transcriber, Settings], TranscriptionRequest]
+ReplyMaker = Callable[[Transcript, TranscriptionRequest], Response]
 
 _MEDIA_TYPES: Final = {
     "json": "application/json",
@@ -150,10 +150,25 @@ class TranscriptionResponse(Response):
     Errors before the first byte become an error body, because the application's handlers see them.
     """
 
-    def __init__(self, state: AppState, parse_request: RequestParser) -> None:
+    def __init__(
+        self,
+        state: AppState,
+        parse_request: RequestParser,
+        make_reply: ReplyMaker | None = None,
+        file_name: str = FILE,
+        file_head: bytes = b"",
+    ) -> None:
+        """
+        Args:
+            make_reply: a whole reply in another server's form; None: OpenAI's.
+            file_name: of the form's part with the recording.
+            file_head: bytes that precede the recording, such as a header that clients leave out.
+        """
         super().__init__()
         self._state = state
         self._parse_request = parse_request
+        self._make_reply = make_reply or body_response
+        self._file_name, self._file_head = file_name, file_head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
@@ -161,8 +176,10 @@ class TranscriptionResponse(Response):
         _require_connection(scope)
         with (
             state.admission.enter(),
-            closing(_form(state, scope)) as form,
+            closing(_form(state, scope, self._file_name)) as form,
         ):
+            if self._file_head:
+                form.upload.add(self._file_head)
             stats = metrics.current_request_stats()
             with stats.stage("upload"):
                 limit = state.settings.max_upload_bytes
@@ -171,14 +188,24 @@ class TranscriptionResponse(Response):
             if request.fields.is_streamed:
                 await _stream(state, form, request, receive, send)
             else:
-                response = await _whole(state, form, request, receive)
+                response = await self._whole(form, request, receive)
                 with stats.stage("reply"):
                     await response(scope, receive, send)
 
+    async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
+        async with transcribing(self._state, form, request, receive) as (session, track):
+            async for _ in session:
+                pass
+            transcript = await _transcript(session, track, self._state)
+        response = await _run_in_thread_if_long(transcript, lambda: self._make_reply(transcript, request))
+        response.headers.update(answer_headers(self._state.settings, request.ignored_fields))
+        response.headers.update(recording_headers(transcript))
+        return response
 
-def _form(state: AppState, scope: Scope) -> Form:
+
+def _form(state: AppState, scope: Scope, file_name: str) -> Form:
     sender = scope.get("state", {}).get(CONNECTION)
-    return Form(state.settings.max_upload_bytes, state.uploads, sender)
+    return Form(state.settings.max_upload_bytes, state.uploads, sender, file_name)
 
 
 def _require_connection(scope: Scope) -> None:
@@ -189,19 +216,6 @@ def _require_connection(scope: Scope) -> None:
         )
 
 
-async def _whole(state: AppState, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
-    async with _transcribing(state, form, request, receive) as (session, track):
-        async for _ in session:
-            pass
-        transcript = await _transcript(session, track, state)
-    response = await _run_in_thread_if_long(
-        transcript, lambda: body_response(transcript, request.fields.response_format, request.render_options)
-    )
-    response.headers.update(answer_headers(state.settings, request.ignored_fields))
-    response.headers.update(recording_headers(transcript))
-    return response
-
-
 async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made]) -> Made:
     """Returns `make()`, which takes long for a long transcript: then a thread runs it."""
     if len(transcript.segments) <= SEGMENTS_INLINE:
@@ -210,7 +224,7 @@ async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made
 
 
 @asynccontextmanager
-async def _transcribing(
+async def transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
 ) -> AsyncIterator[tuple[RequestSession, SpeakerTrack | None]]:
     """Holds a place among the requests in flight and the upload, both only while the block runs."""
@@ -258,11 +272,10 @@ async def _speaker_track(state: AppState, request: TranscriptionRequest) -> Spea
     return SpeakerTrack(request.count, request.fields.known_speaker_names, embeddings)
 
 
-def body_response(
-    transcript: Transcript, response_format: ResponseFormat, options: RenderOptions
-) -> Response:
-    """Makes the whole reply to a request that does not stream."""
-    body = render(transcript, response_format, options)
+def body_response(transcript: Transcript, request: TranscriptionRequest) -> Response:
+    """Make the whole reply to a request that does not stream."""
+    response_format = request.fields.response_format
+    body = render(transcript, response_format, request.render_options)
     media_type = _MEDIA_TYPES[response_format]
     charset = "" if media_type == "application/json" else "; charset=utf-8"
     return Response(body.encode(), headers={"content-type": media_type + charset})
@@ -273,7 +286,7 @@ async def _stream(
 ) -> None:
     stream = _EventStream(send, answer_headers(state.settings, request.ignored_fields))
     try:
-        async with _transcribing(state, form, request, receive) as (session, track):
+        async with transcribing(state, form, request, receive) as (session, track):
             writer = EventWriter(request.fields, request.render_options)
             async for delta in session:
                 stream.write(writer.delta(delta))

@@ -39,6 +39,10 @@ class MixedSession:
         for delta in await self._read_channels():
             yield delta
 
+    @property
+    def language_probability(self) -> float | None:
+        return self._session.language_probability
+
     def transcript(self) -> Transcript:
         """The whole transcript. May be asked for only after the last delta."""
         return self._session.transcript()

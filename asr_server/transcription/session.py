@@ -108,6 +108,11 @@ class TranscriptionSession:
                 sent = whole
             yield not_yet_sent(sent, self._builder.delta(await pending.result()))
 
+    @property
+    def language_probability(self) -> float | None:
+        """That the language is right, once it was detected."""
+        return self._language.probability
+
     def transcript(self) -> Transcript:
         """The whole transcript. May be asked for only after the last delta."""
         return self._builder.transcript()

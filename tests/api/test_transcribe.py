@@ -15,12 +15,17 @@ import soundfile
 
 from asr_server.api import transcribe
 from asr_server.api.middleware import answer_headers
-from asr_server.api.request import parse_transcription_request, parse_translation_request
-from asr_server.api.schemas import AUTO_CHUNKING
+from asr_server.api.request import (
+    TranscriptionRequest,
+    parse_fields,
+    parse_transcription_request,
+    parse_translation_request,
+)
+from asr_server.api.schemas import AUTO_CHUNKING, TranscriptionFields
 from asr_server.api.transcribe import EventWriter, body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
-from asr_server.core import ChunkResult, Samples
+from asr_server.core import ChunkResult, DecodingOptions, Samples
 from asr_server.formats.render import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
 from tests.api.test_app import error_of
@@ -477,7 +482,9 @@ async def test_many_requests_at_once_each_get_their_own_answer() -> None:
     ],
 )
 def test_every_format_says_what_it_is(response_format: ResponseFormat, media_type: str) -> None:
-    assert body_response(ONE, response_format, DEFAULTS).headers["content-type"] == media_type
+    fields = parse_fields([("response_format", response_format)], TranscriptionFields)
+    request = TranscriptionRequest(fields, DecodingOptions(), (), DEFAULTS)
+    assert body_response(ONE, request).headers["content-type"] == media_type
 
 
 # -- What was read -------------------------------------------------------------------------------------------

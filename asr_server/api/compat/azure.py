@@ -1,0 +1,46 @@
+"""Azure OpenAI's audio routes: the deployment in the path is the model, the key comes in `api-key`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from asr_server.api.request import (
+    TranscriptionRequest,
+    parse_transcription_request,
+    parse_translation_request,
+)
+from asr_server.api.state import get_state, require_azure_key
+from asr_server.api.transcribe import RequestParser, TranscriptionResponse
+from asr_server.config import Settings
+from asr_server.transcription import Transcriber
+
+router = APIRouter(
+    prefix="/openai/deployments/{deployment}/audio",
+    dependencies=[Depends(require_azure_key)],
+    include_in_schema=False,
+)
+
+
+@router.post("/transcriptions", response_model=None)
+async def transcribe(deployment: str, request: Request) -> Response:
+    parse = partial(_parse, deployment, parse_transcription_request)
+    return TranscriptionResponse(get_state(request), parse)
+
+
+@router.post("/translations", response_model=None)
+async def translate(deployment: str, request: Request) -> Response:
+    return TranscriptionResponse(get_state(request), partial(_parse, deployment, parse_translation_request))
+
+
+def _parse(
+    deployment: str,
+    parse_request: RequestParser,
+    pairs: list[tuple[str, str]],
+    transcriber: Transcriber,
+    settings: Settings,
+) -> TranscriptionRequest:
+    others = [(name, value) for name, value in pairs if name != "model"]
+    return parse_request([("model", deployment), *others], transcriber, settings)

@@ -1,0 +1,159 @@
+"""`POST /asr` and `POST /detect-language` of whisper-asr-webservice, as Bazarr, Lingarr and others call them.
+
+Their fields stand in the query; the recording is the part `audio_file`, with `encode=false` 16-bit samples
+at 16 kHz without a header.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import Final, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive
+
+from asr_server.api.form import Form
+from asr_server.api.request import (
+    TranscriptionRequest,
+    parse_transcription_request,
+    parse_translation_request,
+)
+from asr_server.api.state import get_state, require_key
+from asr_server.api.transcribe import TranscriptionResponse, body_response, transcribing
+from asr_server.config import Settings
+from asr_server.core import SAMPLE_RATE, Segment, Transcript
+from asr_server.transcription import Transcriber
+from asr_server.transcription.language import name_of
+
+router = APIRouter(dependencies=[Depends(require_key)], include_in_schema=False)
+
+FILE_NAME: Final = "audio_file"
+Output = Literal["txt", "vtt", "srt", "tsv", "json"]
+_FORMATS: Final = {"txt": "text", "vtt": "vtt", "srt": "srt", "tsv": "verbose_json", "json": "verbose_json"}
+
+# A WAV header of 16-bit mono whose sizes were never filled in: readers go on to the end.
+_UNSIZED: Final = 0xFFFFFFFF
+PCM_HEAD: Final = b"".join(
+    (
+        struct.pack("<4sI4s", b"RIFF", _UNSIZED, b"WAVE"),
+        struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16),
+        struct.pack("<4sI", b"data", _UNSIZED),
+    )
+)
+
+
+class AsrQuery(msgspec.Struct, frozen=True):
+    task: str
+    language: str | None
+    initial_prompt: str
+    word_timestamps: bool
+    output: Output
+    diarize: bool
+    min_speakers: int | None
+    max_speakers: int | None
+
+
+@router.post("/asr", response_model=None)
+async def asr(
+    request: Request,
+    encode: bool = True,
+    task: Literal["transcribe", "translate"] = "transcribe",
+    language: str | None = None,
+    initial_prompt: str | None = None,
+    word_timestamps: bool = False,
+    output: Output = "txt",
+    diarize: bool = False,
+    min_speakers: int | None = None,
+    max_speakers: int | None = None,
+) -> Response:
+    """`vad_filter` and `video_file` are ignored: pauses never reach the model, and the name is not needed."""
+    query = AsrQuery(
+        *(task, language, initial_prompt or "", word_timestamps, output, diarize, min_speakers, max_speakers)
+    )
+    head = b"" if encode else PCM_HEAD
+    reply = partial(_reply, output)
+    return TranscriptionResponse(get_state(request), partial(_parse, query), reply, FILE_NAME, head)
+
+
+@router.post("/detect-language", response_model=None)
+async def detect_language(request: Request, encode: bool = True) -> Response:
+    return _Detection(get_state(request), _parse_detection, None, FILE_NAME, b"" if encode else PCM_HEAD)
+
+
+class _Detection(TranscriptionResponse):
+    """Reads no further than to the first chunk with speech."""
+
+    async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
+        async with transcribing(self._state, form, request, receive) as (session, _):
+            async for delta in session:
+                if delta.text and delta.language:
+                    probability = session.language_probability
+                    return _detected(delta.language, 1.0 if probability is None else probability)
+        return _detected("", 0.0)
+
+
+def _detected(code: str, confidence: float) -> JSONResponse:
+    name = name_of(code) if code else "unknown"
+    return JSONResponse({"detected_language": name, "language_code": code, "confidence": confidence})
+
+
+def _parse_detection(
+    pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
+) -> TranscriptionRequest:
+    return parse_transcription_request([], transcriber, settings)
+
+
+def _parse(
+    query: AsrQuery, pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
+) -> TranscriptionRequest:
+    """`pairs`: of the form, where its server has none."""
+    fields = [("response_format", _FORMATS[query.output]), ("prompt", query.initial_prompt)]
+    if query.task == "translate":
+        return parse_translation_request(fields, transcriber, settings)
+    fields.append(("language", query.language or ""))
+    if query.output == "json" and query.word_timestamps:
+        fields += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
+    if query.diarize and query.output != "txt":
+        fields.append(("diarize", "true"))
+        counts = (("min_speakers", query.min_speakers), ("max_speakers", query.max_speakers))
+        fields += [(name, str(count)) for name, count in counts if count is not None]
+    return parse_transcription_request(fields, transcriber, settings)
+
+
+def _reply(output: Output, transcript: Transcript, request: TranscriptionRequest) -> Response:
+    if output == "json":
+        response: Response = JSONResponse(_json(transcript))
+    elif output == "tsv":
+        response = Response(_tsv(transcript), media_type="text/plain")
+    else:
+        response = body_response(transcript, request)
+    response.headers["content-disposition"] = f'attachment; filename="transcript.{output}"'
+    response.headers["asr-engine"] = "asr-server"
+    return response
+
+
+def _json(transcript: Transcript) -> dict[str, object]:
+    return {
+        "text": transcript.text,
+        "segments": [_segment(segment) for segment in transcript.segments],
+        "language": next(iter(transcript.languages), ""),
+    }
+
+
+def _segment(segment: Segment) -> dict[str, object]:
+    body: dict[str, object] = msgspec.to_builtins(segment)
+    body["start"], body["end"] = body.pop("start_s"), body.pop("end_s")
+    words = [{"word": word.text, "start": word.start_s, "end": word.end_s} for word in segment.words]
+    body |= {"words": words} if words else {}
+    return {name: value for name, value in body.items() if value not in (None, [], ())}
+
+
+def _tsv(transcript: Transcript) -> str:
+    lines = (
+        f"{round(1000 * s.start_s)}\t{round(1000 * s.end_s)}\t{s.text.strip().replace(chr(9), ' ')}\n"
+        for s in transcript.segments
+    )
+    return "start\tend\ttext\n" + "".join(lines)
