@@ -113,7 +113,17 @@ def made(kind: type[Any]) -> Exception:
 
 def test_every_path_of_http_that_is_named_is_answered(server: Server) -> None:
     described = server.get("/openapi.json").json()["paths"]
-    others = {"/docs", "/openapi.json", "/v1/realtime", "/v1", "/v1/models/NAME", "/static-offline-docs"}
+    others = {
+        "/asr",
+        "/detect-language",
+        "/inference",
+        "/docs",
+        "/openapi.json",
+        "/v1/realtime",
+        "/v1",
+        "/v1/models/NAME",
+        "/static-offline-docs",
+    }
     for page in PAGES:
         paths = re.findall(r"`(?:GET |POST |WS )?(/(?:v1/[a-zA-Z_/]+|[a-z]+))(?=[`?])", page.read_text())
         assert {*paths} <= {*described, *others, "/", "/models", "/tmp", "/model"}, page.name
