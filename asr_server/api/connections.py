@@ -35,6 +35,8 @@ from asr_server.transcription import first_error
 
 TICK_S: Final = 1.0
 MAX_HEADERS: Final = 128  # header fields of one request
+SMALL_CHUNK_BYTES: Final = 64  # of a body sent in chunks: each costs half a microsecond
+MAX_SMALL_CHUNKS: Final = 16_384  # smaller ones in one body
 MAX_PIPELINED: Final = 8  # requests sent before the reply to an earlier one
 RESERVED_CONNECTIONS: Final = 64  # beyond the limit, for requests without a body: probes
 SLOW_FACTOR: Final = 4.0  # times the least rate: slower clients may have to make room
@@ -93,7 +95,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._settings = settings
         self._phase = _Phase.HEADERS
         self._num_header_bytes = 0  # of the request under way, with trailers and what frames its chunks
-        self._num_body_bytes = 0
+        self._body = bytearray()  # of the data just received
+        self._num_body_bytes, self._num_pieces = 0, 0
         self._waited_for_headers_s = 0.0
         self._sender, self._reader = _MinimumRate(settings), _MinimumRate(settings)
         self._num_unsent = 0  # bytes of replies in the transport's buffer at the last tick
@@ -192,10 +195,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._phase is _Phase.COMPLETE:
             self._phase, self.silent_since = _Phase.HEADERS, self.loop.time()
         room = self._settings.max_header_bytes - self._num_header_bytes
-        super().data_received(data[:room])
+        self._parse(data[:room])
         if self._phase is not _Phase.HEADERS:
             if len(data) > room and not self.transport.is_closing() and not self._is_websocket:
-                super().data_received(data[room:])
+                self._parse(data[room:])
             return
         self._num_header_bytes += len(data)
         if len(data) > room:
@@ -204,16 +207,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _receive_body(self, data: bytes) -> None:
         """Read more of a body, and refuse trailers and chunk extensions larger than headers may be."""
         num_body_bytes = self._num_body_bytes
-        super().data_received(data)
+        self._parse(data)
         if self._phase is _Phase.BODY and not self.transport.is_closing():
             is_body = self._num_body_bytes > num_body_bytes
             self._num_header_bytes = 0 if is_body else self._num_header_bytes + len(data)
             if self._num_header_bytes > self._settings.max_header_bytes:
                 self._refuse(self._headers_too_large())
 
+    def _parse(self, data: bytes) -> None:
+        super().data_received(data)
+        self._hand_body_over()
+        self._num_pieces = max(0, self._num_pieces - 1)  # each read may bring one, however small
+        if self._num_pieces > MAX_SMALL_CHUNKS + self._num_body_bytes / SMALL_CHUNK_BYTES:
+            self._refuse(InvalidValue(f"The body's chunks have less than {SMALL_CHUNK_BYTES} bytes."))
+
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
-        super().on_body(body)
+        self._num_pieces += 1
+        self._body += body
+
+    def _hand_body_over(self) -> None:
+        """Hand over at once what one read has brought: each call copies all that waits to be taken."""
+        if self._body:
+            super().on_body(bytes(self._body))
+            self._body.clear()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase is _Phase.BODY:
@@ -231,6 +248,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise self._refusal
         self._phase = _Phase.BODY
         self._num_header_bytes, self._waited_for_headers_s = 0, 0.0
+        self._num_body_bytes, self._num_pieces = 0, 0
         self._sender.restart()
         super().on_headers_complete()
 
@@ -238,6 +256,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._parser.ignores_upgrade:
             return
         self._phase, self._num_header_bytes = _Phase.COMPLETE, 0
+        self._hand_body_over()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -273,6 +273,24 @@ async def test_a_body_in_the_smallest_chunks_is_read(connect: Connect) -> None:
         assert (await client.reply()).status in (200, 400)
 
 
+async def test_a_body_in_the_smallest_chunks_without_end_is_refused(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(CHUNKED + MULTIPART + b"\r\n%x\r\n%s\r\n" % (len(FILE_PART), FILE_PART))
+        assert await client.send_for_ever(b"1\r\nx\r\n" * 10_000, 1 << 25) < 1 << 24
+        await until(lambda: not num_connections(app))
+
+
+async def test_a_body_in_chunks_of_some_hundred_bytes_is_read_however_long_it_is(connect: Connect) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(CHUNKED + MULTIPART + b"\r\n")
+        part = FILE_PART + bytes(4 * MIB) + b"\r\n--limit--\r\n"
+        chunks = (part[start : start + 100] for start in range(0, len(part), 100))
+        client.send(b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n")
+        assert (await client.reply()).error["code"] == "invalid_audio"
+
+
 # -- Replies --
 
 
