@@ -54,6 +54,14 @@ class AudioTooLong(RequestError):
     param = "file"
 
 
+class SampleRateTooHigh(AudioTooLong):
+    code = "sample_rate_too_high"
+
+
+class TooManyChannels(AudioTooLong):
+    code = "too_many_channels"
+
+
 class UploadTooLarge(RequestError):
     code = "request_too_large"
     param = "file"
@@ -61,6 +69,10 @@ class UploadTooLarge(RequestError):
 
 class HeadersTooLarge(RequestError):
     code = "headers_too_large"
+
+
+class TooManyHeaders(HeadersTooLarge):
+    code = "too_many_headers"
 
 
 class TooSlow(RequestError):

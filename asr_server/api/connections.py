@@ -29,7 +29,7 @@ from asr_server.api.middleware import REFUSED, REQUEST_ID, new_request_id
 from asr_server.api.upgrades import ParserIgnoringUpgrades
 from asr_server.api.upload import UploadStore
 from asr_server.config import Settings, naming
-from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooSlow
+from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooManyHeaders, TooSlow
 from asr_server.telemetry import logging_for
 from asr_server.transcription import first_error
 
@@ -236,7 +236,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._phase is _Phase.BODY:
             return  # a trailer: what it says must not change who asks or what is asked for
         if len(self.headers) >= MAX_HEADERS:
-            self._refusal = HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
+            self._refusal = TooManyHeaders(f"The request has more than {MAX_HEADERS} headers.")
             raise self._refusal
         super().on_header(name, value)
 

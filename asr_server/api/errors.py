@@ -34,6 +34,8 @@ from asr_server.errors import (
     RequestStalled,
     ServiceUnavailable,
     ShuttingDown,
+    SpeakersUnavailable,
+    TooManyHeaders,
     TooSlow,
     UploadTooLarge,
 )
@@ -55,6 +57,7 @@ _STATUS: Final[Mapping[type[RequestError], int]] = {
     UploadTooLarge: 413,
     Overloaded: 429,
     HeadersTooLarge: 431,
+    TooManyHeaders: 431,
 }
 
 logger = logging.getLogger(__name__)
@@ -139,6 +142,8 @@ def _headers(error: Exception) -> dict[str, str]:
         case ShuttingDown():
             # The connection ends too: a client that keeps it would come back to this server.
             return _retry_after(error.retry_after_s) | {"Connection": "close"}
+        case SpeakersUnavailable():
+            return {"X-Should-Retry": "false"}  # until a person has fetched the models
         case Overloaded() | ServiceUnavailable():
             return _retry_after(error.retry_after_s)
         case ReplicasEnded():

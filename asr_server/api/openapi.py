@@ -45,13 +45,17 @@ from asr_server.errors import (
     Overloaded,
     ReplicasEnded,
     RequestStalled,
+    SampleRateTooHigh,
     ShuttingDown,
     StorageUnavailable,
+    TooManyChannels,
+    TooManyHeaders,
     TooSlow,
     UploadTooLarge,
 )
 from asr_server.formats.bodies import DiarizedJson, DiarizedSegment, Json, VerboseJson
 from asr_server.realtime.server_events import ClientSecret, ClientSecretRequest
+from asr_server.speakers.models import not_here
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -80,7 +84,10 @@ def _reference(body: type) -> dict[str, str]:
 REQUEST_ERRORS: Final = (
     InvalidValue("Invalid HTTP request received."),
     TooSlow("No whole request within 10 seconds: --header-timeout-s (ASR_SERVER_HEADER_TIMEOUT_S)."),
-    HeadersTooLarge("The request has more than 128 headers."),
+    HeadersTooLarge(
+        "The request's headers are larger than 65536 bytes: --max-header-bytes (ASR_SERVER_MAX_HEADER_BYTES)."
+    ),
+    TooManyHeaders("The request has more than 128 headers."),
     HostNotAllowed("The Host is not a name of this machine: --allowed-hosts (ASR_SERVER_ALLOWED_HOSTS)."),
     RuntimeError("a fault of the server"),
 )
@@ -92,6 +99,14 @@ UPLOAD_ERRORS: Final = (
     InvalidAudio("The file is empty."),
     NoSuchTrack("'track' asks for number 3; the file has 2 audio tracks (1: eng, 2: ger)."),
     AudioTooShort("The recording is shorter than 0.1 s."),
+    SampleRateTooHigh(
+        "The file's sample rate of 655350 Hz is over the limit of 384000 Hz, set by --max-sample-rate "
+        "(ASR_SERVER_MAX_SAMPLE_RATE)."
+    ),
+    TooManyChannels(
+        "The file's number of channels, 64, is over the limit of 32, set by --max-channels "
+        "(ASR_SERVER_MAX_CHANNELS)."
+    ),
     AudioTooLong("The recording is longer than 43200 s: --max-audio-s (ASR_SERVER_MAX_AUDIO_S)."),
     UploadTooLarge(
         "The file is larger than 1024 MiB, the most that this server takes (--max-upload-bytes "
@@ -104,6 +119,7 @@ UPLOAD_ERRORS: Final = (
     StorageUnavailable("The temporary folder is full."),
     DecodingUnavailable("The process that decoded the file was ended by the system."),
 )
+SPEAKER_ERRORS: Final = (not_here(),)
 
 
 def error_responses(*errors: Exception) -> Responses:
@@ -158,6 +174,7 @@ _VERBOSE: Final = {
     "segments": [_SEGMENT],
     "usage": _USAGE,
 }
+_TRANSLATED: Final = _VERBOSE | {"task": "translate"}
 _DIARIZED: Final = {
     "task": "transcribe",
     "duration": 2.5,
@@ -179,7 +196,7 @@ _EVENTS: Final = (
     'data: {"type":"transcript.text.done","text":"three one four","languages":[{"code":"en"}]}\n\n'
     "data: [DONE]\n\n"
 )
-_TEXTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+_TEXTS: Final[dict[str, tuple[str, Mapping[str, str]]]] = {
     "text/plain": (
         "`response_format` text or srt",
         {"text": "three one four", "srt": "1\n00:00:00,300 --> 00:00:02,100\nthree one four\n\n"},
@@ -188,30 +205,48 @@ _TEXTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "`response_format` vtt",
         {"vtt": "WEBVTT\n\n00:00:00.300 --> 00:00:02.100\nthree one four\n\n"},
     ),
-    "text/event-stream": (
-        "`stream` true: each `data:` is a TextDelta (diarized_json: or a DiarizedSegment), then "
-        "a TextDone, then `[DONE]`. An error after the first event is an ErrorBody.",
-        {"stream": _EVENTS},
-    ),
+}
+_FORMATS: Final[Mapping[type, str]] = {
+    Json: "json",
+    VerboseJson: "verbose_json",
+    DiarizedJson: "diarized_json",
 }
 
 
-def transcript_responses() -> Responses:
-    """Describes every reply to an upload."""
+def transcription_responses() -> Responses:
+    """Describe every reply to a transcription."""
+    bodies: dict[type, Any] = {Json: _JSON, VerboseJson: _VERBOSE, DiarizedJson: _DIARIZED}
+    meaning = (
+        "`stream` true: each `data:` is a TextDelta (diarized_json: or a DiarizedSegment), then "
+        "a TextDone, then `[DONE]`. An error after the first event is an ErrorBody."
+    )
+    return _transcript_responses(bodies, meaning, SPEAKER_ERRORS)
+
+
+def translation_responses() -> Responses:
+    """Describe every reply to a translation."""
+    meaning = (
+        "`stream` true: each `data:` is a TextDelta, then a TextDone, then `[DONE]`. An error after the "
+        "first event is an ErrorBody."
+    )
+    return _transcript_responses({Json: _JSON, VerboseJson: _TRANSLATED}, meaning)
+
+
+def _transcript_responses(
+    bodies: Mapping[type, Any], stream_meaning: str, errors: tuple[Exception, ...] = ()
+) -> Responses:
     as_json = {
-        "schema": {"anyOf": [_reference(Json), _reference(VerboseJson), _reference(DiarizedJson)]},
-        "examples": {
-            "json": {"value": _JSON},
-            "verbose_json": {"value": _VERBOSE},
-            "diarized_json": {"value": _DIARIZED},
-        },
+        "schema": {"anyOf": [_reference(body) for body in bodies]},
+        "examples": {_FORMATS[body]: {"value": example} for body, example in bodies.items()},
     }
     texts = {
         media_type: {
             "schema": {"type": "string", "description": meaning},
             "examples": {name: {"value": example} for name, example in examples.items()},
         }
-        for media_type, (meaning, examples) in _TEXTS.items()
+        for media_type, (meaning, examples) in (
+            _TEXTS | {"text/event-stream": (stream_meaning, {"stream": _EVENTS})}
+        ).items()
     }
     transcript = {
         "description": "The transcript, in the form that was asked for.",
@@ -220,7 +255,9 @@ def transcript_responses() -> Responses:
         ),
         "content": {"application/json": as_json} | texts,
     }
-    return {200: transcript} | error_responses(*KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS)
+    return {200: transcript} | error_responses(
+        *KEY_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS, *UPLOAD_ERRORS, *errors
+    )
 
 
 def form_of(fields_type: type[AudioFields]) -> dict[str, Any]:
@@ -251,7 +288,8 @@ def metrics_responses() -> Responses:
 
 _DESCRIPTION: Final = (
     "OpenAI's audio API. Live audio is a WebSocket at `/v1/realtime?intent=transcription`, which OpenAPI "
-    "cannot describe: it speaks OpenAI's realtime events."
+    "cannot describe: it speaks OpenAI's realtime events. A path that is not here is answered 404, another "
+    "method 405 with `Allow`, both with an ErrorBody."
 )
 _FILE: Final = {
     "type": "string",

@@ -59,8 +59,6 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
     parse_choice(fields.track, fields.channels == "split")
     if isinstance(fields, TranscriptionFields):
         _check_combinations(fields)
-    elif fields.response_format == "diarized_json":
-        raise InvalidValue("response_format diarized_json is for transcriptions only.", "response_format")
     return fields
 
 

@@ -36,7 +36,8 @@ from asr_server.api.openapi import (
     error_responses,
     form_of,
     metrics_responses,
-    transcript_responses,
+    transcription_responses,
+    translation_responses,
 )
 from asr_server.api.request import check_model, parse_transcription_request, parse_translation_request
 from asr_server.api.schemas import (
@@ -61,7 +62,7 @@ audio = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=
 @audio.post(
     "/transcriptions",
     openapi_extra=form_of(TranscriptionFields),
-    responses=transcript_responses(),
+    responses=transcription_responses(),
     response_model=None,
 )
 async def transcribe(request: Request) -> Response:
@@ -72,7 +73,7 @@ async def transcribe(request: Request) -> Response:
 @audio.post(
     "/translations",
     openapi_extra=form_of(TranslationFields),
-    responses=transcript_responses(),
+    responses=translation_responses(),
     response_model=None,
 )
 async def translate(request: Request) -> Response:

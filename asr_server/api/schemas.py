@@ -236,6 +236,8 @@ class TranscriptionFields(AudioFields):
 
 
 class TranslationFields(AudioFields):
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    """The form of the answer."""
     to_language: str = ""
     """English in any spelling: the only language that Whisper translates into."""
 

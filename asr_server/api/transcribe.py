@@ -37,7 +37,7 @@ from asr_server.errors import (
     ServiceUnavailable,
     ShuttingDown,
 )
-from asr_server.formats.bodies import TokensUsage
+from asr_server.formats.bodies import DiarizedSegment, TokensUsage
 from asr_server.formats.render import (
     DEFAULTS,
     RenderOptions,
@@ -85,10 +85,13 @@ class EventWriter:
         )
 
     def _segment(self, segment: Segment, language: str | None) -> bytes:
-        text, completed = continuation(self._text, segment.text, language), diarized_segment(segment)
+        text, completed = continuation(self._text, segment.text, language), self._diarized(segment)
         self._text += text
-        delta = TextDelta(delta=text, segment_id=completed.id, usage=self._running_usage())
+        delta = TextDelta(delta=text, segment_id=completed.id, usage=completed.usage)
         return event(delta) + event(completed)
+
+    def _diarized(self, segment: Segment) -> DiarizedSegment:
+        return diarized_segment(segment).model_copy(update={"usage": self._running_usage()})
 
     def done(self, transcript: Transcript) -> bytes:
         body = TextDone(
@@ -104,7 +107,7 @@ class EventWriter:
             body.language, body.duration = verbose.language, verbose.duration
             body.segments, body.words = verbose.segments, verbose.words
         by_voice = self._fields.response_format == "diarized_json" and self._fields.channels != "split"
-        segments = map(diarized_segment, transcript.segments) if by_voice else ()
+        segments = map(self._diarized, transcript.segments) if by_voice else ()
         return b"".join(map(event, segments)) + event(body)
 
     def _running_usage(self) -> TokensUsage | None:

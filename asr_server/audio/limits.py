@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import Settings, naming, values_for
 from asr_server.core import SAMPLE_RATE
-from asr_server.errors import AudioTooLong, InvalidAudio
+from asr_server.errors import AudioTooLong, InvalidAudio, SampleRateTooHigh, TooManyChannels
 
 FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff"
 MIN_SAMPLE_RATE = 1000  # a header of 1 Hz would turn one byte into 16,000 samples
@@ -46,9 +46,11 @@ class AudioLimits:
         if sample_rate < MIN_SAMPLE_RATE or num_channels < 1:
             raise invalid_audio(f"The file claims {num_channels} channels at {sample_rate} Hz.")
         if sample_rate > self.max_sample_rate:
-            raise _over(f"sample rate of {sample_rate} Hz", f"{self.max_sample_rate} Hz", "max_sample_rate")
+            limit = f"{self.max_sample_rate} Hz"
+            raise _over(f"sample rate of {sample_rate} Hz", limit, "max_sample_rate", SampleRateTooHigh)
         if num_channels > self.max_channels:
-            raise _over(f"number of channels, {num_channels},", f"{self.max_channels}", "max_channels")
+            what = f"number of channels, {num_channels},"
+            raise _over(what, f"{self.max_channels}", "max_channels", TooManyChannels)
 
     def check_decoded(self, num_bytes: int, duration_s: float) -> None:
         """Raises for what has been decoded so far: headers lie, samples do not."""
@@ -62,5 +64,5 @@ class AudioLimits:
             raise _over("decoding time", f"{self.max_preprocess_s:g} s", "max_preprocess_s")
 
 
-def _over(what: str, limit: str, setting: str) -> AudioTooLong:
-    return AudioTooLong(f"The file's {what} is over the limit of {limit}, set by {naming(setting)}.")
+def _over(what: str, limit: str, setting: str, kind: type[AudioTooLong] = AudioTooLong) -> AudioTooLong:
+    return kind(f"The file's {what} is over the limit of {limit}, set by {naming(setting)}.")

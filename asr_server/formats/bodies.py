@@ -107,6 +107,8 @@ class DiarizedSegment(Body):
     """Who speaks."""
     text: str
     """What was said."""
+    usage: TokensUsage | None = None
+    """So far, in a stream with `stream_continuous_usage_stats`."""
 
 
 class Json(Body):

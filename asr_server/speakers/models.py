@@ -57,10 +57,14 @@ def require_speaker_models() -> Path:
     """The folder with the ONNX files. Raises SpeakersUnavailable, which says how they are fetched."""
     folder = speaker_models()
     if folder is None:
-        raise SpeakersUnavailable(
-            f"The models that tell speakers apart are not here: run `{COMMAND}` on the server (81 MB)."
-        )
+        raise not_here()
     return folder
+
+
+def not_here() -> SpeakersUnavailable:
+    return SpeakersUnavailable(
+        f"The models that tell speakers apart are not here: run `{COMMAND}` on the server (81 MB)."
+    )
 
 
 @cache

@@ -172,6 +172,7 @@ def not_yet_sent(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDel
         whole,
         text=whole.text[len(sent.text) :],
         logprobs=whole.logprobs[len(sent.logprobs) :],
+        num_audio_tokens=whole.num_audio_tokens - sent.num_audio_tokens,
         num_text_tokens=whole.num_text_tokens - sent.num_text_tokens,
     )
 

@@ -30,6 +30,10 @@ from asr_server.transcription.segments import DecodedPart, segments_of, token_lo
 logger = logging.getLogger(__name__)
 
 
+def _num_positions(duration_s: float) -> int:
+    return math.ceil(round(duration_s, 6) * POSITIONS_PER_S)
+
+
 class TranscriptBuilder:
     """Makes deltas of decoded parts, and at the end the transcript of the deltas.
 
@@ -79,7 +83,7 @@ class TranscriptBuilder:
             segments=tuple(segments),
             logprobs=self._logprobs(parts),
             language=language,
-            num_audio_tokens=math.ceil(round(read_s, 6) * POSITIONS_PER_S),
+            num_audio_tokens=_num_positions(read_s),
             num_text_tokens=sum(part.num_read for part in parts),
             end_s=min(self._settled_s, parts[0].start_s + read_s if parts else self._source.duration_s),
         )
@@ -87,15 +91,17 @@ class TranscriptBuilder:
     def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
         """The delta of the final text of a chunk under way. Its segments come with the chunk's end."""
         text, language = self._text, self._language.of(parts)
+        start_s = read_until_s = parts[0].start_s
         for part in parts:
             for segment in segments_of(part, self._tokenizer):
                 text += continuation(text, segment.text, language)
+                read_until_s = min(segment.end_s, part.start_s + part.duration_s)
         return TranscriptDelta(
             text=text[len(self._text) :],
             segments=(),
             logprobs=self._logprobs(parts),
             language=language,
-            num_audio_tokens=0,
+            num_audio_tokens=_num_positions(read_until_s - start_s),
             num_text_tokens=sum(part.num_read for part in parts),
             end_s=parts[-1].start_s,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -94,7 +95,19 @@ async def test_every_example_is_of_its_schema(app: RunningApp) -> None:
     assert num_examples > 50
 
 
-async def test_real_replies_are_of_the_document(app: RunningApp) -> None:
+async def without_speaker_models(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> httpx.Response:
+    with monkeypatch.context() as changed:
+        changed.setenv("HF_HOME", str(folder))
+        reply = await app.post(response_format="diarized_json")
+    assert reply.json()["error"]["code"] == "speakers_unavailable"
+    return reply
+
+
+async def test_real_replies_are_of_the_document(
+    app: RunningApp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     document = await document_of(app)
     everything = {"response_format": "verbose_json", "timestamp_granularities[]": "word,segment"}
     post, get = app.client.post, app.client.get
@@ -115,11 +128,41 @@ async def test_real_replies_are_of_the_document(app: RunningApp) -> None:
         (f"post {TRANSCRIPTIONS}", await app.post(model="nobody")),
         (f"post {TRANSCRIPTIONS}", await post(TRANSCRIPTIONS, json={})),
         ("post /v1/audio/translations", await app.post(path="/v1/audio/translations")),
+        (f"post {TRANSCRIPTIONS}", await without_speaker_models(app, monkeypatch, tmp_path)),
         (f"post {SECRETS}", await post(SECRETS)),
         (f"post {SECRETS}", await post(SECRETS, json={"session": {"type": "realtime"}})),
     }
     for operation, reply in replies:
         check(operation, reply, document)
+
+
+async def test_the_replies_to_other_paths_and_methods_are_described(app: RunningApp) -> None:
+    document = await document_of(app)
+    for reply in (await app.client.get("/nowhere"), await app.client.delete("/health")):
+        assert conforms(reply.json(), {"$ref": "ErrorBody"}, document)
+        assert f"{reply.status_code}" in document["info"]["description"]
+
+
+async def test_translations_offer_and_answer_no_speakers(app: RunningApp) -> None:
+    document = await document_of(app)
+    operation = document["paths"]["/v1/audio/translations"]["post"]
+    assert "iarized" not in json.dumps(operation)
+    assert "speakers_unavailable" not in json.dumps(operation)
+    formats = document["components"]["schemas"]["TranslationFields"]["properties"]["response_format"]["enum"]
+    assert "diarized_json" not in formats
+    assert "verbose_json" in formats
+    async with run_app(languages=("en", "de")) as other:
+        reply = await other.post(path="/v1/audio/translations", response_format="diarized_json")
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
+
+
+async def test_each_code_of_the_documents_errors_is_in_the_page_of_the_api(app: RunningApp) -> None:
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text()
+    for _, path, operation in operations(await document_of(app)):
+        for response in operation["responses"].values():
+            for example in response["content"].get("application/json", {}).get("examples", {}).values():
+                code = example["value"].get("error", {}).get("code")
+                assert code is None or f"`{code}`" in page, (path, code)
 
 
 def check(operation: str, reply: httpx.Response, document: dict[str, Any]) -> None:

@@ -1,5 +1,8 @@
 import json
 
+import msgspec
+import pytest
+
 from asr_server.api.schemas import AudioFields
 from asr_server.api.transcribe import EventWriter
 from asr_server.core import TranscriptDelta
@@ -41,3 +44,20 @@ def test_usage_can_be_left_out_or_run_along() -> None:
     second = parse(running.delta(delta(" two")))
     assert second["usage"] == {"type": "tokens", "input_tokens": 200, "output_tokens": 6, "total_tokens": 206}
     assert second["logprobs"]
+
+
+@pytest.mark.parametrize("channels", ["mix", "split"])
+def test_usage_runs_along_on_segments_too(channels: str) -> None:
+    changed = {
+        "stream_continuous_usage_stats": True,
+        "response_format": "diarized_json",
+        "channels": channels,
+    }
+    writer = EventWriter(FIELDS.model_copy(update=changed))
+    transcript = msgspec.structs.replace(
+        ONE, segments=tuple(msgspec.structs.replace(segment, speaker="A") for segment in ONE.segments)
+    )
+    sent = writer.delta(msgspec.structs.replace(delta("one"), segments=transcript.segments))
+    events = [parse(line + b"\n\n") for line in (sent + writer.done(transcript)).split(b"\n\n") if line]
+    assert {event["type"] for event in events} > {"transcript.text.segment"}
+    assert all(event["usage"] == events[0]["usage"] for event in events)

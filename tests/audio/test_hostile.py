@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from asr_server.errors import AudioTooLong, RequestError
+from asr_server.errors import AudioTooLong, RequestError, SampleRateTooHigh
 from tests.audio.audio_files import FORMATS, make, pieces_of, streamed, voice
 from tests.audio.hostile import mutated
 from tests.audio.test_wav import raw_wav
@@ -89,7 +89,7 @@ def flac_header(sample_rate: int, num_channels: int, bits: int = 16, num_frames:
 
 
 def test_a_forged_flac_header_is_refused_by_its_rate() -> None:
-    with pytest.raises(AudioTooLong, match=r"655350 Hz.*--max-sample-rate"):
+    with pytest.raises(SampleRateTooHigh, match=r"655350 Hz.*--max-sample-rate"):
         pieces_of(flac_header(655_350, 8))
 
 

@@ -75,6 +75,8 @@ async def test_deltas_joined_are_the_text_whatever_the_ladder_rejects(
                 transcript = session.transcript()
             assert "".join(delta.text for delta in deltas) == transcript.text
             assert sum(delta.num_text_tokens for delta in deltas) == transcript.num_text_tokens
+            assert sum(delta.num_audio_tokens for delta in deltas) == transcript.num_audio_tokens
+            assert all(delta.num_audio_tokens >= 0 for delta in deltas)
             assert transcript.text == " ".join(segment.text.strip() for segment in transcript.segments)
             num_early += sum(bool(delta.text and not delta.segments) for delta in deltas)
             temperatures |= {segment.temperature for segment in transcript.segments}
@@ -153,6 +155,7 @@ class EarlyReplica(FakeReplica):
 class App:
     def __init__(self) -> None:
         self.segments: tuple[Segment, ...] = ()
+        self.num_audio_tokens: list[int] = []  # of each delta
         self.answers = [say(t(0), *words("0"), t(1), t(1), *words("1"), t(2))]
         self.replica = EarlyReplica(lambda submit: self.answers.pop(0))
         self.replica.early = say(t(0), *words("0"), t(1), finish_reason="length")
@@ -167,10 +170,12 @@ class App:
             deltas = aiter(session)
             submit = await self.next_submit()
             self.replica.report(submit)
-            texts = [(await anext(deltas)).text] if is_sent_early else []
+            sent = [await anext(deltas)] if is_sent_early else []
             self.replica.holding = False
             self.replica.release(submit)
-            texts += [delta.text async for delta in deltas]
+            sent += [delta async for delta in deltas]
+            texts = [delta.text for delta in sent]
+            self.num_audio_tokens = [delta.num_audio_tokens for delta in sent]
             self.segments = session.transcript().segments
             assert "".join(texts) == session.transcript().text
             return texts
@@ -193,6 +198,11 @@ async def app() -> AsyncIterator[App]:
 
 async def test_a_closed_segment_is_sent_while_its_chunk_is_being_read(app: App) -> None:
     assert await app.texts() == ["zero", " one"]
+
+
+async def test_the_audio_of_a_segment_counts_with_its_delta(app: App) -> None:
+    await app.texts()
+    assert app.num_audio_tokens == [50, 50]
 
 
 async def test_what_another_replica_reads_differently_takes_nothing_back(app: App) -> None:
