@@ -43,7 +43,7 @@ from asr_server.transcription.stall_watch import StallWatch
 
 # Half of Whisper's text positions, less <|startofprev|>: the rule of openai-whisper.
 MAX_PROMPT_TOKENS: Final = 223
-MAX_KEYWORD_TOKENS: Final = 111  # the keywords may not push the whole prompt out
+MAX_KEYWORD_TOKENS: Final = 110  # and a full stop: the keywords may not push the whole prompt out
 MAX_CHARS: Final = 8192  # more can never fit; keeps a huge field from costing time
 
 
@@ -54,10 +54,13 @@ class Encoder(Protocol):
 def prompt_tokens(encoder: Encoder, prompt: str, keywords: Sequence[str] = ()) -> tuple[int, ...]:
     """Text tokens to follow <|startofprev|>: keywords, then the prompt; of a long prompt the end is kept.
 
+    A full stop ends the keywords: else speech that begins with one of them seems to continue the list.
     The text of special tokens in either is ordinary text to the encoder, never a command to the model.
     """
     listed = ", ".join(word.strip() for word in keywords if word.strip())
     keyword_tokens = _tokens(encoder, listed[:MAX_CHARS])[:MAX_KEYWORD_TOKENS]
+    if keyword_tokens and not listed.endswith("."):
+        keyword_tokens += encoder.encode(".")
     context = _tokens(encoder, prompt[-MAX_CHARS:])
     return (*keyword_tokens, *context[-(MAX_PROMPT_TOKENS - len(keyword_tokens)) :])
 

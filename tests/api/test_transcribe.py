@@ -401,7 +401,7 @@ async def test_the_answer_names_the_languages_spoken(app: RunningApp) -> None:
 
 async def test_keywords_come_before_the_prompt(app: RunningApp) -> None:
     await app.post(prompt="hi", **{"keywords[]": '["a, b", "c"]'})
-    assert app.replica.submits[0].options.prompt_tokens == tuple(b" a, b, c hi")
+    assert app.replica.submits[0].options.prompt_tokens == tuple(b" a, b, c. hi")
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])

@@ -23,7 +23,7 @@ def test_the_end_of_a_long_prompt_is_kept() -> None:
 
 
 def test_keywords_stand_before_the_prompt() -> None:
-    assert said(prompt_tokens(TOKENIZER, "he said", ["Ray", " ", "ZeroMQ"])) == " Ray, ZeroMQ he said"
+    assert said(prompt_tokens(TOKENIZER, "he said", ["Ray", " ", "ZeroMQ"])) == " Ray, ZeroMQ. he said"
 
 
 def test_keywords_cannot_push_the_prompt_out() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest_asyncio
 import soundfile
 
 from asr_server.audio.voice import certain_speech_s
+from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript
 from asr_server.errors import AudioTooShort
@@ -27,7 +28,7 @@ from benchmarks.engine_helpers import Checkpoint
 from benchmarks.engine_helpers import transcribe as transcribe_chunks
 from benchmarks.openai_whisper import load_openai_whisper, transcribed_features
 from benchmarks.speech import corpora, corpus
-from benchmarks.speech.synthesis import is_installed, read_for
+from benchmarks.speech.synthesis import is_installed, read_for, say
 from tests.noises import forty_minutes, make_noise
 from tests.real_weights import hugging_face_checkpoint, real_checkpoint
 from tests.speech import RECORDINGS
@@ -66,8 +67,12 @@ class Base(msgspec.Struct):
 
     transcriber: LocalTranscriber
 
-    async def hear(self, sound: Samples, prompt: str = "") -> Transcript:
+    async def hear(self, sound: Samples, prompt: str = "", keywords: Sequence[str] = ()) -> Transcript:
         options = self.transcriber.options_for("en", prompt)
+        if keywords:
+            tokenizer = Tokenizer.from_directory(real_checkpoint("base"))
+            tokens = prompt_tokens(tokenizer, prompt, keywords)
+            options = msgspec.structs.replace(options, prompt_tokens=tokens)
         with tempfile.TemporaryFile() as file:
             file.write(wav(sound))
             return await self.transcriber.transcribe(file, lambda *_: None, options)
@@ -183,6 +188,15 @@ def test_doubtful_dutch_does_not_become_gibberish_at_a_high_temperature() -> Non
     text = base.tokenizer.decode([token for token in found.tokens if base.tokenizer.is_text(token)])
     assert found.temperature <= 0.4
     assert re.fullmatch(r"[\x00-\u024f]+", text), text
+
+
+@pytest.mark.skipif(not is_installed(), reason="the voice that reads aloud is not installed")
+@IN_MODULE
+async def test_speech_that_begins_with_a_keyword_keeps_it(base: Base) -> None:
+    """Behind a bare list the model goes on with "and Grafana"."""
+    said = np.concatenate([pause(0.3), say("Kubernetes and Grafana run on our servers."), pause(0.5)])
+    heard = await base.hear(said, keywords=["Kubernetes", "Grafana"])
+    assert words(heard.text) == "kubernetes and grafana run on our servers"
 
 
 # -- Minutes of it ----------------------------------------------------------------------------------------
