@@ -26,6 +26,7 @@ from asr_server.api import errors, openapi, routes
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import ApiKeys
 from asr_server.api.compat import azure, whisper_asr, whisper_cpp
+from asr_server.api.docs_page import install_docs_page
 from asr_server.api.form import ReadingTurns
 from asr_server.api.hosts import LocalHosts, checks_hosts
 from asr_server.api.middleware import (
@@ -89,7 +90,8 @@ def create_app(
     """Makes the application. It starts the dispatcher when it starts, and stops dispatcher and pool when it
     stops.
     """
-    app = FastAPIOffline(  # its page at /docs loads nothing from other hosts
+    app = FastAPIOffline(  # has Swagger's files
+        docs_url=None,
         title="asr-server",
         version=__version__,
         lifespan=_lifespan,
@@ -118,6 +120,7 @@ def create_app(
     for compatible in (azure, whisper_asr, whisper_cpp):
         app.include_router(compatible.router)
     routes.install_page(app)
+    install_docs_page(app)
     openapi.install(app, settings)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     app.add_middleware(LastErrorMiddleware)

@@ -25,7 +25,7 @@ from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from asr_server.api.errors import response_to
-from asr_server.api.middleware import REFUSED, REQUEST_ID, new_request_id
+from asr_server.api.middleware import REFUSED, REQUEST_ID, SAFE_HEADERS, new_request_id
 from asr_server.api.upgrades import ParserIgnoringUpgrades
 from asr_server.api.upload import UploadStore
 from asr_server.config import Settings, naming
@@ -334,6 +334,7 @@ def raw_reply(response: Response, request_id: str) -> bytes:
     """Return the bytes of a reply, after which the connection ends."""
     head = [f"HTTP/1.1 {response.status_code} \r\n".encode(), b"connection: close\r\n"]
     head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    head += [f"{name}: {value}\r\n".encode() for name, value in SAFE_HEADERS.items()]
     head.append(f"{REQUEST_ID}: {request_id}\r\n\r\n".encode())
     return b"".join([*head, bytes(response.body)])
 

@@ -30,6 +30,11 @@ from asr_server.telemetry import FIGURES, current_request_id
 
 REQUEST_ID: Final = "x-request-id"  # the header, and the id's name in the state of a request
 REFUSED: Final = "refused"  # in that state: the status of a reply that `connections.py` has sent in its place
+# Of replies that have no others: browsers guess no type, show them in no frame and run nothing in them.
+SAFE_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
 _FIRST_OF_A_REPLY: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.http.response.start"}
 )
@@ -100,7 +105,10 @@ class RequestLogMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in _FIRST_OF_A_REPLY:
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                for name, value in SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         serve = self._serve_request if scope["type"] == "http" else self._serve_session

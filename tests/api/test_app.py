@@ -6,6 +6,7 @@ import pytest
 
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.telemetry import TextFormatter
+from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, run_app
 from tests.embedded import embedded
 
@@ -158,6 +159,35 @@ async def test_origins_are_allowed_when_they_are_named() -> None:
         asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
         preflight = await app.client.options("/v1/models", headers=asked)
         assert preflight.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *(
+            ("GET", path, 200)
+            for path in ("/", "/docs", "/openapi.json", "/web/app.js", "/metrics", "/health")
+        ),
+        ("GET", "/static-offline-docs/swagger-ui-bundle.js", 200),
+        ("GET", "/v1/models", 401),
+        ("GET", "/nowhere", 404),
+        ("POST", "/v1/audio/transcriptions", 401),
+        ("OPTIONS", "/v1/models", 405),
+        ("GET", "/%zz\r\nno header\r\n", 400),
+    ],
+)
+async def test_no_reply_can_be_taken_for_another_type_or_shown_in_a_frame(
+    method: str, path: str, status: int
+) -> None:
+    async with run_app(embedded(api_key="s3cret")) as app:
+        client = await RawClient.connect(app.host, app.port)
+        client.send(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        reply = await client.reply()
+        await client.close()
+    assert reply.status == status
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in reply.headers["content-security-policy"]
 
 
 async def test_the_page_of_the_api_loads_nothing_from_other_hosts() -> None:
