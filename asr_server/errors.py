@@ -5,6 +5,11 @@ Raised and caught in every process. Imports nothing of ours.
 
 from __future__ import annotations
 
+from typing import Final
+
+MAX_MESSAGE_CHARS: Final = 2000  # of what may repeat names and values of the client
+MAX_PARAM_CHARS: Final = 200
+
 
 class RequestError(Exception):
     """An error that the sender can mend. `param` is the field at fault, `code` OpenAI's word for programs."""
@@ -13,10 +18,10 @@ class RequestError(Exception):
     param: str | None = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = message[:MAX_MESSAGE_CHARS]
+        super().__init__(self.message)
         if param is not None:
-            self.param = param
+            self.param = param[:MAX_PARAM_CHARS]
 
 
 class InvalidValue(RequestError):

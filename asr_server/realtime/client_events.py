@@ -19,6 +19,7 @@ from asr_server.errors import InvalidValue
 
 MAX_APPEND_BYTES: Final = 15 * MIB
 MAX_MESSAGE_BYTES: Final = 21 * MIB  # an append of that size in base64, and its frame
+MAX_QUOTED_CHARS: Final = 400
 MAX_SESSION_CHARS: Final = 65_536  # of a prompt or a list of words
 
 _PATH: Final = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
@@ -220,10 +221,16 @@ def event_id_of(message: str | bytes) -> str | None:
     return None
 
 
+def _cut(text: str) -> str:
+    """Leave out the middle of what repeats a long name of the client; msgspec says where it is at the end."""
+    return text if len(text) <= 2 * MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + text[-MAX_QUOTED_CHARS:]
+
+
 def as_invalid_value(error: Exception, subject: str = "event") -> InvalidValue:
     """msgspec's error, with the path of the field at fault as `param`."""
-    match = _PATH.fullmatch(str(error))
-    what, path = (match["what"], match["path"] or "") if match else (str(error), "")
+    text = _cut(str(error))
+    match = _PATH.fullmatch(text)
+    what, path = (match["what"], match["path"] or "") if match else (text, "")
     what = _ALLOWED.get(path, what)
     for pattern, said in ((_UNKNOWN, "unknown parameter"), (_MISSING, "required")):
         if found := pattern.fullmatch(what):

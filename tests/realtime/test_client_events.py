@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from asr_server.config import MIB
 from asr_server.errors import InvalidValue
+from asr_server.realtime import client_events
 from asr_server.realtime.client_events import parse_client_event
 
 
@@ -14,6 +17,38 @@ def refusal(event: object) -> InvalidValue:
     with pytest.raises(InvalidValue) as caught:
         parse_client_event(json.dumps(event))
     return caught.value
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "session.update", "session": {"x" * 20 * MIB: 1}},
+        {"type": "session.update", "session": {"` - at `$." * MIB: 1}},
+        {"type": "x" * 20 * MIB},
+        {"type": "input_audio_buffer.commit", "event_id": "x" * 20 * MIB},
+    ],
+    ids=["name", "name like a path", "type", "id"],
+)
+def test_a_name_of_any_length_comes_back_cut(
+    event: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(client_events, "_PATH", Recorder(client_events._PATH, texts))
+    error = refusal(event)
+    assert len(error.message) <= 2000
+    assert len(error.param or "") <= 200
+    assert [len(text) < 1000 for text in texts] == [True]
+
+
+class Recorder:
+    """A pattern, and what it was matched with."""
+
+    def __init__(self, pattern: re.Pattern[str], texts: list[str]) -> None:
+        self._pattern, self._texts = pattern, texts
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        self._texts.append(text)
+        return self._pattern.fullmatch(text)
 
 
 def update(**input_fields: object) -> object:
