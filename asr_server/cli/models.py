@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from asr_server.cli.options import WRONG_USAGE
+from asr_server.cli.options import WRONG_USAGE, print_error
 from asr_server.errors import CheckpointError
 from asr_server.telemetry import configure_logging
 
@@ -52,7 +52,7 @@ def fetch(names: tuple[str, ...]) -> None:
             is_speakers = name == SPEAKERS.name
             click.echo(fetch_speaker_models() if is_speakers else source_of(resolve_checkpoint(name)))
         except CheckpointError as error:
-            click.echo(f"Error: {error}", err=True)
+            print_error(error)
             failed = True
     if failed:
         sys.exit(WRONG_USAGE)
@@ -108,6 +108,6 @@ def convert(source: Path, target: Path, tokenizer: str | None) -> None:
 
         convert_file(source, target, tokenizer)
     except (CheckpointError, OSError) as error:
-        click.echo(f"Error: {error}", err=True)
+        print_error(error)
         sys.exit(WRONG_USAGE)
     click.echo(f"{target} is a checkpoint in Hugging Face's layout")

@@ -30,7 +30,7 @@ from asr_server.config import (
     takes_empty_text,
 )
 from asr_server.errors import CheckpointError
-from asr_server.telemetry import configure_logging
+from asr_server.telemetry import configure_logging, printable
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +134,13 @@ def settings_from(
         return checked_settings(given, checks, _configure_logging)
     except SettingsError as error:
         for problem in error.problems:
-            click.echo(f"Error: {problem}", err=True)
+            print_error(problem)
         raise click.exceptions.Exit(WRONG_USAGE) from None
+
+
+def print_error(error: object) -> None:
+    """Print an error in one line: it may repeat what another server has sent."""
+    click.echo(f"Error: {printable(str(error))}", err=True)
 
 
 def _configure_logging(settings: Settings) -> None:

@@ -21,6 +21,7 @@ from asr_server.cli.checks import FOR_A_SERVER
 from asr_server.cli.options import (
     WRONG_USAGE,
     SectionedCommand,
+    print_error,
     settings_from,
     settings_options,
 )
@@ -88,7 +89,7 @@ def serve(model_name: str | None, **options: Any) -> None:
     try:
         status = run(settings)
     except CheckpointError as error:
-        click.echo(f"Error: {error}", err=True)
+        print_error(error)
         status = WRONG_USAGE
     sys.exit(status)
 
@@ -119,7 +120,7 @@ def health(pid: int) -> None:
     try:
         opener.open(url, timeout=ANSWER_LIMIT_S).close()
     except OSError as error:
-        click.echo(f"Error: {url}: {error}", err=True)
+        print_error(f"{url}: {error}")
         sys.exit(1)
 
 

@@ -19,9 +19,9 @@ import click
 from click.core import ParameterSource
 
 from asr_server.cli.checks import FOR_A_MODEL
-from asr_server.cli.options import WRONG_USAGE, SectionedCommand, settings_from, settings_options
+from asr_server.cli.options import WRONG_USAGE, SectionedCommand, print_error, settings_from, settings_options
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, flag_name
-from asr_server.telemetry import configure_logging
+from asr_server.telemetry import configure_logging, printable
 
 if TYPE_CHECKING:
     from asr_server.formats.subtitles import SubtitleLayout
@@ -252,7 +252,7 @@ def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
     try:
         return _transcribe_on(url, api_key, options, job) if url else _transcribe_here(options, job)
     except (CheckpointError, InvalidValue, OutputError) as error:
-        click.echo(f"Error: {error}", err=True)
+        print_error(error)
         return WRONG_USAGE
 
 
@@ -262,7 +262,8 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
     settings = settings_from(options, FOR_A_MODEL)
     if settings.why_embedded:
         click.echo(
-            f"Warning: {EMBEDDED_HINT}, because {DEFAULT_MODEL} could not be had: {settings.why_embedded}",
+            f"Warning: {EMBEDDED_HINT}, because {DEFAULT_MODEL} could not be had: "
+            f"{printable(settings.why_embedded)}",
             err=True,
         )
     elif settings.serves_embedded_model and not job["quiet"]:

@@ -33,6 +33,7 @@ from asr_server.offline.run import (
     cancel_on_sigterm,
     run_to_the_end,
 )
+from asr_server.telemetry import printable
 from asr_server.transcription import first_error
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
@@ -55,7 +56,7 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
             run = ManifestRun(transcriber, job, reports)
             stop_reason, status = run_to_the_end(lambda: asyncio.run(run.run()))
     if stop_reason:
-        print(f"stopped: {stop_reason}", file=sys.stderr)
+        print(printable(f"stopped: {stop_reason}"), file=sys.stderr)
     if not job.quiet:
         print(reports.numbers(), file=sys.stderr)
     return status or (SOME_FAILED if reports.counts["failed"] else SUCCESS)

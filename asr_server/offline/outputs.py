@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import sys
 import time
@@ -188,6 +189,7 @@ def _sweep(folder: Path) -> None:
                 partial.unlink()
 
 
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but line breaks and tabs
 MAX_HELD = 256  # results that wait for one before them
 
 
@@ -233,13 +235,18 @@ class StandardOutput(Outputs):
             self._printed.notify_all()
 
     def _content(self, name: str, transcript: Transcript) -> bytes:
-        content = rendered(transcript, self._format, self._render_options)
+        content = _escaped(rendered(transcript, self._format, self._render_options))
         if not self._labelled:
             return content
         if self._format in ("json", "verbose_json", "diarized_json"):
             line = json.dumps({"file": name} | json.loads(content), ensure_ascii=False)
             return line.encode("utf-8", "backslashreplace") + b"\n"
         return f"==> {printable(name)} <==\n".encode() + content + b"\n"
+
+
+def _escaped(content: bytes) -> bytes:
+    """Escape a terminal's commands, which the text of another server may hold; valid within JSON too."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", content.decode()).encode()
 
 
 def _print(content: bytes) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
+import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -203,3 +206,30 @@ def wait_for_results(folder: Path, running: subprocess.Popen[str], newer_than: f
         assert running.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+class HostileServer(http.server.BaseHTTPRequestHandler):
+    """Refuses with a message that would command a terminal and forge a line."""
+
+    def do_GET(self) -> None:
+        body = json.dumps(
+            {"error": {"message": "no\x1b]0;owned\x07\r\nError: forged" + "x" * 100_000}}
+        ).encode()
+        self.send_response(404)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_what_a_hostile_server_answers_is_printed_in_one_line_without_commands(tmp_path: Path) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), HostileServer) as hostile:
+        threading.Thread(target=hostile.serve_forever, daemon=True).start()
+        done = transcribe(record(tmp_path / "a.wav"), "--url", f"http://127.0.0.1:{hostile.server_port}")
+        hostile.shutdown()
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(r"Error: no\x1b]0;owned\x07\r\nError: forged")
+    assert len(line) < 3000

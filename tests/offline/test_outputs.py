@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from asr_server.formats.render import ResponseFormat
 from asr_server.offline.inputs import Input
 from asr_server.offline.local import Existing, TranscribeJob
-from asr_server.offline.outputs import FolderOutputs, OutputError, check_writable
+from asr_server.offline.outputs import FolderOutputs, OutputError, StandardOutput, check_writable
 from tests.formats.samples import transcript
 
 WORDS = transcript(text="grüße 你好")
@@ -31,6 +32,20 @@ async def test_results_are_utf8_and_nothing_else_is_left_behind(tmp_path: Path) 
     assert written == f"{tmp_path}/sub/a.txt, {tmp_path}/sub/a.json"
     assert (tmp_path / "sub/a.txt").read_bytes() == "grüße 你好\n".encode()
     assert sorted(os.listdir(tmp_path / "sub")) == ["a.json", "a.txt"]
+
+
+@pytest.mark.parametrize("response_format", ["text", "json"])
+async def test_a_terminal_s_commands_in_a_text_are_printed_escaped(
+    response_format: ResponseFormat, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    job = TranscribeJob(("a.wav",), (response_format,))
+    printed = StandardOutput([Input("a.wav", Path("a.wav"), (PurePath("a"),))], job)
+    printed.begin([0])
+    await printed.write(0, transcript(text="grüße\x1b]0;owned\x07\x9b2J\x7f"))
+    written = capfdbinary.readouterr().out.decode()
+    assert "grüße\\u001b]0;owned\\u0007\\u009b2J\\u007f" in written
+    if response_format == "json":
+        assert json.loads(written)["text"] == "grüße\x1b]0;owned\x07\x9b2J\x7f"
 
 
 async def test_what_exists_is_refused_skipped_or_replaced_as_asked(tmp_path: Path) -> None:
