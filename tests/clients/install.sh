@@ -7,8 +7,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 names=("$@")
-if [ $# = 0 ]; then names=(litellm langchain pipecat livekit); fi
+if [ $# = 0 ]; then names=(litellm langchain pipecat livekit agents speechrecognition vercel); fi
+install_vercel() {
+    cd tests/clients/vercel
+    if cmp -s package-lock.json node_modules/installed.json; then return; fi
+    if command -v npm > /dev/null && npm ci --no-audit --no-fund --silent; then
+        cp package-lock.json node_modules/installed.json
+    else
+        echo "Vercel's AI SDK cannot be installed: its tests are skipped." >&2
+    fi
+}
 for name in "${names[@]}"; do
+    if [ "$name" = vercel ]; then (install_vercel); continue; fi
     requirements=tests/clients/$name.txt environment=.cache/clients/$name
     if cmp -s "$requirements" "$environment/installed.txt"; then continue; fi
     "${PYTHON:-python3}" -m venv "$environment"

@@ -26,6 +26,8 @@ with open(recording, "rb") as file:
     print("srt:", "-->" in litellm.transcription(file=file, response_format="srt", **common).text)
 with open(recording, "rb") as file:
     print("async:", asyncio.run(litellm.atranscription(file=file, **common)).text)
+with open(recording, "rb") as file:
+    print("stream:", litellm.transcription(file=file, stream=True, **common).text)
 with open(__file__, "rb") as file:
     try:
         litellm.transcription(file=file, **common)

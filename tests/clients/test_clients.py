@@ -43,7 +43,38 @@ def test_litellm(server: Server, tmp_path: Path) -> None:
         f"words: {SPOKEN.text}",
         "srt: True",
         f"async: {SPOKEN.text}",
+        f"stream: {SPOKEN.text}",
         "refused: 400",
+    ]
+
+
+def test_openais_agents_sdk_whole_and_live(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
+    assert lines_of("agents", "tests/clients/agents_client.py", recording, f"{server.url}/v1") == [
+        f"whole: {SPOKEN.text}",
+        "live: three one four",
+    ]
+
+
+def test_speech_recognition(server: Server, tmp_path: Path) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    script = "tests/clients/speechrecognition_client.py"
+    assert lines_of("speechrecognition", script, recording, f"{server.url}/v1") == [f"text: {SPOKEN.text}"]
+
+
+def test_vercels_ai_sdk(server: Server, tmp_path: Path) -> None:
+    folder = Path(__file__).parent / "vercel"
+    if not (folder / "node_modules/installed.json").exists():
+        pytest.skip("not installed: tests/clients/install.sh vercel")
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    command = ["node", str(folder / "transcribe.mjs"), str(recording), f"{server.url}/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"whisper-1: {SPOKEN.text}",
+        f"whisper-1 with options: {SPOKEN.text}, true",
+        f"gpt-4o-transcribe: {SPOKEN.text}",
+        f"gpt-4o-transcribe with options: {SPOKEN.text}, false",
     ]
 
 
