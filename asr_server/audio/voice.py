@@ -60,6 +60,7 @@ HUM_RESIDUE: Final = 0.1  # of its power, by which a period may differ from the 
 SILENCE: Final = 3 * FRAME  # before them and behind
 DETECTOR: Final = Path(__file__).parents[1] / "models" / "silero-vad" / "detector.onnx"
 
+Stretch = tuple[float, float]  # start and end in seconds
 Probabilities = npt.NDArray[np.float32]  # [num_frames], that somebody speaks
 
 
@@ -144,19 +145,25 @@ def _sustained_probability(samples: Samples, phase: int) -> float:
     return float(np.sort(_score_isolated(samples, phase))[-MIN_SPEECH_FRAMES])
 
 
-def certain_speech_s(samples: Samples) -> list[tuple[float, float]]:
+def certain_speech_s(samples: Samples) -> list[Stretch]:
     """Start and end in seconds of each stretch in which somebody certainly speaks, in order."""
-    return _stretches_s(samples, CERTAIN, MIN_CERTAIN_FRAMES)
+    return possible_and_certain_speech_s(samples)[1]
 
 
-def possible_speech_s(samples: Samples) -> list[tuple[float, float]]:
+def possible_speech_s(samples: Samples) -> list[Stretch]:
     """Start and end in seconds of each stretch in which somebody may speak, in order: a word or more."""
-    return _stretches_s(samples, 0.0, MIN_SPEECH_FRAMES)
+    return possible_and_certain_speech_s(samples)[0]
 
 
-def _stretches_s(samples: Samples, threshold: float, min_frames: int) -> list[tuple[float, float]]:
-    """Stretches in which somebody may speak, with so many frames at least as likely as `threshold`."""
+def possible_and_certain_speech_s(samples: Samples) -> tuple[list[Stretch], list[Stretch]]:
+    """Return both, for one hearing."""
     probabilities = _score_isolated(samples)[SILENCE // FRAME :]
+    possible_s = _stretches_s(probabilities, 0.0, MIN_SPEECH_FRAMES)
+    return possible_s, _stretches_s(probabilities, CERTAIN, MIN_CERTAIN_FRAMES)
+
+
+def _stretches_s(probabilities: Probabilities, threshold: float, min_frames: int) -> list[Stretch]:
+    """Stretches in which somebody may speak, with so many frames at least as likely as `threshold`."""
     return [
         (first * FRAME_S, end * FRAME_S)
         for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()

@@ -40,6 +40,7 @@ from asr_server.transcription.segments import (
     with_words_by_length,
 )
 from asr_server.transcription.stall_watch import StallWatch
+from asr_server.transcription.voice_check import SpokenChunk
 
 # Half of Whisper's text positions, less <|startofprev|>: the rule of openai-whisper.
 MAX_PROMPT_TOKENS: Final = 223
@@ -211,64 +212,67 @@ class ChunkReader:
         self._watch = watch
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
 
-    async def spoken_pieces(self, chunk: Chunk) -> list[Chunk]:
-        """Return the chunk without the long stretches in which nobody speaks.
+    async def listen(self, chunk: Chunk) -> SpokenChunk:
+        """Find where somebody speaks in the chunk.
 
         A client's limit of tokens is for the chunk, which then stays whole.
         """
         if self._voice_pool is None or self._options.max_new_tokens is not None:
-            return [chunk]
+            return SpokenChunk([chunk])
         with self._watch.waiting_for_pool():
-            return await voice_check.spoken_pieces(chunk, self._voice_pool)
+            return await voice_check.listen(chunk, self._voice_pool)
 
     async def read(
-        self, chunk: Chunk, pieces: Sequence[Chunk], language: str | None, progress: ChunkProgress
+        self, chunk: Chunk, spoken: SpokenChunk, language: str | None, progress: ChunkProgress
     ) -> None:
         """Read the pieces of one chunk to their end; the segments have the times that are shown."""
-        parts = await self._read(pieces, language, progress)
-        progress.finish(await self._with_segment_times(chunk, parts))
+        parts = await self._read(spoken, language, progress)
+        progress.finish(await self._with_segment_times(chunk, spoken, parts))
 
     async def _read(
-        self, pieces: Sequence[Chunk], language: str | None, progress: ChunkProgress
+        self, spoken: SpokenChunk, language: str | None, progress: ChunkProgress
     ) -> list[DecodedPart]:
         """Reads one chunk in the language that it detects if none is given. Where the vote of several
         chunks ends with another language, the chunk is read again.
         """
         if language is not None or self._language.is_per_chunk:
-            return await self._read_parts(pieces, language, progress)
-        parts = await self._read_parts(pieces, None, progress)
+            return await self._read_parts(spoken, language, progress)
+        parts = await self._read_parts(spoken, None, progress)
         guess = self._language.guess if any(part.spans for part in parts) else None
         self._language.on_decoded(guess)
         progress.on_wait_for_others()
         if guess is not None and (settled := await self._language.conclusion()) != guess:
             self._handle.stats.on_read_again("language_outvoted")
-            parts = await self._read_parts(pieces, settled, progress, first_part=SECOND_READING)
+            parts = await self._read_parts(spoken, settled, progress, first_part=SECOND_READING)
         return parts
 
-    async def _with_segment_times(self, chunk: Chunk, parts: list[DecodedPart]) -> list[DecodedPart]:
+    async def _with_segment_times(
+        self, chunk: Chunk, spoken: SpokenChunk, parts: list[DecodedPart]
+    ) -> list[DecodedPart]:
         """The parts with better segment times than the model's, if they are shown and no words give them."""
         options = self._options
         if self._voice_pool is None or options.word_timestamps or not options.segment_times:
             return parts
         with self._watch.waiting_for_pool():
-            return await voice_check.without_silent_edges(parts, chunk, self._voice_pool)
+            return await voice_check.without_silent_edges(parts, chunk, spoken, self._voice_pool)
 
     async def _read_parts(
-        self, pieces: Sequence[Chunk], language: str | None, progress: ChunkProgress, first_part: int = 0
+        self, spoken: SpokenChunk, language: str | None, progress: ChunkProgress, first_part: int = 0
     ) -> list[DecodedPart]:
         options = msgspec.structs.replace(self._options, language=language)
         parts: list[DecodedPart] = []
         previous_text = PreviousText(self._options.prompt_tokens)
         if options.condition_on_previous_text:
-            previous_text = self._previous_texts[pieces[0].channel]
+            previous_text = self._previous_texts[spoken.pieces[0].channel]
         numbers = count(first_part)
-        for piece in pieces:
-            options = await self._read_piece(piece, options, parts, previous_text, progress, numbers)
+        for piece in spoken.pieces:
+            options = await self._read_piece(piece, spoken, options, parts, previous_text, progress, numbers)
         return parts
 
     async def _read_piece(
         self,
         piece: Chunk,
+        spoken: SpokenChunk,
         options: DecodingOptions,
         parts: list[DecodedPart],
         previous_text: PreviousText,
@@ -288,7 +292,7 @@ class ChunkReader:
             if is_last:  # what is sent of it early could not be followed by another part
                 options = msgspec.structs.replace(options, early_results=False, is_last_part=True)
             early_results = EarlyResults(self._tokenizer)
-            on_early_result = self._reporter(early_results, tail, parts, options, progress)
+            on_early_result = self._reporter(early_results, tail, spoken, parts, options, progress)
             result = await self._handle.submit(
                 tail, options, next(numbers), self._language.on_probabilities, on_early_result
             )
@@ -301,7 +305,7 @@ class ChunkReader:
                 may_go_on = not is_last and options.max_new_tokens is None
                 with self._watch.waiting_for_pool():
                     decoded = await voice_check.drop_inventions(
-                        decoded, tail, self._voice_pool, num_sent, may_go_on
+                        decoded, tail, spoken, self._voice_pool, num_sent, may_go_on
                     )
                 self._handle.stats.on_segments_dropped("no_voice", num_decoded - len(decoded.spans))
             parts.append(decoded if is_last else await self._until_missed_speech(decoded, tail, num_sent))
@@ -348,6 +352,7 @@ class ChunkReader:
         self,
         early_results: EarlyResults,
         chunk: Chunk,
+        spoken: SpokenChunk,
         before: list[DecodedPart],
         options: DecodingOptions,
         progress: ChunkProgress,
@@ -356,15 +361,15 @@ class ChunkReader:
 
         def on_early_result(result: ChunkResult) -> None:
             decoded = decode_part(chunk, result, options, self._tokenizer)
-            if self._is_final(decoded) and early_results.add(result):
+            if self._is_final(decoded, spoken) and early_results.add(result):
                 progress.report([*before, decoded])
 
         return on_early_result
 
-    def _is_final(self, early: DecodedPart) -> bool:
+    def _is_final(self, early: DecodedPart, spoken: SpokenChunk) -> bool:
         """Whether neither the vote on the language nor the voice detector can still replace an early text."""
         is_checked = self._voice_pool is not None and (
-            voice_check.holds_doubtful(early) or voice_check.holds_long_gap(early)
+            voice_check.holds_doubtful(early, spoken) or voice_check.holds_long_gap(early)
         )
         return self._language.is_settled and not is_checked
 

@@ -132,11 +132,11 @@ class TranscriptionSession:
             finished = decoded.finished
             chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
             for chunk in chunks:
-                pieces = await self._reader.spoken_pieces(chunk)
+                spoken = await self._reader.listen(chunk)
                 # Waiting here while another chunk detects also keeps this side from decoding on.
                 language, progress = await self._language.next_language(), ChunkProgress()
                 self._pending.put_nowait(progress)
-                read = partial(self._reader.read, chunk, pieces, language, progress)
+                read = partial(self._reader.read, chunk, spoken, language, progress)
                 if finished and chunk is chunks[-1]:
                     read_last = read
                 else:

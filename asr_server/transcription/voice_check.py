@@ -36,10 +36,12 @@ from asr_server.audio.voice import (
     MIN_CERTAIN_FRAMES,
     MISSED_S,
     PAUSE_S,
+    Stretch,
     certain_speech_s,
     holds_speech,
     missed_speech_s,
     next_speech_s,
+    possible_and_certain_speech_s,
     possible_speech_s,
 )
 from asr_server.core import SAMPLE_RATE, Chunk, Samples
@@ -57,22 +59,37 @@ SAMPLES_PER_FRAME: Final = SAMPLE_RATE // FRAMES_PER_S  # so that a segment's `s
 MARGIN_S: Final = 0.2
 
 
-Stretch = tuple[float, float]  # start and end in seconds
 NO_SPEECH_S: Final = 3.0  # of sound in which nobody may be speaking, at least: it is not given to the model,
 KEPT_S: Final = 1.0  # but for this much beside speech
 
 
-async def spoken_pieces(chunk: Chunk, pool: PreprocessPool) -> list[Chunk]:
+class SpokenChunk(msgspec.Struct, frozen=True):
+    """The pieces of a chunk in which somebody may speak, and where somebody does, on the file's clock."""
+
+    pieces: Sequence[Chunk]
+    possible_s: Sequence[Stretch] = ()
+    certain_s: Sequence[Stretch] = ()
+
+    def certainly_spoken_s(self, start_s: float, end_s: float) -> float:
+        """Return for how long somebody certainly speaks between two times."""
+        return sum(max(0.0, min(end_s, last_s) - max(start_s, first_s)) for first_s, last_s in self.certain_s)
+
+
+async def listen(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
     """Cut the chunk where nobody speaks for long: beside music or noise a model misses or mistimes words.
 
     A chunk without any speech stays whole: its text is judged by itself.
     """
     if chunk.duration_s < NO_SPEECH_S:
-        return [chunk]
-    speech_s = await pool.run(possible_speech_s, chunk.samples)
-    if not speech_s:
-        return [chunk]
-    return [_between(chunk, start_s, end_s) for start_s, end_s in _pieces_s(speech_s, chunk.duration_s)]
+        return SpokenChunk([chunk])
+    possible_s, certain_s = await pool.run(possible_and_certain_speech_s, chunk.samples)
+    pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
+    pieces = [_between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]
+    return SpokenChunk(pieces, _in_file(possible_s, chunk), _in_file(certain_s, chunk))
+
+
+def _in_file(stretches_s: Sequence[Stretch], chunk: Chunk) -> list[Stretch]:
+    return [(chunk.start_s + start_s, chunk.start_s + end_s) for start_s, end_s in stretches_s]
 
 
 def _pieces_s(speech_s: Sequence[Stretch], duration_s: float) -> list[Stretch]:
@@ -98,12 +115,21 @@ def _between(chunk: Chunk, start_s: float, end_s: float) -> Chunk:
     return rest_of(msgspec.structs.replace(chunk, samples=chunk.samples[: round(end_s * SAMPLE_RATE)]), first)
 
 
-def holds_doubtful(part: DecodedPart) -> bool:
-    return any(_is_doubtful(span, part) for span in part.spans)
+def holds_doubtful(part: DecodedPart, spoken: SpokenChunk) -> bool:
+    return any(_is_doubtful(span, part) and not _is_surely_spoken(span, part, spoken) for span in part.spans)
+
+
+def _is_surely_spoken(span: Span, part: DecodedPart, spoken: SpokenChunk) -> bool:
+    return spoken.certainly_spoken_s(part.start_s + span.start_s, part.start_s + span.end_s) >= SURELY_S
 
 
 async def drop_inventions(
-    part: DecodedPart, chunk: Chunk, pool: PreprocessPool, num_sent: int = 0, may_go_on: bool = True
+    part: DecodedPart,
+    chunk: Chunk,
+    spoken: SpokenChunk,
+    pool: PreprocessPool,
+    num_sent: int = 0,
+    may_go_on: bool = True,
 ) -> DecodedPart:
     """The part without the doubtful segments in whose time nobody speaks. Where somebody speaks behind one
     of them, the part ends before it and has an unread tail from there.
@@ -117,6 +143,7 @@ async def drop_inventions(
     is_any_dropped = False
     for number, span in enumerate(part.spans):
         in_doubt = number >= num_sent and (is_any_dropped or _is_doubtful(span, part))
+        in_doubt = in_doubt and not _is_surely_spoken(span, part, spoken)
         if not in_doubt or await pool.run(holds_speech, _samples_of(span, chunk)):
             kept.append(span)
             continue
@@ -198,18 +225,18 @@ MIN_SPEECH_S: Final = 0.1
 
 
 async def without_silent_edges(
-    parts: Sequence[DecodedPart], chunk: Chunk, pool: PreprocessPool
+    parts: Sequence[DecodedPart], chunk: Chunk, spoken: SpokenChunk, pool: PreprocessPool
 ) -> list[DecodedPart]:
     """The chunk's parts, with segments that begin and end near a voice. Text and words stay as they are."""
     if not any(part.spans for part in parts):
         return list(parts)
-    speech_s = await pool.run(possible_speech_s, chunk.samples)
-    return [_without_silent_edges(part, part.start_s - chunk.start_s, speech_s) for part in parts]
+    speech_s = spoken.possible_s or _in_file(await pool.run(possible_speech_s, chunk.samples), chunk)
+    return [_without_silent_edges(part, speech_s) for part in parts]
 
 
-def _without_silent_edges(part: DecodedPart, offset_s: float, speech_s: Sequence[Stretch]) -> DecodedPart:
-    """`speech_s` are times from the chunk's start, which is `offset_s` before the part's."""
-    stretches = [(start_s - offset_s, end_s - offset_s) for start_s, end_s in speech_s]
+def _without_silent_edges(part: DecodedPart, speech_s: Sequence[Stretch]) -> DecodedPart:
+    """`speech_s`: on the file's clock."""
+    stretches = [(start_s - part.start_s, end_s - part.start_s) for start_s, end_s in speech_s]
     return msgspec.structs.replace(part, spans=tuple(_moved_inward(span, stretches) for span in part.spans))
 
 

@@ -17,7 +17,7 @@ from asr_server.channel.messages import EarlyResult, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
-from asr_server.core import ChunkResult, DecodingOptions, Segment, Word
+from asr_server.core import ChunkResult, DecodingOptions, Samples, Segment, Word
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.metrics import REGISTRY
@@ -27,6 +27,7 @@ from tests.checkpoints import fragmentary_directory
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.memory_file import MemoryFile
+from tests.speech import say as digits
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
@@ -142,6 +143,9 @@ class RealTranscriber:
 # -- With a replica that says what the test wants ------------------------------------------------------------
 
 
+TWO_SECONDS = noise(2.0)
+
+
 class EarlyReplica(FakeReplica):
     """Reports `early` before it answers."""
 
@@ -164,9 +168,11 @@ class App:
         self.pool = PreprocessPool(1)
         self.transcriber = Transcriber(self.dispatcher, self.pool, TOKENIZER)
 
-    async def texts(self, is_sent_early: bool = True, options: DecodingOptions = STREAMED) -> list[str]:
-        """The deltas of two seconds, of which the first is read early."""
-        async with self.transcriber.transcribe(Recording(MemoryFile(wav(noise(2.0)))), options) as session:
+    async def texts(
+        self, is_sent_early: bool = True, options: DecodingOptions = STREAMED, sound: Samples = TWO_SECONDS
+    ) -> list[str]:
+        """The deltas of the sound, of which the first second is read early."""
+        async with self.transcriber.transcribe(Recording(MemoryFile(wav(sound))), options) as session:
             deltas = aiter(session)
             submit = await self.next_submit()
             self.replica.report(submit)
@@ -265,6 +271,13 @@ async def test_what_the_voice_detector_doubts_as_a_whole_takes_nothing_back(app:
 async def test_what_the_voice_detector_may_doubt_waits_for_its_chunk(app: App) -> None:
     app.replica.early = say(t(0), *words("0"), t(1), finish_reason="length", avg_logprob=-0.8)
     assert await app.texts(is_sent_early=False) == ["zero one"]
+
+
+async def test_doubtful_text_is_sent_early_where_somebody_surely_speaks(app: App) -> None:
+    """A model may give all of a clean recording a no-speech probability above the bound of doubt."""
+    app.replica.early = say(t(0), *words("0"), t(3), finish_reason="length", no_speech_prob=0.5)
+    app.answers = [say(t(0), *words("0"), t(3), t(3), *words("1"), t(4.5), no_speech_prob=0.5)]
+    assert await app.texts(sound=digits("31415926").samples) == ["zero", " one"]
 
 
 async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: App) -> None:

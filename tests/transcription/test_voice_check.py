@@ -12,8 +12,10 @@ from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Sa
 from asr_server.transcription.segments import DecodedPart, Span
 from asr_server.transcription.voice_check import (
     KEPT_S,
+    SpokenChunk,
     drop_inventions,
-    spoken_pieces,
+    holds_doubtful,
+    listen,
     until_missed_speech,
 )
 from tests.noises import make_noise
@@ -35,6 +37,7 @@ async def test_a_digit_behind_a_long_pause_is_heard(voice: str) -> None:
 # -- By itself, on segments made up --------------------------------------------------------------------------
 
 COUGHS, TALK = make_noise("coughs", -20, 4.0, 1), say("31415926", "rms").samples
+TALK_S = len(TALK) / SAMPLE_RATE
 LIKELY, UNLIKELY = -0.1, -1.0
 
 
@@ -49,7 +52,7 @@ def part_of(sound: Samples, *segments: tuple[float, float, float]) -> tuple[Deco
 async def checked(part: DecodedPart, chunk: Chunk, num_sent: int = 0) -> DecodedPart:
     pool = PreprocessPool(1)
     try:
-        return await drop_inventions(part, chunk, pool, num_sent)
+        return await drop_inventions(part, chunk, SpokenChunk([chunk]), pool, num_sent)
     finally:
         pool.shutdown()
 
@@ -74,6 +77,18 @@ async def test_where_somebody_speaks_behind_a_dropped_segment_it_is_read_again_f
     assert found.tail_s == pytest.approx(4.0, abs=0.3)
 
 
+async def test_a_segment_in_which_somebody_surely_speaks_is_beyond_doubt() -> None:
+    part, chunk = part_of(np.concatenate([COUGHS, TALK]), (4.0, 4.0 + TALK_S, UNLIKELY))
+    pool = PreprocessPool(1)
+    try:
+        spoken = await listen(chunk, pool)
+    finally:
+        pool.shutdown()
+    assert not holds_doubtful(part, spoken)
+    early, _ = part_of(chunk.samples, (0.0, 3.0, UNLIKELY))
+    assert holds_doubtful(early, spoken)
+
+
 async def test_what_has_been_sent_stands() -> None:
     part, chunk = part_of(COUGHS, (0.0, 1.0, UNLIKELY), (1.0, 2.0, UNLIKELY))
     assert (await checked(part, chunk, num_sent=1)).spans == part.spans[:1]
@@ -88,7 +103,6 @@ async def cut_at_missed_speech(part: DecodedPart, chunk: Chunk, num_sent: int = 
 
 
 GAP_TALK = np.concatenate([TALK, silence(1.5), TALK, silence(1.5), TALK])
-TALK_S = len(TALK) / SAMPLE_RATE
 SECOND_S, THIRD_S = TALK_S + 1.5, 2 * TALK_S + 3.0
 
 
@@ -138,7 +152,7 @@ async def test_text_that_whisper_judges_silence_stays_where_somebody_surely_spea
 async def pieces_of(sound: Samples, start_sample: int = 0) -> list[tuple[float, float]]:
     pool = PreprocessPool(1)
     try:
-        pieces = await spoken_pieces(Chunk(0, start_sample, sound), pool)
+        pieces = (await listen(Chunk(0, start_sample, sound), pool)).pieces
     finally:
         pool.shutdown()
     return [(piece.start_s, piece.start_s + piece.duration_s) for piece in pieces]

@@ -8,7 +8,7 @@ import pytest
 from asr_server.audio.pool import PreprocessPool
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
 from asr_server.transcription.segments import DecodedPart, Span
-from asr_server.transcription.voice_check import MARGIN_S, MIN_SILENCE_S, without_silent_edges
+from asr_server.transcription.voice_check import MARGIN_S, MIN_SILENCE_S, SpokenChunk, without_silent_edges
 from tests.noises import make_noise
 from tests.speech import say, silence
 
@@ -34,7 +34,7 @@ async def moved(
     part = DecodedPart(20.0 + part_start_s, chunk.duration_s - part_start_s, result, spans, 1)
     pool = PreprocessPool(1)
     try:
-        (found,) = await without_silent_edges([part], chunk, pool)
+        (found,) = await without_silent_edges([part], chunk, SpokenChunk([chunk]), pool)
     finally:
         pool.shutdown()
     return [(span.start_s, span.end_s) for span in found.spans]
