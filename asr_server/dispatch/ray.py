@@ -1,9 +1,9 @@
 """Starts replicas as actors over a Ray cluster: for many hosts. Imported for `--executor ray` alone.
 
-Runs in the API process; imports no torch. Made by `dispatcher.py`, driven by `supervisor.py`. A placement
-group has a place for each replica, spread over the hosts. Ray starts processes there and tells when one has
-ended; all else is as in `processes.py`, over TCP. Calls of Ray's functions block, and some for good once the
-cluster is gone: none is made on the event loop, each in a thread of its own, with a limit.
+Runs in the API process; imports no torch. Made by `dispatcher.py`, driven by `supervisor.py`. Each replica
+has a placement group of its own, on the host with the most room. Ray starts processes there and tells when
+one has ended; all else is as in `processes.py`, over TCP. Calls of Ray's functions block, and some for good
+once the cluster is gone: none is made on the event loop, each in a thread of its own, with a limit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,7 +29,7 @@ from asr_server.channel.zeromq import ReplicaSpec
 from asr_server.checkpoint.find import name_elsewhere
 from asr_server.config import Settings
 from asr_server.dispatch.processes import RemoteReplica
-from asr_server.dispatch.ray_cluster import cluster_address
+from asr_server.dispatch.ray_cluster import check_answers, cluster_address
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.machine import in_daemon_thread
 
@@ -38,7 +39,7 @@ CALL_LIMIT_S: Final = 10.0
 LEAVE_LIMIT_S: Final = 30.0
 CALL_THREAD: Final = "ray call"
 KILL_LIMIT_S: Final = 10.0
-PLACE_WAIT_S: Final = 0.25
+PLACE_WAIT_S: Final = 1.0
 PLACE_LOG_S: Final = 20.0
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class RayExecutor:
         """Starts nothing yet."""
         self._settings = replace(settings, api_key="", model=name_elsewhere(Path(settings.model)))
         self._cluster = contextlib.ExitStack()  # ends the cluster of this machine, where one was started
-        self._places: Any = None
+        self._address = ""
+        self._places: list[Any] = []  # by replica
         self._resources: dict[str, float] = {}
         self._num_on_device = 1
         self._host = ""
@@ -67,14 +69,15 @@ class RayExecutor:
             raise StartImpossible(f"no Ray cluster at {self._settings.ray_address}: {reason}") from error
 
     async def launch(self, index: int) -> RayReplica:
-        """Waits for a place in the cluster. Raises OSError and what Ray raises."""
-        await self._until_placed()
+        """Waits for a place in the cluster, as long as it takes. Raises OSError and what Ray raises."""
         client = TcpEngineClient(self._host)
         try:
             spec = ReplicaSpec(index, client.address, self._settings, self._num_on_device)
-            actor, end = await _in_thread(lambda: self._start_actor(index, spec), CALL_LIMIT_S)
+            await self._check_answers()
+            actor, began, end = await _in_thread(lambda: self._start_actor(index, spec), CALL_LIMIT_S)
+            await self._until_begun(index, asyncio.wrap_future(began))
         except BaseException:
-            client.close()
+            client.close()  # Ray ends an actor that nobody holds
             raise
         return RayReplica(f"replica {index}", actor, asyncio.wrap_future(end), client)
 
@@ -90,9 +93,9 @@ class RayExecutor:
 
     def _join(self) -> int:
         """Connects to the cluster and asks for places; returns the number of replicas."""
-        address = self._cluster.enter_context(cluster_address(self._settings.ray_address))
+        self._address = self._cluster.enter_context(cluster_address(self._settings.ray_address))
         ray = _ray()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
         self._host = ray.util.get_node_ip_address()
         num_hosts = sum(node["Alive"] for node in ray.nodes())
         gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -106,34 +109,41 @@ class RayExecutor:
         threads = max(1, self._settings.cpu_threads)
         self._resources = {"GPU": num_ranks / shared_by} if use_gpus else {"CPU": num_ranks * threads}
         self._settings = replace(self._settings, replicas=num_on_host)  # what shares a host's cores
-        self._places = ray.util.placement_group([self._resources] * num_replicas, strategy="SPREAD")
+        self._places = [
+            ray.util.placement_group([self._resources], strategy="SPREAD") for _ in range(num_replicas)
+        ]
         return num_replicas
 
-    def _start_actor(self, index: int, spec: ReplicaSpec) -> tuple[Any, Any]:
-        """Starts replica `index`; returns its actor and a future that is done when the actor has ended."""
+    def _start_actor(self, index: int, spec: ReplicaSpec) -> tuple[Any, Future[None], Future[None]]:
+        """Has replica `index` started once it has a place; returns its actor and futures of start and end."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         actor_class = _ray().remote(
             num_cpus=self._resources.get("CPU", 0),
             num_gpus=self._resources.get("GPU", 0),
             max_restarts=0,  # the supervisor replaces it
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._places, index),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._places[index]),
         )(pkgutil.resolve_name(REPLICA))
         actor = actor_class.remote()
         # The keys are an argument of the call: those of the constructor would be kept by the cluster.
         call = actor.run.options(name=f"asr-server replica {index}")  # in the process's title, too
-        return actor, call.remote(spec.to_line(), __version__).future()
+        began = actor.__ray_ready__.remote().future()
+        return actor, began, call.remote(spec.to_line(), __version__).future()
 
-    async def _until_placed(self) -> None:
-        """Waits until every replica has a place. One may be missing again later, when its host is lost."""
+    async def _until_begun(self, index: int, began: asyncio.Future[None]) -> None:
+        """Wait until the actor runs. Raises OSError once the cluster is gone, of which Ray says nothing."""
         waited_s = 0.0
-        while not await _in_thread(lambda: self._places.wait(PLACE_WAIT_S), CALL_LIMIT_S):
-            await asyncio.sleep(PLACE_WAIT_S)
-            waited_s += 2 * PLACE_WAIT_S
+        while not (await asyncio.wait((began,), timeout=PLACE_WAIT_S))[0]:
+            await self._check_answers()
+            waited_s += PLACE_WAIT_S
             if waited_s % PLACE_LOG_S == 0:
                 logger.warning(
-                    "waiting for places in the Ray cluster: each replica needs %s", self._resources
+                    "replica %d waits for a place in the Ray cluster: it needs %s", index, self._resources
                 )
+        began.result()
+
+    async def _check_answers(self) -> None:
+        await _in_thread(lambda: check_answers(self._address), CALL_LIMIT_S)
 
     def _leave(self) -> None:
         """Disconnects, but not while another call is under way, such as one that waits for a place: Ray would
@@ -143,9 +153,10 @@ class RayExecutor:
             if thread.name == CALL_THREAD and thread is not threading.current_thread():
                 thread.join(CALL_LIMIT_S)
         if "ray" in sys.modules:
-            if self._places is not None:
-                with contextlib.suppress(Exception):  # the cluster may be gone
-                    _ray().util.remove_placement_group(self._places)
+            check_answers(self._address)
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                for place in self._places:
+                    _ray().util.remove_placement_group(place)
             _ray().shutdown()
 
 

@@ -28,11 +28,14 @@ from asr_server.process import child_environment
 # Samples do not go through Ray's shared store of objects: nearly the least that Ray takes.
 OBJECT_STORE_BYTES: Final = 80 << 20
 STOP_LIMIT_S: Final = 20.0
-CONNECT_LIMIT_S: Final = 10.0
+ANSWER_LIMIT_S: Final = 8.0
 # Nothing of such a cluster listens on other addresses than 127.0.0.1, and its processes share a token.
 ENVIRONMENT: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 _CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves its address
 _MAX_ADDRESS: Final = 300  # characters
+_FRAME_HEADER_BYTES: Final = 9  # length, type, flags and stream: RFC 9113, section 4.1
+_SETTINGS_FRAME: Final = b"\x04"  # both ends of HTTP/2 begin with this type
+_HTTP2_GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS_FRAME + bytes(5)
 _SIGN: Final = "the cluster's address: "
 _FAILURE: Final = "the cluster did not start: "
 
@@ -60,16 +63,28 @@ def _current_cluster() -> str:
     return address
 
 
-def connect_once(address: str) -> None:
-    """Raises OSError where nothing listens: Ray itself would try for a minute, and then write many lines."""
+def check_answers(address: str) -> None:
+    """Raises OSError where nothing listens, or something that does not speak gRPC as Ray does.
+
+    Ray itself would try for a minute or more, and then write many lines.
+    """
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_LIMIT_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                connection.sendall(_HTTP2_GREETING)
+                _check_greeting(connection.recv(_FRAME_HEADER_BYTES))
     except OSError as error:
         reason = f"cannot connect to {address}: {error.strerror or error}"
         raise OSError(error.errno or 0, reason) from error
+
+
+def _check_greeting(frame: bytes) -> None:
+    """Raises OSError unless these bytes begin HTTP/2, by which gRPC speaks."""
+    if frame[3:4] != _SETTINGS_FRAME:
+        raise OSError("what listens there is not Ray")
 
 
 @contextmanager
@@ -79,7 +94,7 @@ def cluster_address(address: str) -> Iterator[str]:
     Raises OSError.
     """
     if joined := address_to_join(address):
-        connect_once(joined)
+        check_answers(joined)
         yield joined
         return
     os.environ |= ENVIRONMENT  # read when Ray is imported

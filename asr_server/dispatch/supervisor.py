@@ -62,7 +62,10 @@ class Executor(Protocol):
         """Called once, before any launch. Returns how many replicas to launch. Raises StartImpossible."""
 
     async def launch(self, index: int) -> Replica:
-        """Starts replica `index`; it is ready when its first `Credit` comes."""
+        """Starts replica `index`; it is ready when its first `Credit` comes.
+
+        May wait for a place for any time: only what follows has a limit.
+        """
 
     async def stop(self) -> None:
         """Called once, when every replica has been closed, or when `start` has raised."""
@@ -253,8 +256,7 @@ class Supervisor:
     async def _launch_and_run(self, index: int, patience: Patience) -> ReplicaState | None:
         """Run a replica to its end; return None if it could not be watched. Whatever goes wrong is logged."""
         try:
-            async with asyncio.timeout(self.limits.startup_s):
-                replica = await self._executor.launch(index)
+            replica = await self._executor.launch(index)
             return await self._run(ReplicaState(replica, self.limits, patience))
         except StartImpossible:
             raise

@@ -172,6 +172,27 @@ async def test_a_host_that_is_lost_takes_no_request_with_it(
     assert dispatcher.ready
 
 
+@IN_MODULE
+@pytest.mark.parametrize("dispatcher", ["ray"], indirect=True)
+async def test_after_a_host_is_lost_the_replica_of_another_host_starts_anew(dispatcher: Dispatcher) -> None:
+    await until_noticed_by_ray()
+    (before,) = [state for state in dispatcher.supervisor.replica_states if state.ready]
+    (process,) = named_replicas()
+    process.kill()
+    async with asyncio.timeout(60):
+        while not any(state.ready for state in dispatcher.supervisor.replica_states if state is not before):
+            await asyncio.sleep(0.05)
+    assert heard(await dispatcher.open("a").submit(chunk(say("314")), OPTIONS)) == "314"
+
+
+async def until_noticed_by_ray() -> None:
+    import ray
+
+    async with asyncio.timeout(60):
+        while sum(node["Alive"] for node in await asyncio.to_thread(ray.nodes)) > 1:
+            await asyncio.sleep(0.1)
+
+
 def named_replicas() -> list[psutil.Process]:
     """The processes that carry a replica's number in their title: our children, and those of our raylets."""
     children = psutil.Process().children(recursive=True)

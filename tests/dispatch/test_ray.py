@@ -8,7 +8,9 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -57,14 +59,47 @@ async def test_a_cluster_that_is_not_there_is_told_in_a_line_and_given_up() -> N
     await dispatcher.stop()
 
 
+@contextmanager
+def listener(answer: bytes) -> Iterator[str]:
+    """Answer one connection; yield the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError), listening.accept()[0] as connection:
+                connection.sendall(answer)
+                connection.recv(1)
+                is_over.wait(30)
+
+        is_over = threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        is_over.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there is not Ray"), (b"", "timed out")],
+)
+def test_a_port_that_is_not_rays_is_refused(
+    answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ray_cluster.ANSWER_LIMIT_S < 20
+    monkeypatch.setattr(ray_cluster, "ANSWER_LIMIT_S", 0.2)
+    with listener(answer) as address, pytest.raises(OSError, match=f"cannot connect to {address}: {reason}"):
+        ray_cluster.check_answers(address)
+
+
 @pytest.fixture
 def left_by_ray_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the file in which `ray start` leaves the address of a cluster; something listens there."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     path = tmp_path / "ray_current_cluster"
     monkeypatch.setattr(ray_cluster, "_CURRENT_CLUSTER", path)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        path.write_text(f"127.0.0.1:{listener.getsockname()[1]}\n")
+    with listener(bytes(3) + b"\x04" + bytes(5)) as address:
+        path.write_text(f"{address}\n")
         yield path
 
 
@@ -124,3 +159,31 @@ def test_a_killed_server_leaves_no_actor_and_nothing_of_its_own_cluster() -> Non
         _, alive = psutil.wait_procs(children, 30)
         assert not alive
         assert not Path(session).exists()
+
+
+@pytest.mark.trial
+def test_a_cluster_that_is_gone_is_named_as_the_reason_of_a_failed_start() -> None:
+    """In a process of its own, which Ray ends a minute after its head node."""
+    pytest.importorskip("ray")
+    code = """if True:
+        import asyncio, os, psutil
+        from tests.dispatch.ray_cluster import ray_cluster
+        from tests.dispatch.test_executors import named_replicas, running
+
+        async def lose(cluster):
+            async with running("ray", 2, cluster.address) as dispatcher, asyncio.timeout(30):
+                for process in psutil.Process().children(recursive=True):
+                    if process.name() == "gcs_server":
+                        process.kill()
+                named_replicas()[0].kill()
+                while cluster.address not in dispatcher.supervisor.last_failure:
+                    await asyncio.sleep(0.05)
+                print(dispatcher.supervisor.last_failure)
+
+        with ray_cluster() as cluster:
+            asyncio.run(lose(cluster))
+            os._exit(0)"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=120
+    )
+    assert re.search(r"cannot connect to 127\.0\.0\.1:\d+: Connection refused", ended.stdout)
