@@ -36,6 +36,7 @@ from asr_server.model.whisper import padded_vocabulary
 
 HEADS, DEPTH, POSITIONS, CONTEXT = 20, 64, 1500, 128
 WIDTH, HIDDEN, VOCABULARY = 1280, 5120, 51866
+SLOTS, LINES = 768, 12  # texts of the default's 256 chunks; lines of candidates of its beam of 5
 PADDED_VOCABULARY = padded_vocabulary(VOCABULARY, torch.device("cuda"))
 
 
@@ -138,20 +139,23 @@ def attention(
     flash_decode(query, keys, values, slots, lengths, most, scales, scales, num_warps=num_warps, **new)
 
 
-def token_choice() -> None:
+def token_choice(lines: int = LINES) -> None:
     """The end of a step with 128 rows over large-v3's vocabulary."""
     integers = torch.zeros(128, dtype=torch.long)
     flags, suppressed = torch.ones(128, dtype=torch.bool), torch.zeros(PADDED_VOCABULARY, dtype=torch.int8)
     scores, logprobs = torch.zeros(128, PADDED_VOCABULARY)[:, :VOCABULARY], torch.zeros(128)
     columns = (flags, integers, integers, integers, integers)
-    choose_token(scores, suppressed, *columns, 50257, 50365, 50415, integers, logprobs)
+    chosen = (integers, logprobs, torch.zeros(lines, SLOTS)[:, :128])
+    choose_token(scores, suppressed, *columns, 50257, 50365, 50415, *chosen)
 
 
-def state_change(rows: int = 128) -> None:
+def state_change(rows: int = 128, lines: int = LINES) -> None:
     integers, flags = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.bool)
     numbers, generated = torch.zeros(rows), torch.zeros(rows, 448, dtype=torch.long)
     columns = (flags, integers, integers, integers, integers, integers, generated)
-    advance(integers, numbers, numbers, *columns, 50365, 50257, torch.zeros(3, rows, dtype=torch.double))
+    candidates = torch.zeros(lines, SLOTS)[:, :rows]
+    report = torch.zeros(3 + lines, rows, dtype=torch.double)
+    advance(integers, numbers, numbers, *columns, candidates, 50365, 50257, report)
 
 
 def addition_and_norm(dtype: torch.dtype, batch: int = 1) -> None:
@@ -177,8 +181,9 @@ def cases(arch: int) -> list[Case]:
             found.append((what, partial(attention, dtype, 128, True, count)))
     found.append(("audio, bfloat16, 1 row, in parts", lambda: attention(torch.bfloat16, 1, True)))
     found.append(("text, bfloat16, 128 rows", lambda: attention(torch.bfloat16, 128, False)))
-    found.append(("end of a step, 128 rows", token_choice))
-    found.append(("change of state, 128 rows", state_change))
+    for lines, name in ((LINES, "beams"), (0, "greedy")):
+        found.append((f"end of a step, 128 rows, {name}", partial(token_choice, lines)))
+        found.append((f"change of state, 128 rows, {name}", partial(state_change, lines=lines)))
     found.append(("encoder, addition and norm, bfloat16", lambda: addition_and_norm(torch.bfloat16)))
     found.append(("encoder, addition and norm, float16", lambda: addition_and_norm(torch.float16)))
     if arch >= 89:

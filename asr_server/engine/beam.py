@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,6 +29,11 @@ LENGTH_PENALTY: Final = 0.5
 _MAX_AHEAD = 2
 
 
+def num_candidates(width: int) -> int:
+    """Returns how many next tokens of each hypothesis are compared: one of them may be end-of-text."""
+    return width + 1 if width > 1 else 0
+
+
 class _Branch(NamedTuple):
     """One of the next hypotheses."""
 
@@ -40,8 +44,7 @@ class _Branch(NamedTuple):
     is_greedy: bool
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """The beginning of a text, or with `is_ended` a whole text."""
 
     tokens: tuple[int, ...] = ()  # end-of-text not included
@@ -87,11 +90,6 @@ class BeamSearch:
         self._margin = margin
         self._is_pruned = margin < math.inf
         self._length_penalty = LENGTH_PENALTY if self._is_pruned else 1.0
-
-    @property
-    def num_candidates(self) -> int:
-        """How many next tokens of each hypothesis are compared: one of them may be end-of-text."""
-        return self.width + 1
 
     @property
     def is_over(self) -> bool:
@@ -153,7 +151,7 @@ class BeamSearch:
                 is_greedy = hypothesis.is_greedy or kept[place].is_greedy  # it goes on for the greedy one
                 if lead > 0:
                     kept[place], parents[place] = hypothesis, branch.parent
-                kept[place] = replace(kept[place], is_greedy=is_greedy)
+                kept[place] = kept[place]._replace(is_greedy=is_greedy)
         self.running = kept
         return parents
 

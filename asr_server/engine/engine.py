@@ -103,7 +103,7 @@ class Engine:
         try:
             engine = cls(*load(config, shard), broadcast)
             if engine.config.device == "cuda":
-                warm_up(engine._runner, engine.tokenizer, engine.config)
+                warm_up(engine._runner, engine.tokenizer)
             return engine
         except torch.OutOfMemoryError as error:
             remedy = f"lower {naming('max_slots')} or {naming('beam_size')}, or share the GPU less"

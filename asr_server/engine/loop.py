@@ -6,6 +6,7 @@ Runs in the replica's process, on the engine's thread. Used by `engine.py`; `run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,9 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.beam import BeamSearch, leads
+from asr_server.engine.cuda import HostCopy
 from asr_server.engine.ranks import LeadingRunner
-from asr_server.engine.runner import Runner, StepPlan, StepResult
+from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart, SlotTable
 from asr_server.engine.tokens import noise_seed_of
 
@@ -33,26 +35,35 @@ class Launched(NamedTuple):
 
     rows: list[tuple[ActiveChunk, int, int]]  # sequence, its slot, and its restarts before this step
     searches: list[LaunchedSearch]
-    result: StepResult
+    report: HostCopy
 
 
-class Candidates:
-    """The likeliest next tokens of all hypotheses of a step, as in `StepResult`."""
+class Report:
+    """A step as the host reads it: lists with an entry for each slot."""
 
-    def __init__(self, values: npt.NDArray[np.float64]) -> None:
-        self._values = values
-        self._leads = leads(values[:, 1])
-        self._likeliest: list[tuple[float, float]] = values[:, :, 0].tolist()
+    def __init__(self, lines: npt.NDArray[np.float64]) -> None:
+        """
+        Args:
+            lines: [3 + 2 * candidates, slots], as `Runner.decode` returns them.
+        """
+        self.tokens, self.logprobs, self.no_speech = lines[:3].tolist()
+        self._candidates = lines[3:].reshape(2, -1, lines.shape[1])
+        self._likeliest: list[float] = []
+        if len(lines) > 3:
+            self._likeliest, self._likeliest_logprobs = self._candidates[:, 0].tolist()
+            self._leads = leads(self._candidates[1].T)
 
-    def append_if_sure(self, beam: BeamSearch, row: int, chosen: float) -> bool:
+    def append_if_sure(self, beam: BeamSearch, slot: int) -> bool:
         """Continues a search of one hypothesis by the token that the device has chosen, if none is close."""
-        token, logprob = self._likeliest[row]
-        return token == chosen and beam.append_if_sure(int(token), logprob, self._leads[row])
+        token = self.tokens[slot]
+        return token == self._likeliest[slot] and beam.append_if_sure(
+            int(token), self._likeliest_logprobs[slot], self._leads[slot]
+        )
 
-    def of(self, rows: slice) -> list[Iterable[tuple[int, float]]]:
-        return [
-            zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in self._values[rows].tolist()
-        ]
+    def candidates(self, slots: Sequence[int]) -> list[Iterable[tuple[int, float]]]:
+        """Returns each slot's likeliest next tokens, with their log-probabilities."""
+        rows = self._candidates[:, :, slots].transpose(2, 0, 1).tolist()
+        return [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
 
 
 Finished = list[tuple[ActiveChunk, ChunkResult]]
@@ -135,28 +146,33 @@ class DecodeLoop:
         searches = [
             LaunchedSearch(sequence, sequence.beam, tuple(sequence.slots), sequence.restarts)
             for sequence in self.sequences
-            if sequence.beam is not None and self._can_go_on(sequence, sequence.beam)
+            if sequence.beam is not None
         ]
+        waiting = self._waiting_searches()
+        searches = [each for each in searches if id(each.sequence) not in waiting]
         if not single and not searches:
             return None
-        plan = self._plan(single, searches)
+        hypotheses = [slot for each in searches for slot in each.slots]
         self.num_steps += 1
-        self.num_tokens += len(single) + len(plan.beams)
+        self.num_tokens += len(single) + len(hypotheses)
+        plan = self._plan(single, hypotheses)
         rows = [(sequence, sequence.slot, sequence.restarts) for sequence in single]
         return Launched(rows, searches, self._runner.decode(plan))
 
-    def _can_go_on(self, sequence: ActiveChunk, beam: BeamSearch) -> bool:
-        """Whether a search takes part in the next step. With lookahead one of several hypotheses waits until
-        the host has said how these go on; a single one goes on with the token that the device has chosen.
+    def _waiting_searches(self) -> set[int]:
+        """Returns the ids of the sequences that take no part in the next step. With lookahead a search of
+        several hypotheses waits until the host has said how these go on; a single one goes on with the token
+        that the device has chosen.
         """
-        if any(sequence is waiting for waiting, _, _ in self._waiting):
-            return False
         in_flight = self._in_flight.searches if self._in_flight else []
-        unread = [(id(each.sequence), each.restarts) for each in in_flight]
-        return len(beam.running) == 1 or (id(sequence), sequence.restarts) not in unread
+        unread = (
+            each.sequence
+            for each in in_flight
+            if len(each.beam.running) > 1 and each.sequence.restarts == each.restarts
+        )
+        return {id(sequence) for sequence in chain(unread, (waiting for waiting, _, _ in self._waiting))}
 
-    def _plan(self, single: list[ActiveChunk], searches: list[LaunchedSearch]) -> StepPlan:
-        hypotheses = [slot for each in searches for slot in each.slots]
+    def _plan(self, single: list[ActiveChunk], hypotheses: list[int]) -> StepPlan:
         return StepPlan(
             num_rows=1 + max([*(sequence.slot for sequence in single), *hypotheses]),
             context=self.context,
@@ -165,8 +181,6 @@ class DecodeLoop:
             penalised=tuple(
                 sequence.slot for sequence in single if sequence.is_penalised and sequence.temperature == 0
             ),
-            beams=tuple(hypotheses),
-            num_candidates=max((each.beam.num_candidates for each in searches), default=0),
         )
 
     # -- Collect ------------------------------------------------------------------------------------------
@@ -175,7 +189,8 @@ class DecodeLoop:
         """Hands the tokens of a step to their sequences."""
         if launched is None:
             return []
-        ended = self._collect_tokens(launched) + self._collect_candidates(launched)
+        report = Report(launched.report.array())
+        ended = self._collect_tokens(launched, report) + self._collect_searches(launched, report)
         finished: Finished = []
         again: list[ActiveChunk] = []
         for sequence, result in ended:
@@ -189,15 +204,15 @@ class DecodeLoop:
         self.sequences = [sequence for sequence in self.sequences if not sequence.finished]
         return finished
 
-    def _collect_tokens(self, launched: Launched) -> Finished:
+    def _collect_tokens(self, launched: Launched, report: Report) -> Finished:
         """Gives each sequence without a beam its token; returns the tries that ended with it."""
         ended: Finished = []
-        tokens, logprobs, no_speech = launched.result.tokens.read()
+        end_of_text = self._tokenizer.specials.end_of_text
         for sequence, slot, restarts in launched.rows:
             if sequence.finished or sequence.restarts != restarts:
                 continue
-            sequence.no_speech_prob = no_speech[slot]
-            reason = sequence.append(int(tokens[slot]), logprobs[slot], self._tokenizer.specials.end_of_text)
+            sequence.no_speech_prob = report.no_speech[slot]
+            reason = sequence.append(int(report.tokens[slot]), report.logprobs[slot], end_of_text)
             if reason is not None:
                 result = sequence.result(reason, self._tokenizer)
                 ended.append((sequence, sequence.keep_early_result(result)))
@@ -207,22 +222,16 @@ class DecodeLoop:
 
     # -- Beam search --------------------------------------------------------------------------------------
 
-    def _collect_candidates(self, launched: Launched) -> Finished:
+    def _collect_searches(self, launched: Launched, report: Report) -> Finished:
         """Continues searches with their likeliest hypotheses; returns those that ended."""
-        if launched.result.candidates is None:
-            return []
         ended: Finished = []
         branches: list[tuple[int, SlotStart]] = []
-        chosen, _, no_speech = launched.result.tokens.read()
-        candidates = Candidates(launched.result.candidates.array())
-        end = 0
         for sequence, beam, slots, restarts in launched.searches:
-            rows = slice(end, end := end + len(slots))
             if sequence.finished or sequence.restarts != restarts:
                 continue
-            sequence.no_speech_prob = no_speech[slots[0]]
-            is_sure = candidates.append_if_sure(beam, rows.start, chosen[slots[0]])
-            parents = [0] if is_sure else beam.advance(candidates.of(rows))
+            sequence.no_speech_prob = report.no_speech[slots[0]]
+            is_sure = report.append_if_sure(beam, slots[0])
+            parents = [0] if is_sure else beam.advance(report.candidates(slots))
             if beam.is_over or sequence.is_loop(beam.running[0].tokens, self._tokenizer.specials.end_of_text):
                 self._slots.resize(sequence, 1)
                 result = sequence.result_of_beam(beam, self._tokenizer)
@@ -231,7 +240,9 @@ class DecodeLoop:
             if early_result := sequence.next_early_result(self._tokenizer):
                 self._on_early_result(sequence, early_result)
             if not is_sure:  # else it goes on in its slot with the token that the device has chosen
-                branches += self._branch(sequence, beam, parents, [int(chosen[slot]) for slot in slots])
+                branches += self._branch(
+                    sequence, beam, parents, [int(report.tokens[slot]) for slot in slots]
+                )
         self._apply(branches)
         return ended
 

@@ -28,7 +28,7 @@ from asr_server.engine.alignment import PendingAlignment
 from asr_server.engine.config import EngineConfig, Loaded, choose_device
 from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
-from asr_server.engine.runner import Runner, StepPlan, StepResult
+from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
 from asr_server.engine.socket_sum import SocketSum
 from asr_server.model import Shard, WhisperSizes
@@ -162,7 +162,7 @@ class LeadingRunner:
         operation = Branch(tuple(sources), tuple(starts))
         self._together(operation, lambda: self._runner.branch(sources, starts))
 
-    def decode(self, plan: StepPlan) -> StepResult:
+    def decode(self, plan: StepPlan) -> HostCopy:
         return self._together(Decode(plan), lambda: self._runner.decode(plan))
 
     def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:

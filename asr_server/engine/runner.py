@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, Samples
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.alignment import Aligner, PendingAlignment
+from asr_server.engine.beam import num_candidates
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import (
     DECODE_PRIORITY,
@@ -40,7 +40,6 @@ from asr_server.engine.tokens import (
     log_probabilities,
     penalise,
     rows_at_once,
-    top_scores,
 )
 from asr_server.model import Whisper
 from asr_server.model.cache import Slots
@@ -56,17 +55,6 @@ class StepPlan:
     sampled: tuple[int, ...] = ()  # rows that draw at a temperature
     restricted: bool = False  # some of these within a top-k, top-p or min-p
     penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
-    beams: tuple[int, ...] = ()  # rows that are hypotheses of a beam search
-    num_candidates: int = 0  # next tokens that are reported of each of these
-
-
-class StepResult(NamedTuple):
-    """The tokens that a step has chosen."""
-
-    tokens: HostCopy  # three lines of [rows]: tokens, log-probabilities, no-speech
-    # [hypotheses, 2, candidates], in the order of the plan's beams: the likeliest next tokens of each, and
-    # their log-probabilities. None where there is no beam search.
-    candidates: HostCopy | None = None
 
 
 class Runner:
@@ -95,6 +83,8 @@ class Runner:
         # What the current step has chosen for each slot: written by its first half, read by its second.
         self._tokens = torch.zeros(num_texts, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(num_texts, device=device)
+        # Of beam searches: of each slot its likeliest next tokens, and their log-probabilities.
+        self._candidates = torch.zeros(2 * num_candidates(config.beam_size), num_texts, device=device)
         # One for all graphs: an output that each of them kept would take 8 GB with the defaults.
         self._scores = model.decoder.new_scores(num_texts)
         self._decode_stream = DecodeStream(device)
@@ -179,12 +169,16 @@ class Runner:
     # -- Decode -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def decode(self, plan: StepPlan) -> StepResult:
+    def decode(self, plan: StepPlan) -> HostCopy:
         """One token for every row.
 
-        In two halves, each of which replays a graph on CUDA: the likeliest token of every row, then the
-        change of state. Between them, rows that draw or have penalties choose for themselves, and those of a
-        beam search tell several tokens; which of these it goes on with the host says by `branch`.
+        In two halves, each of which replays a graph on CUDA: the likeliest tokens of every row, then the
+        change of state. Between them, rows that draw or have penalties choose for themselves. A beam search
+        whose host chooses other tokens goes on with these by `branch`.
+
+        Returns:
+            [3 + 2 * candidates, rows]: tokens, log-probabilities, no-speech; where there are beam searches a
+            line for each of the likeliest tokens, then one for each of their log-probabilities.
         """
         if self._score_graphs is not None:
             scores = self._score_graphs.replay(plan.num_rows, plan.context)
@@ -193,12 +187,11 @@ class Runner:
             self.cache.text_ends.on_step(plan.num_rows)
             scores = self._score(plan.num_rows, plan.context)
         self._choose_by_options(scores, plan)
-        candidates = self._candidates(scores, plan) if plan.beams else None
         if self._advance_graphs is not None:
             chosen = self._advance_graphs.replay(plan.num_rows)
         else:
             chosen = self._advance(plan.num_rows)
-        return StepResult(self._transfers.to_host(chosen), candidates)
+        return self._transfers.to_host(chosen)
 
     def _score(self, num_rows: int, context: int) -> Tensor:
         """Scores [B, vocabulary] of the next token; the likeliest tokens become the chosen ones."""
@@ -208,9 +201,11 @@ class Runner:
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         out = None if self._scores is None else self._scores[:num_rows]
         scores: Tensor = self.model.decoder.logits(hidden, out)
-        tokens, logprobs = self._tokens[:num_rows], self._logprobs[:num_rows]
-        choose_likeliest(self._kernels, self._rules, scores, state, tokens, logprobs)
+        choose_likeliest(self._kernels, self._rules, scores, state, *self._choice(num_rows))
         return scores
+
+    def _choice(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self._tokens[:num_rows], self._logprobs[:num_rows], self._candidates[:, :num_rows]
 
     def _choose_by_options(self, scores: Tensor, plan: StepPlan) -> None:
         """Replaces the choice of the rows whose options ask for more than the likeliest token."""
@@ -222,16 +217,6 @@ class Runner:
                 self._tokens.index_copy_(0, index, tokens)
                 self._logprobs.index_copy_(0, index, log_probabilities(allowed, tokens))
 
-    def _candidates(self, scores: Tensor, plan: StepPlan) -> HostCopy:
-        """The likeliest next tokens of the hypotheses of all beam searches, as in `StepResult`."""
-        beams = self._block(plan.beams)
-        if self._kernels.choose_token is None:  # the rules are applied to the scores already
-            likeliest, tokens = (each[beams] for each in top_scores(scores, plan.num_candidates))
-        else:
-            likeliest, tokens = top_scores(self._allowed(scores, plan.beams)[2], plan.num_candidates)
-        logprobs = likeliest - likeliest[:, :1] + self._logprobs[beams, None]  # known of the first one
-        return self._transfers.to_host(torch.stack([tokens.double(), logprobs.double()], dim=1))
-
     def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
         """Some rows' indices on the device, their states, and a copy of their scores by the rules."""
         index = self._transfers.to_device(torch.tensor(rows))
@@ -241,10 +226,9 @@ class Runner:
         return index, state, allowed
 
     def _advance(self, num_rows: int) -> Tensor:
-        """Appends the chosen tokens to the slots; [3, B] for the host."""
-        tokens, logprobs = self._tokens[:num_rows], self._logprobs[:num_rows]
+        """Appends the chosen tokens to the slots; the report for the host."""
         limits = self._specials.timestamp_begin, self._specials.end_of_text
-        return self.state[:num_rows].end_step(tokens, logprobs, *limits, self._kernels)
+        return self.state[:num_rows].end_step(*self._choice(num_rows), *limits, self._kernels)
 
     @torch.inference_mode()
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:

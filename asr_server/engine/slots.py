@@ -96,17 +96,23 @@ class SlotState:
         self.active.index_fill_(0, slots, True)
 
     def end_step(
-        self, tokens: Tensor, logprobs: Tensor, first_time: int, end_of_text: int, kernels: Kernels
+        self,
+        tokens: Tensor,
+        logprobs: Tensor,
+        candidates: Tensor,
+        first_time: int,
+        end_of_text: int,
+        kernels: Kernels,
     ) -> Tensor:
-        """Appends one token [B] to every row; [3, B], what the host reads of the step: tokens, their
-        log-probabilities, no-speech.
+        """Appends one token [B] to every row; [3 + lines, B], what the host reads of the step: tokens, their
+        log-probabilities, no-speech, and the candidates [lines, B].
         """
         if kernels.advance is None:
             self.advance(tokens, first_time, end_of_text)
-            return torch.stack([tokens.double(), logprobs.double(), self.no_speech.double()])
-        report = torch.empty(3, len(tokens), dtype=torch.double, device=tokens.device)
+            return torch.cat([torch.stack([tokens, logprobs, self.no_speech]), candidates]).double()
+        report = torch.empty(3 + len(candidates), len(tokens), dtype=torch.double, device=tokens.device)
         history = (self.token, self.previous, self.position, self.num_generated, self.last_time)
-        columns = (tokens, logprobs, self.no_speech, self.active, *history, self.generated)
+        columns = (tokens, logprobs, self.no_speech, self.active, *history, self.generated, candidates)
         kernels.advance(*columns, first_time, end_of_text, report)
         return report
 

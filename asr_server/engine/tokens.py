@@ -236,7 +236,7 @@ def _restrict(scores: Tensor, state: SlotState) -> Tensor:
 
 
 _TOLERANCE = 1e-3  # of log-probabilities; a token must be the very same
-_TRIED_ROWS = 32
+_TRIED_ROWS, _TRIED_CANDIDATES = 32, 6
 
 
 def choose_likeliest(
@@ -246,19 +246,26 @@ def choose_likeliest(
     state: SlotState,
     tokens: Tensor,
     logprobs: Tensor,
+    candidates: Tensor,
 ) -> None:
     """Writes the rows' tokens and their log-probabilities to `tokens` and `logprobs` [B].
 
-    Torch applies the rules to `scores` [B, vocabulary] in place. The kernel leaves them as they are, and rows
-    that are not active without a choice.
+    To `candidates` [2 * count, B] go the likeliest tokens, and behind these their log-probabilities. Torch
+    applies the rules to `scores` [B, vocabulary] in place. The kernel leaves them as they are, and rows that
+    are not active without a choice.
     """
     if kernels.choose_token is None:
         rules.apply(scores, state)
         tokens.copy_(top_scores(scores, 1)[1][:, 0])
         logprobs.copy_(log_probabilities(scores, tokens))
+        if count := len(candidates) // 2:
+            largest, likeliest = top_scores(scores, count)
+            candidates[:count] = likeliest.t()
+            candidates[count:] = (largest - largest[:, :1] + logprobs[:, None]).t()
         return
     history = (state.num_generated, state.token, state.previous, state.last_time)
-    kernels.choose_token(scores, rules.suppressed, state.active, *history, *rules.limits, tokens, logprobs)
+    choice = (tokens, logprobs, candidates)
+    kernels.choose_token(scores, rules.suppressed, state.active, *history, *rules.limits, *choice)
 
 
 def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Iterator[Candidate]:
@@ -278,17 +285,18 @@ def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Ite
 
     def compute(chosen: Kernels) -> Tensor:
         tokens, logprobs = torch.zeros_like(rows), torch.zeros(_TRIED_ROWS, device=device)
+        likeliest = torch.zeros(2 * _TRIED_CANDIDATES, _TRIED_ROWS, device=device)
         own = scores.clone()[:, : rules.vocabulary]
-        choose_likeliest(chosen, rules, own, state, tokens, logprobs)
-        return torch.stack([tokens.double(), logprobs.double()])
+        choose_likeliest(chosen, rules, own, state, tokens, logprobs, likeliest)
+        return torch.cat([torch.stack([tokens, logprobs]), likeliest])
 
     yield Candidate("choose_token", lambda: compute(kernels), lambda: compute(TORCH), _TOLERANCE)
 
-    chosen_tokens, logprobs = state.token.roll(1), scores[:, 0].clone()
+    chosen_tokens, logprobs, lines = state.token.roll(1), scores[:, 0].clone(), scores[:4, :_TRIED_ROWS]
 
     def advance(chosen: Kernels) -> Tensor:
         own = state[rows]  # a copy
-        report = own.end_step(chosen_tokens, logprobs, first_time, end_of_text, chosen)
+        report = own.end_step(chosen_tokens, logprobs, lines, first_time, end_of_text, chosen)
         columns = (own.active, own.token, own.previous, own.position, own.num_generated, own.last_time)
         changed = torch.stack([column.double() for column in columns])
         return torch.cat([report, changed, own.generated.t().double()])

@@ -14,7 +14,6 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine.active_chunk import ActiveChunk
-from asr_server.engine.config import EngineConfig
 from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
 from asr_server.engine.slots import SlotStart
@@ -23,7 +22,7 @@ _NUM_STEPS = 2
 _TEXT = (0, 1)  # tokens that any vocabulary has as text
 
 
-def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer, config: EngineConfig) -> None:
+def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> None:
     """Encodes, detects the language, feeds a prompt, decodes and aligns, in the first slot.
 
     Raises ValueError where the model produces NaN.
@@ -35,7 +34,7 @@ def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer, config: Engine
             runner.language_probabilities([0]).read()
         runner.prefill([0], [chunk.prompt[: chunk.sot_index + 1]], chunk.sot_index)
         runner.start([SlotStart(0, chunk.prompt, chunk.options, 0.0, 0)])
-        _check(_decode(runner, chunk, config.beam_size))
+        _check(_decode(runner, chunk))
         result = ChunkResult(_TEXT, (), 0.0, 0.0, 0.0, 0.0, None, "stop")
         for pending in runner.align([(chunk, result)]):
             pending.aligned_result()
@@ -49,18 +48,10 @@ def _chunk(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> ActiveChunk:
     return chunk
 
 
-def _decode(runner: Runner | LeadingRunner, chunk: ActiveChunk, beam_size: int) -> list[float]:
-    """Returns the log-probabilities of a few tokens, reported as a greedy chunk's and as a beam search's."""
-    logprobs: list[float] = []
-    for step in range(_NUM_STEPS):
-        for beams in ((), (0,))[: min(beam_size, 2)]:
-            context = len(chunk.prompt) + 2 * step + len(beams)
-            plan = StepPlan(1, context, beams=beams, num_candidates=(beam_size + 1) * len(beams))
-            found = runner.decode(plan)
-            logprobs.append(found.tokens.read()[1][0])
-            if found.candidates is not None:
-                found.candidates.array()
-    return logprobs
+def _decode(runner: Runner | LeadingRunner, chunk: ActiveChunk) -> list[float]:
+    """Returns the log-probabilities of a few tokens."""
+    contexts = [len(chunk.prompt) + step for step in range(_NUM_STEPS)]
+    return [runner.decode(StepPlan(1, context)).read()[1][0] for context in contexts]
 
 
 def _check(logprobs: list[float]) -> None:

@@ -135,11 +135,21 @@ def _log_mel(own: LogMel, chunks: Sequence[Samples]) -> Tensor:
     return own.of_samples(_copied(DEVICE, own.gather(chunks)), _copied(DEVICE, own.lengths(chunks)))
 
 
+class MadeUp:
+    """What the host reads of a step: tokens that are text, none likely. For the rest anything will do."""
+
+    lead = 0.0  # of the likeliest candidate, by its log-probability
+
+
 def _made_up(copy: cuda.HostCopy) -> Any:
-    """Of a step: tokens that are text, none likely. For the rest anything will do."""
     copy.is_ready()
     values = np.ones(copy._host.shape)
-    return values * [[1], [-1], [0]] if len(values) == 3 else values
+    if values.ndim == 2 and len(values) >= 3:
+        values[1:3] = [[-1], [0]]
+        count = (len(values) - 3) // 2
+        values[3 + count :] = -1 - MadeUp.lead
+        values[3 + count : 4 + count] = -1
+    return values
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:
@@ -158,4 +168,4 @@ def fake_engine(
     monkeypatch.setattr(weights, "read_weights", lambda _: fakes)
     model = load_whisper(directory, DEVICE, dtype, fp8_encoder=config.get("encoder_dtype") == "fp8")
     tokenizer, rules = Tokenizer.from_directory(directory), GenerationRules.from_directory(directory)
-    return Engine(model, tokenizer, rules, EngineConfig(num_slots=3, encode_batch=2, **config))
+    return Engine(model, tokenizer, rules, EngineConfig(**{"num_slots": 3, "encode_batch": 2} | config))

@@ -16,7 +16,7 @@ import torch
 from asr_server.channel.messages import Cancel, Event
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions
 from asr_server.engine import Engine, active_chunk
-from asr_server.engine.beam import BeamSearch, leads
+from asr_server.engine.beam import BeamSearch, leads, num_candidates
 from asr_server.engine.config import EngineConfig
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
@@ -49,7 +49,7 @@ def next_logprobs(tokens: tuple[int, ...], seed: int) -> torch.Tensor:
 def search(width: int, seed: int, max_tokens: int) -> tuple[tuple[int, ...], float]:
     beam = BeamSearch(width, max_tokens, END, margin=math.inf)
     while not beam.is_over:
-        rows = [next_logprobs(each.tokens, seed).topk(beam.num_candidates) for each in beam.running]
+        rows = [next_logprobs(each.tokens, seed).topk(num_candidates(width)) for each in beam.running]
         beam.advance([zip(row.indices.tolist(), row.values.tolist(), strict=True) for row in rows])
     best = beam.best()
     return best.tokens, best.sum_logprob

@@ -7,14 +7,17 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from asr_server.channel.messages import Event
+from asr_server.core import DecodingOptions
 from asr_server.engine.cuda import Graphs
 from asr_server.engine.runner import Runner
 from asr_server.model.kernels import TORCH, Kernels
 from benchmarks.engine_helpers import answer_languages, results, run, submit
 from tests.checkpoints import pocket_directory
-from tests.engine.fake_cuda import KERNELS, FakeGraph, Launched, fake_cuda, fake_engine
+from tests.engine.fake_cuda import KERNELS, FakeGraph, Launched, MadeUp, fake_cuda, fake_engine
 from tests.engine.test_device_stand_ins import WORDS
 from tests.engine.test_engine import CLIPS, MIXED
 
@@ -81,6 +84,50 @@ def test_all_graphs_write_their_scores_into_one_memory(
         outputs = [output for _, output in graphs._graphs.values()]
         assert len({output.untyped_storage()._cdata for output in outputs}) == 1
         assert max(map(len, outputs)) == engine.config.num_texts
+
+
+class CountLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes torch's operations on the device, and copies from it; `Launched` counts the kernels of Triton."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves((args, kwargs, output)) if isinstance(each, torch.Tensor)]
+        if not function.is_view and any(each.is_cuda for each in tensors):
+            self.names.append(str(function))
+        return output
+
+
+def launches_of_a_step(monkeypatch: pytest.MonkeyPatch, beam_size: int) -> list[str]:
+    """All that one step of 128 rows launches on a GPU, recorded in a graph or not."""
+    directory, options = pocket_directory(), DecodingOptions(language="de")
+    with fake_cuda(monkeypatch):
+        size = {"num_slots": 128, "encode_batch": 32, "beam_size": beam_size}
+        engine = fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, cuda_graphs=False, **size)
+        for i in range(128):
+            submit(engine, str(i), CLIPS[0], options)
+        while len(engine._loop.sequences) < 128 or engine._encoding:
+            engine.step()
+        num_before = Launched.count
+        with CountLaunches() as counted:
+            engine.step()
+        in_flight = engine._loop._in_flight
+        assert in_flight is not None
+        assert in_flight.report._host.shape[1] == 128
+        names: list[str] = [*counted.names, *["triton"] * (Launched.count - num_before)]
+        return names
+
+
+def test_a_step_of_sure_searches_launches_what_a_greedy_step_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MadeUp, "lead", 99.0)
+    searches, greedy = (launches_of_a_step(monkeypatch, beam_size) for beam_size in (5, 1))
+    assert searches == greedy
+    assert greedy.count("triton") > 5
 
 
 def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ VOCABULARY, END_OF_TEXT, FIRST_TIME = 300, 190, 200
 SPECIALS: Any = SimpleNamespace(end_of_text=END_OF_TEXT, no_timestamps=199, timestamp_begin=FIRST_TIME)
 TRITON = choose_kernels("triton", None, DEVICE, torch.float32).kernels  # type: ignore[arg-type]
 ROWS = 24
+COUNT = 6  # candidates of a beam of 5
+NONE = torch.empty(0, ROWS, device=DEVICE)
 
 
 def random_state() -> SlotState:
@@ -59,13 +61,37 @@ def test_the_kernel_chooses_the_tokens_that_torch_chooses(
     scores[:, 30:34] = 30 * (torch.rand(ROWS, 1) < 0.2).to(DEVICE)  # ties, of which the first counts
     found, expected = torch.zeros(2, ROWS, dtype=torch.long, device=DEVICE).unbind()
     logprobs, expected_logprobs = torch.zeros(2, ROWS, device=DEVICE).unbind()
+    candidates, expected_candidates = torch.zeros(2, 2 * COUNT, ROWS, device=DEVICE).unbind()
     before = scores.clone()
-    choose_likeliest(TRITON, rules, scores, state, found, logprobs)
+    choose_likeliest(TRITON, rules, scores, state, found, logprobs, candidates)
     assert torch.equal(scores, before)
-    choose_likeliest(TORCH, rules, scores, state, expected, expected_logprobs)
+    choose_likeliest(TORCH, rules, scores, state, expected, expected_logprobs, expected_candidates)
     assert found.tolist() == expected.tolist()
     torch.testing.assert_close(logprobs, expected_logprobs, atol=1e-5, rtol=0)
     assert 0 < (found >= FIRST_TIME).sum() < ROWS
+    likeliest, of_likeliest = candidates.chunk(2)
+    assert likeliest[0].tolist() == expected.tolist()
+    torch.testing.assert_close(of_likeliest, expected_candidates[COUNT:], atol=1e-5, rtol=0)
+    allowed = scores.log_softmax(-1).gather(1, likeliest.t().long()).t()  # scores are by the rules now
+    torch.testing.assert_close(of_likeliest, allowed, atol=1e-5, rtol=0)
+    assert all(len(set(column)) == COUNT for column in likeliest.t().tolist())
+    is_tied = of_likeliest.diff(dim=0) == 0
+    assert is_tied.any()
+    assert (likeliest.diff(dim=0)[is_tied] > 0).all(), "the first of equal ones comes first"
+
+
+def test_tokens_of_which_few_are_possible_are_followed_by_impossible_ones() -> None:
+    state = SlotState.empty(1, 8, DEVICE)
+    state.active.fill_(True)
+    state.last_time.fill_(FIRST_TIME - 1)
+    rules = TokenRules(GenerationRules((), (), 2), SPECIALS, VOCABULARY, DEVICE)
+    candidates = torch.zeros(2 * COUNT, 1, device=DEVICE)
+    scores = torch.arange(float(VOCABULARY), device=DEVICE)[None]
+    tokens, logprobs = torch.zeros(1, dtype=torch.long, device=DEVICE), torch.zeros(1, device=DEVICE)
+    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
+    likeliest, of_likeliest = candidates[:, 0].chunk(2)
+    assert likeliest[:3].tolist() == [FIRST_TIME + 2, FIRST_TIME + 1, FIRST_TIME]
+    assert of_likeliest.isfinite().tolist() == [True] * 3 + [False] * (COUNT - 3)
 
 
 def test_rows_that_are_not_active_are_left_as_they_are() -> None:
@@ -74,7 +100,7 @@ def test_rows_that_are_not_active_are_left_as_they_are() -> None:
     tokens, logprobs = torch.tensor([7, 7], device=DEVICE), torch.tensor([0.5, 0.5], device=DEVICE)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[:, FIRST_TIME + 9] = 1.0
-    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs)
+    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, NONE)
     assert tokens.tolist() == [7, FIRST_TIME + 9]
     assert logprobs[0] == 0.5
 
@@ -96,8 +122,9 @@ def test_a_step_changes_the_slots_as_torch_does() -> None:
         state.no_speech.copy_(torch.arange(100) / 100)
     tokens = torch.arange(100, device=DEVICE) + END_OF_TEXT - 2
     logprobs = -torch.arange(100.0, device=DEVICE)
+    candidates = torch.randn(4, 128, device=DEVICE)[:, :100]
     found, expected = (
-        state.end_step(tokens, logprobs, FIRST_TIME, END_OF_TEXT, kernels)
+        state.end_step(tokens, logprobs, candidates, FIRST_TIME, END_OF_TEXT, kernels)
         for state, kernels in zip(states, (TRITON, TORCH), strict=True)
     )
     assert found.tolist() == expected.tolist()
@@ -116,6 +143,9 @@ def test_scores_that_are_no_numbers_show_in_the_log_probability(num_broken: int)
     tokens, logprobs = torch.zeros(2, dtype=torch.long, device=DEVICE), torch.zeros(2, device=DEVICE)
     scores = torch.zeros(2, VOCABULARY, device=DEVICE)
     scores[0, VOCABULARY - num_broken :] = float("nan")
-    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs)
+    candidates = torch.zeros(2 * COUNT, 2, device=DEVICE)
+    choose_likeliest(TRITON, rules, scores, state, tokens, logprobs, candidates)
     assert not logprobs[0] <= 1
     assert logprobs[1] <= 0
+    assert candidates[COUNT:, 0].isnan().all(), "a beam search goes on with none of them"
+    assert candidates[COUNT:, 1].isfinite().all()

@@ -54,7 +54,7 @@ def test_an_engine_on_a_gpu_has_computed_every_part_of_a_request_when_it_is_load
 def test_texts_are_the_same_after_it(pocket: Checkpoint, beam_size: int) -> None:
     options = DecodingOptions(language="de", max_new_tokens=16, word_timestamps=True)
     cold, warm = (pocket.engine(beam_size=beam_size) for _ in range(2))
-    warm_up(warm._runner, warm.tokenizer, warm.config)
+    warm_up(warm._runner, warm.tokenizer)
     found, expected = (transcribe(each, CLIPS, options) for each in (warm, cold))
     assert found == expected
 
@@ -66,4 +66,4 @@ def test_a_model_that_produces_nan_ends_the_start(
     logits = made.model.decoder.logits
     monkeypatch.setattr(made.model.decoder, "logits", lambda *hidden: logits(*hidden) * math.nan)
     with pytest.raises(ValueError, match="NaN on one second of silence; check the weights"):
-        warm_up(made._runner, made.tokenizer, made.config)
+        warm_up(made._runner, made.tokenizer)

@@ -1,5 +1,5 @@
-"""The end of a decode step: in one pass over the scores the rules, the likeliest token and its
-log-probability; in another over the slots' columns, what the chosen token changes in them.
+"""The end of a decode step: in one pass over the scores the rules, the likeliest token, its log-probability
+and a beam search's candidates; in another over the slots' columns, what the chosen token changes in them.
 
 `engine/tokens.py` has the rules, with which this must agree token for token, and `engine/slots.py` the
 columns. The scores stay as they are. Runs on the GPU, launched by a replica's process. Imports Triton, so
@@ -28,6 +28,7 @@ def choose_token(
     last_initial_time: int,
     tokens: Tensor,
     logprobs: Tensor,
+    candidates: Tensor,
 ) -> None:
     """Writes each row's likeliest token and its log-probability to `tokens` and `logprobs` [B].
 
@@ -40,20 +41,25 @@ def choose_token(
         active: bool [B]; of other rows nothing is read, and nothing is written.
         num_generated, token, previous, last_time: [B], columns of the slots.
         end_of_text, first_time, last_initial_time: tokens.
+        candidates: float32 [2 * count, B], or empty: gets a line for each of the likeliest tokens, the first
+            of equal ones first, then one for each of their log-probabilities.
     """
     assert scores.stride(1) == 1
+    assert not len(candidates) or candidates.stride(1) == 1
     _choose[len(scores),](
-        scores, suppressed, active, num_generated, token, previous, last_time, tokens, logprobs,
-        scores.stride(0), len(suppressed), scores.shape[1], end_of_text, first_time, last_initial_time,
-        BLOCK=_BLOCK, num_warps=16,
+        scores, suppressed, active, num_generated, token, previous, last_time, tokens, logprobs, candidates,
+        scores.stride(0), len(suppressed), scores.shape[1], candidates.stride(0),
+        end_of_text, first_time, last_initial_time,
+        COUNT=len(candidates) // 2, BLOCK=_BLOCK,
+        NUM_BLOCKS=triton.next_power_of_2(triton.cdiv(scores.shape[1], _BLOCK)), num_warps=16,
     )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _choose(  # type: ignore[no-untyped-def]
-    scores, suppressed, active, num_generated, token, previous, last_time, tokens, logprobs,
-    row_stride, num_suppressed, vocabulary, end_of_text, first_time, last_initial_time,
-    BLOCK: tl.constexpr,
+    scores, suppressed, active, num_generated, token, previous, last_time, tokens, logprobs, candidates,
+    row_stride, num_suppressed, vocabulary, line_stride, end_of_text, first_time, last_initial_time,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     is_active = tl.load(active + row).to(tl.int1)
@@ -69,15 +75,17 @@ def _choose(  # type: ignore[no-untyped-def]
     scores += row.to(tl.int64) * row_stride
     first = tl.where(after_one, end_of_text, 0)
     end = tl.where(is_active, first_time, 0)
-    best_other, other, sum_others = _scan(
+    others, other_of_lane, sum_others = _scan(
         scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK
     )
-    first = tl.maximum(earliest, first_time)
-    end = tl.where(begin, tl.minimum(last_initial_time + 1, vocabulary), vocabulary)
-    end = tl.where(is_active & (after_two == 0), end, 0)
-    best_time, time, sum_times = _scan(
-        scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK
+    first_allowed = tl.maximum(earliest, first_time)
+    time_end = tl.where(begin, tl.minimum(last_initial_time + 1, vocabulary), vocabulary)
+    time_end = tl.where(is_active & (after_two == 0), time_end, 0)
+    times, time_of_lane, sum_times = _scan(
+        scores, suppressed, first_allowed, time_end, row_stride, num_suppressed, cases, BLOCK
     )
+    best_other, other = _first_of_best(others, other_of_lane)
+    best_time, time = _first_of_best(times, time_of_lane)
 
     # Where all times together are likelier than any one other token, a time it is.
     log_times = tl.where(sum_times > 0, best_time + tl.log(tl.maximum(sum_times, 1e-30)), float("-inf"))
@@ -87,15 +95,28 @@ def _choose(  # type: ignore[no-untyped-def]
     best = tl.maximum(tl.where(take_time, best_time, best_other), -1e30)
     of_others = tl.where(must_be_time, 0.0, sum_others * tl.exp(tl.minimum(best_other - best, 0.0)))
     total = of_others + sum_times * tl.exp(best_time - best)
+    logprob = -tl.log(tl.maximum(total, 1e-30))
     tl.store(tokens + row, chosen.to(tokens.dtype.element_ty), is_active)
-    tl.store(logprobs + row, -tl.log(tl.maximum(total, 1e-30)), is_active)
+    tl.store(logprobs + row, logprob, is_active)
+
+    if COUNT > 0:
+        end = tl.where(must_be_time, 0, end)
+        others = tl.where(must_be_time, float("-inf"), others)
+        token_of_lane = tl.where(times > others, time_of_lane, other_of_lane)
+        offset = tl.where(logprob <= 1, logprob - best, float("nan"))  # above: a score is NaN
+        _write_candidates(
+            scores, suppressed, tl.maximum(times, others), token_of_lane, offset, candidates + row, is_active,
+            first, end, first_allowed, time_end, row_stride, num_suppressed, cases, line_stride,
+            COUNT, BLOCK, NUM_BLOCKS,
+        )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _scan(  # type: ignore[no-untyped-def]
     scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK: tl.constexpr
 ):
-    """The best score of the tokens from `first` to before `end`, its token, and the sum of exp(score - best).
+    """Of the tokens from `first` to before `end`: each lane's best score and its token, and the sum of
+    exp(score - best) over all lanes.
 
     Lanes keep to themselves until the end: threads that wait for each other would leave the memory idle.
     """
@@ -104,18 +125,52 @@ def _scan(  # type: ignore[no-untyped-def]
     token = tl.full([BLOCK], 0, tl.int32)
     for start in range(first // BLOCK * BLOCK, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        # The masks are those that leave loads wide: what is behind the vocabulary is off all the same.
-        score = tl.load(scores + n, n < row_stride, other=float("-inf"))
-        off = (tl.load(suppressed + n, n < num_suppressed, other=0).to(tl.int32) & cases) != 0
-        score = tl.where(off | (n < first) | (n >= end), float("-inf"), score)
+        score = _allowed(scores, suppressed, n, (n >= first) & (n < end), row_stride, num_suppressed, cases)
         token = tl.where(score > best, n, token)
         reached = tl.maximum(best, score)
         finite = tl.maximum(reached, -1e30)  # of a difference from minus infinity nothing would come
         total = total * tl.exp(best - finite) + tl.exp(score - finite)
         best = reached
+    highest = tl.maximum(tl.max(best, 0), -1e30)
+    return best, token, tl.sum(total * tl.exp(best - highest), 0)
+
+
+@triton.jit
+def _allowed(scores, suppressed, n, inside, row_stride, num_suppressed, cases):  # type: ignore[no-untyped-def]
+    """Scores of the tokens `n`, minus infinity where these are not `inside` or suppressed."""
+    # The masks are those that leave loads wide: what is behind the vocabulary is off all the same.
+    score = tl.load(scores + n, n < row_stride, other=float("-inf"))
+    off = (tl.load(suppressed + n, n < num_suppressed, other=0).to(tl.int32) & cases) != 0
+    return tl.where(inside & (off == 0), score, float("-inf"))
+
+
+@triton.jit
+def _first_of_best(best, token):  # type: ignore[no-untyped-def]
     highest = tl.max(best, 0)
-    first_of_best = tl.min(tl.where(best == highest, token, 0x7FFFFFFF), 0)
-    return highest, first_of_best, tl.sum(total * tl.exp(best - tl.maximum(highest, -1e30)), 0)
+    return highest, tl.min(tl.where(best == highest, token, 0x7FFFFFFF), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _write_candidates(  # type: ignore[no-untyped-def]
+    scores, suppressed, best, token, offset, candidates, is_active,
+    first, end, first_time, time_end, row_stride, num_suppressed, cases, line_stride,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Writes the tokens in the order of their scores. The lane of each one looks for its next one: so only
+    these lanes are read again.
+    """
+    for rank in range(COUNT):
+        highest, found = _first_of_best(best, token)
+        tl.store(candidates + rank * line_stride, found.to(tl.float32), is_active)
+        tl.store(candidates + (COUNT + rank) * line_stride, highest + offset, is_active)
+        lane = found % BLOCK
+        n = lane + BLOCK * tl.arange(0, NUM_BLOCKS)
+        inside = ((n >= first) & (n < end)) | ((n >= first_time) & (n < time_end))
+        score = _allowed(scores, suppressed, n, inside, row_stride, num_suppressed, cases)
+        is_behind = (score < highest) | ((score == highest) & (n > found))
+        next_best, next_token = _first_of_best(tl.where(is_behind, score, float("-inf")), n)
+        is_lane = tl.arange(0, BLOCK) == lane
+        best, token = tl.where(is_lane, next_best, best), tl.where(is_lane, next_token, token)
 
 
 _ROWS = 64  # of a program
@@ -132,6 +187,7 @@ def advance(
     num_generated: Tensor,
     last_time: Tensor,
     generated: Tensor,
+    candidates: Tensor,
     first_time: int,
     end_of_text: int,
     report: Tensor,
@@ -142,14 +198,16 @@ def advance(
         tokens, logprobs, no_speech: [B].
         active, token, previous, position, num_generated, last_time: [B], columns of the slots.
         generated: [B, positions].
+        candidates: [lines, B], of `choose_token`.
         first_time, end_of_text: tokens.
-        report: float64 [3, B]: gets tokens, log-probabilities and no-speech.
+        report: float64 [3 + lines, B]: gets tokens, log-probabilities, no-speech and the candidates.
     """
     assert report.is_contiguous()
     _advance[triton.cdiv(len(tokens), _ROWS),](
         tokens, logprobs, no_speech, active, token, previous, position, num_generated, last_time, generated,
-        report, len(tokens), generated.shape[1] - 1, generated.stride(0), first_time, end_of_text,
-        ROWS=_ROWS, num_warps=2,
+        candidates, report, len(tokens), generated.shape[1] - 1, generated.stride(0), candidates.stride(0),
+        first_time, end_of_text,
+        LINES=len(candidates), ROWS=_ROWS, num_warps=2,
     )  # fmt: skip
 
 
@@ -157,8 +215,8 @@ def advance(
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _advance(  # type: ignore[no-untyped-def]
     tokens, logprobs, no_speech, active, token, previous, position, num_generated, last_time, generated,
-    report, num_rows, last_position, row_stride, first_time, end_of_text,
-    ROWS: tl.constexpr,
+    candidates, report, num_rows, last_position, row_stride, line_stride, first_time, end_of_text,
+    LINES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < num_rows
@@ -168,6 +226,9 @@ def _advance(  # type: ignore[no-untyped-def]
     tl.store(report + row, chosen.to(tl.float64), inside)
     tl.store(report + num_rows + row, logprob.to(tl.float64), inside)
     tl.store(report + 2 * num_rows + row, silence.to(tl.float64), inside)
+    for line in range(LINES):
+        candidate = tl.load(candidates + line * line_stride + row, inside, other=0.0)
+        tl.store(report + (3 + line) * num_rows + row, candidate.to(tl.float64), inside)
 
     is_active = tl.load(active + row, inside, other=0).to(tl.int1) & (chosen != end_of_text)
     tl.store(active + row, is_active.to(active.dtype.element_ty), inside)
