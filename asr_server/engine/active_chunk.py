@@ -157,10 +157,10 @@ class ActiveChunk:
         Asked of texts that are drawn or searched, which the ladder will reject: a greedy one is
         openai-whisper's to its end.
         """
+        if len(tokens) < _FEWEST_LOOP_TOKENS or len(tokens) % _TOKENS_PER_LOOP_CHECK:
+            return False
         duration_s = len(self.samples) / SAMPLE_RATE
         count = max(_FEWEST_LOOP_TOKENS, round(duration_s * _LOOP_TOKENS_PER_S))
-        if len(tokens) < count or len(tokens) % _TOKENS_PER_LOOP_CHECK:
-            return False
         text = [token for token in tokens if token < end_of_text][-count:]
         periods = range(1, min(_LONGEST_REPEATED, count // 3) + 1)
         return len(text) == count and any(text[period:] == text[:-period] for period in periods)
