@@ -42,7 +42,7 @@ def test_an_engine_on_a_gpu_has_computed_every_part_of_a_request_when_it_is_load
         made = fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, beam_size=5)
         parts = made.model, made.tokenizer, made._runner, made.config
         called = count_calls(monkeypatch)
-        monkeypatch.setattr(engine, "load", lambda config: (made.model, made.tokenizer, None, made.config))
+        monkeypatch.setattr(engine, "load", lambda *_: (made.model, made.tokenizer, None, made.config))
         monkeypatch.setattr(engine, "_runner", lambda *_: made._runner)
         loaded = Engine.load(EngineConfig())
     assert (loaded.model, loaded.tokenizer, loaded._runner, loaded.config) == parts
