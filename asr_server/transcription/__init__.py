@@ -4,9 +4,9 @@ Runs in the API process, or in that of `asr-server transcribe`, on the event loo
 Used by `api`, `realtime`, `wyoming.py` and `offline`. It knows no HTTP and imports no torch.
 """
 
-from asr_server.transcription.chunk_reader import prompt_tokens
 from asr_server.transcription.language import Languages
 from asr_server.transcription.mixed_session import RequestSession
+from asr_server.transcription.prompt import prompt_tokens
 from asr_server.transcription.stall_watch import StallLimits
 from asr_server.transcription.transcriber import Transcriber, first_error
 

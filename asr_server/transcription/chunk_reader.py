@@ -4,10 +4,8 @@ A part is one reading of a chunk: the first of all of it, each next one of the t
 unread. Stretches of seconds without speech are not read: a chunk that holds some is read in pieces. Runs on
 the event loop of the API process, and no model there: chunks go to `dispatch`.
 
-A part's prompt is the request's, followed by the text so far, by the rules of openai-whisper (its
-`transcribe.py`, `condition_on_previous_text`): that of the chunk, or of all chunks where the request asks for
-that. `prompt_tokens` makes a prompt's tokens
-for `api`, `realtime`, `wyoming.py` and `offline`, which make the decoding options.
+Where a part repeats a sentence of its prompt, it is read again from there without the prompt, and in a
+language of its own where the request gives none.
 
 `ChunkProgress` holds what is final of a chunk while it is still being read, for a stream that must not take
 anything back. A replica reports the segments of a part as they are closed (`EarlyResult`), once they are
@@ -19,9 +17,10 @@ with them, and the audio behind them is read again as the next part, like any ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -31,6 +30,8 @@ from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription import voice_check
 from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.prompt import PreviousText
+from asr_server.transcription.repetition import letters_of, said_in, until_repetition, without_echoes
 from asr_server.transcription.segments import (
     DecodedPart,
     decode_part,
@@ -41,51 +42,6 @@ from asr_server.transcription.segments import (
 )
 from asr_server.transcription.stall_watch import StallWatch
 from asr_server.transcription.voice_check import SpokenChunk
-
-# Half of Whisper's text positions, less <|startofprev|>: the rule of openai-whisper.
-MAX_PROMPT_TOKENS: Final = 223
-MAX_KEYWORD_TOKENS: Final = 110  # and a full stop: the keywords may not push the whole prompt out
-MAX_CHARS: Final = 8192  # more can never fit; keeps a huge field from costing time
-
-
-class Encoder(Protocol):
-    def encode(self, text: str) -> list[int]: ...
-
-
-def prompt_tokens(encoder: Encoder, prompt: str, keywords: Sequence[str] = ()) -> tuple[int, ...]:
-    """Text tokens to follow <|startofprev|>: keywords, then the prompt; of a long prompt the end is kept.
-
-    A full stop ends the keywords: else speech that begins with one of them seems to continue the list.
-    The text of special tokens in either is ordinary text to the encoder, never a command to the model.
-    """
-    listed = ", ".join(word.strip() for word in keywords if word.strip())
-    keyword_tokens = _tokens(encoder, listed[:MAX_CHARS])[:MAX_KEYWORD_TOKENS]
-    if keyword_tokens and not listed.endswith("."):
-        keyword_tokens += encoder.encode(".")
-    context = _tokens(encoder, prompt[-MAX_CHARS:])
-    return (*keyword_tokens, *context[-(MAX_PROMPT_TOKENS - len(keyword_tokens)) :])
-
-
-def _tokens(encoder: Encoder, text: str) -> list[int]:
-    text = text.strip()
-    return encoder.encode(" " + text) if text else []
-
-
-UNRELIABLE_TEMPERATURE: Final = 0.5  # above it a text is no prompt for the next
-
-
-class PreviousText:
-    def __init__(self, prompt_tokens: tuple[int, ...]) -> None:
-        self.tokens = prompt_tokens  # to decode the next part with
-
-    def add(self, part: DecodedPart) -> None:
-        """Adds the part's text with its timestamp tokens. A part in which nobody speaks changes nothing."""
-        if part.result.temperature > UNRELIABLE_TEMPERATURE and part.num_read:
-            self.tokens = ()
-            return
-        heard = tuple(token for span in part.spans for token in span.tokens)
-        self.tokens = (*self.tokens, *heard)[-MAX_PROMPT_TOKENS:]
-
 
 NOTHING_SENT: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
 
@@ -185,6 +141,35 @@ MAX_PARTS: Final = 8  # tries at one piece's unread tails
 SECOND_READING: Final = 100  # the number of its first part, above those of any first reading
 
 
+@dataclass
+class _Reading:
+    """One reading of a chunk."""
+
+    spoken: SpokenChunk
+    progress: ChunkProgress
+    previous_text: PreviousText
+    numbers: Iterator[int]  # of its parts
+    parts: list[DecodedPart] = field(default_factory=list)
+    is_prompt_repeated: bool = False  # by the last part: the next one is read without it
+
+    def add(self, part: DecodedPart) -> None:
+        self.parts.append(part)
+        self.previous_text.add(part)
+
+    def prompt(self, tokenizer: Tokenizer) -> set[str]:
+        """Return the long segments of the next part's prompt."""
+        return set() if self.is_prompt_repeated else said_in(self.parts, tokenizer)
+
+    def last_letters(self, tokenizer: Tokenizer) -> str:
+        spans = [span for part in self.parts for span in part.spans]
+        return letters_of(spans[-1], tokenizer) if spans else ""
+
+    def is_repeated_by(self, early: DecodedPart, tokenizer: Tokenizer) -> bool:
+        if until_repetition(early, self.prompt(tokenizer), tokenizer) is not None:
+            return True
+        return without_echoes(early, self.last_letters(tokenizer), self.spoken, tokenizer) != early
+
+
 class ChunkReader:
     """Has the chunks of one request decoded.
 
@@ -260,25 +245,15 @@ class ChunkReader:
         self, spoken: SpokenChunk, language: str | None, progress: ChunkProgress, first_part: int = 0
     ) -> list[DecodedPart]:
         options = msgspec.structs.replace(self._options, language=language)
-        parts: list[DecodedPart] = []
         previous_text = PreviousText(self._options.prompt_tokens)
         if options.condition_on_previous_text:
             previous_text = self._previous_texts[spoken.pieces[0].channel]
-        numbers = count(first_part)
+        reading = _Reading(spoken, progress, previous_text, count(first_part))
         for piece in spoken.pieces:
-            options = await self._read_piece(piece, spoken, options, parts, previous_text, progress, numbers)
-        return parts
+            options = await self._read_piece(piece, options, reading)
+        return reading.parts
 
-    async def _read_piece(
-        self,
-        piece: Chunk,
-        spoken: SpokenChunk,
-        options: DecodingOptions,
-        parts: list[DecodedPart],
-        previous_text: PreviousText,
-        progress: ChunkProgress,
-        numbers: Iterator[int],
-    ) -> DecodingOptions:
+    async def _read_piece(self, piece: Chunk, options: DecodingOptions, reading: _Reading) -> DecodingOptions:
         """Add the piece's parts; return the options for the next piece.
 
         Each part after the first is the tail that the one before has left unread, or has passed over.
@@ -287,33 +262,63 @@ class ChunkReader:
         for tries_left in range(MAX_PARTS, 0, -1):
             if tail is None:
                 break
-            options = msgspec.structs.replace(options, prompt_tokens=previous_text.tokens)
             is_last = tries_left == 1
-            if is_last:  # what is sent of it early could not be followed by another part
-                options = msgspec.structs.replace(options, early_results=False, is_last_part=True)
-            early_results = EarlyResults(self._tokenizer)
-            on_early_result = self._reporter(early_results, tail, spoken, parts, options, progress)
-            result = await self._handle.submit(
-                tail, options, next(numbers), self._language.on_probabilities, on_early_result
-            )
-            result = early_results.keep(result, options)
+            options = self._options_of_part(options, reading, is_last)
+            result = await self._result(tail, options, reading)
             options = self._next_options(options, result)
             decoded = await self._decoded(tail, result, options)
-            num_sent = progress.num_spans(part=len(parts))
-            if self._voice_pool is not None:
-                num_decoded = len(decoded.spans)
-                may_go_on = not is_last and options.max_new_tokens is None
-                with self._watch.waiting_for_pool():
-                    decoded = await voice_check.drop_inventions(
-                        decoded, tail, spoken, self._voice_pool, num_sent, may_go_on
-                    )
-                self._handle.stats.on_segments_dropped("no_voice", num_decoded - len(decoded.spans))
-            parts.append(decoded if is_last else await self._until_missed_speech(decoded, tail, num_sent))
-            previous_text.add(parts[-1])
-            tail = None if is_last else self._rest(tail, parts[-1], decoded)
+            num_sent = reading.progress.num_spans(part=len(reading.parts))
+            may_go_on = not is_last and options.max_new_tokens is None
+            if may_go_on:
+                decoded = self._until_repetition(decoded, reading, num_sent)
+            decoded = await self._without_inventions(decoded, tail, reading, num_sent, may_go_on)
+            part = decoded if is_last else await self._until_missed_speech(decoded, tail, num_sent)
+            reading.add(part)
+            tail = None if is_last else self._rest(tail, part, decoded, reading)
         return msgspec.structs.replace(
             options, early_results=self._options.early_results, is_last_part=self._options.is_last_part
         )
+
+    def _options_of_part(self, options: DecodingOptions, reading: _Reading, is_last: bool) -> DecodingOptions:
+        if reading.is_prompt_repeated:
+            own = self._options
+            options = msgspec.structs.replace(options, prompt_tokens=own.prompt_tokens, language=own.language)
+        else:
+            options = msgspec.structs.replace(options, prompt_tokens=reading.previous_text.tokens)
+        if is_last:  # what is sent of it early could not be followed by another part
+            options = msgspec.structs.replace(options, early_results=False, is_last_part=True)
+        return options
+
+    async def _result(self, chunk: Chunk, options: DecodingOptions, reading: _Reading) -> ChunkResult:
+        early_results = EarlyResults(self._tokenizer)
+        on_early_result = self._reporter(early_results, chunk, reading, options)
+        is_alone = reading.is_prompt_repeated
+        on_language = self._language.of_part if is_alone else self._language.on_probabilities
+        result = await self._handle.submit(
+            chunk, options, next(reading.numbers), on_language, on_early_result
+        )
+        return early_results.keep(result, options)
+
+    def _until_repetition(self, part: DecodedPart, reading: _Reading, num_sent: int) -> DecodedPart:
+        """The part up to a segment of its prompt, which is then read without the prompt."""
+        cut = until_repetition(part, reading.prompt(self._tokenizer), self._tokenizer, num_sent)
+        reading.is_prompt_repeated = cut is not None and cut.tail_s is not None
+        return cut or part
+
+    async def _without_inventions(
+        self, part: DecodedPart, chunk: Chunk, reading: _Reading, num_sent: int, may_go_on: bool
+    ) -> DecodedPart:
+        if self._voice_pool is None:
+            return part
+        with self._watch.waiting_for_pool():
+            voiced = await voice_check.drop_inventions(
+                part, chunk, reading.spoken, self._voice_pool, num_sent, may_go_on
+            )
+        self._handle.stats.on_segments_dropped("no_voice", len(part.spans) - len(voiced.spans))
+        before = reading.last_letters(self._tokenizer)
+        kept = without_echoes(voiced, before, reading.spoken, self._tokenizer, num_sent)
+        self._handle.stats.on_segments_dropped("echo", len(voiced.spans) - len(kept.spans))
+        return kept
 
     async def _decoded(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless it is silence to Whisper and no speech to the detector."""
@@ -340,38 +345,35 @@ class ChunkReader:
             cut = await voice_check.until_missed_speech(part, chunk, self._voice_pool, num_sent)
         return cut or part
 
-    def _rest(self, chunk: Chunk, part: DecodedPart, as_read: DecodedPart) -> Chunk | None:
+    def _rest(self, chunk: Chunk, part: DecodedPart, as_read: DecodedPart, reading: _Reading) -> Chunk | None:
         """The tail of `chunk` that is still to be read behind the part; None: nothing."""
         tail = unread_tail(chunk, part)
-        if tail is not None:
+        if tail is not None and reading.is_prompt_repeated:
+            self._handle.stats.on_read_again("prompt_repeated")
+        elif tail is not None:
             is_cut = part is not as_read
             self._handle.stats.on_read_again("speech_passed_over" if is_cut else "unread_tail")
         return tail
 
     def _reporter(
-        self,
-        early_results: EarlyResults,
-        chunk: Chunk,
-        spoken: SpokenChunk,
-        before: list[DecodedPart],
-        options: DecodingOptions,
-        progress: ChunkProgress,
+        self, early_results: EarlyResults, chunk: Chunk, reading: _Reading, options: DecodingOptions
     ) -> Callable[[ChunkResult], None]:
-        """Tells `progress` of the segments closed in the part under way, behind the parts before it."""
+        """Tells the progress of the segments closed in the part under way, behind the parts before it."""
 
         def on_early_result(result: ChunkResult) -> None:
             decoded = decode_part(chunk, result, options, self._tokenizer)
-            if self._is_final(decoded, spoken) and early_results.add(result):
-                progress.report([*before, decoded])
+            if self._is_final(decoded, reading) and early_results.add(result):
+                reading.progress.report([*reading.parts, decoded])
 
         return on_early_result
 
-    def _is_final(self, early: DecodedPart, spoken: SpokenChunk) -> bool:
-        """Whether neither the vote on the language nor the voice detector can still replace an early text."""
-        is_checked = self._voice_pool is not None and (
-            voice_check.holds_doubtful(early, spoken) or voice_check.holds_long_gap(early)
+    def _is_final(self, early: DecodedPart, reading: _Reading) -> bool:
+        """Whether no vote on the language, no repetition and no voice detector can replace an early text."""
+        if not self._language.is_settled or reading.is_repeated_by(early, self._tokenizer):
+            return False
+        return self._voice_pool is None or not (
+            voice_check.holds_doubtful(early, reading.spoken) or voice_check.holds_long_gap(early)
         )
-        return self._language.is_settled and not is_checked
 
     def _next_options(self, options: DecodingOptions, result: ChunkResult) -> DecodingOptions:
         """Later parts are read in the language of the first."""

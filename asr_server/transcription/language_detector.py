@@ -83,6 +83,10 @@ class LanguageDetector:
             self._settle(self.guess, probability)
         return self.guess
 
+    def of_part(self, probabilities: Mapping[str, float]) -> str:
+        """Return the likeliest language of a part that has no vote."""
+        return likeliest(probabilities, self._candidates)
+
     def on_decoded(self, language: str | None) -> None:
         """The chunk that detects was read in `language`, or held no speech (None), and then has no vote."""
         if self.code is None and language is not None:

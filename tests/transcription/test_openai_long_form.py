@@ -12,7 +12,7 @@ import torch
 
 from asr_server.audio import split
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Samples
-from asr_server.transcription.chunk_reader import PreviousText
+from asr_server.transcription.prompt import PreviousText
 from benchmarks.clips import make_clip
 from benchmarks.openai_whisper import load_openai_whisper
 from tests.checkpoints import brief_directory

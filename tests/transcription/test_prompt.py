@@ -1,4 +1,4 @@
-from asr_server.transcription.chunk_reader import MAX_KEYWORD_TOKENS, MAX_PROMPT_TOKENS, prompt_tokens
+from asr_server.transcription.prompt import MAX_KEYWORD_TOKENS, MAX_PROMPT_TOKENS, prompt_tokens
 from tests.vocabulary import make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -1,0 +1,119 @@
+"""Sentences that a model says again: of its prompt, and right behind each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from asr_server.audio.pool import PreprocessPool
+from asr_server.audio.recording import Recording
+from asr_server.channel.messages import Submit
+from asr_server.core import Chunk, ChunkResult, DecodingOptions, Transcript
+from asr_server.dispatch.dispatcher import Dispatcher
+from asr_server.transcription import Transcriber
+from asr_server.transcription.repetition import letters_of, without_echoes
+from asr_server.transcription.segments import DecodedPart, decode_part
+from asr_server.transcription.voice_check import SpokenChunk
+from tests.embedded import embedded
+from tests.fake_replica import FakeReplica, noise, say, wav
+from tests.memory_file import MemoryFile
+from tests.vocabulary import at, make_tokenizer, words
+
+TOKENIZER = make_tokenizer()
+SENTENCE, OTHER = words("3141"), words("2718")
+
+
+def t(time_s: float) -> int:
+    return at(TOKENIZER, time_s)
+
+
+async def read(
+    answers: Sequence[ChunkResult],
+    options: DecodingOptions,
+    probabilities: Callable[[Submit], dict[str, float] | None] = lambda _: None,
+) -> tuple[Transcript, list[Submit]]:
+    """What becomes of four seconds whose parts are answered so, in turn, and the parts that were sent."""
+    following = iter(answers)
+    replica = FakeReplica(lambda submit: next(following))
+    replica.probabilities_of = probabilities
+    dispatcher, pool = Dispatcher(embedded(), replica), PreprocessPool(1)
+    await dispatcher.start()
+    try:
+        recording = Recording(MemoryFile(wav(noise(4.0))))
+        transcriber = Transcriber(dispatcher, pool, TOKENIZER, check_voice=False)
+        async with transcriber.transcribe(recording, options) as session:
+            async for _ in session:
+                pass
+            return session.transcript(), replica.submits
+    finally:
+        await dispatcher.stop()
+        await asyncio.to_thread(pool.shutdown)
+
+
+def text_of(transcript: Transcript) -> list[str]:
+    return [segment.text.strip() for segment in transcript.segments]
+
+
+FIRST = say(t(0), *SENTENCE, t(1.5), t(1.5))  # and leaves the rest unread
+AGAIN = say(t(0), *SENTENCE, t(1))
+ENGLISH = DecodingOptions(language="en", prompt_tokens=tuple(words("9")), early_results=True)
+
+
+async def test_a_tail_that_repeats_its_prompt_is_read_without_it() -> None:
+    transcript, submits = await read([FIRST, AGAIN, say(t(0), *OTHER, t(1))], ENGLISH)
+    assert text_of(transcript) == ["three one four one", "two seven one eight"]
+    assert [len(submit.options.prompt_tokens) for submit in submits] == [1, 1 + len(FIRST.tokens) - 1, 1]
+    assert [len(submit.samples) for submit in submits] == [64_000, 40_000, 40_000]
+    assert {submit.options.language for submit in submits} == {"en"}
+
+
+async def test_what_comes_before_the_repetition_is_kept() -> None:
+    tail = say(t(0), *OTHER, t(1), t(1), *SENTENCE, t(2))
+    transcript, submits = await read([FIRST, tail, say(t(0), *words("5"), t(1))], ENGLISH)
+    assert text_of(transcript) == ["three one four one", "two seven one eight", "five"]
+    assert len(submits[2].samples) == 24_000
+
+
+async def test_a_sentence_that_is_really_said_twice_is_written_twice() -> None:
+    transcript, submits = await read([FIRST, AGAIN, AGAIN], ENGLISH)
+    assert text_of(transcript) == ["three one four one"] * 2
+    assert len(submits) == 3
+
+
+async def test_a_short_answer_may_be_said_twice() -> None:
+    short = say(t(0), *words("1"), t(1.5), t(1.5))
+    _, submits = await read([short, say(t(0), *words("1"), t(1))], ENGLISH)
+    assert len(submits) == 2
+
+
+async def test_a_repeated_prompt_is_read_again_in_a_language_of_its_own() -> None:
+    """The language of the file, which other parts have, does not change."""
+
+    def probabilities(submit: Submit) -> dict[str, float]:
+        return {"en": 0.9, "de": 0.1} if submit.id.part == 0 else {"en": 0.1, "de": 0.9}
+
+    answers = [FIRST, AGAIN, say(t(0), *OTHER, t(1))]
+    transcript, submits = await read(answers, DecodingOptions(early_results=True), probabilities)
+    assert [submit.options.language for submit in submits] == [None, "en", None]
+    assert text_of(transcript) == ["three one four one", "two seven one eight"]
+    assert transcript.language == "english"
+
+
+def part_of(*times_s: tuple[float, float]) -> tuple[DecodedPart, Chunk]:
+    """The same sentence at each of these times."""
+    chunk = Chunk(0, 0, noise(20.0))
+    tokens = [token for start_s, end_s in times_s for token in (t(start_s), *SENTENCE, t(end_s))]
+    return decode_part(chunk, say(*tokens), DecodingOptions(language="en"), TOKENIZER), chunk
+
+
+def test_of_equal_neighbours_the_one_without_enough_speech_goes() -> None:
+    part, chunk = part_of((0, 2), (4, 6), (8, 10))
+    spoken = SpokenChunk([chunk], [(0.0, 2.0), (8.0, 10.0)], [(0.2, 2.0), (8.0, 10.0)])
+    kept = without_echoes(part, "", spoken, TOKENIZER)
+    assert kept.spans == (part.spans[0], part.spans[2])
+    sentence = letters_of(part.spans[0], TOKENIZER)
+    assert without_echoes(
+        part, sentence, SpokenChunk([chunk], [(8.0, 10.0)], [(8.0, 10.0)]), TOKENIZER
+    ).spans == (part.spans[2],)
+    assert without_echoes(part, "", spoken, TOKENIZER, num_sent=2).spans == part.spans
+    assert without_echoes(part, "", SpokenChunk([chunk]), TOKENIZER) == part, "nobody has listened"
