@@ -29,7 +29,7 @@ from wyoming.info import AsrModel, AsrProgram, Attribution, Info
 from wyoming.ping import Pong
 
 from asr_server import __version__, metrics
-from asr_server.api.connections import cancel_on_disconnect
+from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
 from asr_server.api.middleware import new_request_id, report_request
 from asr_server.api.request import check_model

@@ -5,8 +5,7 @@ subclass here every connection looks at itself once a second. Time is counted in
 clock, so that a pause of the whole process (a stopped container, a busy event loop) makes no client late:
 after it there is one tick, and what has arrived meanwhile is read before the next.
 
-`cancel_on_disconnect` ends the work for a request whose client has left; `transcribe.py` and `wyoming.py` use
-it. Runs in the API process, on its event loop; never blocks it. Knows no routes.
+Runs in the API process, on its event loop; never blocks it. Knows no routes.
 """
 
 from __future__ import annotations
@@ -15,23 +14,19 @@ import asyncio
 import enum
 import logging
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from asr_server import metrics
 from asr_server.api.errors import response_to
-from asr_server.api.middleware import REFUSED, REQUEST_ID, SAFE_HEADERS, new_request_id
+from asr_server.api.middleware import REFUSED, REQUEST_ID, SAFE_HEADERS, UNKNOWN_ROUTE, new_request_id
 from asr_server.api.upgrades import ParserIgnoringUpgrades
 from asr_server.api.upload import UploadStore
 from asr_server.config import Settings, naming
 from asr_server.errors import HeadersTooLarge, InvalidValue, RequestError, TooManyHeaders, TooSlow
 from asr_server.telemetry import logging_for
-from asr_server.transcription import first_error
 
 TICK_S: Final = 1.0
 MAX_HEADERS: Final = 128  # header fields of one request
@@ -101,6 +96,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._sender, self._reader = _MinimumRate(settings), _MinimumRate(settings)
         self._num_unsent = 0  # bytes of replies in the transport's buffer at the last tick
         self._refusal: RequestError | None = None
+        self._last_reply: RequestError | None = None  # behind the replies that are owed
+        self._running: RequestResponseCycle | None = None  # whose reply is made now
         self._next_tick: asyncio.TimerHandle | None = None
         self._is_websocket = False
         self.silent_since = self.loop.time()  # when it began to wait for its last request
@@ -215,6 +212,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._refuse(self._headers_too_large())
 
     def _parse(self, data: bytes) -> None:
+        if self._last_reply is not None:
+            return
         super().data_received(data)
         self._hand_body_over()
         self._num_pieces = max(0, self._num_pieces - 1)  # each read may bring one, however small
@@ -314,16 +313,44 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._reader.on_moved(abs(self._num_unsent - before))
         return self._reader.is_too_slow_after(TICK_S)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._last_reply is None or self.transport.is_closing():
+            return
+        if self._is_replying:
+            self.flow.pause_reading()
+        else:
+            self._refuse(self._last_reply)
+
+    def _forget_last_request(self) -> None:
+        self.pipeline.popleft()
+        self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
+        self._phase = _Phase.COMPLETE
+
     def _refuse(self, error: RequestError) -> None:
-        """Sends the error without the application, if no other reply has begun, and closes the connection."""
+        """Sends the error without the application, if no other reply has begun, and closes the connection.
+        The replies to earlier requests are sent before it.
+        """
         if self._is_shaking_hands:
             self.transport.abort()
+            return
+        if self._phase is _Phase.BODY and self.pipeline:
+            self._forget_last_request()
+        if self._phase is not _Phase.BODY and self._is_replying:
+            self._last_reply = self._last_reply or error
+            self.flow.pause_reading()
             return
         response = response_to(error)
         state = self.cycle.scope["state"] if self._is_replying else {}
         request_id = state.get(REQUEST_ID) or new_request_id()
         with logging_for(request_id):
             logger.info("closed the connection of %s: %s", self.client, error.message)
+        if not self._is_replying:
+            metrics.requests.labels(UNKNOWN_ROUTE, str(response.status_code)).inc()
         if not self._is_replying or not self.cycle.response_started:
             state[REFUSED] = response.status_code
             self.transport.write(raw_reply(response, request_id))
@@ -368,26 +395,3 @@ def _slow_ones(others: list[BoundedHttpProtocol]) -> list[BoundedHttpProtocol]:
         )
     ]
     return [other for rest, other in sorted(with_rest, key=lambda ranked: -ranked[0]) if rest]
-
-
-@asynccontextmanager
-async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancels the block when the client leaves; the body must have been read before.
-
-    The last message must be sent behind the block: a server may call a reply that is complete a disconnect.
-
-    Raises ClientDisconnect.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            watch = group.create_task(_wait_for_disconnect(receive))
-            yield
-            watch.cancel()
-    except BaseExceptionGroup as errors:
-        raise first_error(errors) from None
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise ClientDisconnect

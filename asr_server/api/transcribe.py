@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from asr_server import metrics
-from asr_server.api.connections import CONNECTION, OVER_LIMIT, cancel_on_disconnect
+from asr_server.api.connections import CONNECTION, OVER_LIMIT
+from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.errors import body_of
 from asr_server.api.form import FILE, VOICE_FIELD, Form, read_form
 from asr_server.api.middleware import answer_headers, recording_headers

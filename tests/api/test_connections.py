@@ -154,6 +154,57 @@ async def test_only_a_few_requests_may_be_sent_ahead_of_their_replies(connect: C
         assert await app.still_works()
 
 
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("behind", "num_served", "status"),
+    [
+        *((GET * 9, 8, 400), (GET * 2 + b"\x16\x03\x01 hello\r\n\r\n", 2, 400)),
+        (GET + b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 200, 1, 431),
+    ],
+    ids=["one too many", "no HTTP", "too many headers"],
+)
+async def test_the_replies_to_requests_before_one_that_is_refused_are_sent(
+    connect: Connect, caplog: pytest.LogCaptureFixture, behind: bytes, num_served: int, status: int
+) -> None:
+    route = "/v1/audio/transcriptions"
+    async with strict_app() as app:
+        app.replica.holding = True
+        before = await read(app)
+        client = await connect(app)
+        part = FILE_PART + SECOND + b"\r\n--limit--\r\n"
+        head = b"POST %s HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n"
+        client.send(head % (route.encode(), MULTIPART, len(part)) + part)
+        await until(lambda: app.replica.held)
+        client.send(behind)
+        for _ in range(10):
+            assert (await app.client.get("/version")).status_code == 200
+        app.replica.release(app.replica.held[0])
+        assert b'"text":"zero"' in (await client.reply()).body
+        served = [(await client.reply()).status for _ in range(num_served)]
+        assert served == [200] * num_served
+        assert (await client.reply()).status == status
+        assert await client.is_closed()
+        after = await read(app)
+    assert growth(before, after, f'asr_requests_total{{route="{route}",status="200"}}') == 1
+    assert growth(before, after, 'asr_requests_total{route="/health",status="200"}') == num_served
+    assert growth(before, after, f'asr_requests_total{{route="other",status="{status}"}}') == 1
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_body_that_is_refused_lets_the_replies_before_it_be_sent(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(GET * 2 + CHUNKED + MULTIPART + b"\r\nno size\r\n")
+        assert [(await client.reply()).status for _ in range(3)] == [200, 200, 400]
+        assert await client.is_closed()
+        assert await app.still_works()
+    assert "Traceback" not in caplog.text
+
+
 # -- Bodies --
 
 

@@ -1,0 +1,38 @@
+"""Ends the work for a request whose client has left.
+
+Used by the routes that transcribe, and by `wyoming.py`. Runs in the API process, on its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from asr_server.transcription import first_error
+
+
+@asynccontextmanager
+async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancels the block when the client leaves; the body must have been read before.
+
+    The last message must be sent behind the block: a server may call a reply that is complete a disconnect.
+
+    Raises ClientDisconnect.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(_wait_for_disconnect(receive))
+            yield
+            watch.cancel()
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect
