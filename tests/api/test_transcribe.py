@@ -328,7 +328,7 @@ async def test_fields_become_decoding_options(app: RunningApp) -> None:
     )
     options = app.replica.submits[0].options
     assert (options.temperatures, options.seed, options.top_k) == ((0.5,), 3, 0)
-    assert options.prompt_tokens == tuple(b" a, b hi")
+    assert options.prompt_tokens == tuple(b" a, b. hi")
 
 
 async def test_at_temperature_zero_the_ladder_stands_ready(app: RunningApp) -> None:
