@@ -39,7 +39,8 @@ from asr_server.api.middleware import (
     RequestLogMiddleware,
     UnreadBodyMiddleware,
 )
-from asr_server.api.plain_routes import PlainRoutes
+from asr_server.api.plain_errors import PlainErrors
+from asr_server.api.plain_routes import PlainRoutes, TrailingSlashes
 from asr_server.api.state import AppState, RealtimeSessions
 from asr_server.api.upload import UploadStore
 from asr_server.audio.limits import AudioLimits
@@ -96,6 +97,7 @@ def create_app(
         version=__version__,
         lifespan=_lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # the Host of a redirect may be a proxy's
         swagger_ui_parameters={"validatorUrl": None},
     )
     app.state.server = AppState(
@@ -125,9 +127,11 @@ def create_app(
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     app.add_middleware(LastErrorMiddleware)
     app.add_middleware(UnreadBodyMiddleware)
+    app.add_middleware(TrailingSlashes)
     if checks_hosts(settings):
         app.add_middleware(LocalHosts, settings=settings)
     _allow_origins(app, settings)
+    app.add_middleware(PlainErrors)
     app.add_middleware(RequestLogMiddleware)
     return app
 

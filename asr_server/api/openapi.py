@@ -362,12 +362,14 @@ def _form(fields_type: type[AudioFields], settings: Settings) -> tuple[dict[str,
     schema = fields_type.model_json_schema(ref_template=REF, schema_generator=_WithoutNull)
     parts: dict[str, Any] = schema.pop("$defs", {})
     schema["properties"] = {"file": _FILE} | schema["properties"]
+    schema["properties"]["model"]["default"] = settings.model_names[0]
     if not settings.takes_any_name:
         schema["properties"]["model"]["enum"] = list(settings.model_names)
     schema["required"] = ["file", *schema.get("required", [])]
     if "chunking_strategy" in schema["properties"]:
         as_object, _ = schema["properties"]["chunking_strategy"]["anyOf"]  # the other one is null
         schema["properties"]["chunking_strategy"]["anyOf"] = [{"const": "auto"}, as_object]
+        del schema["properties"]["chunking_strategy"]["default"]  # null: absent
     if settings.unknown_fields == "ignore":
         schema["additionalProperties"] = True
     return schema, parts

@@ -42,3 +42,17 @@ class PlainRoutes:
         if scope["type"] != "http" or scope["method"] != "POST":
             return None
         return self._routes.get(scope["path"].removeprefix(scope.get("root_path", "")))
+
+
+class TrailingSlashes:
+    """Serve a path with a slash at its end as the path without it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            path, root = scope["path"], scope.get("root_path", "")
+            if path.endswith("/") and path.removeprefix(root).strip("/"):
+                scope["path"] = path.rstrip("/")
+        await self._app(scope, receive, send)

@@ -106,6 +106,17 @@ async def without_speaker_models(
     return reply
 
 
+async def test_every_default_is_of_its_schema(app: RunningApp) -> None:
+    document = await document_of(app)
+    num_defaults = 0
+    for name, schema in document["components"]["schemas"].items():
+        for field, about in schema.get("properties", {}).items():
+            if "default" in about:
+                num_defaults += 1
+                assert conforms(about["default"], about, document), f"{name}.{field}"
+    assert num_defaults > 30
+
+
 async def test_real_replies_are_of_the_document(
     app: RunningApp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -83,7 +83,7 @@ async def test_the_reply_is_the_one_that_fastapi_gives(
 ) -> None:
     asked = REQUESTS[name]
     plain = await ask(keyed, asked)
-    assert (plain[0] == 200) == (name in ("json", "stream", "translation"))
+    assert (plain[0] == 200) == (name in ("json", "stream", "translation", "slash"))
     monkeypatch.setattr(PlainRoutes, "_route_of", lambda self, scope: None)
     assert plain == await ask(keyed, asked)
 
@@ -97,3 +97,11 @@ async def test_a_recording_passes_no_route_of_fastapi(
     monkeypatch.setattr(APIRoute, "handle", fail)
     assert (await app.post()).status_code == 200
     assert (await app.client.get("/v1/models")).status_code == 500
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/models", "/v1/models/whisper-1", "/health", "/docs", ""])
+async def test_a_slash_at_the_end_of_a_path_changes_nothing(keyed: RunningApp, path: str) -> None:
+    method, files = ("POST", FILE) if path == PATH else ("GET", None)
+    status, _, _, counted_for = await ask(keyed, Asked(method, f"{path}/", files=files))
+    assert status == 200
+    assert not any("other" in str(key) for key in counted_for)
