@@ -59,9 +59,9 @@ class Pace:
 class AdmissionLimiter:
     """A request holds a place from when it has arrived whole until its transcript is complete.
 
-    Clients that upload or read slowly cost a connection, not a place. A refused client gets a turn: the time
-    at which a place should be free for it. If it comes back and there is none yet, it waits in a short line:
-    official clients come back only twice.
+    Clients that upload or read slowly cost a connection, not a place. Requests that arrive when all places
+    are taken wait in a short line. A client that is refused gets a turn: the time at which a place should be
+    free for it. Then it gets in and waits in the line: official clients come back only twice.
     """
 
     def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,18 +70,21 @@ class AdmissionLimiter:
         self.num_in_flight = 0
         self._num_waiting = 0
         self._max_requests = max_requests
+        self._max_waiting = max(1, max_requests // LINE_SHARE)
         self._places = asyncio.Semaphore(max_requests)
         self._clock = clock
         self._pace = Pace(max_requests, clock)
         self._turns: list[float] = []  # a heap
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
+    def enter(self, is_first_try: bool = False) -> Iterator[None]:
         """Counts a request from its headers to the end of its reply.
+
+        A client that says that this is its first try takes nobody's turn.
 
         Raises Overloaded when there is no place now, which saves the client the upload.
         """
-        if self._places.locked() and not self._has_turn:
+        if self._places.locked() and (is_first_try or not self._take_turn()):
             raise self._refusal()
         self.num_open += 1
         try:
@@ -91,11 +94,14 @@ class AdmissionLimiter:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[None]:
-        """Raises Overloaded."""
-        if self._places.locked():
-            await self._wait_in_line()
-        else:
+        """Waits in the line for a place. Raises Overloaded when the line is full."""
+        if self._places.locked() and self._num_waiting >= self._max_waiting:
+            raise self._refusal()
+        self._num_waiting += 1
+        try:
             await self._places.acquire()
+        finally:
+            self._num_waiting -= 1
         self._pace.before_taking(self.num_in_flight)
         self.num_in_flight += 1
         try:
@@ -105,27 +111,14 @@ class AdmissionLimiter:
             self.num_in_flight -= 1
             self._places.release()
 
-    async def _wait_in_line(self) -> None:
-        if not self._has_turn:
-            raise self._refusal()
-        heapq.heappop(self._turns)
-        self._num_waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._num_waiting -= 1
-
-    @property
-    def _has_turn(self) -> bool:
-        """Whether somebody's turn has come, and there is room in the line.
-
-        Clients have no names here: a new one may take the turn of another, which then gets a later one.
-        """
+    def _take_turn(self) -> bool:
         now = self._clock()
         while self._turns and self._turns[0] < now - TURN_LASTS_S:
             heapq.heappop(self._turns)
-        has_room = self._num_waiting < max(1, self._max_requests // LINE_SHARE)
-        return has_room and bool(self._turns) and self._turns[0] <= now
+        has_turn = self._num_waiting < self._max_waiting and bool(self._turns) and self._turns[0] <= now
+        if has_turn:
+            heapq.heappop(self._turns)
+        return has_turn
 
     def _refusal(self) -> Overloaded:
         self.num_rejected += 1

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, closing
 from typing import Final, TypeVar
 
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -140,6 +141,7 @@ _MEDIA_TYPES: Final = {
     "vtt": "text/vtt",
 }
 
+TRIES_BEFORE: Final = "x-stainless-retry-count"  # official clients send it
 RETRY_CONNECTION_S: Final = 5.0
 
 # Of a longer transcript the reply is made in a thread: for twelve hours with words it takes a second.
@@ -178,8 +180,9 @@ class TranscriptionResponse(Response):
         state = self._state
         state.require_engine()
         _require_connection(scope)
+        is_first_try = Headers(scope=scope).get(TRIES_BEFORE) == "0"
         with (
-            state.admission.enter(),
+            state.admission.enter(is_first_try),
             closing(_form(state, scope, self._file_name)) as form,
         ):
             if self._file_head:

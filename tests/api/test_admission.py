@@ -40,6 +40,7 @@ def wait_s(limiter: AdmissionLimiter) -> float:
 
 async def hold(limiter: AdmissionLimiter, release: asyncio.Event) -> None:
     with limiter.enter():
+        await asyncio.sleep(0)  # the upload
         async with limiter.acquire():
             await release.wait()
 
@@ -53,14 +54,18 @@ async def test_a_place_is_free_again_whatever_happened_in_it() -> None:
     assert limiter.num_in_flight == 0
 
 
-async def test_requests_without_a_place_are_refused_before_and_after_their_upload() -> None:
-    limiter = AdmissionLimiter(1)
-    with limiter.enter():
-        async with await fill(limiter, 1):
-            assert wait_s(limiter) >= MIN_WAIT_S
-            with pytest.raises(Overloaded, match="max-concurrent-requests"):
-                await limiter.acquire().__aenter__()
-            assert (limiter.num_in_flight, limiter.num_open, limiter.num_rejected) == (1, 1, 2)
+async def test_requests_without_a_place_are_refused_before_their_upload_and_wait_in_line_after_it() -> None:
+    limiter, release = AdmissionLimiter(1), asyncio.Event()
+    inside = [asyncio.create_task(hold(limiter, release)) for _ in range(2)]
+    await until(lambda: limiter.num_open == 2)
+    assert limiter.num_in_flight == 1
+    assert wait_s(limiter) >= MIN_WAIT_S
+    with pytest.raises(Overloaded, match="max-concurrent-requests"):  # the line is full
+        await limiter.acquire().__aenter__()
+    assert limiter.num_rejected == 2
+    release.set()
+    await asyncio.gather(*inside)
+    assert (limiter.num_in_flight, limiter.num_open) == (0, 0)
 
 
 async def test_refused_clients_get_turns_one_after_another_within_what_official_clients_obey() -> None:
@@ -114,6 +119,18 @@ async def test_a_client_that_returns_at_its_turn_waits_for_a_place_and_is_not_re
     release.set()
     await returned
     assert limiter.num_in_flight == 0
+
+
+async def test_a_client_that_says_it_is_new_takes_nobodys_turn(clock: Clock) -> None:
+    limiter, release = AdmissionLimiter(1, clock), asyncio.Event()
+    async with await fill(limiter, 1):
+        clock.now_s += wait_s(limiter)
+        with pytest.raises(Overloaded), limiter.enter(is_first_try=True):
+            pass
+        returned = asyncio.create_task(hold(limiter, release))
+        await until(lambda: limiter.num_open)
+    release.set()
+    await returned
 
 
 async def test_a_client_that_leaves_the_line_makes_room_in_it(clock: Clock) -> None:

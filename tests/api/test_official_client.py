@@ -120,6 +120,23 @@ async def test_what_the_sender_must_mend_is_not_sent_again() -> None:
             assert len(client.times) == 1
 
 
+async def test_new_clients_take_no_turn_of_one_that_comes_back() -> None:
+    async with app_with(max_concurrent_requests=1) as app:
+        admission = app.app.state.server.admission
+        app.replica.holding = True
+        first = asyncio.create_task(app.post())
+        await until(lambda: app.replica.held)
+        returning = asyncio.create_task(Attempts(app, max_retries=1).transcribe())
+        await until(lambda: admission.num_rejected)
+        while admission.num_open < 2:  # the second one waits in line
+            with pytest.raises(openai.RateLimitError):
+                await Attempts(app, max_retries=0).transcribe()
+        app.replica.holding = False
+        app.replica.release(app.replica.held[0])
+        assert (await first).status_code == 200
+        assert await returning == "zero"
+
+
 async def test_a_429_is_sent_again_when_the_server_said() -> None:
     async with app_with(max_concurrent_requests=1) as app:
         app.replica.holding = True

