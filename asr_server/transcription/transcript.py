@@ -55,7 +55,9 @@ class TranscriptBuilder:
         self._with_logprobs = options.token_logprobs
         self._language = language
         self._speakers = speakers
-        self._held: list[Segment] = []  # until all that begin before are there: a window or two of a channel
+        # With their languages, until all that begin before are there: a window or two of a channel.
+        self._held: list[tuple[Segment, str | None]] = []
+        self._letters = Counter[str]()  # of the text so far, by language
         self._settled_s = 0.0 if speakers else math.inf
         self._deltas: list[TranscriptDelta] = []
         self._text = ""
@@ -72,17 +74,21 @@ class TranscriptBuilder:
 
     def delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
         """The delta of one chunk's parts and of the segments held back before; no parts: of those alone."""
-        so_far, language = self._text, self._language.of(parts)
-        segments = self._next_segments(parts)
-        for segment in segments:
+        so_far, letters = self._text, Counter[str]()
+        segments: list[Segment] = []
+        for segment, language in self._next_segments(parts):
+            segments.append(segment)
             self._text += continuation(self._text, segment.text, language)
+            if language is not None:
+                letters[language] += len(segment.text)
+        self._letters += letters
         self._num_segments += len(segments)
         read_s = max((part.start_s + part.duration_s - parts[0].start_s for part in parts), default=0.0)
         return TranscriptDelta(
             text=self._text[len(so_far) :],
             segments=tuple(segments),
             logprobs=self._logprobs(parts),
-            language=language,
+            language=_most(letters) or self._language.of(parts),
             num_audio_tokens=_num_positions(read_s),
             num_text_tokens=sum(part.num_read for part in parts),
             end_s=min(self._settled_s, parts[0].start_s + read_s if parts else self._source.duration_s),
@@ -112,18 +118,19 @@ class TranscriptBuilder:
             return ()
         return tuple(entry for part in parts for entry in token_logprobs(part, self._tokenizer))
 
-    def _next_segments(self, parts: list[DecodedPart]) -> list[Segment]:
-        """The segments that are final now, numbered through the whole file."""
+    def _next_segments(self, parts: list[DecodedPart]) -> list[tuple[Segment, str | None]]:
+        """The segments that are final now, numbered through the whole file, each with its language."""
+        language = self._language.of(parts)
         for part in parts:
             speaker = self._speakers[part.channel] if self._speakers else None
-            self._held += segments_of(part, self._tokenizer, speaker)
+            self._held += [(each, language) for each in segments_of(part, self._tokenizer, speaker)]
         if self._speakers:
-            self._held.sort(key=lambda segment: segment.start_s)
-        num_final = sum(segment.start_s < self._settled_s for segment in self._held)
+            self._held.sort(key=lambda held: held[0].start_s)
+        num_final = sum(segment.start_s < self._settled_s for segment, _ in self._held)
         final, self._held = self._held[:num_final], self._held[num_final:]
         return [
-            msgspec.structs.replace(segment, id=segment_id)
-            for segment_id, segment in enumerate(final, self._num_segments)
+            (msgspec.structs.replace(segment, id=segment_id), language)
+            for segment_id, (segment, language) in enumerate(final, self._num_segments)
         ]
 
     def transcript(self) -> Transcript:
@@ -141,9 +148,7 @@ class TranscriptBuilder:
             num_audio_tokens=sum(delta.num_audio_tokens for delta in deltas),
             num_text_tokens=sum(delta.num_text_tokens for delta in deltas),
             task=self._task,
-            languages=tuple(
-                dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
-            ),
+            languages=tuple(self._letters),
             is_cut_short=self._source.truncated,
             tracks=self._source.tracks_read,
             language_probability=self._language.probability,
@@ -151,8 +156,8 @@ class TranscriptBuilder:
 
     def _main_language(self) -> str | None:
         """The language with most text in a recording that has several."""
-        lengths = Counter[str]()
-        for delta in self._deltas if self._language.is_per_chunk else ():
-            if delta.language and delta.text:
-                lengths[delta.language] += len(delta.text)
-        return max(lengths, key=lengths.__getitem__, default=self._language.code)
+        return _most(self._letters) if self._language.is_per_chunk else self._language.code
+
+
+def _most(letters: Counter[str]) -> str | None:
+    return max(letters, key=letters.__getitem__, default=None)

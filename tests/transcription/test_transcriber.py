@@ -18,7 +18,7 @@ from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.memory_file import MemoryFile
 from tests.speech import say as speak
-from tests.vocabulary import at, make_tokenizer, words
+from tests.vocabulary import at, make_tokenizer, spell, words
 
 TOKENIZER = make_tokenizer()
 ENGLISH = DecodingOptions(language="en", token_logprobs=True)
@@ -386,6 +386,29 @@ async def test_channels_are_transcribed_apart_and_interleaved(app: RunningApp) -
     ends_s = [delta.end_s for delta in deltas]
     assert ends_s == sorted(ends_s)
     assert transcript.duration_s == pytest.approx(75.0)
+
+
+async def test_channels_kept_apart_have_languages_of_their_own(app: RunningApp) -> None:
+    """Text that is held back for the other channel keeps its language: Chinese is joined without a space."""
+    samples = np.zeros((75 * 16_000, 2), np.float32)
+    samples[: 20 * 16_000, 0] = noise(20)
+    for start_s in (40, 65):
+        samples[start_s * 16_000 : (start_s + 8) * 16_000, 1] = 0.2 * noise(8)
+
+    def is_chinese(submit: Submit) -> bool:
+        return float(np.abs(submit.samples).max()) < 0.2
+
+    def answer(submit: Submit) -> ChunkResult:
+        text, language = (spell("你好吗"), "zh") if is_chinese(submit) else (words("1"), "en")
+        return msgspec.structs.replace(say(t(0), *text, t(1)), language=language)
+
+    app.answer = answer
+    app.replica.probabilities_of = lambda submit: {"zh": 0.9 if is_chinese(submit) else 0.1, "en": 0.5}
+    options = DecodingOptions(multilingual=True)
+    deltas, transcript = await app.transcribe(wav(samples), options, ("ann", "bob"))
+    assert (transcript.text, transcript.languages) == ("one你好吗你好吗", ("en", "zh"))
+    assert transcript.language == "chinese"
+    assert [*dict.fromkeys(delta.language for delta in deltas if delta.text)] == ["en", "zh"]
 
 
 async def test_a_channel_that_is_silent_does_not_hold_up_the_other(app: RunningApp) -> None:
