@@ -6,7 +6,7 @@ ARGS   ?=
 FILE   ?= examples/speech.wav
 
 .DEFAULT_GOAL := help
-.PHONY: help serve transcribe test quick lowest newest check format bench gpu-dry-run trial clean
+.PHONY: help serve transcribe test quick lowest newest check format audit sbom bench gpu-dry-run trial clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,19 @@ check: .venv/test.stamp  ## formatting, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+AUDIT := .cache/audit
+$(AUDIT)/installed: constraints.txt
+	@$(PYTHON) -m venv --clear $(AUDIT)
+	@$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt bandit pip-audit cyclonedx-bom
+	@touch $@
+
+audit: $(AUDIT)/installed  ## bandit, and known vulnerabilities of the pinned packages
+	$(AUDIT)/bin/bandit --quiet --recursive --configfile pyproject.toml asr_server tools
+	@$(PYTHON) tools/audit.py $(AUDIT)/bin/pip-audit
+
+sbom: $(AUDIT)/installed  ## all that the wheel installs, as CycloneDX: dist/asr-server.cdx.json
+	@tools/sbom.sh $(AUDIT)/bin dist/asr-server.cdx.json
 
 format: .venv/test.stamp  ## formats and mends what ruff can
 	$(BIN)/ruff format .

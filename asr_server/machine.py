@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 MAX_OPEN_FILES: Final = 65_536
 _ROOT: Final = Path("/")
 _CGROUPS: Final = "sys/fs/cgroup"
-_MPS_PIPES: Final = "/tmp/nvidia-mps"
+_MPS_PIPES: Final = "/tmp/nvidia-mps"  # nosec B108 # NVIDIA's place; only looked at
 
 VNNI_FLAGS: Final = {"avx512_vnni", "avx_vnni"}  # sums of 8-bit products in 32 bits, by `cpu_flags`
 LARGEST_WITHOUT_VNNI: Final = 63  # of 8-bit weights: pairs of products are added in 16 bits there

@@ -160,5 +160,5 @@ def _retry_after(wait_s: float) -> dict[str, str]:
 
     OpenAI's clients prefer the header in milliseconds.
     """
-    spread_s = min(MAX_WAIT_S, max(MIN_WAIT_S, wait_s)) * random.uniform(1.0, SPREAD)
+    spread_s = min(MAX_WAIT_S, max(MIN_WAIT_S, wait_s)) * random.uniform(1.0, SPREAD)  # nosec B311
     return {"Retry-After": str(math.ceil(spread_s)), "retry-after-ms": str(round(1000 * spread_s))}

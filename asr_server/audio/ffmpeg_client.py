@@ -212,7 +212,7 @@ class DecodeProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._forkserver = subprocess.Popen(
+                self._forkserver = subprocess.Popen(  # nosec B603 # our own module, without a shell
                     [sys.executable, "-m", "asr_server.audio.ffmpeg_process", str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,

@@ -83,7 +83,7 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
             model = read_foreign(source)
             write_layout(made, source, model, texts_for(source, model, find_texts))
             write_stored(made, model.path, model.tensors, source=str(source), revision=revision)
-            os.chmod(made, 0o755)  # as of a directory that was not made for one user alone
+            os.chmod(made, 0o755)  # nosec B103 # others may read a model, as in a folder made by mkdir
             _put_in_place(made, target)
         finally:
             shutil.rmtree(made, ignore_errors=True)

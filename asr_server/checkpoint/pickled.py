@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import math
 import os
-import pickle
+import pickle  # nosec B403 # read by an Unpickler that makes nothing but tensors
 import struct
 import sys
 import zipfile

@@ -99,7 +99,8 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 ANSWER_LIMIT_S: Final = 3.0
-_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+# What answers at each address that a server may listen on.
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # nosec B104 # listens nowhere
 
 
 @click.command()
@@ -112,7 +113,7 @@ def health(pid: int) -> None:
     The server is the container's first process; where it listens is read off its flags and the environment.
     """
     url = health_url(_arguments_of(pid))
-    unverified = ssl._create_unverified_context()  # the certificate is for the name that clients use
+    unverified = ssl._create_unverified_context()  # nosec B323 # the certificate has the name for clients
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}),  # HTTP_PROXY is for other hosts
         urllib.request.HTTPSHandler(context=unverified),

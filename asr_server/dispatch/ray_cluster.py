@@ -31,7 +31,8 @@ STOP_LIMIT_S: Final = 20.0
 ANSWER_LIMIT_S: Final = 8.0
 # Nothing of such a cluster listens on other addresses than 127.0.0.1, and its processes share a token.
 ENVIRONMENT: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
-_CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves its address
+# Where `ray start` leaves its address.
+_CURRENT_CLUSTER: Final = Path("/tmp/ray/ray_current_cluster")  # nosec B108 # its owner is checked
 _MAX_ADDRESS: Final = 300  # characters
 _FRAME_HEADER_BYTES: Final = 9  # length, type, flags and stream: RFC 9113, section 4.1
 _SETTINGS_FRAME: Final = b"\x04"  # both ends of HTTP/2 begin with this type
@@ -110,7 +111,7 @@ class LocalCluster:
 
     def __init__(self) -> None:
         """Raises OSError."""
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # nosec B603 # our own module, without a shell
             [sys.executable, "-m", "asr_server.dispatch.ray_cluster"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

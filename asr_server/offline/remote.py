@@ -135,7 +135,7 @@ async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
 
 def _backoff_s(num_tries: int) -> float:
     """The time to wait, spread at random so that many recordings do not come back together."""
-    return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)
+    return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)  # nosec B311
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
