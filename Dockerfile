@@ -4,20 +4,29 @@
 # Without a model name it serves base, which is in the image (MODELS names others). With CUDA: docker run --gpus all.
 # docs/operations.md has the flags for a read-only container, and the licences of what is in the image.
 FROM python:3.11-slim AS build
-# As in tools/install.sh: cpu, cu130 and other backends of uv, or pypi.
+# cpu, cu130 and other folders of PyTorch's own index, or pypi.
 ARG TORCH=cpu
 WORKDIR /src
-# The dependencies are a layer of their own, which a change of the server's code leaves as it is.
-COPY pyproject.toml constraints.txt ./
-RUN python -m venv /opt/asr-server && python -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --constraint constraints.txt uv
-RUN if [ "$TORCH" != pypi ]; then export UV_TORCH_BACKEND="$TORCH"; fi \
- && /opt/uv/bin/uv pip install --no-cache --system-certs --python /opt/asr-server --constraint constraints.txt --requirement pyproject.toml
-COPY README.md LICENSE ./
+# The dependencies are a layer of their own, which a change of the server's code leaves as it is. Each file has to have
+# its hash. For the CPU, PyTorch comes from its own index, which is asked for nothing else.
+COPY constraints.txt ./
+COPY image image
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ONLY_BINARY=:all:
+RUN python -m venv /opt/asr-server \
+ && if [ "$TORCH" = pypi ]; then set -- --requirement image/torch.txt; fi \
+ && /opt/asr-server/bin/pip install --require-hashes --requirement image/requirements.txt "$@" \
+ && if [ "$TORCH" != pypi ]; then \
+      /opt/asr-server/bin/pip install --constraint constraints.txt --index-url "https://download.pytorch.org/whl/$TORCH" torch; \
+    fi
+COPY pyproject.toml README.md LICENSE ./
 COPY asr_server asr_server
-RUN /opt/asr-server/bin/pip install --no-cache-dir --no-deps --target /opt/server .
+RUN PIP_ONLY_BINARY=:none: /opt/asr-server/bin/pip install --no-deps --no-build-isolation --target /opt/server .
 ARG MODELS=base
-RUN mkdir /opt/models \
- && for model in $MODELS; do HF_HOME=/opt/models PYTHONPATH=/opt/server /opt/asr-server/bin/python -m asr_server models fetch $model || exit 1; done
+# The server's user may add models, and cannot change those of the image: mode 1777, as of /tmp.
+RUN mkdir -p /opt/models/hub /opt/models/asr-server/models /opt/models/asr-server/readings \
+ && for model in $MODELS; do HF_HOME=/opt/models PYTHONPATH=/opt/server /opt/asr-server/bin/python -m asr_server models fetch "$model" || exit 1; done \
+ && rm -rf /opt/models/hub/.locks && find /opt/models -name '*.lock' -delete \
+ && chmod 1777 /opt/models /opt/models/* /opt/models/asr-server/*
 
 FROM python:3.11-slim
 # av's wheels contain x264 and x265, soxr's wheels libsoxr.
@@ -25,7 +34,7 @@ LABEL org.opencontainers.image.licenses="Apache-2.0 AND GPL-2.0-or-later AND LGP
 COPY --from=build /opt/asr-server /opt/asr-server
 COPY --from=build /opt/server /opt/server
 # Models are kept in /models: give it a volume, so that those that are not in the image are fetched once.
-COPY --from=build --chown=10001:10001 /opt/models /models
+COPY --from=build /opt/models /models
 VOLUME /models
 ENV PATH=/opt/server/bin:/opt/asr-server/bin:$PATH PYTHONPATH=/opt/server PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/models HOME=/tmp ASR_SERVER_HOST=0.0.0.0

