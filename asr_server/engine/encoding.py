@@ -169,10 +169,10 @@ class CudaEncoder:
     def _encode(
         self, worker: _CudaWorker, num_positions: int, slots: Sequence[int], chunks: Sequence[Samples]
     ) -> None:
-        log_mel = self._model.log_mel
-        samples = self._transfers.to_device(log_mel.gather(chunks))
+        log_mel, num_frames = self._model.log_mel, FRAMES_PER_POSITION * num_positions
+        samples = self._transfers.to_device(log_mel.gather(chunks, num_frames))
         lengths = self._transfers.to_device(log_mel.lengths(chunks))
-        audio = worker.encode(log_mel.of_samples(samples, lengths, FRAMES_PER_POSITION * num_positions))
+        audio = worker.encode(log_mel.of_samples(samples, lengths, num_frames))
         self._cache.write_audio(slots, self._model.decoder.cross_keys_values(audio))
 
 

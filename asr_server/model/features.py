@@ -72,15 +72,18 @@ class LogMel(nn.Module):
     def forward(self, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
         """Float32 whatever the model's precision. What lies beyond the window is cut off."""
         device = self.window.device
-        samples = self.gather(chunks).to(device, non_blocking=True)
+        samples = self.gather(chunks, num_frames).to(device, non_blocking=True)
         return self.of_samples(samples, self.lengths(chunks).to(device), num_frames)
 
     def lengths(self, chunks: Sequence[Samples]) -> Tensor:
         """Returns [B] on the host: how many frames each chunk fills."""
         return torch.tensor([len(chunk) // HOP for chunk in chunks])
 
-    def gather(self, chunks: Sequence[Samples]) -> Tensor:
-        """Returns [B, num_samples] on the host, as long as the longest chunk needs; pinned for a GPU."""
+    def gather(self, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
+        """Returns [B, num_samples] on the host, as long as the longest chunk needs.
+
+        For a GPU the memory is pinned and as long as `num_frames`: cuFFT makes a plan for every shape.
+        """
         behind = FFT_SIZE // HOP  # frames that still see the last samples; beyond them is only silence
         # Around the last frame of a whole window transformers sees the sound mirrored, as `stft` does it;
         # openai-whisper sees the silence behind it.
@@ -88,7 +91,7 @@ class LogMel(nn.Module):
         longest = min(max(len(chunk) for chunk in chunks), self.num_frames * HOP)
         frames = min(most, -(-longest // HOP) + behind)
         if self.window.is_cuda:
-            frames = most  # one length: cuFFT makes a plan for every shape that it meets
+            frames = num_frames if num_frames and num_frames < self.num_frames else most
         samples = torch.empty(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
         # Through numpy: torch itself warns where a chunk's memory is read-only, as memory shared with the API
         # process is.

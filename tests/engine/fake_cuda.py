@@ -23,7 +23,7 @@ from asr_server.core import Samples
 from asr_server.engine import Engine, EngineConfig, cuda, runner
 from asr_server.engine.tokens import GenerationRules
 from asr_server.model import load_whisper, weights
-from asr_server.model.features import LogMel
+from asr_server.model.features import HOP, LogMel
 from asr_server.model.kernels import Kernels, choose_token, elementwise, flash_decode
 from asr_server.model.kernels.table import Choice
 from asr_server.model.layers import linear_gelu
@@ -98,7 +98,7 @@ def fake_cuda(monkeypatch: Any) -> Iterator[None]:
     monkeypatch.setattr(cuda, "copy_to", _copied)
     monkeypatch.setattr(cuda, "pinned_like", lambda each: torch.empty(each.shape, dtype=each.dtype))
     monkeypatch.setattr(cuda.HostCopy, "array", _made_up)
-    monkeypatch.setattr(LogMel, "gather", lambda own, chunks: torch.zeros(len(chunks), own.num_frames * 160))
+    monkeypatch.setattr(LogMel, "gather", _gathered)
     monkeypatch.setattr(LogMel, "forward", _log_mel)
     for module, name in (
         (flash_decode, "_attend"),
@@ -128,6 +128,10 @@ def _device_guard() -> Iterator[None]:
 
 def _copied(_: torch.device, tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
+
+
+def _gathered(own: LogMel, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
+    return torch.zeros(len(chunks), (num_frames or own.num_frames) * HOP)
 
 
 def _log_mel(own: LogMel, chunks: Sequence[Samples]) -> Tensor:

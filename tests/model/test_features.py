@@ -77,14 +77,27 @@ def test_samples_may_be_read_only_as_those_in_shared_memory_are() -> None:
     assert torch.equal(LogMel(80, 3000)([clip]), expected)
 
 
-def test_on_a_gpu_all_chunks_have_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuFFT makes a plan for every shape that it meets. With memory that only pretends to be pinned."""
-    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory: torch.full(shape, float("nan")))
+@pytest.mark.parametrize("pads_with_zeros", [False, True])
+def test_on_a_gpu_samples_are_as_long_as_the_frames_that_are_encoded(
+    pads_with_zeros: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few lengths: cuFFT makes a plan for each. With memory that only pretends to be pinned."""
+    log_mel = LogMel(80, 3000, pads_with_zeros)
     on_gpu: Any = SimpleNamespace(
-        num_frames=3000, pads_with_zeros=False, window=SimpleNamespace(is_cuda=True)
+        num_frames=3000, pads_with_zeros=pads_with_zeros, window=SimpleNamespace(is_cuda=True)
     )
-    for names in (["a tenth of a second"], ["a few seconds", "thirty seconds"]):
+    whole = 3000 + 2 * pads_with_zeros
+    for names, num_frames, gathered_frames in (
+        (["a tenth of a second"], 500, 500),
+        (["a tenth of a second", "a few seconds"], 1000, 1000),
+        (["a few seconds", "thirty seconds"], 3000, whole),
+        (["a few seconds"], None, whole),
+    ):
         chunks = [CLIPS[name] for name in names]
-        gathered = LogMel.gather(on_gpu, chunks)
-        assert gathered.shape == (len(names), 30 * 16_000)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "empty", lambda *shape, pin_memory: torch.full(shape, float("nan")))
+            gathered = LogMel.gather(on_gpu, chunks, num_frames)
+        assert gathered.shape == (len(names), gathered_frames * 160)
         assert not gathered[0, len(chunks[0]) :].any(), "silence behind it"
+        found = log_mel.of_samples(gathered, log_mel.lengths(chunks), num_frames)
+        torch.testing.assert_close(found, log_mel(chunks, num_frames), atol=2e-6, rtol=0)
