@@ -21,7 +21,14 @@ from tests.conftest import Server
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks/results").glob("*.md")),
+    *sorted((ROOT / "asr_server").glob("README.md")),
+    *sorted((ROOT / "asr_server").glob("*/README.md")),
+    ROOT / "examples" / "README.md",
+]
 LOCAL = "http://127.0.0.1:8000"
 LIMIT_S = 100
 FLAGS_OF_OTHER_PROGRAMS = {"--build-arg", "--disable-usage-stats", "--shape", "--systems"}

@@ -234,9 +234,8 @@ def test_wrong_settings_are_told_as_shown() -> None:
 
 def test_the_log_has_lines_as_shown(run: Run, server: Server) -> None:
     """With numbers and names of any kind."""
-    started, asked = [
-        block for block in blocks_of(DOCS / "operations.md") if block.startswith(("serving ", "POST "))
-    ]
+    blocks = [*blocks_of(DOCS / "operations.md"), *blocks_of(DOCS / "monitoring.md")]
+    started, asked = [block for block in blocks if block.startswith(("serving ", "POST "))]
     run(calls_of_curl(README)[0])
     log = server.written()
     for words in re.split(r"\S*[\d.]+\S*", " ".join(asked.split())[: asked.index(", fallbacks")]):
@@ -278,7 +277,8 @@ def soundfile_at_24_khz() -> str:
 
 
 def test_the_arithmetic_of_a_thousand_gpus_is_right() -> None:
-    text = " ".join((DOCS / "offline-at-scale.md").read_text().rpartition("`python -c`")[2].split())
+    page = (ROOT / "benchmarks/results/thousand-gpus.md").read_text()
+    text = " ".join(page.rpartition("`python -c`")[2].split())
     sums = re.findall(r"([\de.]+(?: [*/] [\de.]+)+) = ([\de.]*\d)", text)
     assert len(sums) == 3
     for asked, told in sums:

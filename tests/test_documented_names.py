@@ -22,7 +22,10 @@ from tests.conftest import Server
 from tests.test_documentation import PAGES, README, ROOT, blocks_of, unknown_flags
 
 DOCS = ROOT / "docs"
-OPERATIONS, API = DOCS / "operations.md", DOCS / "api.md"
+MONITORING, LIMITS, DEPLOY, ERRORS = (
+    DOCS / f"{name}.md" for name in ("monitoring", "limits", "deploy", "errors")
+)
+ARCHITECTURE = ROOT / "asr_server" / "README.md"
 CODE = "\n".join(
     path.read_text()
     for folder in ("asr_server", "benchmarks")
@@ -62,7 +65,7 @@ def served_metrics(server: Server) -> dict[str, set[str]]:
 
 def documented_metrics(names: set[str]) -> Iterator[tuple[str, set[str]]]:
     """`_busy` behind `asr_preprocess_workers` is `asr_preprocess_workers_busy`, or `asr_preprocess_busy`."""
-    for first, *_ in rows_of(OPERATIONS, "metric"):
+    for first, *_ in rows_of(MONITORING, "metric"):
         spans = re.findall(r"`([a-z_*]+)?(?:\{([a-z,]+)\})?`", first)
         whole = spans[0][0]
         shared = {name for _, labels in spans if _ == "" for name in labels.split(",")}
@@ -92,7 +95,7 @@ def test_every_metric_is_in_the_table_with_its_labels_and_nothing_else_is(server
 def test_every_error_is_in_the_table_with_its_status() -> None:
     told = {
         (int(status), code)
-        for status, codes, *_ in rows_of(API, "status")
+        for status, codes, *_ in rows_of(ERRORS, "status")
         for code in re.findall(r"`(\w+)`", codes)
     }
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "code")]
@@ -153,18 +156,18 @@ def number_of(text: str) -> float | None:
 
 
 def test_the_bounds_of_clients_have_the_defaults_of_the_settings() -> None:
-    for _, setting, default, *_ in rows_of(OPERATIONS, "bound"):
+    for _, setting, default, *_ in rows_of(LIMITS, "bound"):
         if setting != "fixed":
             assert number_of(default) == getattr(Settings(), setting.strip("`")), setting
 
 
-def test_readmes_settings_have_their_variables_and_defaults() -> None:
+def test_settings_have_their_variables_and_defaults() -> None:
     values = {
         "none": "",
         "cores / 4: 2 to 4, at most cores": Settings().preprocess_workers,
         "one a GPU, or one": 0,
     }
-    for flags, variables, defaults, *_ in rows_of(README, "flag"):
+    for flags, variables, defaults, *_ in rows_of(DOCS / "operations.md", "flag"):
         names = [flag.strip("-").replace("-", "_") for flag in re.findall(r"`(.+?)`", flags)]
         assert [environment_name(name) for name in names] == re.findall(r"`(.+?)`", variables)
         told = [text.strip() for text in defaults.split(", ")] if len(names) > 1 else [defaults]
@@ -205,9 +208,9 @@ def test_readmes_models_have_the_sizes_and_languages_of_the_command(monkeypatch:
         assert f" {size} " in listed[name]
 
 
-def test_readme_is_two_screens_without_an_empty_cell() -> None:
+def test_readme_is_short_without_an_empty_cell() -> None:
     lines = README.read_text().splitlines()
-    assert len(lines) <= 140
+    assert len(lines) <= 100
     under_heads = [line for head, line in pairwise(lines) if head.startswith("| ") and line.startswith("| ")]
     assert [line for line in under_heads if re.search(r"^\|.*\S.*\| +\|", line)] == []
 
@@ -258,7 +261,7 @@ def test_each_dependency_has_its_reason_in_the_architecture() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"], *extras["wyoming"], *extras["ray"]]
-    told = " ".join(package for package, _ in rows_of(DOCS / "architecture.md", "package"))
+    told = " ".join(package for package, _ in rows_of(ARCHITECTURE, "package"))
     assert {re.split(r"[^\w-]", name)[0] for name in needed} <= set(re.findall(r"[\w-]+", told))
     assert set(re.findall(r"(\w+) \(extra", told)) <= set(extras)
 
@@ -267,7 +270,7 @@ def test_each_dependency_has_its_reason_in_the_architecture() -> None:
 
 
 def test_kubernetes_probes_what_there_is_and_waits_for_the_drain(server: Server) -> None:
-    (text,) = blocks_of(OPERATIONS, "yaml")
+    (text,) = blocks_of(DEPLOY, "yaml")
     spec = yaml.safe_load(text)["spec"]
     (container,) = spec["containers"]
     pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -279,7 +282,7 @@ def test_kubernetes_probes_what_there_is_and_waits_for_the_drain(server: Server)
 
 def test_the_image_is_as_it_is_told() -> None:
     image = (ROOT / "Dockerfile").read_text()
-    text = OPERATIONS.read_text()
+    text = DEPLOY.read_text()
     (user,) = re.findall(r"^USER (\d+)", image, re.MULTILINE)
     assert f"user {user}" in text
     assert re.findall(r"^EXPOSE (\d+)", image, re.MULTILINE) == [str(Settings().port)]
@@ -310,7 +313,7 @@ def test_what_the_image_is_started_with_are_flags_of_the_server() -> None:
 
 def test_the_files_on_the_way_of_a_request_are_counted_right() -> None:
     count = 0
-    for _, files, so_far in rows_of(DOCS / "architecture.md", "| files"):
+    for _, files, so_far in rows_of(ARCHITECTURE, "| files"):
         count += len(re.findall(r"`[\w/]+\.py`", files))
         assert int(so_far) == count
 

@@ -8,7 +8,7 @@ import os
 
 # Before torch loads OpenMP. Threads that wait by spinning hold the very core that the thread they wait for
 # needs, as soon as anything else runs on it (the API process, decoding). They spin for some 30 us, in which
-# the wait usually ends where nothing else runs, and then sleep (docs/engine.md has the figures).
+# the wait usually ends where nothing else runs, and then sleep (engine/README.md has the figures).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 

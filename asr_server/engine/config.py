@@ -278,7 +278,7 @@ def keep_freed_memory() -> None:
     """Tells glibc not to give freed blocks back to the kernel in this process.
 
     Else every large intermediate result is mapped anew, and the page faults of a 5 MB result cost more than
-    the matrix product that fills it (2.5 times on the processor measured, docs/engine.md). Elsewhere than on
+    the matrix product that fills it (2.5 times on the processor measured). Elsewhere than on
     glibc nothing happens.
     """
     if not sys.platform.startswith("linux"):

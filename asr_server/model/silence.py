@@ -3,7 +3,7 @@
 A chunk that does not fill its window need not be encoded together with the silence after it. Its positions
 attend to the keys and values of a silent window (`Encoder.encode_silence`), and so does the decoder: one copy
 of them serves every slot. Only the chunk's effect on that silence is ignored. On the CPU, the encoder reads
-silence that is more than half a second away in means of half a second (`SilentLayer`). docs/engine.md has
+silence that is more than half a second away in means of half a second (`SilentLayer`). engine/README.md has
 what this costs and saves. `OwnBlocks` is the decoder's part of it, on the CPU. Runs in a replica's process.
 Used by `whisper.py` and `cache.py`; knows no requests.
 """

@@ -168,8 +168,8 @@ async def test_translations_offer_and_answer_no_speakers(app: RunningApp) -> Non
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
 
 
-async def test_each_code_of_the_documents_errors_is_in_the_page_of_the_api(app: RunningApp) -> None:
-    page = (Path(__file__).parents[2] / "docs/api.md").read_text()
+async def test_each_code_of_the_documents_errors_is_in_the_page_of_errors(app: RunningApp) -> None:
+    page = (Path(__file__).parents[2] / "docs/errors.md").read_text()
     for _, path, operation in operations(await document_of(app)):
         for response in operation["responses"].values():
             for example in response["content"].get("application/json", {}).get("examples", {}).values():

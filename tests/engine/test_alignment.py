@@ -87,8 +87,8 @@ def test_the_embedded_models_token_times_are_those_of_openai_whisper(embedded: C
 def test_the_embedded_models_token_times_are_those_of_transformers_on_the_same_rows(
     embedded: Checkpoint,
 ) -> None:
-    """Its features, network, median filter and dynamic time warping; docs/exactness.md says what it does with
-    attention in between.
+    """Its features, network, median filter and dynamic time warping; benchmarks/results/word-times.md says
+    what it does with attention in between.
     """
     some = [say(digits).samples for digits in ("1", "427", "90817", "55", "31415")]
     options = DecodingOptions(language="en", word_timestamps=True)
