@@ -6,8 +6,7 @@ import contextlib
 import json
 import math
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +19,10 @@ from playwright.sync_api import (
     Browser,
     Dialog,
     FilePayload,
-    Locator,
     Page,
     Route,
     WebSocketRoute,
     expect,
-    sync_playwright,
 )
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from scipy.signal import resample_poly
@@ -35,66 +32,26 @@ from asr_server.api.schemas import TranslationFields
 from asr_server.core import SAMPLE_RATE
 from asr_server.errors import SpeakersUnavailable
 from asr_server.formats.bodies import VerboseJson
-from tests.api.sample_files import sound_file
+from tests.api.browsing import (
+    LIMIT_MS,
+    NEEDS_CHROMIUM,
+    SPOKEN,
+    OpenPage,
+    card,
+    choose,
+    downloaded,
+    payload,
+    wait_until_kept,
+)
 from tests.conftest import Server, run_server
 from tests.speakers.people import TALK, join, require_models
 from tests.speech import Spoken, say
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium here: tests/install-browser.sh fetches it"
-)
+pytestmark = NEEDS_CHROMIUM
 
-LIMIT_MS = 60_000
 PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
-SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
 TALKING = SPOKEN._replace(samples=join([said for _, said in TALK])[0])  # of two people
 TURN = "conversation.item.input_audio_transcription"
-OpenPage = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Its microphone plays a file, again and again."""
-    speech = tmp_path_factory.mktemp("microphone") / "speech.wav"
-    soundfile.write(speech, say("271", gap_s=[0.2, 0.2, 1.5]).samples, SAMPLE_RATE)
-    arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-    arguments.append(f"--use-file-for-fake-audio-capture={speech}")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser, server: Server) -> Iterator[OpenPage]:
-    """Opens the page in a context of its own; an error in its scripts fails the test."""
-    errors: list[str] = []
-    contexts = []
-
-    def open_it(path: str = "/", mock: Callable[[Page], None] | None = None, **options: Any) -> Page:
-        contexts.append(browser.new_context(**options))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(LIMIT_MS)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        if mock:
-            mock(page)
-        page.goto(server.url + path)
-        return page
-
-    expect.set_options(timeout=LIMIT_MS)
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert errors == []
-
-
-def payload(name: str, spoken: Spoken = SPOKEN) -> FilePayload:
-    return {"name": name, "mimeType": "audio/wav", "buffer": sound_file(spoken.samples)}
-
-
-def choose(page: Page, *files: FilePayload) -> None:
-    page.set_input_files("#files", list(files))
 
 
 def choose_by_key(page: Page, *files: FilePayload) -> None:
@@ -107,20 +64,6 @@ def choose_by_key(page: Page, *files: FilePayload) -> None:
             chooser.value.set_files(list(files))
             return
     raise AssertionError("Enter opens no choice of files")
-
-
-def card(page: Page, name: str) -> Locator:
-    return page.locator("#cards .card", has=page.get_by_role("heading", name=name, exact=True))
-
-
-def downloaded(page: Page, name: str, suffix: str) -> str:
-    """The file behind a choice of the card's menu."""
-    found = card(page, name)
-    found.locator("summary", has_text="Download").click()
-    with page.expect_download() as download:
-        found.get_by_role("button", name=suffix).click()
-    assert download.value.suggested_filename == f"{name.rpartition('.')[0]}{suffix}"
-    return Path(download.value.path()).read_text()
 
 
 def test_a_file_becomes_text_with_language_times_and_speed(open_page: OpenPage) -> None:
@@ -317,16 +260,6 @@ def test_transcripts_are_kept_in_this_browser_until_they_are_deleted(open_page: 
     expect(page.locator("#cards > li")).to_have_count(0)
 
 
-def wait_until_kept(page: Page, value: str | list[str], field: str = "text") -> None:
-    page.wait_for_function(
-        """async ([field, value]) => {
-            const { History } = await import("/web/history.js");
-            return (await (await History.open()).entries()).some((entry) => `${entry[field]}` === `${value}`);
-        }""",
-        arg=[field, value],
-    )
-
-
 def test_speakers_have_colours_and_names_that_can_be_changed(open_page: OpenPage) -> None:
     require_models()
     page = open_page(accept_downloads=True, bypass_csp=True, reduced_motion="reduce")
@@ -381,17 +314,18 @@ def test_what_is_kept_is_bounded_and_a_browser_that_keeps_nothing_says_so(open_p
     page = open_page()
     found = page.evaluate(
         """async () => {
-            const { History } = await import("/web/history.js");
-            const history = await History.open();
-            for (let i = 0; i < 203; i++) await history.save({ name: `${i}`, text: "" }, {});
-            const kept = (await history.entries()).map(({ name }) => Number(name));
-            const dropped = await history.answer(1);
-            await history.save({ name: "newest", text: "x".repeat(3e7) }, {});
-            const few = (await history.entries()).map(({ name }) => name);
+            const { Store } = await import("/web/store.js");
+            const store = new Store();
+            const put = (id, entry) => store.put({ id: `${id}`, name: `${id}`, order: id, ...entry }, {});
+            for (let number = 0; number < 503; number++) await put(number, { text: "" });
+            const kept = (await store.entries()).map(({ name }) => Number(name));
+            const dropped = (await store.answer("1")) ?? null;
+            await put(999, { name: "newest", text: "x".repeat(3e7) });
+            const few = (await store.entries()).map(({ name }) => name);
             return [kept.length, kept[0], kept.at(-1), dropped, few];
         }"""
     )
-    assert found == [200, 202, 3, None, ["newest"]]
+    assert found == [500, 502, 3, None, ["newest"]]
     refuse = "IDBFactory.prototype.open = () => { throw new DOMException('no', 'SecurityError'); }"
     page = open_page(mock=lambda page: page.add_init_script(refuse))
     expect(page.locator("#kept")).to_contain_text("keeps nothing")

@@ -1,4 +1,4 @@
-// A transcript as data: its words within its text, its speakers, corrections, and what is downloaded.
+// A transcript as data: its words within its text, its speakers, and what is downloaded.
 
 const REACH = 32; // most characters between two words of a text
 
@@ -44,19 +44,6 @@ function spread({ start, end }, body, segment) {
   });
 }
 
-/** Puts `text`, which may be empty, in the place of a word: in the answer's text, its segment and its words. */
-export function correct(answer, pieces, index, text) {
-  const piece = pieces[index];
-  piece.text = text;
-  if (piece.word) piece.word.word = text;
-  if (piece.word && !text) answer.words = answer.words.filter((word) => word !== piece.word);
-  const join = (some) => some.map(({ gap, text, tail }) => (text ? gap + text : "") + tail).join("").trim();
-  const segment = answer.segments[piece.segment];
-  segment.text = segment.text.match(/^\s*/)[0] + join(pieces.filter((each) => each.segment === piece.segment));
-  if (segment.tokens) segment.tokens = []; // they say what was heard, not what stands here now
-  answer.text = join(pieces);
-}
-
 // -- Who speaks, where that was asked for --
 
 const NUM_COLORS = 8; // in style.css
@@ -68,11 +55,6 @@ export function speakersOf({ segments }) {
     if (speaker) seconds.set(speaker, (seconds.get(speaker) || 0) + end - start);
   }
   return [...seconds].map(([name, seconds], i) => ({ name, seconds, color: `speaker-${(i % NUM_COLORS) + 1}` }));
-}
-
-/** Who has the name `to` already and who gets it are one speaker then. */
-export function rename({ segments, words }, from, to) {
-  for (const each of [...segments, ...(words || [])]) if (each.speaker === from) each.speaker = to;
 }
 
 // -- As text and as a document --

@@ -2,12 +2,32 @@
 
 const KEY = "asr-server-key";
 const BUSY = new Set([429, 503]);
-const MAX_TRIES = 5;
+const AWAY = new Set([0, 502, 503, 504]);
+const READY_MS = 10000;
 const UNFETCHED = "speakers_unavailable"; // for good, until somebody fetches models
 const WITHOUT_SPEAKERS = "Or choose “not labelled” under “Speakers”, and try again.";
 
-export const apiKey = () => sessionStorage.getItem(KEY) || "";
-export const setApiKey = (key) => sessionStorage.setItem(KEY, key);
+let key = kept();
+
+function kept() {
+  try {
+    return sessionStorage.getItem(KEY) || "";
+  } catch {
+    return ""; // a browser that keeps nothing
+  }
+}
+
+export const apiKey = () => key;
+
+/** For this visit of the tab, or where it keeps nothing until a reload. */
+export function keepApiKey(taken) {
+  key = taken;
+  try {
+    sessionStorage.setItem(KEY, taken);
+  } catch {
+    // it has it until a reload
+  }
+}
 
 export class ApiError extends Error {
   constructor(message, { status = 0, code = null, retryAfter = 0 } = {}) {
@@ -17,6 +37,11 @@ export class ApiError extends Error {
 
   get isBusy() {
     return BUSY.has(this.status) && this.code !== UNFETCHED;
+  }
+
+  /** Perhaps: whether it is, /ready says. */
+  get mayBeAway() {
+    return AWAY.has(this.status) && this.code !== UNFETCHED;
   }
 }
 
@@ -29,12 +54,33 @@ function errorOf(body, status, retryAfter = 0) {
   }
 }
 
-export const headers = () => (apiKey() ? { Authorization: `Bearer ${apiKey()}` } : {});
+export const headers = (own = key) => (own ? { Authorization: `Bearer ${own}` } : {});
 
-/** The models served; throws ApiError with status 401 when a key is needed. */
-export async function models() {
-  const reply = await request("v1/models", { headers: headers() });
+/** The models served; throws ApiError with status 401 when a key, or another one, is needed. */
+export async function models(own = key) {
+  const reply = await request("v1/models", { headers: headers(own) });
   return (await reply.json()).data;
+}
+
+/** A key for one live session: the server's own key may have letters that a WebSocket's protocols cannot have. */
+export async function clientSecret() {
+  if (!key) return "";
+  const reply = await request("v1/realtime/client_secrets", {
+    method: "POST",
+    headers: { ...headers(), "Content-Type": "application/json" },
+    body: JSON.stringify({ session: { type: "transcription" } }),
+  });
+  return (await reply.json()).value;
+}
+
+/** Whether an engine takes work; the server's reason where it does not. */
+export async function readiness() {
+  try {
+    await request("ready", { signal: AbortSignal.timeout(READY_MS) });
+    return { isReady: true, reason: "" };
+  } catch (error) {
+    return { isReady: false, reason: error.message };
+  }
 }
 
 export async function request(path, options = {}) {
@@ -49,23 +95,11 @@ export async function request(path, options = {}) {
 }
 
 /**
- * Transcribes one file, as `options` = {model, language, task, speakers, prompt} say. Calls `on.upload(share)`,
- * `on.delta(text)` and `on.wait(seconds)` on the way; resolves to the last event, with segments, times and, where
- * `speakers` is "auto" or a number, speakers. A busy server is asked again when it says so.
+ * Transcribes one file, as `options` = {model, language, task, speakers, prompt} say. Calls `on.upload(share)` and
+ * `on.delta(text)` on the way; resolves to the last event, with segments, times and, where `speakers` is "auto" or a
+ * number, speakers.
  */
-export async function transcribe(file, options, on, signal) {
-  for (let tries = 1; ; tries++) {
-    try {
-      return await send(file, options, on, signal);
-    } catch (error) {
-      if (!error.isBusy || tries === MAX_TRIES) throw error;
-      on.wait(error.retryAfter || 2);
-      await new Promise((resolve) => setTimeout(resolve, (error.retryAfter || 2) * 1000));
-    }
-  }
-}
-
-function send(file, options, on, signal) {
+export function transcribe(file, options, on, signal) {
   const form = new FormData();
   form.append("file", file, file.name || "audio");
   form.append("model", options.model);
@@ -103,6 +137,7 @@ function send(file, options, on, signal) {
     };
     call.onerror = () => reject(new ApiError("The connection broke. Is the server still running?"));
     call.onabort = () => reject(new ApiError("Cancelled."));
+    if (signal.aborted) return reject(new ApiError("Cancelled."));
     signal.addEventListener("abort", () => call.abort());
     call.send(form);
   });

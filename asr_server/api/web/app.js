@@ -1,68 +1,64 @@
 // Puts the page together: views, the queue of files, the microphone, the key.
 
-import { models, request, setApiKey } from "./api.js";
+import { request } from "./api.js";
 import { Cards } from "./cards.js";
-import { $, h, show } from "./dom.js";
+import { $, count, h, show } from "./dom.js";
 import { Live } from "./live.js";
 import { chosenOptions, offerOptions } from "./options.js";
+import { Scheduler } from "./scheduler.js";
 import { startWatching, stopWatching } from "./server-view.js";
+import { Serving } from "./serving.js";
 
-const AT_ONCE = 2; // files; the others wait in the queue
-
-let model = "";
-let maxUploadBytes = Infinity;
-const queue = []; // [card, options] each
-let running = 0;
+const serving = new Serving();
+const scheduler = new Scheduler(serving);
+const cards = new Cards({
+  again: (recording) => enqueue([recording]),
+  forget: (recording) => scheduler.forget(recording),
+});
 
 // -- The model, and the key --
 
-async function greet() {
-  try {
-    const served = (await models())[0];
-    model = served.id;
-    maxUploadBytes = served.max_upload_bytes;
-    $("model").replaceChildren("Served here: ", h("strong", {}, model), `, ${served.description}.`);
-    offerOptions(served);
-    $("key-form").hidden = true;
-    return true;
-  } catch (error) {
-    $("key-form").hidden = error.status !== 401;
-    $("model").textContent = error.status === 401 ? "This server is locked." : error.message;
-    return false;
-  }
-}
+serving.addEventListener("change", () => {
+  const { state, model, reason } = serving;
+  $("key-form").hidden = state !== "locked";
+  if (state === "served") {
+    $("model").replaceChildren("Served here: ", h("strong", {}, model.id), `, ${model.description}.`);
+    offerOptions(model);
+  } else $("model").textContent = state === "locked" ? "This server is locked." : reason;
+});
 
 $("key-form").onsubmit = async (event) => {
   event.preventDefault();
-  setApiKey($("key").value.trim());
-  const isRight = await greet();
-  show($("key-error"), isRight ? "" : "The server does not take this key.");
+  const key = $("key").value.trim();
+  const isPlain = /^[!-~]+$/.test(key);
+  const isRight = isPlain && (await serving.refresh(key));
+  const why = isPlain ? "The server does not take this key." : "A key has only letters from A to Z, digits and signs such as - and _.";
+  show($("key-error"), isRight ? "" : why);
   if (isRight) $("files").focus();
 };
 
 // -- Files --
 
-const cards = new Cards({
-  retry: (card) => enqueue([card]),
-  forget: (card) => queue.splice(0, queue.length, ...queue.filter(([other]) => other !== card)),
+const enqueue = (recordings) => scheduler.add(recordings, chosenOptions());
+
+scheduler.addEventListener("end", ({ detail: { name, state } }) => {
+  $("announce").textContent = state === "done" ? `${name} is transcribed.` : `${name} could not be transcribed.`;
 });
 
-/** With what is chosen now, whatever is chosen when their turn comes. */
-function enqueue(added) {
-  const options = chosenOptions();
-  queue.push(...added.map((card) => [card, options]));
-  while (running < AT_ONCE && queue.length) run(...queue.shift());
-}
+scheduler.addEventListener("change", () => {
+  const again = cards.retriable;
+  const isWaiting = scheduler.isHeld && scheduler.size > 0;
+  const held = `${serving.state === "locked" ? "The server asks for a key" : "The server is away"}: ${count(scheduler.size, "file")} will go on by themselves.`;
+  $("queue").hidden = !isWaiting && again.length < 2;
+  $("try-all").hidden = again.length < 2;
+  const text = isWaiting ? held : `${again.length} files could not be transcribed.`;
+  if ($("queue-text").textContent !== text) $("queue-text").textContent = text;
+});
 
-async function run(card, options) {
-  running++;
-  const isDone = (model || (await greet())) && (await card.run({ model, ...options }, maxUploadBytes));
-  $("announce").textContent = isDone ? `${card.name} is transcribed.` : `${card.name} could not be transcribed.`;
-  running--;
-  if (queue.length) run(...queue.shift());
-}
+$("try-all").onclick = () => enqueue(cards.retriable);
 
 function add(files) {
+  if (!files.length) return; // text or a link was dropped
   show($("message"), "");
   enqueue(cards.add([...files].map((file) => [file, file.name])));
 }
@@ -91,14 +87,13 @@ document.addEventListener("drop", (event) => {
 
 // -- The microphone --
 
-new Live(
+const live = new Live(
   () => cards.nextName(),
-  async (file, answer, name) => {
-    const [card] = cards.add([[file, name]]);
+  (file, answer, name, partial) => {
+    const [recording] = cards.add([[file, name]]);
     const { task, speakers } = chosenOptions();
-    if (task === "translate" || speakers) return enqueue([card]); // neither is done while one speaks
-    await card.ready;
-    card.finish(answer);
+    if (!partial && (task === "translate" || speakers)) return enqueue([recording]); // neither is done while one speaks
+    recording.finish(answer, { partial });
   },
 );
 
@@ -115,8 +110,17 @@ function route() {
   else stopWatching();
 }
 
+document.querySelector(".skip").onclick = (event) => {
+  event.preventDefault(); // its address would be another view
+  $("main").focus();
+};
+
+addEventListener("beforeunload", (event) => {
+  if (scheduler.size || live.isOn || cards.isBusy) event.preventDefault();
+});
+
 addEventListener("hashchange", route);
 route();
-greet();
+serving.refresh();
 cards.restore();
 request("version").then(async (reply) => ($("version").textContent = `version ${(await reply.json()).version}`), () => {});

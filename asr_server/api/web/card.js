@@ -1,151 +1,137 @@
-// One recording: its progress, then its text with player and downloads. Folded, it is a heading and a line.
+// Draws one recording: its progress, then its text with player and downloads. Folded, it is a heading and a line.
 
-import { plainText, rename, speakersOf } from "./answer.js";
-import { transcribe } from "./api.js";
+import { plainText, speakersOf } from "./answer.js";
+import { copy } from "./clipboard.js";
 import { h, show } from "./dom.js";
 import { download, FORMATS } from "./downloads.js";
-import { describe, entryOf, factsOf, has, previewOf } from "./entry.js";
+import { factsOf, has, previewOf } from "./entry.js";
 import { menu } from "./menu.js";
+import { Owner } from "./owner.js";
 import { Player } from "./player.js";
 import { Speakers } from "./speakers.js";
 import { Transcript } from "./transcript.js";
 import { Work } from "./work.js";
 
-const inMebibytes = (bytes) => `${Number((bytes / 2 ** 20).toFixed(1))} MiB`;
-const tooLarge = (bytes, most) =>
-  `This file has ${inMebibytes(bytes)}, and the server takes ${inMebibytes(most)} at most. As mp3, m4a or opus it is smaller.`;
-
-class Refusal extends Error {
-  status = 400;
-}
-
 export class Card {
-  /**
-   * Of a `file`, or of an `entry` of the history. `on.done(card)` when there is a text, `on.change(card)` when one
-   * was corrected, `on.remove(card)`, `on.retry(card)`, `on.load(card)` for an answer that the history has.
-   */
-  constructor({ name, file = null, entry = null }, on) {
-    [this.name, this.file, this.entry, this.on] = [name, file, entry, on];
-    this.answer = null;
+  /** `on.remove(card, event)`, `on.again(card)`; `on.mayOpen(card)`: whether it shows its text when it comes. */
+  constructor(recording, on) {
+    [this.recording, this.on] = [recording, on];
+    this.owner = new Owner();
     this.isFolded = false;
-    this.abort = new AbortController();
+    this.query = "";
     this.#build();
-    this.ready = this.player?.ready;
-    if (entry) this.#settle();
+    this.owner.listen(recording, "work", () => this.#drawWork());
+    this.owner.listen(recording, "state", () => this.#draw());
+    this.owner.listen(recording, "text", () => this.#drawText());
+    this.owner.listen(recording, "kept", () => this.isFolded && recording.release());
+    this.#draw();
+  }
+
+  get name() {
+    return this.recording.name;
   }
 
   #build() {
-    this.toggle = h("button", { type: "button", className: "fold", disabled: true, "aria-expanded": "true" }, this.name);
+    const { name } = this;
+    this.toggle = h("button", { type: "button", className: "fold", dir: "auto" }, name);
     this.toggle.onclick = () => (this.isFolded ? this.unfold() : this.fold());
-    this.facts = h("p", { className: "facts" }, h("span", {}, "waiting"));
-    this.menu = menu("Download", this.name, Object.entries(FORMATS).map(([format, { label }]) => [label, `.${format}`, () => this.#download(format)]));
-    this.menu.hidden = true;
-    this.remove = h("button", { type: "button", className: "icon small quiet", "aria-label": `Delete ${this.name}`, title: "Delete" }, "✕");
-    this.remove.onclick = () => this.on.remove(this);
-    const title = h("div", { className: "card-title" }, h("h2", {}, this.toggle), this.facts);
+    this.menu = menu("Download", name, Object.entries(FORMATS).map(([format, { label }]) => [label, `.${format}`, () => this.#download(format)]));
+    this.remove = h("button", { type: "button", className: "icon small quiet", "aria-label": `Delete ${name}`, title: "Delete" }, "✕");
+    this.remove.onclick = (event) => this.on.remove(this, event);
+    this.work = new Work(this.recording, this.owner, () => this.on.again(this));
+    const title = h("div", { className: "card-title" }, h("h2", {}, this.toggle), this.work.facts);
     const head = h("div", { className: "card-head" }, title, this.menu, this.remove);
-    this.preview = h("p", { className: "preview", hidden: true });
-    this.work = new Work(this.name, { onDoing: (...facts) => this.#setFacts(...facts), onRetry: () => this.on.retry(this) });
+    this.preview = h("p", { className: "preview", dir: "auto", hidden: true });
     this.body = h("div", { className: "card-body" }, ...this.#bodyParts());
-    this.element = h("li", { className: "card is-working" }, head, this.preview, ...this.work.elements, this.body);
+    this.element = h("li", { className: "card" }, head, this.preview, ...this.work.elements, this.body);
   }
 
   #bodyParts() {
-    const text = h("div", { className: "transcript" });
+    const { recording } = this;
+    const text = h("div", { className: "transcript", dir: "auto" });
     this.speakers = new Speakers((from, to) => this.#rename(from, to));
     this.transcript = new Transcript(text, {
       seek: (time) => this.player?.seek(time),
-      change: () => this.#onCorrection(),
+      correct: (index, word) => recording.correct(index, word),
       rename: (label, name) => this.speakers.edit(label, name),
+      closed: () => this.#drawText(),
     });
-    this.player = this.file?.size ? new Player(this.file, this.name, (time) => this.transcript.light(time)) : null;
-    const edit = h("button", { type: "button", className: "small", "aria-pressed": "false" }, "Correct words");
-    edit.onclick = () => edit.setAttribute("aria-pressed", text.classList.toggle("is-editing"));
-    const copy = h("button", { type: "button", className: "small" }, "Copy text");
-    copy.onclick = async () => {
-      await navigator.clipboard.writeText(plainText(this.answer));
-      copy.textContent = "Copied";
-      setTimeout(() => (copy.textContent = "Copy text"), 1500);
+    const light = (...time) => this.transcript.light(...time);
+    this.player = recording.file?.size ? new Player(recording.file, this.name, this.owner, light) : null;
+    this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text));
+    return [this.player?.element, this.speakers.element, text, this.transcript.reached, this.actions];
+  }
+
+  #copyButton() {
+    const button = h("button", { type: "button", className: "small" }, "Copy text");
+    button.onclick = async () => {
+      button.textContent = (await copy(plainText(this.recording.text.answer))) ? "Copied" : "Not copied";
+      setTimeout(() => (button.textContent = "Copy text"), 1500);
     };
-    this.actions = h("div", { className: "row actions", hidden: true }, copy, edit);
-    return [this.player?.element, this.speakers.element, text, this.actions];
+    return button;
   }
 
-  // -- Being transcribed --
-
-  async run(options, maxUploadBytes) {
-    this.transcript.clear();
-    this.element.classList.add("is-working");
-    this.work.begin();
-    try {
-      if (!this.file.size) throw new Refusal("This file is empty.");
-      if (this.file.size > maxUploadBytes) throw new Refusal(tooLarge(this.file.size, maxUploadBytes));
-      const answer = await transcribe(this.file, options, this.#listeners(), this.abort.signal);
-      this.finish({ ...answer, task: options.task }, this.work.seconds);
-      return true;
-    } catch (error) {
-      this.#fail(error);
-      return false;
-    }
+  #editButton(text) {
+    const button = h("button", { type: "button", className: "small", "aria-pressed": "false" }, "Correct words");
+    button.onclick = () => button.setAttribute("aria-pressed", text.classList.toggle("is-editing"));
+    return button;
   }
 
-  #listeners() {
-    return {
-      upload: (share) => this.work.upload(share),
-      delta: (text) => this.transcript.append(text),
-      wait: (seconds) => this.work.say(`the server is busy; asking again in ${seconds} s`),
-    };
+  // -- Drawn from its recording --
+
+  #draw() {
+    const { recording } = this;
+    this.element.classList.toggle("is-working", recording.isAtWork);
+    const isRead = Boolean(recording.entry) && !recording.isAtWork;
+    this.menu.hidden = this.actions.hidden = !isRead;
+    this.toggle.disabled = !isRead;
+    this.#drawWork();
+    this.#setFolded(isRead && (!recording.text || !this.on.mayOpen(this)));
+    if (this.isFolded) this.transcript.clear();
+    this.#drawText();
+    if (recording.state === "failed" && this.player) this.player.element.hidden = !this.player.picture; // nothing to hear either
   }
 
-  #fail(error) {
-    this.element.classList.remove("is-working");
-    this.#setFacts("not transcribed");
-    if (this.player) this.player.element.hidden = !this.player.picture; // nothing to hear either
-    this.work.fail(error);
+  #drawWork() {
+    const { recording } = this;
+    this.work.draw();
+    if (recording.isAtWork || recording.state === "failed") this.transcript.hear(recording.heard);
   }
 
-  /** `took`: seconds from start to end, if that says anything. */
-  finish(answer, took = null) {
-    this.answer = answer;
-    this.entry = entryOf(this.name, answer, took);
-    this.#settle();
-    this.on.done(this);
-  }
-
-  /** There is a text: folded until it is unfolded. */
-  #settle() {
-    this.element.classList.remove("is-working");
-    this.work.end();
-    this.#setFacts(...factsOf(this.entry));
-    this.menu.hidden = this.actions.hidden = this.toggle.disabled = false;
-    this.fold();
-  }
-
-  #setFacts(...facts) {
-    this.facts.replaceChildren(...facts.map((fact) => h("span", {}, fact)));
+  #drawText() {
+    const { recording } = this;
+    if (!recording.entry || recording.isAtWork) return;
+    this.work.setFacts(...factsOf(recording.entry));
+    if (this.isFolded) return this.#showPreview();
+    if (!recording.text) return;
+    const { answer } = recording.text;
+    this.transcript.show(recording.text);
+    this.speakers.show(answer);
+    this.player?.show(answer);
+    this.transcript.find(this.query);
   }
 
   // -- Folded and unfolded --
 
+  /** Nothing that plays, has the focus or is written in. */
+  get isInUse() {
+    const isFocused = this.body.contains(document.activeElement);
+    return isFocused || this.player?.isPlaying || this.transcript.isBeingEdited;
+  }
+
   fold() {
     this.#setFolded(true);
-    this.player?.audio.pause();
+    this.player?.rest();
+    this.player?.show(null);
     this.transcript.clear();
-    if (this.entry.id) this.#release();
-    this.#showPreview("");
+    this.recording.release();
+    this.#showPreview();
   }
 
   async unfold() {
-    if (!(await this.load())) return;
+    if (!(await this.#load())) return;
     this.#setFolded(false);
-    this.#showAnswer();
-  }
-
-  #showAnswer() {
-    this.transcript.finish(this.answer);
-    this.speakers.show(this.answer);
-    this.player?.show(this.answer);
-    this.transcript.find(this.query);
+    this.#drawText();
   }
 
   #setFolded(isFolded) {
@@ -155,36 +141,22 @@ export class Card {
     this.toggle.setAttribute("aria-expanded", !isFolded);
   }
 
-  /** The answer; null, and said so, where it is not kept any more. */
-  async load() {
-    this.answer ??= await this.on.load(this);
-    if (!this.answer) show(this.work.error, "This browser does not have the text any more: it was deleted in another tab.");
-    return this.answer;
-  }
-
-  /** The history has it: an hour of words takes megabytes. */
-  #release() {
-    this.answer = null;
-    if (this.player) this.player.answer = null;
+  async #load() {
+    const text = await this.recording.load();
+    if (!text) show(this.work.error, "This browser does not have the text any more: it was deleted in another tab.");
+    return text;
   }
 
   async #download(format) {
-    if (await this.load()) download(this.answer, format, this.name);
-    if (this.isFolded && this.entry.id) this.#release();
-  }
-
-  #onCorrection() {
-    describe(this.entry, this.answer);
-    this.#setFacts(...factsOf(this.entry));
-    this.on.change(this);
+    const text = await this.#load();
+    if (text) download(text.answer, format, this.name);
+    if (this.isFolded) this.recording.release();
   }
 
   #rename(from, to) {
-    const isTaken = speakersOf(this.answer).some(({ name }) => name === to);
-    if (isTaken && !confirm(`Are ${from} and ${to} the same person? Their lines cannot be told apart again.`)) return;
-    rename(this.answer, from, to);
-    this.#showAnswer();
-    this.#onCorrection();
+    const isTaken = speakersOf(this.recording.text.answer).some(({ name }) => name === to);
+    if (isTaken && !confirm(`Are ${from} and ${to} the same person?`)) return;
+    this.recording.rename(from, to);
   }
 
   // -- Being searched --
@@ -192,18 +164,19 @@ export class Card {
   /** Whether it has `query`, in lower case; shows where. */
   find(query) {
     this.query = query;
-    if (!this.entry) return this.name.toLowerCase().includes(query);
-    if (this.isFolded) this.#showPreview(query);
+    const { entry } = this.recording;
+    if (!entry) return this.name.toLowerCase().includes(query);
+    if (this.isFolded) this.#showPreview();
     else this.transcript.find(query);
-    return has(this.entry, query);
+    return has(entry, query);
   }
 
-  #showPreview(query) {
-    this.preview.replaceChildren(...previewOf(this.entry, query));
+  #showPreview() {
+    this.preview.replaceChildren(...previewOf(this.recording.entry, this.query));
   }
 
   close() {
-    this.abort.abort();
-    this.player?.close();
+    this.owner.close();
+    this.element.remove();
   }
 }

@@ -1,54 +1,80 @@
-// The list of recordings: those of this visit and those that the history has, with a search over them.
+// The list of recordings: those of this visit and those that the store has, with a search over them.
 
 import { Card } from "./card.js";
-import { $, count, show } from "./dom.js";
-import { History } from "./history.js";
+import { $, count, lower, show } from "./dom.js";
+import { Recording } from "./recording.js";
+import { Store } from "./store.js";
 
-const KEPT = "Texts and corrections are kept in this browser and nowhere else, the newest 200 of them. Recordings are not kept.";
+const KEPT = "Texts and corrections are kept in this browser and nowhere else, the newest 500 of them. Recordings are not kept.";
 const NOT_KEPT = "This browser keeps nothing for this page: transcripts are gone when it is closed.";
+const MAX_REMOVED = 20; // that can be put back
 
 export class Cards {
-  /** `retry(card)`: one asks for it again; `forget(card)`: it need not be transcribed any more. */
-  constructor({ retry, forget }) {
+  /** `again(recording)`: one asks for it again; `forget(recording)`: it need not be transcribed any more. */
+  constructor({ again, forget }) {
+    this.store = new Store();
     this.cards = [];
-    this.forget = forget;
-    this.on = {
-      retry,
-      done: (card) => this.#onDone(card),
-      change: (card) => this.#save(card),
-      remove: (card) => this.#remove(card),
-      load: (card) => this.history?.answer(card.entry.id),
-    };
+    this.removed = []; // recordings, the last one last
+    Object.assign(this, { again, forget });
+    this.store.addEventListener("changed", ({ detail }) => this.#onStored(detail.id));
+    this.store.addEventListener("removed", ({ detail }) => this.#onGone(detail.ids));
+    this.store.addEventListener("state", () => this.#showKept());
     $("search").oninput = () => this.#search();
     $("delete-all").onclick = () => this.#removeAll();
     $("undo").onclick = () => this.#undo();
   }
 
-  /** Shows what the history has. */
+  /** Shows what the store has. */
   async restore() {
     try {
-      this.history = await History.open();
-      for (const entry of await this.history.entries()) {
-        const card = new Card({ name: entry.name, entry }, this.on);
-        this.cards.push(card);
-        $("cards").append(card.element);
-      }
-    } catch {
-      this.history = null;
+      for (const entry of await this.store.entries()) if (!this.#of(entry.id)) this.#show(new Recording(this.store, { entry }));
+    } catch (error) {
+      show($("message"), `The transcripts of this browser cannot be read: ${error?.message}.`);
     }
-    $("kept").textContent = this.history ? KEPT : NOT_KEPT;
+    this.#showKept();
     this.#search();
   }
 
-  /** New ones go to the top in their order; what was open is folded, unless it plays. */
+  #showKept() {
+    if (this.store.state !== "opening") $("kept").textContent = this.store.state === "open" ? KEPT : NOT_KEPT;
+  }
+
+  /** New ones go to the top in their order; what was open is folded, unless it is in use. */
   add(files) {
-    this.#endUndo();
-    for (const card of this.#finished()) if (!card.isFolded && card.player?.audio.paused !== false) card.fold();
-    const added = files.map(([file, name]) => new Card({ name, file }, this.on));
-    this.cards.unshift(...added);
-    $("cards").prepend(...added.map((card) => card.element));
+    for (const card of this.#finished()) if (!card.isFolded && !card.isInUse) card.fold();
+    const top = Math.max(Date.now(), ...this.cards.map(({ recording }) => recording.order + 1));
+    const added = files.map(([file, name], i) => new Recording(this.store, { name, file, order: top + files.length - i }));
+    for (const recording of added) this.#show(recording);
+    $("search").value = ""; // it would hide them
     this.#search();
     return added;
+  }
+
+  /** At its place in the list. */
+  #show(recording) {
+    const card = new Card(recording, {
+      remove: (card, event) => this.#onRemove(card, event),
+      again: (card) => this.#again(card.recording),
+      mayOpen: (card) => this.#mayOpen(card),
+    });
+    card.owner.listen(recording, "state", () => this.#search());
+    card.owner.listen(recording, "unkept", () => this.#onUnkept(recording));
+    card.owner.listen(recording, "gone", () => this.#onGone([recording.id]));
+    const at = this.cards.findIndex((other) => other.recording.order < recording.order);
+    const before = at < 0 ? null : this.cards[at];
+    this.cards.splice(at < 0 ? this.cards.length : at, 0, card);
+    $("cards").insertBefore(card.element, before?.element || null);
+    return card;
+  }
+
+  /** A text that was corrected stays; then there is another card. */
+  #again(recording) {
+    const isCorrected = recording.entry?.edits?.length;
+    this.again(isCorrected ? this.add([[recording.file, recording.name]])[0] : recording);
+  }
+
+  #of(id) {
+    return this.cards.find(({ recording }) => recording.id === id);
   }
 
   /** A name for what was spoken: `Recording 3`. */
@@ -58,32 +84,20 @@ export class Cards {
   }
 
   #finished() {
-    return this.cards.filter((card) => card.entry);
+    return this.cards.filter(({ recording }) => recording.entry && !recording.isAtWork);
   }
 
-  async #onDone(card) {
-    if (this.#finished().every((other) => other.isFolded)) await card.unfold();
-    await this.#save(card);
-    this.#search();
+  /** The first to finish is open. */
+  #mayOpen(card) {
+    return card.isInUse || this.#finished().every((other) => other === card || other.isFolded);
   }
 
-  /** One after the other, so that the first gives the entry its id. */
-  #save(card) {
-    const { answer } = card; // the card may let go of it when it is folded
-    card.saving = Promise.resolve(card.saving).then(() => this.#saveNow(card, answer));
-    return card.saving;
-  }
-
-  async #saveNow(card, answer) {
-    try {
-      await this.history?.save(card.entry, answer);
-    } catch (error) {
-      show($("message"), `The transcript of ${card.name} could not be kept in this browser: ${error?.message || "it has no space left"}.`);
-    }
+  #onUnkept({ name, reason }) {
+    show($("message"), `The transcript of ${name} could not be kept in this browser: ${reason}.`);
   }
 
   #search() {
-    const query = $("search").value.trim().toLowerCase();
+    const query = lower($("search").value.trim());
     let numFound = 0;
     for (const card of this.cards) {
       const isFound = card.find(query);
@@ -95,61 +109,97 @@ export class Cards {
     $("drop").classList.toggle("is-compact", this.cards.length > 0);
   }
 
-  // -- Deletion --
+  /** Those that failed and may not fail again. */
+  get retriable() {
+    return this.cards.filter(({ recording }) => recording.isRetriable && !recording.entry).map(({ recording }) => recording);
+  }
 
-  async #remove(card) {
-    this.#endUndo();
-    const answer = card.entry && (await card.load());
-    const next = card.element.nextElementSibling;
-    const heir = next || card.element.previousElementSibling;
-    this.cards.splice(this.cards.indexOf(card), 1);
-    card.player?.audio.pause();
-    card.element.remove();
-    this.forget(card);
-    if (answer) {
-      await this.history?.remove(card.entry.id);
-      this.removed = { card, next };
-      $("undo-text").textContent = `${card.name} is deleted.`;
-      $("undo-row").hidden = false;
-      $("undo").focus();
-    } else {
-      card.close();
-      (heir?.querySelector("button:enabled") || $("files")).focus();
+  /** Work of a user that would be lost with the page. */
+  get isBusy() {
+    return this.cards.some(({ recording, transcript }) => recording.isSaving || transcript.isBeingEdited);
+  }
+
+  // -- Other tabs --
+
+  async #onStored(id) {
+    const entry = await this.store.entry(id);
+    const card = this.#of(id);
+    if (!entry || this.removed.some((recording) => recording.id === id)) return;
+    if (card?.recording.isSaving) return; // and takes what is stored behind that
+    if (card && card.recording.entry?.createdAt === entry.createdAt) card.recording.take(entry);
+    else this.#replace(card, entry);
+    this.#search();
+  }
+
+  #replace(card, entry) {
+    if (card) this.#take(card);
+    this.#show(new Recording(this.store, { entry }));
+    this.#search();
+  }
+
+  #onGone(ids) {
+    for (const card of ids.map((id) => this.#of(id)).filter(Boolean)) {
+      this.#take(card);
+      if (card.recording.text) this.#offerUndo(card.recording, "was deleted in another tab");
+      else show($("message"), `${card.name} was deleted in another tab.`);
     }
     this.#search();
+  }
+
+  // -- Deletion --
+
+  #take(card) {
+    this.cards.splice(this.cards.indexOf(card), 1);
+    card.close();
+    this.forget(card.recording);
+  }
+
+  #onRemove(card, event) {
+    if (event.detail < 2) this.#remove(card); // of a double click the second half meets the next card
+  }
+
+  async #remove({ recording }) {
+    await recording.load();
+    const card = this.#of(recording.id);
+    if (!card) return;
+    this.#take(card);
+    this.#offerUndo(recording, "is deleted");
+    $("undo").focus();
+    this.#search();
+    await this.store.remove([recording.id]);
+  }
+
+  #offerUndo(recording, how) {
+    this.removed = [...this.removed, Object.assign(recording, { how })].slice(-MAX_REMOVED);
+    this.#showUndo();
+  }
+
+  #showUndo() {
+    const last = this.removed.at(-1);
+    $("undo-row").hidden = !last;
+    $("undo-text").textContent = last ? `${last.name} ${last.how}.` : "";
   }
 
   async #undo() {
-    const { card, next } = this.removed;
-    this.removed = null;
-    this.#endUndo();
-    const before = next?.isConnected ? next : null;
-    $("cards").insertBefore(card.element, before);
-    const at = this.cards.findIndex(({ element }) => element === before);
-    this.cards.splice(at < 0 ? this.cards.length : at, 0, card);
-    await this.#save(card);
-    this.#search();
-    card.toggle.focus();
-  }
-
-  #endUndo() {
-    this.removed?.card.close();
-    this.removed = null;
-    $("undo-row").hidden = true;
-  }
-
-  async #removeAll() {
-    const cards = this.#finished();
-    if (!confirm(`Delete ${count(cards.length, "transcript")} from this browser? This cannot be undone.`)) return;
-    this.#endUndo();
-    await this.history?.clear();
-    for (const card of cards) {
-      card.close();
-      card.element.remove();
+    const recording = this.removed.pop();
+    this.#showUndo();
+    const card = this.#show(recording);
+    if (recording.entry) {
+      card.fold();
+      await recording.keep();
     }
-    this.cards = this.cards.filter((card) => !cards.includes(card));
+    this.#search();
+    (card.toggle.disabled ? card.remove : card.toggle).focus();
+  }
+
+  /** Those that are shown: neither what a search hides nor what only another tab has. */
+  async #removeAll() {
+    const cards = this.#finished().filter(({ element }) => !element.hidden);
+    if (!confirm(`Delete ${count(cards.length, "transcript")} from this browser? This cannot be undone.`)) return;
+    for (const card of cards) this.#take(card);
     $("search").value = "";
     this.#search();
     $("files").focus();
+    await this.store.remove(cards.map(({ recording }) => recording.id));
   }
 }

@@ -19,6 +19,16 @@ export function show(element, text) {
   element.replaceChildren(...(text || "").split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part)));
 }
 
+/** Also where the page has no https, and so no randomUUID. */
+export const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(3)), (part) => part.toString(36)).join("-");
+
+/** In lower case, each letter at its old place: “İ” has two letters there. */
+export function lower(text) {
+  const found = text.toLowerCase();
+  if (found.length === text.length) return found;
+  return [...text].map((letter) => letter.toLowerCase().slice(0, letter.length).padEnd(letter.length)).join("");
+}
+
 /** `1 turn`, `2 turns`. */
 export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 

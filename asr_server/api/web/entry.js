@@ -1,7 +1,7 @@
 // What the list shows of a transcript, and what the history keeps beside its answer.
 
 import { speakersOf } from "./answer.js";
-import { clock, count, h } from "./dom.js";
+import { clock, count, h, lower } from "./dom.js";
 
 const PREVIEW = 160; // characters
 const NAMED = 4; // speakers; of more, and of mere letters, there is the number
@@ -20,25 +20,27 @@ export function describe(entry, answer) {
 }
 
 /** In words: how long it is, of what language and people, how fast it was, and when. */
-export function factsOf({ duration, language, took, task, createdAt, truncated, tracks = [], speakers = [] }) {
+export function factsOf({ duration, language, took, task, createdAt, truncated, tracks = [], speakers = [], partial }) {
   const spoken = language && language !== "unknown" ? language.charAt(0).toUpperCase() + language.slice(1) : "";
   const kind = task === "translate" ? "translated into English" : spoken;
   const isNamed = speakers.length <= NAMED && speakers.some((name) => name.length > 1);
   const people = isNamed ? new Intl.ListFormat("en").format(speakers) : speakers.length && count(speakers.length, "speaker");
-  const speed = took && `${Math.max(1, Math.round(duration / took))} × real time`;
+  const times = took && duration / took;
+  const speed = took && `${times < 10 ? Number(times.toFixed(1)) : Math.round(times)} × real time`;
   const pace = took && (took < 60 ? `in ${took.toFixed(1)} s` : `in ${clock(took)}`);
   const read = tracks.map(({ number, language }) => `audio track ${number}${language ? ` (${language})` : ""}`).join(", ");
   const loss = truncated && "the file is damaged or cut short: this is what could be read";
-  return [clock(duration), kind, people, pace, speed, dateOf(createdAt), read, loss].filter(Boolean);
+  const lack = partial && `incomplete: ${partial}`;
+  return [clock(duration), kind, people, pace, speed, dateOf(createdAt), read, loss, lack].filter(Boolean);
 }
 
 /** Whether `query`, in lower case, is in its name, its text or the names of its speakers. */
 export const has = ({ name, text, speakers = [] }, query) =>
-  [name, text, ...speakers].some((each) => each.toLowerCase().includes(query));
+  [name, text, ...speakers].some((each) => lower(each).includes(query));
 
 /** The text from its beginning, or around the place of `query`, which is marked. */
 export function previewOf({ text }, query) {
-  const at = query ? text.toLowerCase().indexOf(query) : -1;
+  const at = query ? lower(text).indexOf(query) : -1;
   if (at < 0) return [text.slice(0, PREVIEW) || "Nothing was said."];
   const from = Math.max(0, at - PREVIEW / 4);
   const end = at + query.length;

@@ -5,7 +5,7 @@ import { Microphone } from "./microphone.js";
 import { chosenOptions } from "./options.js";
 
 export class Live {
-  /** `onEnd(file, answer, name)` with what was said, as a file and in the same shape as the answer to one. */
+  /** `onEnd(file, answer, name, partial)` with what was said, as a file and in the same shape as the answer to one. */
   constructor(nextName, onEnd) {
     this.nextName = nextName;
     this.onEnd = onEnd;
@@ -14,22 +14,24 @@ export class Live {
     $("record").onclick = () => (this.microphone ? this.microphone.stop() : this.#start());
   }
 
+  get isOn() {
+    return this.microphone !== null;
+  }
+
   async #start() {
     show($("message"), "");
-    this.microphone = new Microphone(chosenOptions(), {
+    const microphone = new Microphone(chosenOptions(), {
       text: (turns) => this.#showText(turns),
       level: (block) => this.#showLevel(block),
-      end: (turns, error) => this.#end(turns, error),
+      stopping: () => ($("live-status").textContent = "Waiting for the last words …"),
+      end: (turns, partial) => this.#end(turns, partial),
     });
+    this.microphone = microphone;
     this.#setRecording(true);
     try {
-      await this.microphone.start();
+      await microphone.start();
     } catch (error) {
-      if (!this.microphone) return; // stopped meanwhile
-      show($("message"), error.message);
-      this.microphone.hasEnded = true;
-      this.microphone = null;
-      this.#setRecording(false);
+      microphone.fail(error.message);
     }
   }
 
@@ -38,35 +40,46 @@ export class Live {
     $("record").setAttribute("aria-pressed", isOn);
     $("record-label").textContent = isOn ? "Stop" : "Speak";
     $("live").hidden = !isOn;
+    $("live-status").textContent = "Listening …";
     $("live-text").replaceChildren();
+    $("live-said").replaceChildren();
     $("live-time").textContent = "";
     this.levels.length = 0;
   }
 
+  /** Each turn in an element of its own; one that is final is read out, once. */
   #showText(turns) {
-    const spans = turns.map((turn) => h("span", { className: turn.final ? "" : "pending" }, `${turn.failed || turn.text} `));
-    $("live-text").replaceChildren(...spans);
+    const shown = $("live-text").children;
+    turns.forEach((turn, i) => {
+      const text = `${turn.failed || turn.text} `;
+      if (!shown[i]) $("live-text").append(h("span", { dir: "auto" }));
+      if (shown[i].textContent !== text) shown[i].textContent = text;
+      shown[i].className = turn.final ? "" : "pending";
+      if (turn.final && !turn.isRead) $("live-said").append(h("p", { dir: "auto" }, text));
+      turn.isRead ||= turn.final;
+    });
   }
 
   #showLevel(block) {
     this.levels.push(Math.sqrt(block.reduce((sum, value) => sum + (value / 32768) ** 2, 0) / block.length));
     $("live-time").textContent = clock(this.microphone?.duration);
     const { context, width, height } = context2d($("live-level"));
+    this.levels.splice(0, this.levels.length - Math.floor(width / 5));
     context.fillStyle = color("accent");
-    this.levels.slice(-Math.floor(width / 5)).forEach((level, i) => {
+    this.levels.forEach((level, i) => {
       const bar = Math.max(2, Math.min(1, Math.sqrt(level * 3)) * height);
       context.fillRect(i * 5, (height - bar) / 2, 3, bar);
     });
   }
 
-  #end(turns, error) {
+  #end(turns, partial) {
     const spoken = this.microphone;
     this.microphone = null;
     this.#setRecording(false);
-    if (error) show($("message"), error);
+    show($("message"), partial);
     if (!spoken.blocks.length) return;
     const name = this.nextName();
-    this.onEnd(spoken.recording(`${name}.wav`), answerOf(turns, spoken.duration), name);
+    this.onEnd(spoken.recording(`${name}.wav`), answerOf(turns, spoken.duration), name, partial);
   }
 }
 

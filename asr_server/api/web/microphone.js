@@ -1,11 +1,19 @@
-// Speaks into `/v1/realtime`: sends the microphone's samples and gives the text while one speaks.
+// Speaks into `/v1/realtime`: sends the microphone's samples and gives the text while one speaks. It has one end,
+// whatever happens: what it took is given back, and what was said until then is there.
 
-import { apiKey, request, headers } from "./api.js";
+import { clientSecret, headers, request } from "./api.js";
+import { Owner } from "./owner.js";
+import { wavOf } from "./wav.js";
 
 const SESSIONS = "v1/realtime?intent=transcription";
 const BROKEN = "The connection broke.";
+const SILENT = "The browser gave no sound of the microphone.";
+const UNPLUGGED = "The microphone went away.";
+const LATE = "The server did not answer to the end.";
 const RATE = 24000;
 const END_MS = 1000; // in which the last block comes, unless the browser has stopped the audio
+const FIRST_MS = 5000; // in which the first block comes
+const LAST_WORDS_MS = 60000; // in which the next event comes behind the last block
 
 const FAILURES = {
   NotAllowedError: "The microphone was not allowed. Allow it for this page in the browser's settings.",
@@ -14,44 +22,60 @@ const FAILURES = {
 };
 
 export class Microphone {
-  /** `options` = {language, prompt}; `on.text(turns)`, `on.level(samples)`, `on.end(turns, error)`. */
+  /** `options` = {language, prompt}; `on.text(turns)`, `on.level(samples)`, `on.stopping()`, `on.end(turns, partial)`. */
   constructor(options, on) {
     this.options = options;
     this.on = on;
+    this.owner = new Owner();
+    this.sound = new Owner(); // what hears; the socket goes on until its text is there
+    this.owner.keep(() => this.sound.close());
     this.numUpdates = 0; // asked for and not answered
     this.turns = new Map(); // by item id: {start, end, text, final}
     this.blocks = [];
+    this.numSamples = 0;
   }
 
   async start() {
     if (!navigator.mediaDevices) throw new Error("Browsers give the microphone to pages by https or localhost only.");
-    try {
-      this.stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
-    } catch (error) {
+    const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } }).catch((error) => {
       throw new Error(FAILURES[error.name] || error.message);
+    });
+    for (const track of stream.getTracks()) {
+      this.sound.keep(() => track.stop());
+      this.sound.listen(track, "ended", () => this.#breakOff(UNPLUGGED));
     }
-    if (!this.isStopping) await this.#connect();
-    if (!this.isStopping) await this.#listen();
-    else this.#release();
+    if (!this.sound.isClosed) await this.#connect();
+    if (!this.sound.isClosed) await this.#listen(stream);
   }
 
-  #connect() {
+  /** Before or while one speaks: what was said until then is there, in part. */
+  fail(reason) {
+    this.#end(reason);
+  }
+
+  async #connect() {
     const url = new URL(SESSIONS, location.href);
     url.protocol = url.protocol.replace("http", "ws");
     url.hash = "";
-    const key = apiKey();
-    this.socket = new WebSocket(url, ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])]);
-    return new Promise((resolve, reject) => {
-      this.socket.onclose = () => reasonOfRefusal().then(reject, reject).finally(() => this.#release());
-      this.socket.onmessage = ({ data }) => {
+    const secret = await clientSecret();
+    if (this.sound.isClosed) return;
+    this.socket = new WebSocket(url, ["realtime", ...(secret ? [`openai-insecure-api-key.${secret}`] : [])]);
+    this.owner.keep(() => this.socket.close(1000));
+    await new Promise((resolve, reject) => {
+      this.owner.listen(this.socket, "message", ({ data }) => {
         const event = JSON.parse(data);
         if (event.type === "session.created") {
-          this.socket.onclose = ({ reason }) => this.#end(reason || BROKEN);
+          this.isOpen = true;
           this.#sendOptions();
           resolve();
         }
         this.#onEvent(event);
-      };
+      });
+      this.owner.listen(this.socket, "close", ({ reason }) => {
+        if (this.isOpen) this.#end(reason || BROKEN);
+        else reasonOfRefusal().then(reject, reject);
+      });
+      this.owner.keep(resolve); // stopped meanwhile
     });
   }
 
@@ -66,25 +90,40 @@ export class Microphone {
     this.socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription", ...session } }));
   }
 
-  async #listen() {
-    this.context = new AudioContext({ sampleRate: RATE });
+  async #listen(stream) {
+    let context = new AudioContext({ sampleRate: RATE });
     let source;
     try {
-      source = this.context.createMediaStreamSource(this.stream);
+      source = context.createMediaStreamSource(stream);
     } catch { // a browser that does not resample: the worklet does
-      this.context = new AudioContext();
-      source = this.context.createMediaStreamSource(this.stream);
+      context.close();
+      context = new AudioContext();
+      source = context.createMediaStreamSource(stream);
     }
-    await this.context.audioWorklet.addModule(new URL("pcm-worklet.js", import.meta.url));
-    const writer = new AudioWorkletNode(this.context, "pcm-writer", { numberOfOutputs: 0 });
+    this.sound.keep(() => context.close());
+    await context.audioWorklet.addModule(new URL("pcm-worklet.js", import.meta.url)).catch(() => {
+      throw new Error("A part of this page is missing: reload it.");
+    });
+    if (this.sound.isClosed) return;
+    const writer = new AudioWorkletNode(context, "pcm-writer", { numberOfOutputs: 0 });
     writer.port.onmessage = ({ data }) => (data.length ? this.#send(data) : this.#commit());
     source.connect(writer);
     this.writer = writer;
+    this.sound.listen(context, "statechange", () => context.state === "running" || this.#breakOff(SILENT));
+    const first = setTimeout(() => this.blocks.length || this.#breakOff(SILENT), FIRST_MS);
+    this.sound.keep(() => clearTimeout(first));
+  }
+
+  /** The sound has ended by itself: the text of what there is of it is waited for. */
+  #breakOff(reason) {
+    this.partial ??= reason;
+    this.stop();
   }
 
   #send(block) {
     if (this.hasCommitted) return;
     this.blocks.push(block);
+    this.numSamples += block.length;
     this.on.level(block);
     if (this.socket.readyState !== WebSocket.OPEN) return;
     const audio = btoa(String.fromCharCode(...new Uint8Array(block.buffer)));
@@ -93,6 +132,7 @@ export class Microphone {
 
   #onEvent({ type, item_id: id, ...event }) {
     const turn = this.turns.get(id);
+    if (this.hasCommitted) this.#expect();
     if (type === "input_audio_buffer.speech_started") {
       this.turns.set(id, { start: event.audio_start_ms / 1000, end: null, text: "", final: false });
     } else if (type === "input_audio_buffer.speech_stopped") turn.end = event.audio_end_ms / 1000;
@@ -100,54 +140,56 @@ export class Microphone {
       this.turns.set(id, { start: this.duration, end: null, text: "", final: false });
     } else if (type.endsWith("transcription.delta")) turn.text += event.delta;
     else if (type.endsWith("transcription.completed")) Object.assign(turn, { text: event.transcript, final: true });
-    else if (type.endsWith("transcription.failed")) Object.assign(turn, { failed: event.error.message, final: true });
-    else if (type === "session.updated") this.isHeard = --this.numUpdates === 0 && this.hasCommitted;
+    else if (type.endsWith("transcription.failed")) {
+      Object.assign(turn, { failed: event.error.message, final: true });
+      this.partial ??= event.error.message;
+    } else if (type === "session.updated") this.isHeard = --this.numUpdates === 0 && this.hasCommitted;
     else return;
     this.on.text([...this.turns.values()]);
     if (this.isHeard && [...this.turns.values()].every((t) => t.final)) this.#end();
   }
 
   get duration() {
-    return this.blocks.reduce((sum, block) => sum + block.length, 0) / RATE;
+    return this.numSamples / RATE;
   }
 
-  /** What was said is committed; ends when its text is there. */
+  /** What was said is committed; ends when its text is there, or when one stops again. */
   stop() {
-    if (this.isStopping) return;
+    if (this.isStopping) return this.#end(LATE);
     this.isStopping = true;
+    this.on.stopping();
     this.writer?.port.postMessage("end");
-    setTimeout(() => this.#commit(), this.writer ? END_MS : 0);
+    const last = setTimeout(() => this.#commit(), this.writer ? END_MS : 0);
+    this.owner.keep(() => clearTimeout(last));
   }
 
   /** Behind the last block. The server may not have heard all of it yet: its answer to an update says that it has. */
   #commit() {
     if (this.hasCommitted) return;
     this.hasCommitted = true;
-    this.#release();
-    if (this.socket?.readyState !== WebSocket.OPEN) return this.#end();
+    this.sound.close();
+    if (!this.blocks.length || this.socket?.readyState !== WebSocket.OPEN) return this.#end();
     this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
     this.#update();
+    this.#expect();
   }
 
-  #release() {
-    for (const track of this.stream?.getTracks() || []) track.stop();
-    this.context?.close();
-    this.context = null;
+  #expect() {
+    clearTimeout(this.patience);
+    this.patience = setTimeout(() => this.#end(LATE), LAST_WORDS_MS);
   }
 
-  #end(error) {
+  #end(reason) {
     if (this.hasEnded) return;
     this.hasEnded = true;
-    this.#release();
-    this.socket?.close(1000);
-    this.on.end([...this.turns.values()], error);
+    this.owner.close();
+    clearTimeout(this.patience);
+    this.on.end([...this.turns.values()], this.partial || reason || "");
   }
 
   /** What was said, as a file. */
   recording(name) {
-    return new File([wavHeader(this.blocks.reduce((sum, b) => sum + b.byteLength, 0)), ...this.blocks], name, {
-      type: "audio/wav",
-    });
+    return wavOf(this.blocks, RATE, name);
   }
 }
 
@@ -155,22 +197,4 @@ export class Microphone {
 async function reasonOfRefusal() {
   await request(SESSIONS, { headers: headers() });
   return new Error(BROKEN);
-}
-
-function wavHeader(numBytes) {
-  const view = new DataView(new ArrayBuffer(44));
-  const text = (at, letters) => [...letters].forEach((c, i) => view.setUint8(at + i, c.charCodeAt(0)));
-  text(0, "RIFF");
-  view.setUint32(4, 36 + numBytes, true);
-  text(8, "WAVEfmt ");
-  view.setUint32(16, 16, true);
-  view.setUint16(20, 1, true); // PCM
-  view.setUint16(22, 1, true); // mono
-  view.setUint32(24, RATE, true);
-  view.setUint32(28, RATE * 2, true);
-  view.setUint16(32, 2, true);
-  view.setUint16(34, 16, true);
-  text(36, "data");
-  view.setUint32(40, numBytes, true);
-  return view.buffer;
 }

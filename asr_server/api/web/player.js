@@ -1,11 +1,13 @@
 // A recording to be heard: its picture, which is also where to go to, and a button.
 
 import { clock, h } from "./dom.js";
-import { analyse, draw, loudnessOfWords } from "./waveform.js";
+import { analyse, draw, inTurn, loudnessOfWords } from "./waveform.js";
 
 const PLAY = "M8 5v14l11-7z";
 const PAUSE = "M7 5h4v14H7zM13 5h4v14h-4z";
 const MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks. Stripes are speakers.";
+
+let playing = null; // one at a time
 
 function pathIcon(path) {
   const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -16,55 +18,96 @@ function pathIcon(path) {
 }
 
 export class Player {
-  /** `onTime(seconds)` is called while it plays and when one goes elsewhere; -1 at rest at the start. */
-  constructor(file, name, onTime) {
-    this.name = name;
-    this.onTime = onTime;
+  /** `onTime(seconds, isPlaying)` is called while it plays and when one goes elsewhere; -1 at rest at the start. */
+  constructor(file, name, owner, onTime) {
+    [this.file, this.name, this.owner, this.onTime] = [file, name, owner, onTime];
     this.answer = null;
-    this.audio = h("audio", { preload: "metadata", src: URL.createObjectURL(file) });
+    this.length = 0;
+    this.audio = h("audio", { preload: "metadata" });
     this.play = h("button", { type: "button", className: "icon play", "aria-label": `Play ${name}` }, pathIcon(PLAY));
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-label": `Position in ${name}`, title: MEANING }, this.canvas);
     this.clock = h("span", { className: "clock" });
     this.element = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock, this.audio);
-    this.play.onclick = () => (this.audio.paused ? this.audio.play() : this.audio.pause());
+    this.play.onclick = () => this.toggle();
     this.wave.onpointerdown = (event) => this.seek((event.offsetX / this.wave.clientWidth) * this.duration);
     this.wave.onkeydown = (event) => this.#onKey(event);
     this.audio.onplay = this.audio.onpause = this.audio.onended = () => this.#onPlayState();
     this.audio.ontimeupdate = this.audio.onseeked = () => this.#onTime();
-    new ResizeObserver(() => this.#draw()).observe(this.wave);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
-    this.ready = this.#analyse(file);
+    this.#watch();
+    this.ready = inTurn(() => this.#analyse());
+  }
+
+  #watch() {
+    const size = new ResizeObserver(() => this.#draw());
+    size.observe(this.wave);
+    this.owner.keep(() => size.disconnect());
+    this.owner.keep(() => this.rest());
+    this.owner.listen(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.#draw());
   }
 
   get duration() {
-    const known = Number.isFinite(this.audio.duration) ? this.audio.duration : 0;
-    return this.picture?.duration || known || this.answer?.duration || 0;
+    return this.picture?.duration || this.length || this.answer?.duration || 0;
   }
 
-  async #analyse(file) {
+  async #analyse() {
+    if (this.owner.isClosed) return;
+    this.#load();
     await new Promise((resolve) => {
       this.audio.onloadedmetadata = resolve;
       this.audio.onerror = () => resolve((this.play.disabled = true));
+      this.owner.keep(resolve);
     });
-    this.picture = await analyse(file, this.audio.duration);
+    if (this.owner.isClosed) return;
+    this.length = Number.isFinite(this.audio.duration) ? this.audio.duration : 0;
+    this.picture = await analyse(this.file, this.audio.duration);
+    if (this.audio.paused) this.rest();
     this.element.hidden = !this.picture && !this.answer;
     this.#onTime();
   }
 
-  /** What was heard, so that it can be seen in the picture. */
-  show(answer) {
-    this.answer = answer;
-    this.element.hidden = false;
-    this.#onTime();
+  /** A browser has few players: only what is played has one. */
+  #load() {
+    if (this.url || this.owner.isClosed) return;
+    this.url = URL.createObjectURL(this.file);
+    const at = this.audio.currentTime;
+    this.audio.src = this.url;
+    this.audio.currentTime = at;
   }
 
-  close() {
+  /** Gives the browser's player back; the place in the recording stays. */
+  rest() {
+    if (!this.url) return;
+    const at = this.audio.currentTime;
     this.audio.pause();
-    URL.revokeObjectURL(this.audio.src);
+    if (playing === this) playing = null;
+    this.audio.onerror = null;
+    URL.revokeObjectURL(this.url);
+    this.url = null;
+    this.audio.removeAttribute("src");
+    this.audio.load();
+    this.audio.currentTime = at;
+  }
+
+  toggle() {
+    if (!this.audio.paused) return this.audio.pause();
+    this.#load();
+    this.audio.play().catch(() => {}); // closed or folded meanwhile
+  }
+
+  get isPlaying() {
+    return !this.audio.paused;
+  }
+
+  /** What was heard, so that it can be seen in the picture. */
+  show(answer) {
+    if (answer) this.element.hidden = false;
+    this.answer = answer;
+    if (answer) this.#onTime();
   }
 
   seek(time) {
+    this.#load();
     this.audio.currentTime = Math.min(Math.max(0, time), this.duration);
     this.#onTime();
   }
@@ -74,7 +117,7 @@ export class Player {
     const ends = { Home: 0, End: this.duration };
     if (event.key in steps) this.seek(this.audio.currentTime + steps[event.key]);
     else if (event.key in ends) this.seek(ends[event.key]);
-    else if (event.key === " ") this.play.click();
+    else if (event.key === " ") this.toggle();
     else return;
     event.preventDefault();
   }
@@ -83,7 +126,10 @@ export class Player {
     const isPaused = this.audio.paused;
     this.play.replaceChildren(pathIcon(isPaused ? PLAY : PAUSE));
     this.play.setAttribute("aria-label", `${isPaused ? "Play" : "Pause"} ${this.name}`);
-    if (!isPaused) this.#follow();
+    if (isPaused) return;
+    if (playing !== this) playing?.audio.pause();
+    playing = this;
+    this.#follow();
   }
 
   #follow() {
@@ -98,7 +144,7 @@ export class Player {
     this.wave.setAttribute("aria-valuemax", this.duration.toFixed(1));
     this.wave.setAttribute("aria-valuenow", time.toFixed(1));
     this.wave.setAttribute("aria-valuetext", `${clock(time)} of ${clock(this.duration)}`);
-    this.onTime(this.audio.paused && time === 0 ? -1 : time);
+    this.onTime(this.audio.paused && time === 0 ? -1 : time, !this.audio.paused);
     this.#draw();
   }
 

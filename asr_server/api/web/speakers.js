@@ -13,6 +13,9 @@ export class Speakers {
 
   show(answer) {
     const people = speakersOf(answer);
+    const shown = JSON.stringify(people);
+    if (shown === this.shown || this.element.querySelector("input")) return; // a name is being written
+    this.shown = shown;
     this.element.replaceChildren(...people.map((person) => this.#item(person)));
     this.element.hidden = !people.length;
   }

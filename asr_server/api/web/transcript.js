@@ -1,7 +1,7 @@
 // The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
-import { correct, piecesOf, speakersOf } from "./answer.js";
-import { clock, h } from "./dom.js";
+import { speakersOf } from "./answer.js";
+import { clock, h, lower } from "./dom.js";
 import { editInPlace } from "./field.js";
 
 const PARAGRAPH = 60; // words, after which a sentence's end begins a new one
@@ -11,12 +11,13 @@ const LONG = 400; // words, above which the text scrolls in a box of its own
 
 export class Transcript {
   /**
-   * `on.seek(time)` for a word that is chosen; `on.change()` behind a correction; `on.rename(label, name)` for a
-   * speaker who is clicked.
+   * `on.seek(time)` for a word that is chosen; `on.correct(index, text)`; `on.rename(label, name)` for a speaker who
+   * is clicked; `on.closed()` behind each field.
    */
   constructor(element, on) {
     this.element = element;
     this.on = on;
+    this.reached = h("span", { className: "visually-hidden", role: "status" });
     this.clear();
     element.addEventListener("click", (event) => this.#onClick(event));
     element.addEventListener("dblclick", (event) => this.edit(this.#indexOf(event)));
@@ -24,9 +25,13 @@ export class Transcript {
   }
 
   clear() {
+    this.answer = null;
+    this.numHeard = 0; // letters
     this.pieces = [];
     this.spans = [];
-    this.lit = -1;
+    this.lit = -1; // the word that is heard
+    this.cursor = -1; // the word that the arrow keys have reached
+    this.reached.textContent = "";
     this.element.replaceChildren();
     this.element.removeAttribute("tabindex");
     this.element.removeAttribute("role");
@@ -34,28 +39,51 @@ export class Transcript {
     this.element.classList.remove("is-long");
   }
 
-  append(text) {
-    this.element.append(text);
+  /** What was recognised so far. */
+  hear(text) {
+    if (this.answer || text.length < this.numHeard) this.clear();
+    this.element.append(text.slice(this.numHeard));
+    this.numHeard = text.length;
   }
 
-  /** Shows the words of an answer, or again where its speakers have other names. */
-  finish(answer) {
-    const place = this.answer === answer ? this.element.scrollTop : 0;
-    this.clear();
-    this.answer = answer;
-    this.pieces = piecesOf(answer);
-    this.spans = this.pieces.map(({ text }) => h("span", { className: "word" }, text));
-    this.element.replaceChildren(...this.#paragraphs());
+  /** The words of an answer. Where they are shown already, what is open stays open. */
+  show({ answer, pieces }) {
+    const isSame = this.answer && pieces.length === this.pieces.length && speakerLine(answer) === speakerLine(this.answer);
+    if (isSame) this.#update(pieces);
+    else if (!this.isBeingEdited) this.#build(answer, pieces);
+    if (isSame || !this.isBeingEdited) this.answer = answer;
     this.element.classList.toggle("is-empty", !answer.text);
-    if (!this.pieces.length) {
+  }
+
+  /** A field is open in it. */
+  get isBeingEdited() {
+    return Boolean(this.element.querySelector("input"));
+  }
+
+  #update(pieces) {
+    pieces.forEach((piece, i) => {
+      if (piece.text !== this.pieces[i].text && !this.spans[i].querySelector("input")) this.spans[i].textContent = piece.text;
+    });
+    this.pieces = pieces;
+  }
+
+  #build(answer, pieces) {
+    const place = this.answer ? this.element.scrollTop : 0;
+    const { cursor } = this;
+    this.clear();
+    Object.assign(this, { answer, pieces });
+    this.spans = pieces.map(({ text }) => h("span", { className: "word" }, text));
+    this.element.replaceChildren(...this.#paragraphs());
+    if (!pieces.length) {
       this.element.textContent = answer.text || "Nothing was said.";
       return;
     }
-    this.element.classList.toggle("is-long", this.pieces.length > LONG);
+    this.element.classList.toggle("is-long", pieces.length > LONG);
     this.element.scrollTop = place;
     this.element.tabIndex = 0;
     this.element.setAttribute("role", "group");
     this.element.setAttribute("aria-label", "Transcript. Left and right arrow keys go from word to word, Enter corrects one.");
+    if (place) this.#point(cursor);
   }
 
   #paragraphs() {
@@ -87,7 +115,8 @@ export class Transcript {
 
   // -- Being played --
 
-  light(time) {
+  /** The arrow keys go on from there while it plays. */
+  light(time, isPlaying = false) {
     let [low, high] = [0, this.pieces.length]; // the first that begins later
     while (low < high) {
       const middle = (low + high) >> 1;
@@ -96,6 +125,13 @@ export class Transcript {
     }
     const found = low && time <= this.pieces[low - 1].end + 0.15 ? low - 1 : -1;
     if (found !== this.lit) this.#light(found);
+    if (isPlaying && found >= 0) this.#point(found);
+  }
+
+  #point(index) {
+    this.spans[this.cursor]?.classList.remove("is-reached");
+    this.spans[index]?.classList.add("is-reached");
+    this.cursor = index;
   }
 
   #light(index) {
@@ -123,7 +159,7 @@ export class Transcript {
       text += piece.gap + piece.text + piece.tail;
       ends.push(text.length);
     }
-    text = text.toLowerCase();
+    text = lower(text);
     let [index, first] = [0, null];
     for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + query.length)) {
       while (ends[index] <= at) index++;
@@ -153,28 +189,36 @@ export class Transcript {
   #onKey(event) {
     if (event.target !== this.element || !this.pieces.length) return;
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) this.#choose(Math.min(this.pieces.length - 1, Math.max(0, this.lit + step)));
-    else if (event.key === "Enter" && this.lit >= 0) this.edit(this.lit);
+    if (step) this.#reach(Math.min(this.pieces.length - 1, Math.max(0, this.cursor + step)));
+    else if (event.key === "Enter" && this.cursor >= 0) this.edit(this.cursor);
     else return;
     event.preventDefault();
+  }
+
+  #reach(index) {
+    this.#choose(index);
+    this.reached.textContent = this.pieces[index].text || "deleted word";
   }
 
   #choose(index) {
     if (index < 0) return;
     this.on.seek(this.pieces[index].start);
     this.#light(index);
+    this.#point(index);
   }
 
   edit(index) {
     const span = this.spans[index];
     if (!span || span.querySelector("input")) return;
+    this.#point(index);
     const before = this.pieces[index].text;
-    editInPlace(span, before, `Correct “${before}”`, (text, isByKey) => {
+    editInPlace(span, before, before ? `Correct “${before}”` : "Put a word back", (text, isByKey) => {
+      span.textContent = this.pieces[index].text; // another tab may have corrected it meanwhile
       if (isByKey) this.element.focus();
-      if (text === before) return;
-      span.replaceChildren(text);
-      correct(this.answer, this.pieces, index, text);
-      this.on.change();
+      if (text !== before) this.on.correct(index, text);
+      this.on.closed();
     });
   }
 }
+
+const speakerLine = ({ segments }) => segments.map(({ speaker }) => speaker || "").join("\n");

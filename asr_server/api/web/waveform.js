@@ -9,6 +9,11 @@ const MAX_DECODED_S = 900;
 const MAX_DECODED_BYTES = 64 * 1024 * 1024;
 const NUM_PEAKS = 1200;
 
+let last = Promise.resolve();
+
+/** One after the other: a hundred files are not in memory at once. */
+export const inTurn = (work) => (last = last.then(work, work));
+
 /** Peaks from 0 to 1 and the duration; null for what this browser cannot decode, or not in little memory. */
 export async function analyse(file, duration) {
   if (file.size > MAX_DECODED_BYTES || duration > MAX_DECODED_S) return null;

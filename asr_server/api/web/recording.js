@@ -1,0 +1,205 @@
+// One recording and all that is known of it: how far it is, what was heard, what was corrected. Cards only draw it.
+// Events: "work" while it is on its way, "state" for another state, "text" for another text, "kept", "unkept", "gone".
+
+import { newId } from "./dom.js";
+import { applyEdits, nameEdit, wordEdit } from "./edits.js";
+import { describe, entryOf } from "./entry.js";
+
+const FUTILE = new Set([400, 413, 415]); // the same file would get the same answer
+const AT_WORK = new Set(["waiting", "uploading", "listening"]);
+
+export class Recording extends EventTarget {
+  state = "waiting"; // uploading, listening, failed, partial, done
+  note = "waiting";
+  share = 0; // of the upload
+  heard = "";
+  error = null;
+  abort = new AbortController();
+  #base = null; // the answer as the server sent it, while it is in memory
+  #edited = null;
+  #redoable = [];
+  #numSaving = 0;
+
+  /** Of a `file`, or of an `entry` of the store. The higher its `order`, the higher it stands in the list. */
+  constructor(store, { name, file = null, entry = null, order = Date.now() }) {
+    super();
+    this.store = store;
+    this.file = file;
+    this.entry = entry;
+    this.isKept = Boolean(entry);
+    [this.id, this.name, this.order] = entry ? [entry.id, entry.name, entry.order] : [newId(), name, order];
+    if (entry) this.state = entry.partial ? "partial" : "done";
+  }
+
+  get isAtWork() {
+    return AT_WORK.has(this.state);
+  }
+
+  /** The same file may get another answer. */
+  get isRetriable() {
+    if (!this.file || this.isAtWork) return false;
+    return this.state === "partial" || (Boolean(this.error) && !FUTILE.has(this.error.status));
+  }
+
+  #emit(what) {
+    this.dispatchEvent(new Event(what));
+  }
+
+  #become(state) {
+    this.state = state;
+    this.#emit("state");
+  }
+
+  // -- On its way to a text --
+
+  wait(options) {
+    this.options = options;
+    this.error = null;
+    this.since = null;
+    this.abort = new AbortController();
+    this.#say("waiting", "waiting");
+  }
+
+  begin() {
+    this.since ??= performance.now();
+    this.heard = "";
+    this.#say("waiting", "waiting");
+  }
+
+  get seconds() {
+    return this.since === null ? 0 : (performance.now() - this.since) / 1000;
+  }
+
+  say(note) {
+    this.#say("waiting", note);
+  }
+
+  #say(state, note) {
+    const isOther = state !== this.state;
+    [this.state, this.note] = [state, note];
+    this.#emit(isOther ? "state" : "work");
+  }
+
+  upload(share) {
+    this.share = share;
+    if (share < 1) this.#say("uploading", `uploading, ${Math.round(share * 100)} %`);
+    else this.#say("listening", "listening …");
+  }
+
+  hear(delta) {
+    this.heard += delta;
+    this.#emit("work");
+  }
+
+  /** What it had before stays: a text that is whole in part, or corrected. */
+  fail({ message, status }) {
+    this.error = { message, status };
+    this.#become(this.entry ? "partial" : "failed");
+  }
+
+  /** `took`: seconds from start to end, if that says anything; `partial`: why it is not all of the recording. */
+  finish(answer, { took = null, partial = "" } = {}) {
+    this.#base = answer;
+    this.#redoable = [];
+    const entry = { ...entryOf(this.name, answer, took), edits: [], revision: 0 };
+    this.entry = Object.assign(entry, { id: this.id, order: this.order }, partial && { partial });
+    this.#edited = null;
+    this.#become(partial ? "partial" : "done");
+    return this.keep();
+  }
+
+  // -- Its text --
+
+  /** The answer as corrected and its words; null while it is not in memory. */
+  get text() {
+    if (this.#base) this.#edited ??= applyEdits(this.#base, this.entry.edits || []);
+    return this.#base && this.#edited;
+  }
+
+  /** The same, from the store where that is needed; null where it is not kept any more. */
+  async load() {
+    this.#base ??= this.entry && (await this.store.answer(this.id));
+    return this.text;
+  }
+
+  /** The store has it: an hour of words takes megabytes. */
+  release() {
+    if (this.isKept && !this.#numSaving) this.#base = this.#edited = null;
+  }
+
+  async keep() {
+    this.#numSaving++;
+    try {
+      this.isKept = await this.store.put(this.entry, this.#base);
+    } catch (error) {
+      this.isKept = false;
+      this.reason = error?.message || "it has no space left";
+      this.#emit("unkept");
+    }
+    this.#numSaving--;
+    this.#emit("kept");
+  }
+
+  get isSaving() {
+    return this.#numSaving > 0;
+  }
+
+  // -- Corrections --
+
+  correct(word, text) {
+    return this.edit([wordEdit(word, text)]);
+  }
+
+  rename(from, to) {
+    return this.edit([nameEdit(from, to)]);
+  }
+
+  edit(added) {
+    this.#redoable = [];
+    const group = added[0].id;
+    return this.#amend((edits) => [...edits, ...added.map((edit) => ({ ...edit, group }))]);
+  }
+
+  /** Takes the last corrections back that were made together; false where there are none. */
+  undo() {
+    const group = this.entry?.edits?.at(-1)?.group;
+    if (!group || !this.#base) return false;
+    this.#redoable.push(this.entry.edits.filter((edit) => edit.group === group));
+    this.#amend((edits) => edits.filter((edit) => edit.group !== group));
+    return true;
+  }
+
+  redo() {
+    const again = this.#base && this.#redoable.pop();
+    if (again) this.#amend((edits) => [...edits, ...again]);
+    return Boolean(again);
+  }
+
+  /** At once here; and to what is stored, which may have another tab's corrections too. */
+  async #amend(amend) {
+    const base = this.#base;
+    const amended = (entry) => {
+      const edits = amend(entry.edits || []);
+      return describe({ ...entry, edits }, applyEdits(base, edits).answer);
+    };
+    this.take(amended(this.entry));
+    if (!this.isKept) return this.keep();
+    this.#numSaving++;
+    try {
+      const stored = await this.store.change(this.id, amended);
+      if (!stored) this.#emit(this.store.state === "open" ? "gone" : "unkept");
+      else if (this.#numSaving === 1) this.take(stored);
+    } catch (error) {
+      this.reason = error?.message || "it has no space left";
+      this.#emit("unkept");
+    }
+    this.#numSaving--;
+  }
+
+  /** The entry as it is now, here or in the store. */
+  take(entry) {
+    this.entry = entry;
+    this.#edited = null;
+    this.#emit("text");
+  }
+}

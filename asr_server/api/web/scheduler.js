@@ -1,0 +1,118 @@
+// The queue: two recordings at a time. It holds while the server is away or locked, and goes on when it is back.
+
+import { transcribe } from "./api.js";
+
+const AT_ONCE = 2; // files; the others wait in the queue
+const MAX_TRIES = 5; // of a server that answers but cannot take it; one that is full is asked without end
+const FULL = 429;
+const UNKNOWN_MODEL = 404;
+
+class Refusal extends Error {
+  status = 400;
+}
+
+/** Events: "change" when the queue has changed, "end" with a recording that is through. */
+export class Scheduler extends EventTarget {
+  queue = [];
+  running = new Set();
+
+  constructor(serving) {
+    super();
+    this.serving = serving;
+    serving.addEventListener("change", () => this.#next());
+  }
+
+  /** With what is chosen now, whatever is chosen when their turn comes. */
+  add(recordings, options) {
+    for (const recording of recordings) recording.wait(options);
+    this.queue.push(...recordings);
+    this.#next();
+  }
+
+  forget(recording) {
+    recording.abort.abort();
+    this.queue = this.queue.filter((other) => other !== recording);
+    this.#emit("change");
+  }
+
+  get isHeld() {
+    return this.serving.state === "away" || this.serving.state === "locked";
+  }
+
+  get size() {
+    return this.queue.length + this.running.size;
+  }
+
+  #emit(what, detail = null) {
+    this.dispatchEvent(new CustomEvent(what, { detail }));
+  }
+
+  #next() {
+    while (this.serving.state === "served" && this.running.size < AT_ONCE && this.queue.length) this.#run(this.queue.shift());
+    if (this.isHeld) for (const recording of this.queue) recording.say("waiting for the server");
+    this.#emit("change");
+  }
+
+  async #run(recording) {
+    this.running.add(recording);
+    recording.begin();
+    const { signal } = recording.abort;
+    try {
+      await this.#transcribe(recording, signal);
+    } catch (error) {
+      if (signal.aborted) recording.fail({ message: "Cancelled.", status: 0 });
+      else if (await this.#mustWait(error)) this.queue.unshift(recording);
+      else recording.fail(error);
+    }
+    this.running.delete(recording);
+    if (!recording.isAtWork && !signal.aborted) this.#emit("end", recording);
+    this.#next();
+  }
+
+  /** The server is not there for anybody: that is no fault of this recording. */
+  async #mustWait(error) {
+    if (error.status === 401) this.serving.lock();
+    return error.status === 401 || (error.mayBeAway && (await this.serving.isAway()));
+  }
+
+  async #transcribe(recording, signal) {
+    const { file, options } = recording;
+    const most = this.serving.model.max_upload_bytes;
+    if (!file.size) throw new Refusal("This file is empty.");
+    if (file.size > most) throw new Refusal(tooLarge(file.size, most));
+    for (let tries = 1; ; tries++) {
+      try {
+        const on = { upload: (share) => recording.upload(share), delta: (text) => recording.hear(text) };
+        const answer = await transcribe(file, { ...options, model: this.serving.model.id }, on, signal);
+        recording.finish({ ...answer, task: options.task }, { took: recording.seconds });
+        return;
+      } catch (error) {
+        await this.#beforeNext(error, tries, recording, signal);
+      }
+    }
+  }
+
+  /** Throws what no other try would mend. */
+  async #beforeNext(error, tries, recording, signal) {
+    if (error.status === UNKNOWN_MODEL && tries === 1) {
+      await this.serving.refresh(); // it may have been started anew, with another one
+      return;
+    }
+    const isHopeless = error.status !== FULL && tries >= MAX_TRIES;
+    if (!error.isBusy || isHopeless || (error.mayBeAway && (await this.serving.isAway()))) throw error;
+    const seconds = error.retryAfter || 2;
+    recording.say(`the server is busy; asking again in ${seconds} s`);
+    await wait(seconds * 1000, signal);
+  }
+}
+
+function wait(ms, signal) {
+  return new Promise((resolve, reject) => {
+    setTimeout(resolve, ms);
+    signal.addEventListener("abort", reject);
+  });
+}
+
+const inMebibytes = (bytes) => `${Number((bytes / 2 ** 20).toFixed(1))} MiB`;
+const tooLarge = (bytes, most) =>
+  `This file has ${inMebibytes(bytes)}, and the server takes ${inMebibytes(most)} at most. As mp3, m4a or opus it is smaller.`;

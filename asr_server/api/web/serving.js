@@ -1,0 +1,47 @@
+// What the server serves, and whether it can be asked at all: it is away, or locked by a key, until it is not.
+
+import { keepApiKey, models, readiness } from "./api.js";
+
+const POLL_MS = 2000;
+
+/** Events: "change" for another state, model or reason. */
+export class Serving extends EventTarget {
+  state = "unknown"; // served, away, locked
+  model = null; // as the server describes it
+  reason = "";
+  #timer = null;
+
+  /** Whether the server can be asked. */
+  async refresh(key) {
+    try {
+      const [model] = await models(key);
+      if (key) keepApiKey(key);
+      this.#become("served", "", model);
+    } catch (error) {
+      if (!key) this.#become(error.status === 401 ? "locked" : "away", error.message);
+    }
+    return this.state === "served";
+  }
+
+  /** Whether it is away after all; until it is back it is asked again and again. */
+  async isAway() {
+    const { isReady, reason } = await readiness();
+    if (!isReady) this.#become("away", reason);
+    return !isReady;
+  }
+
+  lock() {
+    this.#become("locked", "");
+  }
+
+  #become(state, reason, model = this.model) {
+    Object.assign(this, { state, reason, model });
+    clearTimeout(this.#timer);
+    if (state === "away") this.#timer = setTimeout(() => this.#poll(), POLL_MS);
+    this.dispatchEvent(new Event("change"));
+  }
+
+  async #poll() {
+    if (!(await this.isAway())) await this.refresh();
+  }
+}

@@ -1,0 +1,139 @@
+// The transcripts kept in this browser (IndexedDB): what a list shows of each, and the whole answers apart from it.
+// All tabs share them: each change is made to what is stored, and the other tabs are told of it.
+
+const MOST = 500; // transcripts that are kept when the page is opened
+const MOST_CHARACTERS = 20e6; // of their texts together: some 300 hours of speech
+const NAME = "asr-server";
+const TABLES = ["entries", "answers"];
+
+const settled = (request) =>
+  new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+
+const finished = (transaction) =>
+  new Promise((resolve, reject) => {
+    transaction.oncomplete = resolve;
+    transaction.onabort = () => reject(transaction.error);
+  });
+
+const isWhole = (entry) => typeof entry?.text === "string" && typeof entry.name === "string";
+
+/** Always there: `opened` settles when it is open, or absent, as in some private windows. */
+export class Store extends EventTarget {
+  state = "opening";
+
+  constructor() {
+    super();
+    this.opened = this.#open();
+    this.channel = globalThis.BroadcastChannel && new BroadcastChannel(NAME);
+    if (this.channel) this.channel.onmessage = ({ data }) => this.#emit(data.what, data);
+  }
+
+  /** Without a version: a newer page's store is read as far as it is understood. */
+  async #open() {
+    try {
+      const request = indexedDB.open(NAME);
+      request.onupgradeneeded = () => {
+        request.result.createObjectStore("entries", { keyPath: "id", autoIncrement: true });
+        request.result.createObjectStore("answers");
+      };
+      this.database = await settled(request);
+      if (!TABLES.every((table) => this.database.objectStoreNames.contains(table))) throw new Error("no tables");
+      this.database.onversionchange = () => this.#lose(); // a newer page waits for this one
+      this.database.onclose = () => this.#lose();
+      this.#become("open");
+    } catch {
+      this.#lose();
+    }
+  }
+
+  #lose() {
+    this.database?.close();
+    this.#become("absent");
+  }
+
+  #become(state) {
+    this.state = state;
+    this.#emit("state", {});
+  }
+
+  #emit(what, detail) {
+    this.dispatchEvent(new CustomEvent(what, { detail }));
+  }
+
+  #tell(what, detail) {
+    this.channel?.postMessage({ what, ...detail });
+  }
+
+  async #begin(mode = "readonly") {
+    await this.opened;
+    if (this.state !== "open") return null;
+    const transaction = this.database.transaction(TABLES, mode);
+    return { transaction, entries: transaction.objectStore("entries"), answers: transaction.objectStore("answers") };
+  }
+
+  /** Those kept, newest first; what is over the bounds is deleted, oldest first; what is not understood is left. */
+  async entries() {
+    const tables = await this.#begin();
+    if (!tables) return [];
+    const all = (await settled(tables.entries.getAll())).filter(isWhole);
+    for (const entry of all) entry.order ??= entry.createdAt || 0;
+    all.sort((a, b) => b.order - a.order || (b.id > a.id ? 1 : -1));
+    let numCharacters = 0;
+    const isKept = all.map(({ text }, i) => {
+      numCharacters += text.length;
+      return i === 0 || (i < MOST && numCharacters <= MOST_CHARACTERS);
+    });
+    await this.#delete(all.filter((_, i) => !isKept[i]).map(({ id }) => id));
+    return all.filter((_, i) => isKept[i]);
+  }
+
+  async entry(id) {
+    const tables = await this.#begin();
+    const entry = tables && (await settled(tables.entries.get(id)));
+    return isWhole(entry) ? { order: entry.createdAt || 0, ...entry } : null;
+  }
+
+  async answer(id) {
+    const tables = await this.#begin();
+    return tables && settled(tables.answers.get(id));
+  }
+
+  /** Keeps both; false where the store is absent. */
+  async put(entry, answer) {
+    const tables = await this.#begin("readwrite");
+    if (!tables) return false;
+    tables.entries.put(entry);
+    tables.answers.put(answer, entry.id);
+    await finished(tables.transaction);
+    this.#tell("changed", { id: entry.id });
+    return true;
+  }
+
+  /** Replaces an entry by `change(entry)` of what is stored by now; null where another tab has deleted it. */
+  async change(id, change) {
+    const tables = await this.#begin("readwrite");
+    if (!tables) return null;
+    const done = finished(tables.transaction);
+    const stored = await settled(tables.entries.get(id));
+    const changed = stored && { ...change(stored), revision: (stored.revision || 0) + 1 };
+    if (changed) tables.entries.put(changed);
+    await done;
+    if (changed) this.#tell("changed", { id });
+    return changed || null;
+  }
+
+  async remove(ids) {
+    await this.#delete(ids);
+    this.#tell("removed", { ids });
+  }
+
+  async #delete(ids) {
+    const tables = ids.length && (await this.#begin("readwrite"));
+    if (!tables) return;
+    for (const id of ids) for (const table of TABLES) tables[table].delete(id);
+    await finished(tables.transaction);
+  }
+}

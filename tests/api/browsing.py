@@ -1,0 +1,57 @@
+"""Steps of the tests that drive the page in a browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import FilePayload, Locator, Page
+
+from tests.api.sample_files import sound_file
+from tests.speech import Spoken, say
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here: tests/install-browser.sh fetches it"
+)
+LIMIT_MS = 60_000
+SPOKEN = say("314159", gap_s=[0.2, 0.2, 1.2, 0.2, 0.2, 0.5])
+OpenPage = Callable[..., Page]
+
+
+def payload(name: str, spoken: Spoken = SPOKEN) -> FilePayload:
+    return {"name": name, "mimeType": "audio/wav", "buffer": sound_file(spoken.samples)}
+
+
+def choose(page: Page, *files: FilePayload) -> None:
+    page.set_input_files("#files", list(files))
+
+
+def card(page: Page, name: str) -> Locator:
+    return page.locator("#cards .card", has=page.get_by_role("heading", name=name, exact=True))
+
+
+def downloaded(page: Page, name: str, suffix: str) -> str:
+    """The file behind a choice of the card's menu."""
+    found = card(page, name)
+    found.locator("summary", has_text="Download").click()
+    with page.expect_download() as download:
+        found.get_by_role("button", name=suffix).click()
+    assert download.value.suggested_filename == f"{name.rpartition('.')[0]}{suffix}"
+    return Path(download.value.path()).read_text()
+
+
+def wait_until_kept(page: Page, value: str | list[str], field: str = "text") -> None:
+    page.evaluate(
+        """async ([field, value]) => {
+            const { Store } = await import("/web/store.js");
+            const store = new Store();
+            const isIt = (entry) => `${entry[field]}` === `${value}`;
+            const isKept = async () => (await store.entries()).some(isIt);
+            while (!(await isKept())) await new Promise((resolve) => setTimeout(resolve, 50));
+            store.database.close();
+        }""",
+        [field, value],
+    )
