@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.api.test_page_in_browser import CHROMIUM, LIMIT_MS
-from tests.api.test_page_in_browser import pytestmark as needs_chromium
+from tests.api.browsing import CHROMIUM, LIMIT_MS
+from tests.api.browsing import pytestmark as needs_chromium
 from tests.conftest import run_server
 from tests.packaging.package_index import ROOT, clean_environment, uv
 
