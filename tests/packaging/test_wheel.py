@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.api.browsing import CHROMIUM, LIMIT_MS
-from tests.api.browsing import pytestmark as needs_chromium
+from tests.api.browsing import CHROMIUM, LIMIT_MS, NEEDS_CHROMIUM
 from tests.conftest import run_server
 from tests.packaging.package_index import ROOT, clean_environment, uv
 
-pytestmark = [pytest.mark.trial, needs_chromium]
+pytestmark = [pytest.mark.trial, NEEDS_CHROMIUM]
 
 SPEECH = ROOT / "examples" / "speech.wav"
 TEXT = (ROOT / "examples" / "speech.txt").read_text()
