@@ -178,7 +178,7 @@ def test_the_arrow_keys_pass_a_first_word_at_zero_and_equal_starts(open_page: Op
     page = open_page(mock=answering(**words))
     choose(page, payload("call.wav"))
     done = card(page, "call.wav")
-    done.locator(".transcript").focus()
+    done.locator(".transcript[tabindex='0']").focus()
     for word in "abcde":
         page.keyboard.press("ArrowRight")
         expect(done.locator(".word.is-reached")).to_have_text(word)
