@@ -160,6 +160,18 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     bytes: tuple[int, ...]
 
 
+DroppedReason = Literal["judged_silence", "no_voice", "echo"]
+
+
+class DroppedSegment(msgspec.Struct, frozen=True):
+    """Text that the model wrote and the transcript leaves out."""
+
+    start_s: float
+    end_s: float
+    text: str
+    reason: DroppedReason  # silence to the model itself; no voice to the detector; the sentence before again
+
+
 class TranscriptDelta(msgspec.Struct, frozen=True):
     """Final text, in file order: what a stream may send and never take back. One for each chunk, and more
     where channels are kept apart, or early results asked for; segments come with the last one of their chunk.
@@ -197,6 +209,7 @@ class Transcript(msgspec.Struct, frozen=True):
     languages: tuple[str, ...] = ()  # codes of those spoken, in the order heard; empty: nothing was said
     is_cut_short: bool = False  # the recording is damaged, and this is what could be read
     tracks: tuple[Track, ...] = ()  # that were read, of a file that has several
+    dropped: tuple[DroppedSegment, ...] = ()  # in the order in which they were read
 
     @property
     def words(self) -> tuple[Word, ...]:

@@ -28,12 +28,11 @@ from prometheus_client import (
 
 from asr_server import __version__
 from asr_server.channel.messages import ChunkTimes, Submit
-from asr_server.core import TEMPERATURE_LADDER, ChunkResult
+from asr_server.core import TEMPERATURE_LADDER, ChunkResult, DroppedReason
 
 ReadAgainReason = Literal[
     "unread_tail", "speech_passed_over", "prompt_repeated", "language_outvoted", "replica_lost"
 ]
-DroppedReason = Literal["judged_silence", "no_voice", "echo"]
 UNKNOWN_LANGUAGE: Final = "unknown"
 
 REGISTRY: Final = CollectorRegistry()

@@ -30,6 +30,7 @@ from asr_server.api.docs_page import install_docs_page
 from asr_server.api.form import ReadingTurns
 from asr_server.api.hosts import LocalHosts, checks_hosts
 from asr_server.api.middleware import (
+    DROPPED,
     IGNORED_FIELDS,
     MODEL_LIMIT,
     REQUEST_ID,
@@ -152,7 +153,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(state.pool.shutdown)
 
 
-OWN_HEADERS: Final = (REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS)
+OWN_HEADERS: Final = (REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, DROPPED)
 
 
 def _allow_origins(app: FastAPI, settings: Settings) -> None:

@@ -269,6 +269,7 @@ MODEL_LIMIT: Final = "x-model-limit"
 IGNORED_FIELDS: Final = "x-ignored-fields"
 TRUNCATED: Final = "x-truncated"
 TRACKS: Final = "x-audio-tracks"
+DROPPED: Final = "x-dropped-segments"
 _MAX_NAMED: Final = 32  # fields
 _MAX_NAME: Final = 80  # characters of a field's name
 
@@ -284,10 +285,12 @@ def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> di
 
 
 def recording_headers(transcript: Transcript) -> dict[str, str]:
-    """Returns the headers that tell a damaged recording, and which of several tracks were read."""
+    """Returns the headers for a damaged recording, for the tracks that were read, and what is left out."""
     headers = {TRUNCATED: "true"} if transcript.is_cut_short else {}
     if transcript.tracks:
         headers[TRACKS] = ",".join(str(track.number) for track in transcript.tracks)
+    if transcript.dropped:
+        headers[DROPPED] = str(len(transcript.dropped))
     return headers
 
 

@@ -20,7 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from asr_server.api.errors import response_to
-from asr_server.api.middleware import IGNORED_FIELDS, MODEL_LIMIT, REQUEST_ID, TRACKS, TRUNCATED
+from asr_server.api.middleware import DROPPED, IGNORED_FIELDS, MODEL_LIMIT, REQUEST_ID, TRACKS, TRUNCATED
 from asr_server.api.schemas import (
     AudioFields,
     ErrorBody,
@@ -66,6 +66,7 @@ _HEADERS: Final[Mapping[str, str]] = {
     IGNORED_FIELDS: "The fields that were left out, where the server ignores unknown ones.",
     TRUNCATED: "`true`: the recording is damaged or cut short. A stream says it in its last event.",
     TRACKS: "The numbers of the audio tracks that were read, of a file that has several; not with a stream.",
+    DROPPED: "How many segments that the model wrote are left out; not with a stream.",
     "retry-after": "Seconds to wait before the next try.",
     "retry-after-ms": "The same in milliseconds.",
     "www-authenticate": "How to send a key.",
@@ -251,7 +252,7 @@ def _transcript_responses(
     transcript = {
         "description": "The transcript, in the form that was asked for.",
         "headers": described_headers(
-            *(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, "x-accel-buffering")
+            *(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, DROPPED, "x-accel-buffering")
         ),
         "content": {"application/json": as_json} | texts,
     }

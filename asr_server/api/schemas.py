@@ -16,6 +16,7 @@ from asr_server.core import VoiceChunking
 from asr_server.formats.bodies import (
     AudioTrack,
     Body,
+    DroppedSegment,
     Language,
     Logprob,
     TokensUsage,
@@ -285,6 +286,8 @@ class TextDone(Body):
     """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
     tracks: list[AudioTrack] | None = None
     """Not OpenAI's: the audio tracks that were read, of a file that has several."""
+    dropped: list[DroppedSegment] | None = None
+    """Not OpenAI's: text that the model wrote where nobody seems to speak, and that is left out."""
 
 
 class ErrorDetail(Body):

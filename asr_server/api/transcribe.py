@@ -44,6 +44,7 @@ from asr_server.formats.render import (
     DEFAULTS,
     RenderOptions,
     diarized_segment,
+    dropped_body,
     languages_body,
     logprobs_body,
     render,
@@ -103,6 +104,7 @@ class EventWriter:
             usage=self._usage() if self._fields.stream_include_usage else None,
             truncated=transcript.is_cut_short or None,
             tracks=tracks_body(transcript),
+            dropped=dropped_body(transcript),
         )
         if self._fields.stream_include_segments:
             verbose = verbose_body(transcript, self._options)

@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from asr_server.core import DroppedReason
+
 
 class Body(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -128,6 +130,17 @@ class Json(Body):
     """Not OpenAI's: the audio tracks that were read, of a file that has several."""
 
 
+class DroppedSegment(Body):
+    start: float
+    """In seconds from the start of the recording."""
+    end: float
+    """In seconds from the start of the recording."""
+    text: str
+    """As the model wrote it."""
+    reason: DroppedReason
+    """`judged_silence` by the model itself; `no_voice` to the detector; `echo` of the sentence before."""
+
+
 class DiarizedJson(Body):
     """`response_format` diarized_json."""
 
@@ -168,6 +181,8 @@ class VerboseJson(Body):
     """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
     tracks: list[AudioTrack] | None = None
     """Not OpenAI's: the audio tracks that were read, of a file that has several."""
+    dropped: list[DroppedSegment] | None = None
+    """Not OpenAI's: text that the model wrote where nobody seems to speak, and that is left out."""
     language_probability: float | None = None
     """Not OpenAI's: that `language` is right, from 0 to 1, where it was detected."""
     languages: list[Language] | None = None

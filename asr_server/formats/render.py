@@ -19,6 +19,7 @@ from asr_server.formats.bodies import (
     AudioTrack,
     DiarizedJson,
     DiarizedSegment,
+    DroppedSegment,
     DurationUsage,
     Json,
     Language,
@@ -88,6 +89,7 @@ def verbose_body(transcript: Transcript, options: RenderOptions = DEFAULTS) -> V
         usage=_duration_usage(transcript),
         truncated=transcript.is_cut_short or None,
         tracks=tracks_body(transcript),
+        dropped=dropped_body(transcript),
         language_probability=transcript.language_probability,
         languages=languages_body(transcript) if len(transcript.languages) > 1 else None,
     )
@@ -158,6 +160,15 @@ def languages_body(transcript: Transcript) -> list[Language]:
 def tracks_body(transcript: Transcript) -> list[AudioTrack] | None:
     """Return the tracks that were read; None for a file that has no choice of them."""
     bodies = [AudioTrack(number=t.number, language=t.language, title=t.title) for t in transcript.tracks]
+    return bodies or None
+
+
+def dropped_body(transcript: Transcript) -> list[DroppedSegment] | None:
+    """Return the text that is left out; None: none is."""
+    bodies = [
+        DroppedSegment(start=_seconds(d.start_s), end=_seconds(d.end_s), text=d.text, reason=d.reason)
+        for d in transcript.dropped
+    ]
     return bodies or None
 
 

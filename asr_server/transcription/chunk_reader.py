@@ -17,7 +17,7 @@ with them, and the audio behind them is read again as the next part, like any ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -26,7 +26,7 @@ import msgspec
 
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.core import Chunk, ChunkResult, DecodingOptions, TranscriptDelta
+from asr_server.core import Chunk, ChunkResult, DecodingOptions, DroppedReason, TranscriptDelta
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription import voice_check
 from asr_server.transcription.language_detector import LanguageDetector
@@ -34,10 +34,13 @@ from asr_server.transcription.prompt import PreviousText
 from asr_server.transcription.repetition import letters_of, said_in, until_repetition, without_echoes
 from asr_server.transcription.segments import (
     DecodedPart,
+    Span,
     decode_part,
     is_silence,
-    num_spans,
+    part_without_text,
+    spans_of,
     unread_tail,
+    with_dropped,
     with_words_by_length,
 )
 from asr_server.transcription.stall_watch import StallWatch
@@ -314,11 +317,16 @@ class ChunkReader:
             voiced = await voice_check.drop_inventions(
                 part, chunk, reading.spoken, self._voice_pool, num_sent, may_go_on
             )
-        self._handle.stats.on_segments_dropped("no_voice", len(part.spans) - len(voiced.spans))
+        voiced = self._noted(voiced, part.spans, "no_voice")
         before = reading.last_letters(self._tokenizer)
         kept = without_echoes(voiced, before, reading.spoken, self._tokenizer, num_sent)
-        self._handle.stats.on_segments_dropped("echo", len(voiced.spans) - len(kept.spans))
-        return kept
+        return self._noted(kept, voiced.spans, "echo")
+
+    def _noted(self, part: DecodedPart, spans: Sequence[Span], reason: DroppedReason) -> DecodedPart:
+        """The part with those spans that it has lost for this reason."""
+        noted = with_dropped(part, spans, reason, self._tokenizer)
+        self._handle.stats.on_segments_dropped(reason, len(noted.dropped) - len(part.dropped))
+        return noted
 
     async def _decoded(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless it is silence to Whisper and no speech to the detector."""
@@ -328,8 +336,8 @@ class ChunkReader:
                 with self._watch.waiting_for_pool():
                     is_surely_speech = await voice_check.is_surely_speech(chunk, self._voice_pool)
             if not is_surely_speech:
-                num_dropped = num_spans(chunk, result, self._tokenizer)
-                self._handle.stats.on_segments_dropped("judged_silence", num_dropped)
+                spans = spans_of(chunk, result, self._tokenizer)
+                return self._noted(part_without_text(chunk, result), spans, "judged_silence")
         part = decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
         if not options.word_timestamps or result.token_times_s:
             return part

@@ -14,7 +14,17 @@ from typing import Final
 import msgspec
 
 from asr_server.checkpoint.tokenizer import Timestamps, Tokenizer
-from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Segment, TokenLogprob, Word
+from asr_server.core import (
+    SAMPLE_RATE,
+    Chunk,
+    ChunkResult,
+    DecodingOptions,
+    DroppedReason,
+    DroppedSegment,
+    Segment,
+    TokenLogprob,
+    Word,
+)
 from asr_server.transcription.language import ENGLISH, UNSPACED
 from asr_server.transcription.words import (
     AlignedWord,
@@ -52,6 +62,7 @@ class DecodedPart(msgspec.Struct, frozen=True):
     num_read: int  # of the result's tokens, from the first
     tail_s: float | None = None  # from the start of the part
     channel: int = 0
+    dropped: tuple[DroppedSegment, ...] = ()  # text that it was read with
 
 
 def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
@@ -80,9 +91,25 @@ def decode_part(
     return DecodedPart(chunk.start_s, chunk.duration_s, result, spans, num_read, tail_s, chunk.channel)
 
 
-def num_spans(chunk: Chunk, result: ChunkResult, tokenizer: Tokenizer) -> int:
-    """How many stretches of text a result holds, whatever becomes of them."""
-    return len(list(_spans(result, len(result.tokens), Timestamps(tokenizer, chunk.duration_s))))
+def spans_of(chunk: Chunk, result: ChunkResult, tokenizer: Tokenizer) -> list[Span]:
+    """Return the stretches of text that a result holds, whatever becomes of them."""
+    return list(_spans(result, len(result.tokens), Timestamps(tokenizer, chunk.duration_s)))
+
+
+def with_dropped(
+    part: DecodedPart, spans: Sequence[Span], reason: DroppedReason, tokenizer: Tokenizer
+) -> DecodedPart:
+    """Note those of the spans that the part no longer has, but for what is read again from its tail."""
+    end_s = part.duration_s if part.tail_s is None else part.tail_s
+    kept = {(span.start_s, span.tokens) for span in part.spans}
+    dropped = tuple(
+        DroppedSegment(
+            part.start_s + span.start_s, part.start_s + span.end_s, tokenizer.decode(span.tokens), reason
+        )
+        for span in spans
+        if (span.start_s, span.tokens) not in kept and span.start_s < end_s
+    )
+    return msgspec.structs.replace(part, dropped=part.dropped + dropped)
 
 
 def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
@@ -153,7 +180,8 @@ def ending_at(part: DecodedPart, num_kept: int, tail_s: float) -> DecodedPart:
         words = words_until(span.words, end_s)
         cut.append(msgspec.structs.replace(span, words=words))
         end_s = words[0].start_s if words else end_s
-    return msgspec.structs.replace(part, spans=tuple(cut[::-1]), tail_s=tail_s)
+    dropped = tuple(each for each in part.dropped if each.start_s < part.start_s + tail_s)
+    return msgspec.structs.replace(part, spans=tuple(cut[::-1]), tail_s=tail_s, dropped=dropped)
 
 
 def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterator[Span]:

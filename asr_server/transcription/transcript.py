@@ -18,6 +18,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import (
     POSITIONS_PER_S,
     DecodingOptions,
+    DroppedSegment,
     Segment,
     TokenLogprob,
     Transcript,
@@ -58,6 +59,7 @@ class TranscriptBuilder:
         # With their languages, until all that begin before are there: a window or two of a channel.
         self._held: list[tuple[Segment, str | None]] = []
         self._letters = Counter[str]()  # of the text so far, by language
+        self._dropped: list[DroppedSegment] = []
         self._settled_s = 0.0 if speakers else math.inf
         self._deltas: list[TranscriptDelta] = []
         self._text = ""
@@ -74,6 +76,7 @@ class TranscriptBuilder:
 
     def delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
         """The delta of one chunk's parts and of the segments held back before; no parts: of those alone."""
+        self._dropped += [dropped for part in parts for dropped in part.dropped]
         so_far, letters = self._text, Counter[str]()
         segments: list[Segment] = []
         for segment, language in self._next_segments(parts):
@@ -151,6 +154,7 @@ class TranscriptBuilder:
             languages=tuple(self._letters),
             is_cut_short=self._source.truncated,
             tracks=self._source.tracks_read,
+            dropped=tuple(self._dropped),
             language_probability=self._language.probability,
         )
 

@@ -507,11 +507,21 @@ async def test_every_answer_says_that_a_recording_is_cut_short(app: RunningApp, 
     assert done["truncated"] is True
 
 
+async def test_text_that_is_left_out_is_listed() -> None:
+    listed = [{"start": 0.0, "end": 1.0, "text": " nine", "reason": "judged_silence"}]
+    async with run_app(answer=lambda _: say(*words("9"), no_speech_prob=0.9, avg_logprob=-2)) as app:
+        reply = await app.post(response_format="verbose_json")
+        assert (reply.json()["text"], reply.json()["dropped"]) == ("", listed)
+        assert reply.headers["x-dropped-segments"] == "1"
+        done = events_of((await app.post(stream="true")).text)[-2]
+        assert done["dropped"] == listed
+
+
 @pytest.mark.parametrize("fields", [{}, {"response_format": "verbose_json"}])
 async def test_a_whole_recording_says_nothing_of_it(app: RunningApp, fields: dict[str, str]) -> None:
     reply = await app.post(**fields)
-    assert not {"x-truncated", "x-audio-tracks"} & set(reply.headers)
-    assert not {"truncated", "tracks"} & set(reply.json())
+    assert not {"x-truncated", "x-audio-tracks", "x-dropped-segments"} & set(reply.headers)
+    assert not {"truncated", "tracks", "dropped"} & set(reply.json())
 
 
 def stereo(cut: bool = False) -> bytes:
