@@ -155,7 +155,8 @@ class AudioFields(BaseModel):
 
     # As vLLM has them
     seed: int = Field(0, ge=-(2**63), lt=2**63)
-    """Of the random choices at temperatures above 0; the same seed gives the same text."""
+    """Of the random choices at temperatures above 0. The same seed gives the same text on the CPU in float32;
+    in other precisions the requests beside it may change the text."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Above temperature 0, only the likeliest tokens that together have this probability; 1: all."""
     top_k: int = Field(0, ge=-1, lt=2**31)
