@@ -56,10 +56,13 @@ class RealtimeSessions:
         """Whether the engine has time for interim readings: final text comes before them."""
         return self._dispatcher.num_chunks < max(1, self._dispatcher.num_slots // INTERIM_SHARE)
 
+    @property
+    def _has_place(self) -> bool:
+        return len(self._active) < self._max_sessions
+
     def require_place(self) -> None:
         """Raises SessionsTaken."""
-        if len(self._active) >= self._max_sessions:
-            self.num_rejected += 1
+        if not self._has_place:
             raise SessionsTaken(
                 f"{self._max_sessions} realtime sessions are open: {naming('max_realtime_sessions')}.",
                 RETRY_AFTER_S,
@@ -68,6 +71,7 @@ class RealtimeSessions:
     @contextmanager
     def enter(self, session: _Session) -> Iterator[None]:
         """Raises SessionsTaken."""
+        self.num_rejected += not self._has_place
         self.require_place()
         self.num_started += 1
         self._active.add(session)

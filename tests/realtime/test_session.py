@@ -466,6 +466,8 @@ async def test_more_sessions_than_allowed_are_503_and_a_place_is_free_again_afte
             refusal = await refused(url(app))
             assert (refusal.status, refusal.error["code"]) == (503, "server_overloaded")
             assert int(refusal.headers["retry-after"]) >= 5
+            reason = await app.client.get("/v1/realtime")  # by which a page finds out
+            assert (reason.status_code, app.app.state.server.realtime.num_rejected) == (503, 1)
         await until(lambda: app.app.state.server.realtime.num_active == 0)
         async with open_session(url(app)):
             pass
