@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
 from dataclasses import fields
 from functools import partial
@@ -174,10 +175,13 @@ def transcribe(
     job["prompt"] = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     job["arguments"] = inputs
     try:
-        sys.exit(_run(options, job))
+        status = _run(options, job)
     except KeyboardInterrupt:  # while there was nothing yet to stop in order: a model being fetched, say
         click.echo("stopped: interrupted", err=True)
-        sys.exit(INTERRUPTED)
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it at once, without a traceback
+    sys.exit(status)
 
 
 def _check_manifest(job: dict[str, Any], inputs: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ share a result and no input is written over. Only names are compared: whether a 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import stat
@@ -25,6 +26,8 @@ from typing import BinaryIO, Final
 from asr_server.audio.limits import FORMATS
 
 STANDARD_INPUT: Final = "-"
+MAX_NAME_BYTES: Final = 255  # of a file's name, on the usual file systems
+_DIGEST_BYTES: Final = 10
 # Of a folder's files those with such an ending are recordings; a file that is an argument itself needs none.
 ENDINGS: Final = frozenset(f".{name}" for name in FORMATS.split(", ")) | {
     *(".aif", ".aifc", ".amr", ".au", ".caf", ".m4b", ".mka", ".w64", ".wma"),
@@ -160,13 +163,13 @@ def result_paths(inputs: Sequence[Input], folder: Path, endings: Sequence[str]) 
     """For each input the paths of its results, one for each ending.
 
     `talk.wav` gives `talk.srt`. Beside a `talk.mp3` it gives `talk.wav.srt`; beside a `talk.wav` of another
-    folder it keeps its own folder. Names that differ in case alone count as equal.
+    folder it keeps its own folder. Names that differ in case alone count as equal. Too long a name is cut.
     """
     levels = [0] * len(inputs)
     taken = {_key(input.source) for input in inputs if isinstance(input.source, Path)}
     while True:
         names = [input.result_names[level] for input, level in zip(inputs, levels, strict=True)]
-        paths = [[folder / f"{name}{ending}" for ending in endings] for name in names]
+        paths = [[folder / _fitting(name, ending) for ending in endings] for name in names]
         counts = Counter(_key(path) for group in paths for path in group)
         crowded = [
             index
@@ -178,6 +181,20 @@ def result_paths(inputs: Sequence[Input], folder: Path, endings: Sequence[str]) 
         least = min(levels[index] for index in crowded)
         for index in crowded:
             levels[index] += levels[index] == least  # who has moved already keeps its name
+
+
+def _fitting(name: PurePath, ending: str) -> PurePath:
+    """Return the name with its ending, cut where a file's name may not be as long."""
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=_DIGEST_BYTES).hexdigest()
+    return name.parent / (cut_name(name.name, MAX_NAME_BYTES - len(ending), digest) + ending)
+
+
+def cut_name(name: str, max_bytes: int, digest: str) -> str:
+    """Return the name; where it is too long, its beginning and the digest, which keeps it apart."""
+    encoded = os.fsencode(name)
+    if len(encoded) <= max_bytes:
+        return name
+    return f"{encoded[: max_bytes - len(digest) - 1].decode(errors='ignore')}-{digest}"
 
 
 def _clashes(paths: Iterable[Path], counts: Counter[str], taken: set[str]) -> bool:

@@ -183,7 +183,7 @@ class LocalTranscriber:
         """The job's options with the language and prompt of one recording. Raises InvalidValue."""
         own = self.options
         if language is not None:
-            own = msgspec.structs.replace(own, language=self._transcriber.languages.code(language))
+            own = msgspec.structs.replace(own, language=self._transcriber.languages.given_code(language))
         if prompt is not None:
             own = msgspec.structs.replace(
                 own, prompt_tokens=prompt_tokens(self._transcriber.tokenizer, prompt)

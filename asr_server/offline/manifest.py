@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from asr_server.core import Transcript
 from asr_server.errors import EngineUnavailable
-from asr_server.offline.inputs import reason_of, require_file
+from asr_server.offline.inputs import cut_name, reason_of, require_file
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from asr_server.offline.outputs import ENDINGS, OutputError, ending_where_all_fail, rendered, write_whole
 from asr_server.offline.run import reason_for
@@ -108,6 +108,8 @@ def _parsed(decoder: msgspec.json.Decoder[_Line], folder: Path, offset: int, tex
         line = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return BadLine(offset, f"not a line of a manifest: {error}")
+    if "\0" in line.audio:
+        return BadLine(offset, "not a line of a manifest: 'audio' has a null character")
     return Entry(offset, line.id or line.audio, folder / line.audio, line.language, line.prompt)
 
 
@@ -142,10 +144,7 @@ class ManifestResults:
 def _file_name(id: str, digest: str) -> str:
     """The id, with characters that a file's name cannot have as %XX. Two ids never share a name."""
     name = _UNFIT.sub(lambda found: f"%{ord(found[0]):02X}", id)
-    encoded = name.encode()
-    if len(encoded) <= _MAX_NAME_BYTES:
-        return name
-    return f"{encoded[: _MAX_NAME_BYTES - len(digest) - 1].decode(errors='ignore')}-{digest}"
+    return cut_name(name, _MAX_NAME_BYTES, digest)
 
 
 ERROR_FILE: Final = "errors.jsonl"

@@ -71,7 +71,6 @@ ENDINGS: Final[dict[ResponseFormat, str]] = {
     "srt": ".srt",
     "vtt": ".vtt",
 }
-MAX_NAME_BYTES = 255  # of a file's name, on the usual file systems
 PARTIAL_PREFIX: Final = ".asr-server-"
 MAX_WRITE_S: Final = 3600.0  # a partial result older than this is of a run that was killed
 _FOR_EVERY_RESULT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -107,8 +106,6 @@ class FolderOutputs(Outputs):
     def _obstacle(self, path: Path) -> str | None:
         if self._job.existing == "refuse" and os.path.exists(path):
             return f"{path} exists: --skip-existing leaves it, --overwrite replaces it"
-        if len(os.fsencode(path.name)) > MAX_NAME_BYTES:
-            return f"the name of its result would be too long: {path.name}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -115,7 +115,8 @@ def test_on_a_terminal_a_bar_knows_how_long_the_recording_is(tmp_path: Path) -> 
     assert re.search(rf"0:00:\d\d of 0:00:{length_s:02}", done.stderr.decode())
 
 
-def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_presses", [1, 1000])
+def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(tmp_path: Path, num_presses: int) -> None:
     out = tmp_path / "out"
     short = record(tmp_path / "short.wav")
     long = record(tmp_path / "long.wav", DIGITS * 400)
@@ -127,17 +128,25 @@ def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(tmp_path: Pa
             assert time.monotonic() < deadline
             time.sleep(0.05)
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
+        for _ in range(num_presses):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+            if process.poll() is not None:
+                break
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
+    assert b"Traceback" not in errors
+    assert os.listdir(out) == ["short.txt"]
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    if num_presses > 1:
+        assert process.returncode in (130, -signal.SIGINT)
+        return
     assert process.returncode == 130
     assert errors.decode().splitlines()[-2:] == [
         "stopped: interrupted",
         "1 transcribed, 1 not begun or not finished",
     ]
-    assert os.listdir(out) == ["short.txt"]
-    assert not psutil.wait_procs(children, timeout=30)[1]
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,13 @@ def test_languages_and_tasks_are_those_of_the_model() -> None:
         options(language="klingon")
 
 
+@pytest.mark.parametrize(("given", "code"), [("auto", None), ("", None), (None, "de"), ("English", "en")])
+def test_a_recordings_own_language_comes_before_the_jobs(given: str | None, code: str | None) -> None:
+    settings = Settings(model=str(pocket_directory()))
+    transcriber = LocalTranscriber(settings, TranscribeJob(("a.wav",), language="de"))
+    assert transcriber.options_for(given, None).language == code
+
+
 def test_words_are_timed_where_a_result_needs_them() -> None:
     assert options(word_timestamps=True).word_timestamps
     assert options(formats=("json", "srt")).word_timestamps

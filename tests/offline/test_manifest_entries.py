@@ -40,6 +40,7 @@ def test_a_line_has_an_id_a_language_and_a_prompt_of_its_own(tmp_path: Path) -> 
         b'{"audio": "\xff"}',
         b'{"audio": "\\ud800"}',
         b"\x00",
+        b'{"audio": "a\\u0000.wav"}',
         b'{"audio": "' + b"a" * MAX_LINE_BYTES + b'"}',
     ],
 )

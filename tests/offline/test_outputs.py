@@ -136,12 +136,20 @@ def test_what_a_killed_run_left_is_swept_and_a_running_one_is_left(tmp_path: Pat
     assert list(old.parent.iterdir()) == [new]
 
 
-def test_a_result_whose_name_would_be_too_long_is_known_before_the_work(tmp_path: Path) -> None:
-    name = "x" * 250
-    job = TranscribeJob((name,), ("verbose_json",), tmp_path)
-    refused = FolderOutputs(tmp_path, [Input(name, Path(name), (PurePath(name),))], job).prepare(0)
-    assert refused is not None
-    assert "too long" in refused.reason
+async def test_results_whose_names_would_be_too_long_have_shorter_ones_and_are_found_again(
+    tmp_path: Path,
+) -> None:
+    names = ["ü" * 122 + end for end in "ab"]
+    job = TranscribeJob(tuple(names), ("text", "verbose_json"), tmp_path, existing="skip")
+    inputs = [Input(name, Path(f"{name}.wav"), (PurePath(name),)) for name in names]
+    outputs = FolderOutputs(tmp_path, inputs, job)
+    for index in range(2):
+        assert outputs.prepare(index) is None
+        assert not outputs.is_done(index)
+        await outputs.write(index, WORDS)
+    assert {f"{name}.txt" for name in names} < set(os.listdir(tmp_path))
+    assert len(list(tmp_path.glob("ü*.verbose.json"))) == 2
+    assert all(FolderOutputs(tmp_path, inputs, job).is_done(index) for index in range(2))
 
 
 def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
