@@ -24,6 +24,7 @@ from prometheus_client import (
     Histogram,
     Info,
     ProcessCollector,
+    disable_created_metrics,
 )
 
 from asr_server import __version__
@@ -35,6 +36,7 @@ ReadAgainReason = Literal[
 ]
 UNKNOWN_LANGUAGE: Final = "unknown"
 
+disable_created_metrics()  # a further series beside each counter and histogram, which nobody reads
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 GCCollector(registry=REGISTRY)

@@ -56,11 +56,7 @@ def served_metrics(server: Server) -> dict[str, set[str]]:
         ending = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = {name for sample in family.samples for name in sample.labels} - {"le"}
         found[family.name.removesuffix(ending) + ending] = labels
-    return {
-        name: labels
-        for name, labels in found.items()
-        if name.startswith("asr_") and not name.endswith("_created")
-    }
+    return {name: labels for name, labels in found.items() if name.startswith("asr_")}
 
 
 def documented_metrics(names: set[str]) -> Iterator[tuple[str, set[str]]]:

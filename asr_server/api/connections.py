@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from asr_server import metrics
 from asr_server.api.errors import response_to
+from asr_server.api.http10 import UntilClose
 from asr_server.api.middleware import REFUSED, REQUEST_ID, SAFE_HEADERS, UNKNOWN_ROUTE, new_request_id
 from asr_server.api.upgrades import ParserIgnoringUpgrades
 from asr_server.api.upload import UploadStore
@@ -245,6 +246,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = InvalidValue(f"More than {MAX_PIPELINED} requests were sent ahead of replies.")
             raise self._refusal
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (not num_hosts and self._parser.get_http_version() != "1.0"):
+            self._refusal = InvalidValue(f"The request has {num_hosts} Host headers; it must have one.")
+            raise self._refusal
         self._phase = _Phase.BODY
         self._num_header_bytes, self._waited_for_headers_s = 0, 0.0
         self._num_body_bytes, self._num_pieces = 0, 0
@@ -315,6 +320,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = UntilClose(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

@@ -76,7 +76,7 @@ def num_connections(app: RunningApp) -> int:
 async def test_a_header_without_end_is_refused_at_the_limit(connect: Connect) -> None:
     async with strict_app() as app:
         client = await connect(app)
-        client.send(b"GET /health HTTP/1.1\r\nx-endless: ")
+        client.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-endless: ")
         num_sent = await client.send_for_ever(b"a" * 65536, 150 * MIB)
         assert num_sent < 150 * MIB
         assert await client.is_closed()
@@ -86,7 +86,7 @@ async def test_a_header_without_end_is_refused_at_the_limit(connect: Connect) ->
 async def test_headers_over_the_limit_are_told_so_by_name(connect: Connect) -> None:
     async with strict_app() as app:
         client = await connect(app)
-        client.send(b"GET /health HTTP/1.1\r\nx-long: " + b"a" * 4096)
+        client.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * 4096)
         reply = await client.reply()
         assert reply.status == 431
         assert "--max-header-bytes" in reply.error["message"]
@@ -98,7 +98,7 @@ async def test_headers_over_the_limit_are_told_so_by_name(connect: Connect) -> N
 async def test_the_number_of_headers_is_limited(connect: Connect, num_headers: int, status: int) -> None:
     async with strict_app() as app:
         client = await connect(app)
-        client.send(b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * num_headers + b"\r\n")
+        client.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * num_headers + b"\r\n")
         reply = await client.reply()
         assert reply.status == status
         assert status == 200 or reply.error["code"] == "too_many_headers"
@@ -127,7 +127,7 @@ async def test_headers_in_any_pieces_are_read(connect: Connect) -> None:
     async with strict_app(header_timeout_s=10.0) as app:
         client = await connect(app)
         for _ in range(3):  # on one connection: the limits begin anew with each request
-            for byte in b"GET /health HTTP/1.1\r\nx-long: " + b"a" * 1500 + b"\r\n\r\n":
+            for byte in b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * 1500 + b"\r\n\r\n":
                 client.send(bytes([byte]))
             assert (await client.reply()).status == 200
 
@@ -203,6 +203,44 @@ async def test_a_body_that_is_refused_lets_the_replies_before_it_be_sent(
         assert await client.is_closed()
         assert await app.still_works()
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /health HTTP/1.1\r\n", 400),
+        ("GET /health HTTP/1.1\r\nhost: localhost\r\nHost: localhost\r\n", 400),
+        ("GET /health HTTP/1.0\r\nhost: localhost\r\nhost: evil.example\r\n", 400),
+        ("GET /health HTTP/1.1\r\nhost: localhost\r\n", 200),
+        ("GET /health HTTP/1.0\r\n", 200),
+    ],
+)
+async def test_a_request_has_one_host_but_by_http_1_0(connect: Connect, head: str, status: int) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        client.send(f"{head}\r\n".encode())
+        reply = await client.reply()
+        assert reply.status == status
+        assert status == 200 or "Host" in reply.error["message"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": "true"}])
+async def test_a_client_of_http_1_0_is_sent_no_chunks(connect: Connect, fields: dict[str, str]) -> None:
+    async with strict_app() as app:
+        client = await connect(app)
+        parts = [
+            f'--limit\r\ncontent-disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()
+        ]
+        body = "".join(parts).encode() + FILE_PART + SECOND + b"\r\n--limit--\r\n"
+        head = b"POST /v1/audio/transcriptions HTTP/1.0\r\n%scontent-length: %d\r\n\r\n"
+        client.send(head % (MULTIPART, len(body)) + body)
+        async with asyncio.timeout(20):
+            reply = await client.reader.read()
+        headers, _, text = reply.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in headers
+        assert b"connection: close" in headers
+        assert text.endswith(b"data: [DONE]\n\n" if fields else b"}")
+        assert text.startswith(b'data: {"type"' if fields else b'{"text":"zero"')
 
 
 # -- Bodies --

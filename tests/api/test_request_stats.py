@@ -46,11 +46,7 @@ def audio(language: str, route: str = ROUTE) -> str:
 
 def grown(before: Figures, after: Figures, *families: str) -> Figures:
     """What of these families has grown, and by how much."""
-    found = {
-        name: growth(before, after, name)
-        for name in after
-        if name.startswith(families) and "_created" not in name
-    }
+    found = {name: growth(before, after, name) for name in after if name.startswith(families)}
     return {name: value for name, value in found.items() if value}
 
 

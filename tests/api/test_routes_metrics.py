@@ -73,6 +73,11 @@ async def test_requests_are_counted_by_route_and_status_and_timed(app: RunningAp
     assert not any("nowhere" in name for name in after)
 
 
+async def test_no_series_says_when_another_was_created(app: RunningApp) -> None:
+    await app.post()
+    assert not any("_created" in name for name in await read(app))
+
+
 async def test_a_client_cannot_add_series_by_asking_for_paths_that_are_not_there(app: RunningApp) -> None:
     await app.client.get("/a")
     before = await read(app)
