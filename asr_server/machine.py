@@ -212,12 +212,14 @@ def shared_sockets(host: str, port: int) -> Iterator[socket.socket]:
         yield bound
 
 
-def raise_open_files_limit() -> None:
-    """Raises it as far as the system allows: the usual 1024 are for programs that use select()."""
+def raise_open_files_limit() -> int:
+    """Raise it as far as the system allows: the usual 1024 are for programs that use select(). Return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def _affinity_mask() -> set[int]:

@@ -84,6 +84,7 @@ class LastErrorMiddleware:
 
 QUIET_ROUTES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 UNKNOWN_ROUTE: Final = "other"
+NOT_READY: Final = "not_ready"  # in the place of a status that would count as a fault of the server
 NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
 BROKEN: Final = 1006  # and for a connection that ended without a close
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
@@ -183,7 +184,7 @@ def report_request(
     what: str, route: str, status: int, duration_s: float, stats: metrics.RequestStats
 ) -> None:
     """Logs one request and counts it; another protocol gives the status that HTTP would."""
-    metrics.requests.labels(route, str(status)).inc()
+    metrics.requests.labels(route, NOT_READY if (route, status) == ("/ready", 503) else str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
     figures = {"route": route, "status": status, "seconds": round(duration_s, 3)}

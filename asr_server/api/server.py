@@ -40,6 +40,8 @@ PORT_TAKEN: Final = 3  # uvicorn's own for --port
 
 CLOSE_LIMIT_S: Final = 1  # for the last replies to be read, when the drain is over
 _POLL_S: Final = 0.05
+FILES_PER_CONNECTION: Final = 2  # its socket, and the upload that it sends
+FILES_BESIDE: Final = 256  # libraries, replicas, decode processes, connections kept for probes
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def run(settings: Settings) -> int:
 
     Returns the exit status.
     """
-    raise_open_files_limit()
+    _warn_of_few_files(raise_open_files_limit(), settings)
     directory = Path(settings.model)
     window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
     pool = PreprocessPool(settings.preprocess_workers)
@@ -79,6 +81,19 @@ def run(settings: Settings) -> int:
         logger.critical("the engine could not be started: %s", dispatcher.supervisor.last_failure)
         return ENGINE_FAILED
     return server.exit_status
+
+
+def _warn_of_few_files(limit: int, settings: Settings) -> None:
+    needed = FILES_PER_CONNECTION * settings.max_connections + FILES_BESIDE
+    if limit < needed:
+        logger.warning(
+            "the limit of open files (ulimit -n) is %d, and %s, %d, may need %d: raise the limit or lower "
+            "the setting",
+            limit,
+            naming("max_connections"),
+            settings.max_connections,
+            needed,
+        )
 
 
 def _sockets(settings: Settings) -> list[socket.socket] | None:

@@ -7,6 +7,7 @@ threads, never on the event loop. Decodes no audio.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import shutil
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Final, Protocol
 
+from asr_server.audio.limits import TOO_MANY_FILES
 from asr_server.audio.recording import memory_file
 from asr_server.config import MIB, in_mebibytes, naming
 from asr_server.errors import StorageUnavailable, UploadTooLarge
@@ -192,7 +194,9 @@ def _storing(quietly: bool = False) -> Iterator[None]:
         if quietly:
             return
         logger.error("an upload cannot be stored: %s", error)
-        raise StorageUnavailable("The server has no room for the upload.") from error
+        is_out_of_files = error.errno in (errno.EMFILE, errno.ENFILE)
+        reason = TOO_MANY_FILES if is_out_of_files else "The server has no room for the upload."
+        raise StorageUnavailable(reason) from error
 
 
 def too_large(max_bytes: int) -> UploadTooLarge:

@@ -16,6 +16,9 @@ from asr_server.errors import AudioTooLong, InvalidAudio, SampleRateTooHigh, Too
 FORMATS = "flac, mp3, mp4, mpeg, mpga, m4a, ogg, oga, opus, wav, webm, aac, aiff"
 MIN_SAMPLE_RATE = 1000  # a header of 1 Hz would turn one byte into 16,000 samples
 MIN_AUDIO_S = 0.1
+TOO_MANY_FILES = (
+    f"The server has too many files open: its limit (ulimit -n) is small for {naming('max_connections')}."
+)
 
 
 def invalid_audio(reason: str) -> InvalidAudio:

@@ -25,7 +25,7 @@ import msgspec
 
 from asr_server.audio.decoders import open_native
 from asr_server.audio.ffmpeg_client import RemoteStream
-from asr_server.audio.limits import MIN_AUDIO_S, AudioLimits
+from asr_server.audio.limits import MIN_AUDIO_S, TOO_MANY_FILES, AudioLimits
 from asr_server.audio.split import Splitter, VoiceSplitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
 from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, require_only_track
@@ -248,7 +248,7 @@ class Recording:
             if isinstance(source, Path):
                 raise
             logger.error("an upload cannot be opened: %s", error)
-            raise DecodingUnavailable("The server has no handles left for the file.") from error
+            raise DecodingUnavailable(TOO_MANY_FILES) from error
 
     def _open_remote(self) -> Stream:
         assert self._file is not None

@@ -73,6 +73,15 @@ async def test_requests_are_counted_by_route_and_status_and_timed(app: RunningAp
     assert not any("nowhere" in name for name in after)
 
 
+async def test_a_server_that_is_not_ready_has_made_no_error(app: RunningApp) -> None:
+    before = await read(app)
+    app.dispatcher.drain()
+    assert (await app.client.get("/ready")).status_code == 503
+    after = await read(app)
+    assert growth(before, after, 'asr_requests_total{route="/ready",status="503"}') == 0
+    assert growth(before, after, 'asr_requests_total{route="/ready",status="not_ready"}') == 1
+
+
 async def test_no_series_says_when_another_was_created(app: RunningApp) -> None:
     await app.post()
     assert not any("_created" in name for name in await read(app))

@@ -52,3 +52,11 @@ def test_the_address_of_all_takes_both_families_on_both_ports() -> None:
         assert "no key is asked for on ::" in server.written()
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, wyoming_port), timeout=10).close()
+
+
+@pytest.mark.slow
+def test_a_limit_of_open_files_below_what_connections_need_is_warned_of_at_the_start() -> None:
+    with run_server("--max-connections", "40000") as server:
+        (warning,) = [line for line in server.lines() if "open files" in line]
+    assert "ulimit -n" in warning
+    assert "--max-connections" in warning

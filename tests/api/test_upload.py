@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import resource
 import shutil
 import tempfile
 from contextlib import ExitStack, closing
@@ -215,3 +216,19 @@ async def test_uploads_that_stall_on_a_full_disk_shut_nobody_out(monkeypatch: py
         for client in stalled:
             await client.close()
         await until(lambda: not uploads.disk_bytes)
+
+
+@pytest.mark.parametrize(("num_left", "code"), [(0, "storage_unavailable"), (1, "decoding_unavailable")])
+async def test_a_server_out_of_file_descriptors_says_so(app: RunningApp, num_left: int, code: str) -> None:
+    assert await app.still_works()  # the connection is open
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + num_left, hard))
+    try:
+        reply = await app.post()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, code)
+    assert "ulimit -n" in reply.json()["error"]["message"]
+    assert await app.still_works()
