@@ -13,7 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.api.raw_client import RawClient
 from tests.api.sample_files import m4a, sound_file
+from tests.api.test_websockets import handshake
 from tests.conftest import STOP_LIMIT_S, Server, run_server
 from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24
 from tests.speech import VOICES, say
@@ -84,6 +86,19 @@ async def test_a_second_signal_hurries() -> None:
         assert "The server is shutting down." in (await asking)[-1]
         assert "requests unfinished" in server.written()
         assert "Traceback" not in server.written()
+
+
+async def test_a_socket_that_answers_no_close_does_not_hold_up_the_stop() -> None:
+    with run_server("--drain-s", "600") as server:
+        address = httpx.URL(server.url)
+        assert address.port is not None
+        client = await RawClient.connect(address.host, address.port)
+        client.send(handshake())
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+        server.process.terminate()
+        assert await asyncio.to_thread(server.process.wait, STOP_LIMIT_S) == 0
+        assert "Traceback" not in server.written()
+        await client.close()
 
 
 async def test_a_live_turn_that_cannot_finish_in_time_is_told_so_before_its_session_closes() -> None:
