@@ -36,7 +36,8 @@ ReadAgainReason = Literal[
 ]
 UNKNOWN_LANGUAGE: Final = "unknown"
 
-disable_created_metrics()  # a further series beside each counter and histogram, which nobody reads
+# A further series beside each counter and histogram, which nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 GCCollector(registry=REGISTRY)
