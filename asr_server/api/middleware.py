@@ -87,6 +87,7 @@ UNKNOWN_ROUTE: Final = "other"
 NOT_READY: Final = "not_ready"  # in the place of a status that would count as a fault of the server
 NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
 BROKEN: Final = 1006  # and for a connection that ended without a close
+LAST_MESSAGES_S: Final = 1.0
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 
 
@@ -161,6 +162,8 @@ class RequestLogMiddleware:
 
         try:
             await self._app(scope, receive_and_note_code, send_and_note_code)
+            if closed_by == "nobody" and not refusal:
+                await _read_to_the_end(receive_and_note_code)
         finally:
             route, duration_s = _route_of(scope), time.monotonic() - started_at
             what = f"WebSocket {_path_of(scope, route)}"
@@ -169,6 +172,14 @@ class RequestLogMiddleware:
                 report_request(what, route, refusal, duration_s, stats)
             else:
                 report_session(f"{what}: closed by {closed_by}", route, code, duration_s, stats)
+
+
+async def _read_to_the_end(receive: Receive) -> None:
+    """Read the messages of a client that has left, for its close is behind them."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_MESSAGES_S):
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
 
 
 def report_session(what: str, route: str, code: int, duration_s: float, stats: metrics.RequestStats) -> None:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from asr_server.api import middleware
 from asr_server.api.middleware import RequestLogMiddleware
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult, Samples
@@ -172,13 +173,28 @@ async def test_each_session_is_a_line_and_a_count_by_its_close_code_or_status(
     ]
 
 
+async def test_a_close_right_behind_a_commit_is_counted_as_the_clients(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="asr_server.api.middleware")
+    for _ in range(5):
+        async with open_session(url(app)) as client:
+            await client.update(**MANUAL)
+            await client.append(SECOND)
+            await client.commit()
+    await until(lambda: len(sessions_in(caplog)) == 5)
+    assert all("closed by the client with 1000" in message for message in sessions_in(caplog))
+
+
 async def test_the_answer_to_the_handshake_has_the_requests_id(app: RunningApp) -> None:
     async with open_session(url(app), additional_headers={"X-Request-Id": "mine"}) as client:
         assert client.socket.response is not None
         assert client.socket.response.headers["x-request-id"] == "mine"
 
 
-async def test_a_session_that_nobody_closed_is_counted_as_broken(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_session_that_nobody_closed_is_counted_as_broken(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server learns of it when it sends, and not by a message."""
     caplog.set_level("INFO", logger="asr_server.api.middleware")
 
@@ -188,8 +204,12 @@ async def test_a_session_that_nobody_closed_is_counted_as_broken(caplog: pytest.
     async def unused(*_: object) -> Any:
         raise AssertionError
 
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(middleware, "LAST_MESSAGES_S", 0.01)
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": [], "route": router.routes[0]}
-    await RequestLogMiddleware(leave)(scope, unused, unused)
+    await RequestLogMiddleware(leave)(scope, never, unused)
     assert "closed by nobody with 1006" in sessions_in(caplog)[0]
 
 
