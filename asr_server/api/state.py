@@ -124,7 +124,8 @@ class AppState:
             raise ShuttingDown
         self.check_health()
         if not self.dispatcher.ready:
-            raise EngineUnavailable("The engine is starting.", retry_after_s=5)
+            start_s = self.dispatcher.supervisor.start_s
+            raise EngineUnavailable("The engine is starting.", retry_after_s=max(RETRY_AFTER_S, start_s))
 
 
 def get_state(connection: HTTPConnection) -> AppState:

@@ -182,6 +182,7 @@ class Supervisor:
         self._on_events = on_events
         self._on_gone = on_gone
         self._on_given_up = on_given_up
+        self.start_s = 0.0  # that the last start took, from the launch to the first credit
         self._num_given_up = 0
         self._lost: set[str] = set()  # replicas that have ended, by name, until others are in their place
         self._is_stopping = False
@@ -313,7 +314,7 @@ class Supervisor:
     def _on_credit(self, state: ReplicaState, credit: Credit) -> None:
         if not state.ready:
             state.on_ready()
-            self.was_ready = True
+            self.was_ready, self.start_s = True, state.ready_at_s
             if state.replica.name in self._lost:
                 self._lost.remove(state.replica.name)
                 logger.info("%s is back", state.replica.name)

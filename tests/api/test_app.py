@@ -109,6 +109,15 @@ async def test_no_engine_is_503_and_not_ready_but_alive() -> None:
         assert (await app.client.get("/health")).status_code == 200
 
 
+async def test_clients_are_asked_back_when_an_engine_that_starts_slowly_should_be_ready() -> None:
+    async with run_app() as app:
+        supervisor = app.dispatcher.supervisor
+        (state,) = supervisor.replica_states
+        assert supervisor.start_s == state.ready_at_s
+        state.ready, supervisor.start_s = False, 25.0
+        assert 25 <= int((await app.post()).headers["retry-after"]) <= 32
+
+
 @pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/version", "/load", "/metrics"])
 async def test_the_probes_answer_head_as_they_answer_get(app: RunningApp, path: str) -> None:
     head, get = await app.client.head(path), await app.client.get(path)
