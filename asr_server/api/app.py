@@ -127,7 +127,7 @@ def create_app(
     openapi.install(app, settings)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     app.add_middleware(LastErrorMiddleware)
-    app.add_middleware(UnreadBodyMiddleware)
+    app.add_middleware(UnreadBodyMiddleware, turns=app.state.server.reading_turns)
     app.add_middleware(TrailingSlashes)
     if checks_hosts(settings):
         app.add_middleware(LocalHosts, settings=settings)

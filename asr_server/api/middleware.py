@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asr_server import metrics
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, response_to
+from asr_server.api.form import ReadingTurns
 from asr_server.config import MIB, Settings
 from asr_server.core import Transcript
 from asr_server.errors import ShuttingDown
@@ -230,8 +231,9 @@ class UnreadBodyMiddleware:
     the reply. To read on without a bound would let it send for ever.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, turns: ReadingTurns) -> None:
         self._app = app
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not _has_body(Headers(scope=scope)):
@@ -249,7 +251,7 @@ class UnreadBodyMiddleware:
                 await send(message)
             else:
                 await send({**message, "more_body": True})  # the client has all of the reply now
-                await body.discard()
+                await body.discard(self._turns)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         await self._app(scope, body.receive, send_and_discard)
@@ -265,11 +267,12 @@ class _Body:
         self.is_read = message["type"] == "http.disconnect" or not message.get("more_body", False)
         return message
 
-    async def discard(self) -> None:
+    async def discard(self, turns: ReadingTurns) -> None:
         num_bytes = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_DISCARD_S):
                 while not self.is_read and num_bytes < MAX_DISCARDED_BYTES:
+                    await turns.next()
                     num_bytes += len((await self.receive()).get("body", b""))
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
 import openai
 import pytest
 from openai import AsyncOpenAI
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from asr_server.api import middleware
+from asr_server.api.form import ReadingTurns
+from asr_server.api.middleware import UnreadBodyMiddleware
 from asr_server.config import MIB
 from tests.api.official_client import transcribe
 from tests.api.raw_client import RawClient
-from tests.api.running_app import RunningApp, run_app
+from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 
 SMALL = replace(embedded(), max_upload_bytes=MIB)
@@ -61,3 +66,32 @@ async def test_a_refusal_of_a_body_that_has_come_whole_keeps_the_connection() ->
     async with run_app(SMALL) as app:
         reply = await app.post(b"no audio")
         assert (reply.status_code, reply.headers.get("connection")) == (400, None)
+
+
+async def test_bodies_that_are_discarded_leave_each_round_of_the_event_loop_short() -> None:
+    taken_in_a_round: list[int] = []
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("no", 400)(scope, receive, send)
+
+    async def receive() -> Message:
+        taken_in_a_round[-1] += 1
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def count_rounds() -> None:
+        while True:
+            taken_in_a_round.append(0)
+            await asyncio.sleep(0)
+
+    refusing = UnreadBodyMiddleware(refuse, ReadingTurns())
+    scope = {"type": "http", "headers": [(b"content-length", b"9")]}
+    counting = asyncio.create_task(count_rounds())
+    discarding = [asyncio.create_task(refusing(scope, receive, send)) for _ in range(50)]
+    await until(lambda: len(taken_in_a_round) > 100)
+    for task in (counting, *discarding):
+        task.cancel()
+    assert 1 <= max(taken_in_a_round) <= 2  # a turn may be given while the one before is being used
