@@ -34,6 +34,14 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._refilled_at = self.loop.time()
         self._num_bytes_after_close = 0
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Drop what nobody will read: 40 MB of messages would stay until the garbage is next collected."""
+        super().connection_lost(exc)
+        self.frames = []
+        self.conn.reader.buffer = bytearray()
+        while self.queue.qsize() > 1:  # but the disconnect
+            self.queue.get_nowait()
+
     def data_received(self, data: bytes) -> None:
         """Parse in slices: pings, empty frames and pieces of a message cost more time than bytes."""
         for first in range(0, len(data), SLICE_BYTES):

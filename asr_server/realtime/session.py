@@ -104,8 +104,10 @@ class RealtimeSession:
                 for reader in self._readers.values():
                     reader.cancel()
         except BaseExceptionGroup as errors:
-            if not isinstance(error := first_error(errors), _Gone):
-                raise error from None
+            if not isinstance(
+                first_error(errors), _Gone
+            ):  # a name for it would be a cycle with its traceback
+                raise first_error(errors) from None
 
     # -- In --
 
@@ -120,6 +122,7 @@ class RealtimeSession:
             if message["type"] == "websocket.disconnect":
                 raise _Gone
             await self._inbox.put(await _parse(message.get("text"), message.get("bytes")))
+            message = {}
             await self._inbox.join()
             await self._backlog.wait_for_room()
 
@@ -300,11 +303,17 @@ class RealtimeSession:
 async def _parse(text: str | None, data: bytes | None) -> client.ClientEvent | _Malformed:
     if text is None:
         return _Malformed(InvalidValue("Events are JSON text; this message was binary."), None)
+    if len(text) > PARSED_INLINE_BYTES:
+        return await asyncio.to_thread(_parse_text, text)
+    return _parse_text(text)
+
+
+def _parse_text(text: str) -> client.ClientEvent | _Malformed:
     try:
-        if len(text) > PARSED_INLINE_BYTES:
-            return await asyncio.to_thread(client.parse_client_event, text)
         return client.parse_client_event(text)
     except InvalidValue as error:
+        # Its traceback would keep the message, of up to 21 MB, until the garbage is next collected.
+        error.__context__ = error.__traceback__ = None
         return _Malformed(error, client.event_id_of(text))
 
 

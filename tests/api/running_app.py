@@ -23,6 +23,7 @@ from asr_server.config import Settings
 from asr_server.core import ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits
+from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import make_tokenizer, words
@@ -108,6 +109,8 @@ async def run_app(
             port=port,
             root_path=settings.root_path,
             ws=BoundedWebSocketProtocol,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
             http=http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
             timeout_keep_alive=settings.keep_alive_s,
             log_config=None,

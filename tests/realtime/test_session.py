@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import json
 import random
 import re
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from asr_server.api import middleware
 from asr_server.api.middleware import RequestLogMiddleware
 from asr_server.channel.messages import Submit
+from asr_server.config import MIB
 from asr_server.core import ChunkResult, Samples
 from asr_server.realtime import session as session_module
 from asr_server.realtime.audio_in import AudioInput
@@ -635,3 +638,24 @@ async def test_deltas_have_the_log_probabilities_that_the_session_includes() -> 
         events = await client.until(".completed")
         (delta,) = of_type(events, ".delta")
         assert delta["logprobs"] == events[-1]["logprobs"] != []
+
+
+async def test_a_session_that_ends_leaves_no_message_to_the_garbage_collector() -> None:
+    event = json.dumps({"type": "session.update", "session": {"x" * MIB: 1}})
+    async with run_app() as app:
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            async with connect(f"ws://{app.host}:{app.port}/v1/realtime") as socket:
+                for _ in range(3):
+                    await socket.send(event)
+                await socket.recv()
+                socket.transport.abort()
+            await until(lambda: not app.app.state.server.realtime.num_active)
+            gc.collect()
+            frames = [frame for frame in gc.garbage if isinstance(frame, FrameType)]
+            assert not any(event in map(str, [*frame.f_locals.values()]) for frame in frames)
+            assert not any(event in str(frame.f_locals.get("message")) for frame in frames)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
