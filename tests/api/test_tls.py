@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import ssl
-import subprocess
 
 import httpx
 import pytest
@@ -25,15 +24,6 @@ TICK_S = 0.02
 @pytest.fixture(autouse=True)
 def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "TICK_S", TICK_S)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
-    command += ["-subj", "/CN=127.0.0.1", "-keyout", "-"]
-    path.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
-    return str(path)
 
 
 async def test_requests_are_answered_over_tls(certificate: str) -> None:
