@@ -13,9 +13,10 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import SecurityError
 from websockets.frames import Frame
 
+from asr_server import metrics
 from asr_server.api.connections import raw_reply
 from asr_server.api.errors import response_to
-from asr_server.api.middleware import new_request_id
+from asr_server.api.middleware import UNKNOWN_ROUTE, new_request_id
 from asr_server.errors import HeadersTooLarge, InvalidValue
 
 SLICE_BYTES: Final = 2048  # parsed at once: 340 frames at most, some milliseconds
@@ -79,5 +80,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         is_too_large = any(isinstance(cause, SecurityError) for cause in causes)
         text = f"No WebSocket handshake: {reason.__cause__ or reason}."
         error = HeadersTooLarge(text) if is_too_large else InvalidValue(text)
-        self.transport.write(raw_reply(response_to(error), new_request_id()))
+        response = response_to(error)
+        metrics.requests.labels(UNKNOWN_ROUTE, str(response.status_code)).inc()
+        self.transport.write(raw_reply(response, new_request_id()))
         self.transport.close()

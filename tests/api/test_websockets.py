@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from asr_server.api.websockets import MAX_FRAMES_AHEAD, BoundedWebSocketProtocol
+from tests.api.figures import growth, read
 from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
@@ -104,6 +105,7 @@ async def test_an_upgrade_that_is_no_handshake_is_answered_and_closed(
     request_bytes: bytes, status: int
 ) -> None:
     async with run_app(embedded()) as app:
+        before = await read(app)
         client = await RawClient.connect(app.host, app.port)
         client.send(request_bytes)
         reply = await client.reply()
@@ -111,6 +113,9 @@ async def test_an_upgrade_that_is_no_handshake_is_answered_and_closed(
         assert reply.headers["x-request-id"]
         assert await client.is_closed()
         await client.close()
+        after = await read(app)
+        assert growth(before, after, f'asr_requests_total{{route="other",status="{status}"}}') == 1
+        await app.client.aclose()
         await until(lambda: not app.server.server_state.connections)
 
 
