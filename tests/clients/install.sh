@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Virtual environments for the clients of other projects, each with its own in .cache/clients, because what they
-# depend on does not go together. tests/clients/NAME.txt says what each needs. `make trial` calls this. The tests
-# of a client that cannot be installed are skipped, and say so.
+# depend on does not go together. tests/clients/NAME.txt says what each needs, and NAME.sdist.txt names the source
+# distribution whose tests are run. `make trial` calls this. The tests of a client that cannot be installed are
+# skipped, and say so.
 #   tests/clients/install.sh            all of them
 #   tests/clients/install.sh litellm    one
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 names=("$@")
-if [ $# = 0 ]; then names=(litellm langchain pipecat livekit agents speechrecognition vercel); fi
+if [ $# = 0 ]; then names=(litellm langchain pipecat livekit agents speechrecognition vercel openai); fi
 install_vercel() {
     cd tests/clients/vercel
     if cmp -s package-lock.json node_modules/installed.json; then return; fi
@@ -19,10 +20,12 @@ install_vercel() {
 }
 for name in "${names[@]}"; do
     if [ "$name" = vercel ]; then (install_vercel); continue; fi
-    requirements=tests/clients/$name.txt environment=.cache/clients/$name
+    requirements=tests/clients/$name.txt sources=tests/clients/$name.sdist.txt environment=.cache/clients/$name
     if cmp -s "$requirements" "$environment/installed.txt"; then continue; fi
     "${PYTHON:-python3}" -m venv "$environment"
-    if "$environment/bin/pip" install --quiet --prefer-binary --requirement "$requirements"; then
+    if "$environment/bin/pip" install --quiet --prefer-binary --requirement "$requirements" \
+        && { [ ! -f "$sources" ] || "$environment/bin/pip" download --quiet --no-deps --no-binary "$name" \
+            --require-hashes --requirement "$sources" --dest "$environment"; }; then
         cp "$requirements" "$environment/installed.txt"
     else
         echo "$name cannot be installed: its tests are skipped." >&2
