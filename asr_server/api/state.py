@@ -28,6 +28,7 @@ from asr_server.transcription import Transcriber
 
 RETRY_AFTER_S: Final = 5
 INTERIM_SHARE: Final = 8  # of the slots, or fewer, are at work when an interim reading may begin
+ENGINE_LOST: Final = "The engine has ended and is started again; the server's log says why."
 SERVICE_RESTART: Final = 1012  # the official client connects again
 
 
@@ -124,8 +125,9 @@ class AppState:
             raise ShuttingDown
         self.check_health()
         if not self.dispatcher.ready:
-            start_s = self.dispatcher.supervisor.start_s
-            raise EngineUnavailable("The engine is starting.", retry_after_s=max(RETRY_AFTER_S, start_s))
+            supervisor = self.dispatcher.supervisor
+            reason = ENGINE_LOST if supervisor.was_ready else "The engine is starting."
+            raise EngineUnavailable(reason, retry_after_s=max(RETRY_AFTER_S, supervisor.start_s))
 
 
 def get_state(connection: HTTPConnection) -> AppState:

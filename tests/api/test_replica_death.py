@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
 import psutil
 import pytest
 
+from asr_server.api.state import ENGINE_LOST
+from asr_server.config import EMBEDDED_MODEL
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server
 from tests.dispatch.ray_cluster import ray_cluster
@@ -193,3 +197,25 @@ def processes_of_ready_replicas(server: Server) -> list[psutil.Process]:
 
 def num_frozen(server: Server) -> int:
     return server.written().count("has been silent for")
+
+
+@pytest.mark.slow
+def test_without_its_weights_the_server_lives_on_and_says_why_it_is_not_ready(tmp_path: Path) -> None:
+    model, away = tmp_path / "model", tmp_path / "away"
+    shutil.copytree(EMBEDDED_MODEL, model)
+    with run_server("--model", str(model)) as server:
+        model.rename(away)
+        (replica,) = ready_replicas(server)
+        replica.kill()
+        deadline = time.monotonic() + 120
+        while str(model) not in server.written().partition("exited with status")[2]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert server.get("/health").status_code == 200
+        reply = server.get("/ready")
+        assert reply.status_code == 503
+        assert reply.json()["error"]["message"] == ENGINE_LOST
+        away.rename(model)
+        while server.get("/ready").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
