@@ -30,6 +30,8 @@ _TRUNCATE: Final = 1 << 14
 _TCP: Final = 0b11  # bind, connect
 _OUTSIDE: Final = 0b11  # abstract sockets of other processes, signals to them
 _TRUNCATE_SINCE, _TCP_SINCE, _OUTSIDE_SINCE = 3, 4, 6  # versions
+_CAPABILITIES_VERSION: Final = 0x20080522  # capability.h
+_READ_FILES: Final = 1 << 2  # CAP_DAC_READ_SEARCH
 _VERSION: Final = 1  # the flag that asks for it
 _PACKAGE_PARENT: Final = Path(__file__).resolve().parents[1]
 
@@ -129,10 +131,11 @@ def hide_from_other_processes() -> None:
 def confine() -> None:
     """Take from this process all access to other processes, to TCP, to writing files and running programs.
 
-    Holds for root too, and for good. Linux with Landlock; needs `gain_no_privileges`.
+    Holds for root too, and for good. Linux, most of it with Landlock; needs `gain_no_privileges`.
     """
     if sys.platform != "linux":
         return
+    _drop_capabilities()
     system_call = ctypes.CDLL(None).syscall
     version = system_call(_CREATE_RULESET, None, 0, _VERSION)
     if version < 1:
@@ -145,6 +148,15 @@ def confine() -> None:
     ruleset = system_call(_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
     system_call(_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
+
+
+def _drop_capabilities() -> None:
+    """Keep of root's rights only that to read files: with the others it reads any process's environment."""
+    set_capabilities = ctypes.CDLL(None).capset
+    of_this_thread = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+    effective_and_permitted = (ctypes.c_uint32 * 6)(_READ_FILES, _READ_FILES)
+    if set_capabilities(of_this_thread, effective_and_permitted):  # it has not even that
+        set_capabilities(of_this_thread, (ctypes.c_uint32 * 6)())
 
 
 def hide_value(flag: str) -> None:

@@ -89,6 +89,7 @@ def attempt(connection):
     port, folder = int(sys.argv[1]), sys.argv[2]
     attempts = {
         "read another process": lambda: open(f"/proc/{os.getppid()}/mem", "rb"),
+        "read its environment": lambda: open(f"/proc/{os.getppid()}/environ", "rb").read(1),
         "signal another process": lambda: os.kill(os.getppid(), 0),
         "write a file": lambda: open(f"{folder}/file", "wb"),
         "cut a file": lambda: os.truncate(f"{folder}/there", 0),
