@@ -77,6 +77,7 @@ format: .venv/test.stamp  ## formats and mends what ruff can
 trial: .venv/trial.stamp  ## what takes long: fuzzing, soaks, hours-long files
 	@benchmarks/speech/install.sh
 	@tests/clients/install.sh
+	@tests/deploy/install.sh
 	$(BIN)/python -m pytest -m trial --timeout 3600 $(ARGS)
 
 bench: .venv/test.stamp  ## every benchmark, briefly (ARGS= for the full runs)

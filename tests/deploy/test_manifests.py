@@ -1,0 +1,113 @@
+"""The chart, the plain manifests, compose and the unit: valid, and true of the server that they start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from asr_server import __version__
+from asr_server.cli import main
+from asr_server.config import Settings
+from tests.deploy.tools import DEPLOY, ROOT, run_tool
+from tests.test_documentation import unknown_flags
+
+EVERYTHING = (
+    "apiKeySecret=keys,serviceMonitor.enabled=true,networkPolicy.enabled=true,models.persistence.enabled=true"
+)
+CHARTS: dict[str, tuple[str, ...]] = {
+    "cpu": (),
+    "gpu": ("--values", str(DEPLOY / "chart/values-gpu.yaml")),
+    "everything": ("--set", EVERYTHING),
+    "hpa": ("--set", "autoscaling.enabled=true"),
+    "keda": ("--set", "keda.enabled=true"),
+}
+OF_OPERATORS = ("ServiceMonitor", "ScaledObject")  # their schemas are not Kubernetes' own
+
+
+def rendered(name: str) -> str:
+    return run_tool("helm", "template", "asr", DEPLOY / "chart", "--kube-version", "1.33.0", *CHARTS[name])
+
+
+def resources(text: str) -> Iterator[dict[str, Any]]:
+    return (resource for resource in yaml.safe_load_all(text) if resource)
+
+
+def check_schemas(text: str) -> None:
+    known = [resource for resource in resources(text) if resource["kind"] not in OF_OPERATORS]
+    run_tool("kubernetes-validate", "--strict", "-k", "1.33", "-", stdin=yaml.safe_dump_all(known))
+
+
+def check_server(text: str) -> None:
+    """Check what a deployment says of the server: flags, probes, port, time to drain."""
+    (deployment,) = [resource for resource in resources(text) if resource["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    flags = [argument.partition("=")[0] for argument in container["args"]]
+    assert unknown_flags(["serve", *flags]) == set()
+    drains = [float(a.partition("=")[2]) for a in container["args"] if a.startswith("--drain-s=")]
+    drain_s = drains[0] if drains else Settings().drain_s
+    pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + 3
+    assert container["ports"][0]["containerPort"] == Settings().port
+    paths = {
+        kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")
+    }
+    assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+    assert pod["securityContext"]["runAsUser"] == int(
+        re.findall(r"^USER (\d+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[0]
+    )
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_the_chart_gives_valid_resources(name: str) -> None:
+    run_tool("helm", "lint", "--strict", DEPLOY / "chart", *CHARTS[name])
+    check_schemas(rendered(name))
+    check_server(rendered(name))
+
+
+def test_a_value_that_the_chart_does_not_have_is_refused() -> None:
+    with pytest.raises(AssertionError, match="replica"):
+        run_tool("helm", "template", "asr", DEPLOY / "chart", "--set", "replica=2")
+
+
+@pytest.mark.parametrize("folder", ["base", "gpu"])
+def test_the_plain_manifests_are_valid(folder: str) -> None:
+    text = run_tool("kubectl", "kustomize", DEPLOY / "kustomize" / folder)
+    check_schemas(text)
+    check_server(text)
+
+
+def test_everything_names_the_version_of_the_server() -> None:
+    chart = yaml.safe_load((DEPLOY / "chart/Chart.yaml").read_text())
+    assert chart["appVersion"] == __version__
+    for path in ("kustomize/base/deployment.yaml", "compose/compose.yaml", "compose/compose.cuda.yaml"):
+        images = re.findall(r"image: asr-server:(\d+\.\d+\.\d+)", (DEPLOY / path).read_text())
+        assert images == [__version__], path
+
+
+def test_compose_mounts_files_that_are_there_and_waits_for_the_drain() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
+    mounted = [
+        volume.split(":")[0]
+        for service in compose["services"].values()
+        for volume in service.get("volumes", [])
+        if volume.startswith(".")
+    ]
+    assert mounted
+    assert all((DEPLOY / "compose" / path).is_file() for path in mounted)
+    grace_s = float(compose["services"]["asr-server"]["stop_grace_period"].rstrip("s"))
+    assert grace_s >= Settings().drain_s + 3
+
+
+def test_the_unit_calls_the_command_with_its_own_flags_and_settings() -> None:
+    unit = (DEPLOY / "systemd/asr-server.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+/asr-server (.*)$", unit, re.MULTILINE)
+    name, *words = command.split()
+    assert name in main.commands
+    assert unknown_flags([name, *words]) == set()
+    (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)", unit, re.MULTILINE)
+    assert float(stop_s) >= Settings().drain_s + 3

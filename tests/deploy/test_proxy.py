@@ -1,0 +1,87 @@
+"""Two servers behind nginx are replaced one after the other, and no request is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.sample_files import sound_file
+from tests.conftest import Server, run_server
+from tests.deploy.tools import DEPLOY, run_tool
+from tests.speech import say
+
+SPOKEN = say("314")
+NUM_REQUESTS = 500
+AT_ONCE = 8
+
+pytestmark = pytest.mark.trial
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@contextmanager
+def nginx(folder: Path, ports: tuple[int, int], port: int) -> Iterator[None]:
+    site = (DEPLOY / "proxy/nginx.conf").read_text().replace("listen 8080", f"listen 127.0.0.1:{port}")
+    for shown, own in zip((8000, 8001), ports, strict=True):
+        site = site.replace(f"127.0.0.1:{shown}", f"127.0.0.1:{own}")
+    (folder / "site.conf").write_text(site)
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"user root; daemon off; pid {folder}/pid; error_log {folder}/error.log; events {{}}\n"
+        f"http {{ access_log off; client_body_temp_path {folder}/body; include {folder}/site.conf; }}\n"
+    )
+    run_tool("nginx", "-t", "-c", config)
+    process = subprocess.Popen(["nginx", "-c", str(config)])
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+async def test_none_of_500_requests_is_lost_while_both_servers_are_replaced(tmp_path: Path) -> None:
+    ports, port = (free_port(), free_port()), free_port()
+    results: list[str] = []
+
+    async def ask(client: httpx.AsyncClient, number: int) -> None:
+        reply = await client.post(
+            "/v1/audio/transcriptions",
+            files={"file": sound_file(SPOKEN.samples)},
+            data={"model": "whisper-1"},
+        )
+        results.append(reply.json()["text"] if reply.status_code == 200 else f"{number}: {reply.text}")
+
+    async def ask_all(client: httpx.AsyncClient, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            await ask(client, number)
+
+    def server(index: int) -> AbstractContextManager[Server]:
+        return run_server("--port", str(ports[index]))
+
+    with nginx(tmp_path, ports, port):
+        first, second = server(0), server(1)
+        await asyncio.to_thread(first.__enter__)
+        await asyncio.to_thread(second.__enter__)
+        numbers = iter(range(NUM_REQUESTS))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            asking = asyncio.gather(*(ask_all(client, numbers) for _ in range(AT_ONCE)))
+            await asyncio.to_thread(first.__exit__, None, None, None)
+            first = server(0)
+            await asyncio.to_thread(first.__enter__)
+            await asyncio.to_thread(second.__exit__, None, None, None)
+            assert len(results) < NUM_REQUESTS, "both were replaced while requests came"
+            await asking
+        await asyncio.to_thread(first.__exit__, None, None, None)
+    assert set(results) == {SPOKEN.text}
+    assert len(results) == NUM_REQUESTS
