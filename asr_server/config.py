@@ -182,7 +182,9 @@ class Settings:
         60.0, "abort a request that makes no progress for this long, in seconds", ge=1
     )
     max_preprocess_s: float = _setting(600.0, "most seconds of work spent on decoding one file", gt=0)
-    max_concurrent_requests: int = _setting(256, "requests in flight at once; more are told 429", ge=1)
+    max_concurrent_requests: int = _setting(
+        256, "requests in flight at once; more are refused with 429", ge=1
+    )
     max_realtime_sessions: int = _setting(64, "realtime sessions open at once", ge=1)
     max_realtime_session_s: float = _setting(3600.0, "longest realtime session, in seconds", gt=0)
     max_realtime_idle_s: float = _setting(
@@ -247,7 +249,7 @@ class Settings:
     ssl_keyfile: str = _setting("", "TLS key file")
     max_connections: int = _setting(
         1000,
-        "connections open at once; beyond them idle and slow ones are closed, else uploads are told 429",
+        "connections open at once; beyond them idle and slow ones are closed, else uploads get 429",
         ge=1,
     )
     max_header_bytes: int = _setting(64 * 1024, "largest headers of one request, in bytes", ge=1024)

@@ -76,7 +76,7 @@ audio_received_seconds: Final = _counter(
 )
 audio_transcribed_seconds: Final = _counter(
     "asr_audio_transcribed_seconds",
-    "Audio of requests and realtime turns whose text is final.",
+    "Audio of requests and realtime turns with final text.",
     ("route", "language"),
 )
 realtime_closed: Final = _counter(

@@ -155,16 +155,16 @@ def _check_combinations(fields: TranscriptionFields) -> None:
     is_harmless = fields.response_format == "json" and fields.timestamp_granularities == ["segment"]
     if fields.timestamp_granularities and not with_times and not is_harmless:
         raise InvalidValue(
-            "'timestamp_granularities[]' goes with response_format verbose_json only.",
+            "'timestamp_granularities[]' requires response_format=verbose_json.",
             "timestamp_granularities[]",
         )
     for name in LAYOUT_FIELDS:
         if getattr(fields, name) and fields.response_format not in ("srt", "vtt"):
-            raise InvalidValue(f"'{name}' goes with response_format srt or vtt only.", name)
+            raise InvalidValue(f"'{name}' requires response_format srt or vtt.", name)
     if fields.max_line_count and not fields.max_line_width:
-        raise InvalidValue("'max_line_count' goes with 'max_line_width' only.", "max_line_count")
+        raise InvalidValue("'max_line_count' requires 'max_line_width'.", "max_line_count")
     if fields.include and fields.response_format != "json":
-        raise InvalidValue("'include[]' goes with response_format json only.", "include[]")
+        raise InvalidValue("'include[]' requires response_format=json.", "include[]")
     if fields.include and fields.channels == "split":
         raise InvalidValue("'include[]' does not go with channels=split.", "include[]")
     if fields.languages and is_given(fields.language):
@@ -199,7 +199,9 @@ def _check_speakers(fields: AudioFields) -> None:
             labels[0],
         )
     if fields.num_speakers and len(counts) > 1:
-        raise InvalidValue("'num_speakers' goes without min_speakers and max_speakers.", "num_speakers")
+        raise InvalidValue(
+            "'num_speakers' cannot be combined with min_speakers or max_speakers.", "num_speakers"
+        )
     if (fields.min_speakers or 1) > (fields.max_speakers or 32):
         raise InvalidValue("'min_speakers' is more than max_speakers.", "min_speakers")
 

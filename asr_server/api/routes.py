@@ -237,14 +237,16 @@ class _StateCollector(Collector):
     def _requests(self) -> Iterator[Metric]:
         limiter = self._state.admission
         yield _gauge("asr_requests_in_flight", "Requests queued or transcribed.", limiter.num_in_flight)
-        yield _counter("asr_requests_rejected", "Requests told 429.", limiter.num_rejected)
+        yield _counter("asr_requests_rejected", "Requests refused with 429.", limiter.num_rejected)
         yield _gauge("asr_chunks", "Chunks waiting and in flight.", self._state.dispatcher.num_chunks)
 
     def _realtime(self) -> Iterator[Metric]:
         sessions = self._state.realtime
         yield _gauge("asr_realtime_sessions", "Realtime sessions open.", sessions.num_active)
         yield _counter("asr_realtime_sessions_started", "Realtime sessions begun.", sessions.num_started)
-        yield _counter("asr_realtime_sessions_rejected", "Realtime sessions told 503.", sessions.num_rejected)
+        yield _counter(
+            "asr_realtime_sessions_rejected", "Realtime sessions refused with 503.", sessions.num_rejected
+        )
         yield _counter("asr_realtime_turns", "Realtime turns completed or failed.", sessions.num_turns)
 
     def _preprocessing(self) -> Iterator[Metric]:
@@ -254,7 +256,9 @@ class _StateCollector(Collector):
         yield _gauge("asr_preprocess_busy", "Threads at work.", stats.busy)
         yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
         yield _counter("asr_preprocess_slices", "Slices decoded.", stats.slices)
-        yield _counter("asr_preprocess_cancelled", "Slices whose client had left.", stats.cancelled)
+        yield _counter(
+            "asr_preprocess_cancelled", "Slices dropped because their client had left.", stats.cancelled
+        )
         yield _counter("asr_chunk_bytes", "Samples handed on in chunks.", stats.chunk_bytes)
 
     def _replicas(self) -> Iterator[Metric]:

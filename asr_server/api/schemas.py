@@ -374,6 +374,6 @@ class Load(Body):
     chunks: int
     """Chunks waiting and in flight."""
     rejected: int
-    """Requests told 429 so far."""
+    """Requests refused with 429 so far."""
     replicas: list[ReplicaLoad]
     """The engines."""

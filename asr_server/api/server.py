@@ -150,7 +150,7 @@ class Server(uvicorn.Server):
         host, port = await self._wyoming.start()
         announce(f"wyoming on tcp://{f'[{host}]' if ':' in host else host}:{port}")
         if settings.asks_for_key:
-            logger.warning("Wyoming knows no keys: whoever reaches port %d can transcribe", port)
+            logger.warning("Wyoming has no authentication: anyone who can reach port %d can transcribe", port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the drain, a second one ends it. The process exits with a status of its

@@ -94,7 +94,7 @@ def _size(num_bytes: int) -> str:
 @click.option(
     "--tokenizer",
     metavar="CHECKPOINT",
-    help="whose tokenizer to take, a directory or a name  [default: its own, or the published one's]",
+    help="source of the tokenizer, a directory or a name  [default: its own, or the published one's]",
 )
 def convert(source: Path, target: Path, tokenizer: str | None) -> None:
     """Makes DIRECTORY, in Hugging Face's layout, of MODEL: a .pt of openai-whisper, a ggml file of

@@ -136,7 +136,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     help="tell voices apart: auto, so many, or so many to so many; with --channels split, two names  [A,B]",
 )
 @click.option("-r", "--recursive", is_flag=True, help="folders with all folders within them")
-@click.option("--skip-existing", is_flag=True, help="leave out inputs whose results are there: to go on")
+@click.option("--skip-existing", is_flag=True, help="skip inputs that already have results (resume)")
 @click.option("--overwrite", is_flag=True, help="replace results that are there")
 @click.option("-q", "--quiet", is_flag=True, help="say only what went wrong")
 @click.option(

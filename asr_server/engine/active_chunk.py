@@ -369,7 +369,7 @@ def check(sequence: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -
     if any(not 0 <= token < sizes.vocabulary for token in options.prompt_tokens):
         raise ValueError("a prompt token is not in this checkpoint's vocabulary")
     if len(sequence.samples) == 0 or not np.isfinite(sequence.samples).all():
-        raise ValueError("no samples, or samples that are no numbers")
+        raise ValueError("no samples, or samples that are not finite")
     if len(sequence.samples) > sizes.window.num_samples:
         raise ValueError(f"the chunk is longer than the model's window of {sizes.window.duration_s:g} s")
     sequence.set_prompt(specials, sizes.text_positions)

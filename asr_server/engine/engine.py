@@ -346,7 +346,7 @@ class Engine:
         self._compact()
         for sequence, result in self._loop.step():
             if is_broken(result):
-                message = "the model comes to no numbers on this audio: the weights or --dtype may be why"
+                message = "the model produced NaN on this audio; check the weights or try another --dtype"
                 self._finish(sequence, Failed(sequence.id, message))
             elif sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
                 self._to_align.append((sequence, result))

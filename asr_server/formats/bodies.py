@@ -62,7 +62,7 @@ class VerboseSegment(Body):
     id: int
     """0, 1, 2 ... through the whole recording."""
     seek: int
-    """Where the audio begins in which this was heard, in hundredths of a second."""
+    """Start of the decoded window, in hundredths of a second."""
     start: float
     """In seconds from the start of the recording."""
     end: float
@@ -70,9 +70,9 @@ class VerboseSegment(Body):
     text: str
     """As the model wrote it, with the space before it."""
     tokens: list[int]
-    """Of the text, times included."""
+    """Tokens of the text, timestamps included."""
     temperature: float
-    """At which it was read."""
+    """Temperature the segment was decoded at."""
     avg_logprob: float
     """The mean log-probability of the tokens; below -1 it is improbable."""
     compression_ratio: float

@@ -175,7 +175,7 @@ class LocalTranscriber:
                 transcript = await track.label(transcript, self._transcriber.tokenizer)
         if self._stands_in and not transcript.text:
             raise ChunkFailed(
-                f"nothing was heard: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"
+                f"no speech recognised: {self.model}, in the place of {DEFAULT_MODEL}, {EMBEDDED_MODEL_LIMIT}"
             )
         return transcript
 

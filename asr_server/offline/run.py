@@ -199,7 +199,7 @@ class Batch:
             self._summary.cut_short.append(item.name)
         if not transcript.text:
             of = f"{transcript.duration_s:.1f} s (model {self._transcriber.model})"
-            self._summary.unheard.append(f"{item.name}: nothing was heard in {of}")
+            self._summary.unheard.append(f"{item.name}: no speech recognised in {of}")
         if transcript.tracks:
             tracks = " and ".join(_described(track) for track in transcript.tracks)
             self._bars.say(f"{item.name}: several audio tracks; read {tracks}")

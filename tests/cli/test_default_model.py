@@ -52,7 +52,7 @@ def test_transcribe_warns_that_it_hears_digits_only_and_fails_where_it_hears_not
     )
     assert ", because base could not be had: the Hugging Face hub cannot be reached (" in warning
     assert "the package index cannot be reached (" in warning
-    assert failure == f"failed: {SPEECH}: nothing was heard: whisper-digits, in the place of base, {LIMIT}"
+    assert failure == f"failed: {SPEECH}: no speech recognised: whisper-digits, in the place of base, {LIMIT}"
 
 
 @pytest.mark.usefixtures("nowhere")

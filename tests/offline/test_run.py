@@ -93,7 +93,7 @@ async def test_a_recording_in_which_nothing_is_heard_is_named_with_the_model_tha
     silent = transcript(text="", duration_s=12.34)
     summary = await run(Scripted({"a.wav": silent, "b.wav": transcript(text="b")}), printing("a", "b"))
     summary.show(quiet=True)
-    assert capsys.readouterr().err == "warning: a.wav: nothing was heard in 12.3 s (model base)\n"
+    assert capsys.readouterr().err == "warning: a.wav: no speech recognised in 12.3 s (model base)\n"
     assert summary.exit_status == 0
 
 
