@@ -376,7 +376,7 @@ def flag_name(setting: str) -> str:
 
 
 def naming(setting: str) -> str:
-    """How an error message names a setting: `--max-audio-s (ASR_SERVER_MAX_AUDIO_S)`."""
+    """Return how an error message names a setting: `--max-audio-s (ASR_SERVER_MAX_AUDIO_S)`."""
     return f"{flag_name(setting)} ({environment_name(setting)})"
 
 

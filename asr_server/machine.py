@@ -177,7 +177,7 @@ def num_gpus() -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is this machine by name or address; no name is looked up."""
+    """Return whether it is this machine by name or address; no name is looked up."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

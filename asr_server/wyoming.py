@@ -145,7 +145,7 @@ class WyomingConnection:
 
     @property
     def bytes_per_s(self) -> float:
-        """How fast the utterance under way has come; infinite where there is none."""
+        """Return how fast the utterance under way has come; infinite where there is none."""
         if self._asked_at is None:
             return math.inf
         return self._num_bytes / max(1e-3, time.monotonic() - self._asked_at)

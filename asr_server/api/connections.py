@@ -113,12 +113,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether no request has come whole and no reply is under way."""
+        """Return whether no request has come whole and no reply is under way."""
         return self._phase is _Phase.HEADERS and not self._is_replying
 
     @property
     def is_slow(self) -> bool:
-        """Whether its client sends a body, or reads a reply, hardly faster than it must."""
+        """Return whether its client sends a body, or reads a reply, hardly faster than it must."""
         return self.bytes_per_s < SLOW_FACTOR * self._settings.min_client_bytes_per_s
 
     @property

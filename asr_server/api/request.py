@@ -229,7 +229,7 @@ class TranscriptionRequest:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """Who speaks in the left and in the right channel; empty: the channels are mixed."""
+        """Return who speaks in the left and in the right channel; empty: the channels are mixed."""
         names = tuple(self.fields.known_speaker_names) or DEFAULT_SPEAKERS
         return names if self.fields.channels == "split" else ()
 
@@ -239,7 +239,7 @@ class TranscriptionRequest:
 
     @property
     def count(self) -> SpeakerCount | None:
-        """How many voices to tell apart; None: none are."""
+        """Return how many voices to tell apart; None: none are."""
         fields = self.fields
         if not isinstance(fields, TranscriptionFields) or fields.channels == "split":
             return None
@@ -349,7 +349,7 @@ def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object
 
 
 def _gives_times(fields: AudioFields) -> bool:
-    """Whether times are needed; with separate channels they also decide the order of the text."""
+    """Return whether times are needed; with separate channels they also decide the order of the text."""
     return _shows_segments(fields) or fields.channels == "split"
 
 

@@ -200,7 +200,7 @@ class AudioFields(BaseModel):
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the reply is a stream; verbose_json is whole whatever `stream` says."""
+        """Return whether the reply is a stream; verbose_json is whole whatever `stream` says."""
         return self.stream and self.response_format != "verbose_json"
 
 

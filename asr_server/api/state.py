@@ -54,7 +54,7 @@ class RealtimeSessions:
 
     @property
     def may_read_interim(self) -> bool:
-        """Whether the engine has time for interim readings: final text comes before them."""
+        """Return whether the engine has time for interim readings: final text comes before them."""
         return self._dispatcher.num_chunks < max(1, self._dispatcher.num_slots // INTERIM_SHARE)
 
     @property

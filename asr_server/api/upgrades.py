@@ -27,7 +27,7 @@ class ParserIgnoringUpgrades:
 
     @property
     def ignores_upgrade(self) -> bool:
-        """Whether the head that has been read is about to be read again."""
+        """Return whether the head that has been read is about to be read again."""
         is_upgrade = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
         return is_upgrade and not self._receiver._should_upgrade()
 

@@ -196,7 +196,7 @@ class FfmpegDecoder:
 
 
 def another_file_follows(path: str) -> bool:
-    """Whether a second MP4 or AIFF lies behind the first, of which FFmpeg reads nothing."""
+    """Return whether a second MP4 or AIFF lies behind the first, of which FFmpeg reads nothing."""
     with open(path, "rb", buffering=0) as file:
         at, num_ftyp = 0, 0
         for _ in range(MAX_BOXES):

@@ -211,7 +211,7 @@ def _one_track(fd: int, task: DecodeTask, number: int) -> DecodedStream:
 
 
 def _is_one_of_two_voices(decoder: FfmpegDecoder) -> bool:
-    """Whether the file has two tracks of one channel each, as recorders of calls write them."""
+    """Return whether the file has two tracks of one channel each, as recorders of calls write them."""
     return decoder.num_channels == 1 and len(decoder.tracks) == 2
 
 

@@ -128,7 +128,7 @@ def speech_probabilities(samples: Samples) -> Probabilities:
 
 
 def holds_speech(samples: Samples) -> bool:
-    """Whether anybody is likely to speak: a doubtful text of sound without speech is dropped.
+    """Return whether anybody is likely to speak: a doubtful text of sound without speech is dropped.
 
     For a short sound the detector's answer depends much on where its frames begin. So unless it is certain at
     once, it scores the sound three times, each a third of a frame later, and the mean counts.
@@ -241,7 +241,7 @@ def _without_hum(samples: Samples) -> Samples:
 
 
 def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:
-    """Whether each frame is speech: it begins at the threshold, and goes on down to a little below."""
+    """Return whether each frame is speech: it begins at the threshold, and goes on down to a little below."""
     flags: list[bool] = []
     for probability in probabilities.tolist():
         was_speech = probability >= threshold - (HYSTERESIS if was_speech else 0.0)

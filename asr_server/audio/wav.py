@@ -153,7 +153,7 @@ class WavDecoder:
         return span
 
     def _unclaimed(self, start: int, end: int) -> Iterator[Span]:
-        """What no chunk claims: sound whose size was never filled in, zeros or something else."""
+        """Yield what no chunk claims: sound whose size was never filled in, zeros or something else."""
         end -= (end - start) % self._frame_bytes
         if self._file_end - end < MIN_REST_BYTES:
             return
@@ -220,7 +220,7 @@ def _parse_format(content: bytes) -> _Format:
 
 
 def _converter(wav_format: _Format) -> tuple[Convert, int]:
-    """How bytes become samples, and how many bytes one sample has."""
+    """Return how bytes become samples, and how many bytes one sample has."""
     sample_bytes = (wav_format.bits + 7) // 8
     if wav_format.tag in (_ALAW, _MULAW) and sample_bytes == 1:
         return _looked_up(A_LAW if wav_format.tag == _ALAW else MU_LAW), 1

@@ -94,7 +94,7 @@ _MAX_CHUNK_S: Final = 3600.0  # the window bounds it further
 
 
 def _short(value: object) -> str:
-    """What the file has there, for a message of one line."""
+    """Return what the file has there, for a message of one line."""
     return repr(value)[:80]
 
 

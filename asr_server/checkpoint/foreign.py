@@ -21,7 +21,7 @@ _ZIP, _GGUF = b"PK\x03\x04", b"GGUF"
 
 
 def is_ctranslate2(files: Collection[str]) -> bool:
-    """Whether a directory or a repository with these files holds a CTranslate2 model."""
+    """Return whether a directory or a repository with these files holds a CTranslate2 model."""
     return CTRANSLATE2 in files and any(file.startswith("vocabulary.") for file in files)
 
 

@@ -156,7 +156,7 @@ def _hugging_face_tensors(variables: StoredTensors) -> StoredTensors:
 
 
 def _is_unknown(path: str, stored: StoredTensor, variables: StoredTensors) -> bool:
-    """Whether it is neither a number, a scale, nor the embedding under its second name."""
+    """Return whether it is neither a number, a scale, nor the embedding under its second name."""
     is_scale = path.removesuffix("_scale") in variables and path.endswith("_scale")
     is_tied = path == _PROJECTION and stored == variables.get("decoder/embeddings/weight")
     return bool(stored.shape) and not is_scale and not is_tied

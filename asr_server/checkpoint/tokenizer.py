@@ -244,7 +244,7 @@ class Timestamps:
         return [at for before, at in pairwise(times) if at == before + 1]
 
     def tail(self, result: ChunkResult, options: DecodingOptions) -> tuple[int, float | None]:
-        """How many tokens are read, and from where decoding has to go on; None: all is read.
+        """Return how many tokens are read, and from where decoding has to go on; None: all is read.
 
         There is no tail in the last reading allowed, nor after a limit that the client set itself.
         """

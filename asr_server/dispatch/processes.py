@@ -38,7 +38,7 @@ class RemoteReplica(ABC):
 
     @abstractmethod
     def _exit_message(self) -> str:
-        """How the process ended. May be called only once it has."""
+        """Return how the process ended. May be called only once it has."""
 
     @abstractmethod
     async def close(self, drain_s: float = 0.0) -> None: ...

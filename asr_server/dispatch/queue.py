@@ -64,7 +64,7 @@ class RequestHandle:
     _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_for_capacity(self) -> int:
-        """How many more chunks this request may decode now; waits until there is one."""
+        """Return how many more chunks this request may decode now; waits until there is one."""
         while (room := self.dispatcher.chunks_ahead - self.num_waiting) <= 0:
             self._has_capacity.clear()
             await self._has_capacity.wait()

@@ -190,12 +190,12 @@ class Supervisor:
 
     @property
     def given_up(self) -> bool:
-        """Whether no replica is left and none will be launched again."""
+        """Return whether no replica is left and none will be launched again."""
         return self._num_given_up == self.num_replicas
 
     @property
     def failed_to_start(self) -> bool:
-        """Whether it gave up before any replica was ready: the setup is at fault, not the load."""
+        """Return whether it gave up before any replica was ready: the setup is at fault, not the load."""
         return self.given_up and not self.was_ready and not self._is_stopping
 
     async def until_ready(self) -> None:

@@ -106,7 +106,7 @@ class ActiveChunk:
 
     @cached_property
     def is_restricted(self) -> bool:
-        """Whether tokens are drawn from a part of the vocabulary only (top-k, top-p or min-p)."""
+        """Return whether tokens are drawn from a part of the vocabulary only (top-k, top-p or min-p)."""
         return (self.options.top_k, self.options.top_p, self.options.min_p) != (0, 1.0, 0.0)
 
     @cached_property
@@ -152,7 +152,7 @@ class ActiveChunk:
         return bool(self.tokens) and self.tokens[-1] > end_of_text and token >= self.audio_end
 
     def is_loop(self, tokens: Sequence[int], end_of_text: int) -> bool:
-        """Whether the text repeats itself longer than anybody speaks. Looked at every few tokens.
+        """Return whether the text repeats itself longer than anybody speaks. Looked at every few tokens.
 
         Asked of texts that are drawn or searched, which the ladder will reject: a greedy one is
         openai-whisper's to its end.
@@ -224,7 +224,7 @@ class ActiveChunk:
         return ChunkTimes(self.encoded_at - self.admitted_at, time.monotonic() - self.encoded_at)
 
     def next_try(self, result: ChunkResult) -> bool:
-        """Whether the result needs another try; if so, starts it at the next temperature."""
+        """Return whether the result needs another try; if so, starts it at the next temperature."""
         if self.early_result is not None or is_broken(result):
             return False
         self.tries.append(result)
@@ -285,7 +285,7 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
 
 
 def compression_ratio(text: str) -> float:
-    """How much zlib shortens a text: high where it repeats itself. 0 for no text."""
+    """Return how much zlib shortens a text: high where it repeats itself. 0 for no text."""
     raw = text.encode()
     return len(raw) / len(zlib.compress(raw))
 
@@ -301,17 +301,17 @@ def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
 
 
 def is_broken(result: ChunkResult) -> bool:
-    """Whether the model's numbers were NaN."""
+    """Return whether the model's numbers were NaN."""
     return _is_no_number(result.avg_logprob)
 
 
 def _is_no_number(logprob: float) -> bool:
-    """Whether it is NaN, from which the kernel makes a probability far above 1."""
+    """Return whether it is NaN, from which the kernel makes a probability far above 1."""
     return not logprob <= 1.0
 
 
 def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
-    """Whether the text is repetitive or unlikely."""
+    """Return whether the text is repetitive or unlikely."""
     return result.avg_logprob < options.logprob_threshold or is_repetitive(result, options)
 
 

@@ -218,7 +218,7 @@ class _Text(NamedTuple):
 
 
 def normalise(attention: Tensor) -> Tensor:
-    """How far each token's attention [H, T, positions] lies above the mean of all tokens there."""
+    """Return how far each token's attention [H, T, positions] lies above the mean of all tokens there."""
     std, mean = torch.std_mean(attention, dim=1, keepdim=True, correction=0)
     return (attention - mean) / std.clamp_(min=_TINY)
 

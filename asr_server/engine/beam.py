@@ -197,11 +197,11 @@ class BeamSearch:
         return max([*self.ended, *self.running[:missing]], key=self._score, default=none)
 
     def _score(self, hypothesis: Hypothesis) -> float:
-        """How likely a text is for its length."""
+        """Return how likely a text is for its length."""
         return hypothesis.sum_logprob / math.pow(max(1, len(hypothesis.tokens)), self._length_penalty)
 
     def _has_lost(self, hypothesis: Hypothesis) -> bool:
-        """Whether a text that has ended is far likelier, and for its length likelier too."""
+        """Return whether a text that has ended is far likelier, and for its length likelier too."""
         best = max(self.ended, key=self._score, default=None)
         if best is None or hypothesis.sum_logprob >= best.sum_logprob - self._margin:
             return False

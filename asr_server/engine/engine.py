@@ -112,7 +112,7 @@ class Engine:
     # -- What others see ----------------------------------------------------------------------------------
 
     def initial_credit(self) -> Credit:
-        """How many chunks a dispatcher may send before any result comes back: one encode batch.
+        """Return how many chunks a dispatcher may send before any result comes back: one encode batch.
 
         A credit is a place in the queue before the slots, given back when its chunk leaves that queue:
         the dispatcher, which has the rules of fairness, decides as late as it can.
@@ -144,7 +144,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: not while all that is left waits for SetLanguage."""
+        """Return whether a step would do anything: not while all that is left waits for SetLanguage."""
         can_admit = bool(self._waiting) and self._num_admissible > 0
         aligning = self._to_align or self._aligning
         on_device = self._encoding or self._detecting or aligning or self._loop.has_work

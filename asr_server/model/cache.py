@@ -290,7 +290,7 @@ class DecoderCache:
         return whole
 
     def write_silence(self, keys_values: Iterable[tuple[Tensor, Tensor]], is_shared: bool = False) -> None:
-        """What follows the audio of every slot.
+        """Return what follows the audio of every slot.
 
         Args:
             keys_values: each layer's keys [1, D, F] and values [1, F, D].
@@ -413,7 +413,7 @@ class DecoderCache:
         )
 
     def has_short_audio(self, slots: Slots | list[int]) -> bool:
-        """Whether shared silence follows the audio in any of these audio slots."""
+        """Return whether shared silence follows the audio in any of these audio slots."""
         return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
 
     def own_blocks(self, slots: Slots | list[int], num_queries: int) -> OwnBlocks | None:

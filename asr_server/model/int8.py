@@ -27,7 +27,7 @@ _TINY = 1e-12  # for what is all zeros
 
 
 def can_multiply_in_int8() -> bool:
-    """Whether oneDNN is in this build of torch, with its kernels for x86."""
+    """Return whether oneDNN is in this build of torch, with its kernels for x86."""
     return hasattr(torch.ops.onednn, "qlinear_prepack") and bool(cpu_flags() & {"avx2"})
 
 

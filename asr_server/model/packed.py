@@ -41,7 +41,7 @@ def pack(weight: Tensor) -> PackedWeight | None:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies in this precision here."""
+    """Return whether oneDNN multiplies in this precision here."""
     if weight.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     if weight.dtype == torch.bfloat16:

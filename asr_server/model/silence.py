@@ -55,7 +55,7 @@ class SilentLayer(NamedTuple):
         return cls(keys_values, torch.stack(means).to(qkv.dtype), torch.stack(biases, 1).to(qkv.dtype))
 
     def behind(self, length: int) -> Behind:
-        """What follows `length` positions of a chunk: the next 25 as they are, then means."""
+        """Return what follows `length` positions of a chunk: the next 25 as they are, then means."""
         first_mean = -(-length // _MEAN_POSITIONS) + 1
         near = self.keys_values[length : first_mean * _MEAN_POSITIONS]
         means = self.means[first_mean:]

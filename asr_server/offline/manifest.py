@@ -124,7 +124,7 @@ class ManifestResults:
         self._job = job
 
     def is_done(self, id: str) -> bool:
-        """Whether all results of this entry are there, and may stay."""
+        """Return whether all results of this entry are there, and may stay."""
         if self._job.existing == "overwrite":
             return False
         return all(os.path.exists(self._path(id, ENDINGS[name])) for name in self._job.formats)

@@ -35,7 +35,7 @@ class Outputs(ABC):
     """Takes the result of each input, by the input's index, in any order."""
 
     def is_done(self, index: int) -> bool:
-        """Whether this input can be skipped, because its results are there."""
+        """Return whether this input can be skipped, because its results are there."""
         return False
 
     def prepare(self, index: int) -> Failure | None:

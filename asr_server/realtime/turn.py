@@ -278,7 +278,7 @@ def _without(state: State, turn: Turn) -> State:
 
 
 def _held_from(state: State) -> int:
-    """Where the audio begins that is kept without a turn: the padding of the next one, and no more."""
+    """Return where the audio begins that is kept without a turn: the padding of the next one, and no more."""
     return max(state.uncommitted_from, state.num_samples - state.padding)
 
 

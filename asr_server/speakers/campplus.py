@@ -190,7 +190,7 @@ def _bn_relu(graph: Graph, weights: Weights, x: str, name: str) -> str:
 
 
 def _scale_and_shift(weights: Weights, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """What a batch norm does to each channel."""
+    """Return what a batch norm does to each channel."""
     deviation = np.sqrt(weights[f"{name}.running_var"].astype(np.float64) + _EPSILON)
     scale = weights.get(f"{name}.weight", np.float32(1)) / deviation
     shift = weights.get(f"{name}.bias", np.float32(0)) - weights[f"{name}.running_mean"] * scale

@@ -226,7 +226,7 @@ def name_known(means: Floats, references: Sequence[Floats], least: float = KNOWN
 def _moved(
     embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints, alike: Sequence[float]
 ) -> float:
-    """What SAME and CENTRES have to be moved by in this recording."""
+    """Return what SAME and CENTRES have to be moved by in this recording."""
     order = np.argsort(windows, kind="stable")
     order = order[clean_s[order] >= FEWEST_S]
     apart: list[float] = []  # cosines of two people

@@ -117,7 +117,7 @@ class SpeakerTrack:
             await asyncio.wrap_future(self._heard[-MAX_WAITING - 1])
 
     async def turns(self) -> list[Turn]:
-        """Who spoke when, in the order in which they begin; after the last samples. Raises
+        """Return who spoke when, in the order in which they begin; after the last samples. Raises
         SpeakersUnavailable.
         """
         if self._num_buffered > SAMPLE_RATE // 4 and (not self._heard or self._num_buffered > WINDOW - STEP):
@@ -190,7 +190,7 @@ def _letters() -> Iterator[str]:
 
 
 def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[tuple[float, float]]]:
-    """Where each speaker is likelier to speak than not, in the mean of the windows that hear it.
+    """Return where each speaker is likelier to speak than not, in the mean of the windows that hear it.
 
     Args:
         activity: of each window, how likely each of its speakers speaks, [2, STEP_FRAMES].

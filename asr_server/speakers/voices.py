@@ -130,7 +130,7 @@ def _frame_levels(samples: Samples) -> Powers:
 
 
 def _without_echo(likely: Floats, levels: Powers) -> Floats:
-    """How likely one speaker speaks in each frame, less so where it is faint."""
+    """Return how likely one speaker speaks in each frame, less so where it is faint."""
     is_likely = likely > 0.5
     if not is_likely.any():
         return likely

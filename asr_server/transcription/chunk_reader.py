@@ -68,7 +68,7 @@ class ChunkProgress:
         self.report(parts)
 
     def num_spans(self, part: int) -> int:
-        """How many segments of the part with this number have been reported, and so are kept."""
+        """Return how many segments of the part with this number have been reported, and so are kept."""
         return len(self.parts[part].spans) if part < len(self.parts) else 0
 
     def on_wait_for_others(self) -> None:

@@ -185,7 +185,7 @@ class Languages:
 
 
 def is_given(text: str) -> bool:
-    """Whether a client names a language, rather than leave it to be detected."""
+    """Return whether a client names a language, rather than leave it to be detected."""
     return text.strip().lower() not in ("", AUTO)
 
 

@@ -57,7 +57,7 @@ class LanguageDetector:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no vote can change the language of a chunk any more."""
+        """Return whether no vote can change the language of a chunk any more."""
         return self.is_per_chunk or self.code is not None
 
     def of(self, parts: Sequence[DecodedPart]) -> str | None:

@@ -118,7 +118,7 @@ def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
 
 
 def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:
-    """Whether the text is in a language that puts spaces between words."""
+    """Return whether the text is in a language that puts spaces between words."""
     language = ENGLISH if options.task == "translate" else result.language or options.language
     return language not in UNSPACED
 

@@ -198,13 +198,13 @@ async def until_missed_speech(
 
 
 def holds_long_gap(part: DecodedPart) -> bool:
-    """Whether much may be said before or between the part's segments."""
+    """Return whether much may be said before or between the part's segments."""
     ends_s = [0.0, *(span.end_s for span in part.spans)]
     return any(span.start_s - end_s >= MISSED_S for span, end_s in zip(part.spans, ends_s, strict=False))
 
 
 async def is_surely_speech(chunk: Chunk, pool: PreprocessPool) -> bool:
-    """Whether the detector is certain of so much speech that no other judge may drop its text."""
+    """Return whether the detector is certain of so much speech that no other judge may drop its text."""
     stretches_s = await pool.run(certain_speech_s, chunk.samples)
     return sum(end_s - start_s for start_s, end_s in stretches_s) >= SURELY_S
 

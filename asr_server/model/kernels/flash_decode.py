@@ -93,7 +93,7 @@ def flash_decode(
 
 
 def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
-    """How many parts the positions are cut into, and how long a part is. None is empty."""
+    """Return how many parts the positions are cut into, and how long a part is. None is empty."""
     blocks = triton.cdiv(most, _BLOCK)
     wanted = min(triton.cdiv(_ENOUGH_PROGRAMS, num_programs), triton.cdiv(blocks, 2), _MAX_SPLITS)
     blocks_of_part = triton.cdiv(blocks, wanted)

@@ -65,7 +65,7 @@ Timer = Callable[[Callable[[], Tensor]], float]  # seconds that a call takes
 
 
 def judge(candidate: Candidate, time_s: Timer) -> Verdict:
-    """Whether the kernel gives torch's numbers in less time. Never raises."""
+    """Return whether the kernel gives torch's numbers in less time. Never raises."""
     # Whatever goes wrong in a compiler, a driver or a kernel, torch can do the same.
     try:
         for checked in filter(None, (candidate, candidate.checked_too)):
