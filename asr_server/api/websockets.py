@@ -40,8 +40,10 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
         self.frames = []
         self.conn.reader.buffer = bytearray()
-        while self.queue.qsize() > 1:  # but the disconnect
-            self.queue.get_nowait()
+        left = [self.queue.get_nowait() for _ in range(self.queue.qsize())]
+        for message in left:  # the client's close comes before the end of its connection
+            if message["type"] == "websocket.disconnect":
+                self.queue.put_nowait(message)
 
     def data_received(self, data: bytes) -> None:
         """Parse in slices: pings, empty frames and pieces of a message cost more time than bytes."""

@@ -23,10 +23,12 @@ class TextEnds:
         self._ends[:num_rows] += 1
 
     def extend(self, slots: Sequence[int], end: int) -> None:
-        self._ends[slots] = np.maximum(self._ends[slots], end)
+        rows = list(slots)  # a tuple, as other ranks receive it, would be one index of numpy's
+        self._ends[rows] = np.maximum(self._ends[rows], end)
 
     def restart(self, slots: Sequence[int], end: int) -> int:
         """Set the ends of new texts; return how far the ones before them reach."""
-        farthest = min(int(self._ends[slots].max()), self._num_positions)
-        self._ends[slots] = end
+        rows = list(slots)
+        farthest = min(int(self._ends[rows].max()), self._num_positions)
+        self._ends[rows] = end
         return farthest

@@ -175,7 +175,7 @@ def test_a_cancelled_request_frees_its_slots_at_once(pocket: Checkpoint, lookahe
         (CLIPS[1], DecodingOptions(language="de", max_new_tokens=0), "max_new_tokens"),
         (CLIPS[1], DecodingOptions(language="de", prompt_tokens=(10**6,)), "vocabulary"),
         (np.zeros(0, np.float32), PLAIN, "no samples"),
-        (np.full(16_000, np.nan, np.float32), PLAIN, "no numbers"),
+        (np.full(16_000, np.nan, np.float32), PLAIN, "not finite"),
         (np.zeros(30 * 16_000 + 1, np.float32), PLAIN, "window of 30 s"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from asr_server.model import DecoderCache, WhisperSizes
+from asr_server.model.text_ends import TextEnds
 
 BASE = WhisperSizes(51865, 80, 512, 6, 8, 2048, 6, 8, 2048)
 PAGE_BYTES = 4096
@@ -31,6 +32,13 @@ def test_a_new_text_clears_only_what_was_written_in_its_slots() -> None:
         assert not tensor[:, 2, :, 7:24].any(), "NaN is true"
         assert tensor[:, 2, :, :7].isnan().all()
         assert tensor[:, 3, :, :24].isnan().all()
+
+
+def test_slots_may_come_as_a_tuple_as_other_ranks_receive_them() -> None:
+    ends = TextEnds(4, 448)
+    ends.extend((0, 2), 5)
+    assert ends.restart((0, 1, 2), 3) == 5
+    assert ends.restart((2,), 1) == 3
 
 
 def test_a_text_that_is_copied_clears_what_lies_behind_it_in_its_new_slot() -> None:
