@@ -66,14 +66,16 @@ def open_page(browser: Browser, server: Server) -> Iterator[OpenPage]:
     errors: list[str] = []
     contexts = []
 
-    def open_it(path: str = "/", mock: Callable[[Page], None] | None = None, **options: Any) -> Page:
+    def open_it(
+        path: str = "/", mock: Callable[[Page], None] | None = None, url: str = server.url, **options: Any
+    ) -> Page:
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
         page.set_default_timeout(LIMIT_MS)
         page.on("pageerror", lambda error: errors.append(str(error)))
         if mock:
             mock(page)
-        page.goto(server.url + path)
+        page.goto(url + path)
         return page
 
     expect.set_options(timeout=LIMIT_MS)

@@ -772,9 +772,18 @@ def test_a_busy_server_is_asked_again_when_it_says(open_page: OpenPage) -> None:
     expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)
 
 
-@pytest.mark.parametrize(("scheme", "screen"), [("light", {}), ("dark", PHONE)])
-def test_axe_finds_no_fault(open_page: OpenPage, scheme: str, screen: dict[str, Any]) -> None:
-    page = open_page(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce", **screen)
+COLOURS: tuple[dict[str, Any], ...] = (
+    {"forced_colors": "active", "color_scheme": "light"},
+    {"forced_colors": "none", "color_scheme": "dark"},
+    {"forced_colors": "none", "color_scheme": "light"},
+)
+
+
+@pytest.mark.parametrize("width", [320, 768, 1280])
+def test_axe_finds_no_fault_in_any_colours_and_nothing_scrolls_sideways(
+    open_page: OpenPage, width: int
+) -> None:
+    page = open_page(bypass_csp=True, reduced_motion="reduce", viewport={"width": width, "height": 800})
     choose(page, payload("call.wav"), {"name": "letter.mp3", "mimeType": "audio/mpeg", "buffer": b"no"})
     page.locator(".word").first.wait_for()
     card(page, "letter.mp3").get_by_role("alert").wait_for()
@@ -786,7 +795,10 @@ def test_axe_finds_no_fault(open_page: OpenPage, scheme: str, screen: dict[str, 
         page.locator(f"nav a[data-view={view}]").click()
         if view == "server":
             expect(page.locator("#replicas")).to_contain_text("slots in use")
-        assert faults(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for colours in COLOURS:
+            page.emulate_media(**colours)
+            assert faults(page) == []
 
 
 def faults(page: Page) -> list[tuple[str, str, str]]:

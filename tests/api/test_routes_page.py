@@ -23,6 +23,7 @@ async def test_the_page_is_served_with_a_policy_that_keeps_other_hosts_out(app: 
 async def test_every_file_is_served_with_its_type(app: RunningApp, name: str) -> None:
     reply = await app.client.get(f"/web/{name}")
     types = {"js": "javascript", "css": "text/css", "html": "text/html", "svg": "image/svg"}
+    types["webmanifest"] = "application/manifest+json"
     assert reply.status_code == 200
     assert types[name.rpartition(".")[2]] in reply.headers["content-type"]
     assert "content-security-policy" in reply.headers

@@ -3,6 +3,7 @@
 import { request } from "./api.js";
 import { Cards } from "./cards.js";
 import { $, count, h, show } from "./dom.js";
+import { listenToKeys } from "./keys.js";
 import { Live } from "./live.js";
 import { chosenOptions, offerOptions } from "./options.js";
 import { Scheduler } from "./scheduler.js";
@@ -114,6 +115,8 @@ document.querySelector(".skip").onclick = (event) => {
   event.preventDefault(); // its address would be another view
   $("main").focus();
 };
+
+listenToKeys(() => cards.open);
 
 addEventListener("beforeunload", (event) => {
   if (scheduler.size || live.isOn || cards.isBusy) event.preventDefault();

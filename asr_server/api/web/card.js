@@ -6,6 +6,7 @@ import { h, show } from "./dom.js";
 import { download, FORMATS } from "./downloads.js";
 import { factsOf, has, previewOf } from "./entry.js";
 import { menu } from "./menu.js";
+import { codeOf } from "./options.js";
 import { Owner } from "./owner.js";
 import { Player } from "./player.js";
 import { Speakers } from "./speakers.js";
@@ -13,7 +14,10 @@ import { Transcript } from "./transcript.js";
 import { Work } from "./work.js";
 
 export class Card {
-  /** `on.remove(card, event)`, `on.again(card)`; `on.mayOpen(card)`: whether it shows its text when it comes. */
+  /**
+   * `on.remove(card, event)`, `on.again(card)`, `on.anew(card)` in another card; `on.mayOpen(card)`: whether it shows
+   * its text when it comes.
+   */
   constructor(recording, on) {
     [this.recording, this.on] = [recording, on];
     this.owner = new Owner();
@@ -43,7 +47,7 @@ export class Card {
     const head = h("div", { className: "card-head" }, title, this.menu, this.remove);
     this.preview = h("p", { className: "preview", dir: "auto", hidden: true });
     this.body = h("div", { className: "card-body" }, ...this.#bodyParts());
-    this.element = h("li", { className: "card" }, head, this.preview, ...this.work.elements, this.body);
+    this.element = h("li", { className: "card", "data-id": this.recording.id }, head, this.preview, ...this.work.elements, this.body);
   }
 
   #bodyParts() {
@@ -58,7 +62,7 @@ export class Card {
     });
     const light = (...time) => this.transcript.light(...time);
     this.player = recording.file?.size ? new Player(recording.file, this.name, this.owner, light) : null;
-    this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text));
+    this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text), this.#anewButton());
     return [this.player?.element, this.speakers.element, text, this.transcript.reached, this.actions];
   }
 
@@ -68,6 +72,14 @@ export class Card {
       button.textContent = (await copy(plainText(this.recording.text.answer))) ? "Copied" : "Not copied";
       setTimeout(() => (button.textContent = "Copy text"), 1500);
     };
+    return button;
+  }
+
+  /** With what is chosen by now: another language, speakers, words to expect. */
+  #anewButton() {
+    if (!this.recording.file) return null;
+    const button = h("button", { type: "button", className: "small", title: "With what is chosen above now" }, "Transcribe anew");
+    button.onclick = () => this.on.anew(this);
     return button;
   }
 
@@ -102,6 +114,8 @@ export class Card {
     const { recording } = this;
     if (!recording.entry || recording.isAtWork) return;
     this.work.setFacts(...factsOf(recording.entry));
+    const { task, language } = recording.entry;
+    this.body.lang = this.preview.lang = task === "translate" ? "en" : codeOf(language);
     if (this.isFolded) return this.#showPreview();
     if (!recording.text) return;
     const { answer } = recording.text;

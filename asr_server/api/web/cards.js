@@ -2,8 +2,10 @@
 
 import { Card } from "./card.js";
 import { $, count, lower, show } from "./dom.js";
+import { filesOf, save } from "./downloads.js";
 import { Recording } from "./recording.js";
 import { Store } from "./store.js";
+import { zipOf } from "./zip.js";
 
 const KEPT = "Texts and corrections are kept in this browser and nowhere else, the newest 500 of them. Recordings are not kept.";
 const NOT_KEPT = "This browser keeps nothing for this page: transcripts are gone when it is closed.";
@@ -15,12 +17,14 @@ export class Cards {
     this.store = new Store();
     this.cards = [];
     this.removed = []; // recordings, the last one last
+    this.removing = new Set(); // ids that the store still has
     Object.assign(this, { again, forget });
     this.store.addEventListener("changed", ({ detail }) => this.#onStored(detail.id));
     this.store.addEventListener("removed", ({ detail }) => this.#onGone(detail.ids));
     this.store.addEventListener("state", () => this.#showKept());
     $("search").oninput = () => this.#search();
     $("delete-all").onclick = () => this.#removeAll();
+    $("download-all").onclick = () => this.#downloadAll();
     $("undo").onclick = () => this.#undo();
   }
 
@@ -55,6 +59,7 @@ export class Cards {
     const card = new Card(recording, {
       remove: (card, event) => this.#onRemove(card, event),
       again: (card) => this.#again(card.recording),
+      anew: ({ recording }) => this.again(this.add([[recording.file, recording.name]])[0]),
       mayOpen: (card) => this.#mayOpen(card),
     });
     card.owner.listen(recording, "state", () => this.#search());
@@ -109,6 +114,22 @@ export class Cards {
     $("drop").classList.toggle("is-compact", this.cards.length > 0);
   }
 
+  /** Those that show their text, from the top. */
+  get open() {
+    return this.#finished().filter((card) => !card.isFolded && !card.element.hidden);
+  }
+
+  /** What is shown, in each format, as one file. */
+  async #downloadAll() {
+    const files = [];
+    for (const { recording } of this.#finished().filter(({ element }) => !element.hidden)) {
+      const text = await recording.load();
+      if (text) files.push(...filesOf(text.answer, recording.name));
+      if (this.#of(recording.id)?.isFolded) recording.release();
+    }
+    save(zipOf(files), "transcripts.zip");
+  }
+
   /** Those that failed and may not fail again. */
   get retriable() {
     return this.cards.filter(({ recording }) => recording.isRetriable && !recording.entry).map(({ recording }) => recording);
@@ -124,7 +145,9 @@ export class Cards {
   async #onStored(id) {
     const entry = await this.store.entry(id);
     const card = this.#of(id);
-    if (!entry || this.removed.some((recording) => recording.id === id)) return;
+    if (!entry || this.removing.has(id)) return;
+    this.removed = this.removed.filter((recording) => recording.id !== id); // it was put back in another tab
+    this.#showUndo();
     if (card?.recording.isSaving) return; // and takes what is stored behind that
     if (card && card.recording.entry?.createdAt === entry.createdAt) card.recording.take(entry);
     else this.#replace(card, entry);
@@ -166,7 +189,13 @@ export class Cards {
     this.#offerUndo(recording, "is deleted");
     $("undo").focus();
     this.#search();
-    await this.store.remove([recording.id]);
+    await this.#forget([recording.id]);
+  }
+
+  async #forget(ids) {
+    for (const id of ids) this.removing.add(id);
+    await this.store.remove(ids);
+    for (const id of ids) this.removing.delete(id);
   }
 
   #offerUndo(recording, how) {
@@ -200,6 +229,6 @@ export class Cards {
     $("search").value = "";
     this.#search();
     $("files").focus();
-    await this.store.remove(cards.map(({ recording }) => recording.id));
+    await this.#forget(cards.map(({ recording }) => recording.id));
   }
 }

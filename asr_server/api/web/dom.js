@@ -41,7 +41,7 @@ export function clock(seconds) {
 }
 
 export function color(name) {
-  const probe = h("span");
+  const probe = h("span", { className: "probe" });
   probe.style.color = `var(--${name})`;
   document.body.append(probe);
   const found = getComputedStyle(probe).color;

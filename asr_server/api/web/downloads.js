@@ -18,6 +18,10 @@ const spoken = (segments) => segments.filter(({ text }) => text.trim()); // all 
 const labelled = ({ speaker, text }) => line(speaker ? `${speaker}: ${text.trim()}` : text);
 const voiced = ({ speaker, text }) => (speaker ? `<v ${escaped(speaker)}>${escaped(text)}</v>` : escaped(text));
 
+/** A cell that begins as a formula does would be one in a table. */
+const cell = (text) => `"${text.replace(/^[=+@-]/, "'$&").replaceAll('"', '""')}"`;
+const row = ({ start, end, speaker, text }) => [start.toFixed(3), end.toFixed(3), cell(speaker || ""), cell(line(text))].join(",");
+
 const cue = (segment, point, text) =>
   `${stamp(segment.start, point)} --> ${stamp(segment.end, point)}\n${text}\n\n`;
 
@@ -33,6 +37,11 @@ export const FORMATS = {
     type: "text/vtt",
     render: ({ segments }) => `WEBVTT\n\n${spoken(segments).map((s) => cue(s, ".", voiced(s))).join("")}`,
   },
+  csv: {
+    label: "Table",
+    type: "text/csv",
+    render: ({ segments }) => ["start,end,speaker,text", ...spoken(segments).map(row)].join("\r\n") + "\r\n",
+  },
   json: {
     label: "All details",
     type: "application/json",
@@ -40,12 +49,22 @@ export const FORMATS = {
   },
 };
 
-export function download(answer, format, fileName) {
+const stemOf = (name) => name.replace(/\.[^.]+$/, "");
+
+export function download(answer, format, name) {
   const { type, render } = FORMATS[format];
-  const url = URL.createObjectURL(new Blob([render(answer)], { type }));
+  save(new Blob([render(answer)], { type }), `${stemOf(name)}.${format}`);
+}
+
+/** In each format: [name, text]. */
+export const filesOf = (answer, name) =>
+  Object.entries(FORMATS).map(([format, { render }]) => [`${stemOf(name)}.${format}`, render(answer)]);
+
+export function save(blob, name) {
+  const url = URL.createObjectURL(blob);
   const link = document.createElement("a");
   link.href = url;
-  link.download = `${fileName.replace(/\.[^.]+$/, "")}.${format}`;
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }

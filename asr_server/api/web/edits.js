@@ -10,6 +10,7 @@ export const nameEdit = (from, to) => ({ id: newId(), from, to });
 /** The answer as corrected and its words, of which an emptied one stays as an empty text. */
 export function applyEdits(base, edits) {
   const pieces = piecesOf(base);
+  if (!edits.length) return { pieces, answer: base };
   const [texts, names] = effectOf(base, edits);
   const changed = new Set();
   for (const [index, text] of texts) {

@@ -7,6 +7,8 @@ const PLAY = "M8 5v14l11-7z";
 const PAUSE = "M7 5h4v14H7zM13 5h4v14h-4z";
 const MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks. Stripes are speakers.";
 
+const RATES = [0.75, 1, 1.25, 1.5, 1.75, 2];
+
 let playing = null; // one at a time
 
 function pathIcon(path) {
@@ -28,7 +30,10 @@ export class Player {
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-label": `Position in ${name}`, title: MEANING }, this.canvas);
     this.clock = h("span", { className: "clock" });
-    this.element = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock, this.audio);
+    this.rate = h("select", { className: "rate", "aria-label": `Speed of ${name}`, title: "Speed" }, ...RATES.map((rate) => h("option", { value: rate }, `${rate} ×`)));
+    this.rate.value = "1";
+    this.rate.onchange = () => this.#setRate();
+    this.element = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock, this.rate, this.audio);
     this.play.onclick = () => this.toggle();
     this.wave.onpointerdown = (event) => this.seek((event.offsetX / this.wave.clientWidth) * this.duration);
     this.wave.onkeydown = (event) => this.#onKey(event);
@@ -93,6 +98,10 @@ export class Player {
     if (!this.audio.paused) return this.audio.pause();
     this.#load();
     this.audio.play().catch(() => {}); // closed or folded meanwhile
+  }
+
+  #setRate() {
+    this.audio.defaultPlaybackRate = this.audio.playbackRate = Number(this.rate.value);
   }
 
   get isPlaying() {

@@ -15,6 +15,7 @@ export class Recording extends EventTarget {
   heard = "";
   error = null;
   abort = new AbortController();
+  amendedAt = 0; // when it was corrected last, in this tab
   #base = null; // the answer as the server sent it, while it is in memory
   #edited = null;
   #redoable = [];
@@ -177,6 +178,7 @@ export class Recording extends EventTarget {
 
   /** At once here; and to what is stored, which may have another tab's corrections too. */
   async #amend(amend) {
+    this.amendedAt = performance.now();
     const base = this.#base;
     const amended = (entry) => {
       const edits = amend(entry.edits || []);

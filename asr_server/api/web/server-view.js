@@ -1,9 +1,10 @@
 // The server, live: `/metrics` once a second while this view is seen.
 
-import { request } from "./api.js";
+import { readiness, request } from "./api.js";
 import { $, count, h } from "./dom.js";
 
 const EVERY_MS = 1000;
+const LOOK_MS = 5000; // of a server that does not answer
 const HISTORY = 60;
 const RATE_OVER = 10; // looks
 
@@ -22,12 +23,17 @@ export function stopWatching() {
 }
 
 async function tick() {
-  timer = setTimeout(tick, EVERY_MS);
-  if (document.hidden) return;
+  const mine = (timer = setTimeout(() => {}, 0)); // it is watched
+  if (!document.hidden) await look();
+  if (timer === mine) timer = setTimeout(tick, EVERY_MS); // one look after the other, also of a server that hangs
+}
+
+async function look() {
   try {
-    const [metrics, ready] = await Promise.all([request("metrics"), fetch("ready", { cache: "no-store" })]);
+    const metrics = await request("metrics", { signal: AbortSignal.timeout(LOOK_MS) });
     showMetrics(parse(await metrics.text()));
-    showHealth(ready.ok, ready.ok ? "Ready: an engine takes work." : (await ready.json()).error.message);
+    const { isReady, reason } = await readiness();
+    showHealth(isReady, reason || "Ready: an engine takes work.");
   } catch (error) {
     showHealth(false, error.message);
   }

@@ -104,7 +104,7 @@ export class Transcript {
       }
       paragraph.element.append(piece.gap, this.spans[i], piece.tail);
     });
-    return paragraphs.map(({ element }) => element);
+    return paragraphs.map(({ element }) => Object.assign(element, { dir: "auto" })); // last: it looks at each letter
   }
 
   #begins(i, first) {
