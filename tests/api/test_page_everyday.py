@@ -173,6 +173,8 @@ def test_deletions_are_undone_one_after_the_other_and_a_double_click_deletes_one
         page.get_by_role("button", name="Undo").click()
     expect(page.locator("#cards .fold")).to_have_text(names)
     expect(page.locator("#undo-row")).to_be_hidden()
+    card(page, "b.wav").locator(".fold").click()
+    expect(card(page, "b.wav").locator(".transcript")).to_have_text(SPOKEN.text)  # not its preview alone
     box = card(page, "a.wav").get_by_role("button", name="Delete a.wav").bounding_box()
     assert box
     page.mouse.dblclick(box["x"] + 10, box["y"] + 10)

@@ -213,10 +213,9 @@ export class Cards {
     const recording = this.removed.pop();
     this.#showUndo();
     const card = this.#show(recording);
-    if (recording.entry) {
-      card.fold();
-      await recording.keep();
-    }
+    const kept = recording.entry && recording.restore();
+    if (recording.entry) card.fold();
+    await kept;
     this.#search();
     (card.toggle.disabled ? card.remove : card.toggle).focus();
   }

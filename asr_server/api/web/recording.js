@@ -141,6 +141,12 @@ export class Recording extends EventTarget {
     this.#emit("kept");
   }
 
+  /** Behind a deletion: the store has it no more, and so it stays in memory until it has. */
+  restore() {
+    this.isKept = false;
+    return this.keep();
+  }
+
   get isSaving() {
     return this.#numSaving > 0;
   }
