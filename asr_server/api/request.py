@@ -275,7 +275,7 @@ def parse_transcription_request(
         token_logprobs=render_options.with_logprobs,
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.is_streamed,
-        word_timestamps=_needs_words(fields, render_options),
+        word_timestamps=render_options.needs_words([fields.response_format]),
         **shared,  # type: ignore[arg-type]
     )
     request = TranscriptionRequest(fields, options, ignored, render_options)
@@ -306,7 +306,7 @@ def parse_translation_request(
         streams=fields.is_streamed,
         language=transcriber.languages.given_code(fields.language, "language"),
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, fields.hotwords.split(",")),
-        word_timestamps=_needs_words(fields, render_options),
+        word_timestamps=render_options.needs_words([fields.response_format]),
         **_shared_options(fields, settings),  # type: ignore[arg-type]
     )
     chunking = AUTO_CHUNKING if fields.vad_filter else None
@@ -363,7 +363,3 @@ def _render_options(fields: TranscriptionFields) -> RenderOptions:
             fields.subtitles == "raw", **{name: getattr(fields, name) for name in LAYOUT_FIELDS}
         ),
     )
-
-
-def _needs_words(fields: AudioFields, options: RenderOptions) -> bool:
-    return options.with_words or (fields.response_format in ("srt", "vtt") and options.layout.needs_words)

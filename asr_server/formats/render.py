@@ -42,6 +42,10 @@ class RenderOptions:
     with_words: bool = False
     layout: SubtitleLayout = READABLE_LAYOUT
 
+    def needs_words(self, formats: Iterable[ResponseFormat]) -> bool:
+        has_cues = not {"srt", "vtt"}.isdisjoint(formats)
+        return self.with_words or (has_cues and self.layout.needs_words)
+
 
 DEFAULTS = RenderOptions()
 

@@ -65,8 +65,7 @@ class TranscribeJob:
 
     @property
     def needs_words(self) -> bool:
-        has_cues = not {"srt", "vtt"}.isdisjoint(self.formats)
-        return self.word_timestamps or (has_cues and self.layout.needs_words) or self.voices is not None
+        return self.render_options.needs_words(self.formats) or self.voices is not None
 
     @property
     def render_options(self) -> RenderOptions:
