@@ -99,14 +99,14 @@ def _speaker_name(name: str) -> str:
 SpeakerName = Annotated[str, AfterValidator(_speaker_name), Field(max_length=64)]
 
 
-def _keyword(term: str) -> str:
+def check_keyword(term: str) -> str:
     """Raise ValueError for what OpenAI refuses in a term."""
     if any(mark in term for mark in "<>\r\n"):
         raise ValueError("A keyword is one term, without '<', '>' or a line break")
     return term
 
 
-Keyword = Annotated[str, AfterValidator(_keyword)]
+Keyword = Annotated[str, AfterValidator(check_keyword)]
 
 
 def _only_false(value: bool) -> bool:

@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from asr_server.api.auth import ApiKeys
 from asr_server.api.request import check_model
+from asr_server.api.schemas import check_keyword
 from asr_server.config import Settings
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidApiKey, InvalidValue
@@ -97,10 +98,11 @@ def _update_transcription(
     for name in ("languages", "keywords"):
         if name in changed:
             changed[name] = tuple(changed[name])
-    for term in changed.get("keywords", ()):
-        if any(mark in term for mark in "<>\r\n"):
-            path = "session.audio.input.transcription.keywords"
-            raise InvalidValue("A keyword is one term, without '<', '>' or a line break.", path)
+    try:
+        for term in changed.get("keywords", ()):
+            check_keyword(term)
+    except ValueError as error:
+        raise InvalidValue(f"{error}.", "session.audio.input.transcription.keywords") from None
     return msgspec.structs.replace(config.transcription, **changed)
 
 
