@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
@@ -45,36 +46,24 @@ PCM_HEAD: Final = b"".join(
 )
 
 
-class AsrQuery(msgspec.Struct, frozen=True):
-    task: str
-    language: str | None
-    initial_prompt: str
-    word_timestamps: bool
-    output: Output
-    diarize: bool
-    min_speakers: int | None
-    max_speakers: int | None
+class AsrQuery(BaseModel):
+    """`vad_filter` and `video_file` are ignored: pauses never reach the model, and the name is not needed."""
+
+    encode: bool = True
+    task: Literal["transcribe", "translate"] = "transcribe"
+    language: str = ""
+    initial_prompt: str = ""
+    word_timestamps: bool = False
+    output: Output = "txt"
+    diarize: bool = False
+    min_speakers: int | None = None
+    max_speakers: int | None = None
 
 
 @router.post("/asr", response_model=None)
-async def asr(
-    request: Request,
-    encode: bool = True,
-    task: Literal["transcribe", "translate"] = "transcribe",
-    language: str | None = None,
-    initial_prompt: str | None = None,
-    word_timestamps: bool = False,
-    output: Output = "txt",
-    diarize: bool = False,
-    min_speakers: int | None = None,
-    max_speakers: int | None = None,
-) -> Response:
-    """`vad_filter` and `video_file` are ignored: pauses never reach the model, and the name is not needed."""
-    query = AsrQuery(
-        *(task, language, initial_prompt or "", word_timestamps, output, diarize, min_speakers, max_speakers)
-    )
-    head = b"" if encode else PCM_HEAD
-    reply = partial(_reply, output)
+async def asr(request: Request, query: Annotated[AsrQuery, Query()]) -> Response:
+    head = b"" if query.encode else PCM_HEAD
+    reply = partial(_reply, query.output)
     return TranscriptionResponse(get_state(request), partial(_parse, query), reply, FILE_NAME, head)
 
 
@@ -113,7 +102,7 @@ def _parse(
     fields = [("response_format", _FORMATS[query.output]), ("prompt", query.initial_prompt)]
     if query.task == "translate":
         return parse_translation_request(fields, transcriber, settings)
-    fields.append(("language", query.language or ""))
+    fields.append(("language", query.language))
     if query.output == "json" and query.word_timestamps:
         fields += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
     if query.diarize and query.output != "txt":
