@@ -110,13 +110,13 @@ class _Cuts:
     def __init__(self, words: Sequence[Word], first_line_width: float) -> None:
         n = len(words)
         self._widths = np.array([0.0, *accumulate(letters_width(word.text) for word in words)])
-        self._spaces = np.array([float(word.text[:1].isspace()) for word in words])
+        self._spaces = np.array([float(word.text[:1].isspace()) for word in words] + [0.0])
         self._starts_s = np.array([word.start_s for word in words] + [words[-1].end_s + PAUSE_S])
         self._ends_s = np.array([word.end_s for word in words])
         self._breaks = np.array([0.0] + [break_cost(*pair) for pair in pairwise(words)] + [0.0])
         self._sentences = np.cumsum(self._breaks[: n + 1] == 0)
         # The first word that no longer fits into the first line, for a cue that begins at each word.
-        limits = self._widths[:n] + self._spaces + first_line_width
+        limits = self._widths[:n] + self._spaces[:n] + first_line_width
         self._line_ends = np.maximum(self._widths.searchsorted(limits, "right") - 1, np.arange(n) + 1)
 
     def costs(self, lowest: int, end: int) -> npt.NDArray[np.float64]:
@@ -124,8 +124,7 @@ class _Cuts:
         firsts = slice(lowest, end)
         widths = self._widths[end] - self._widths[firsts] - self._spaces[firsts]
         line_ends = np.minimum(self._line_ends[firsts], end)
-        second_spaces = np.append(self._spaces, 0.0)[line_ends]
-        second_widths = self._widths[end] - self._widths[line_ends] - second_spaces
+        second_widths = self._widths[end] - self._widths[line_ends] - self._spaces[line_ends]
         shown_s = np.minimum(self._starts_s[end] - self._starts_s[firsts], MAX_DURATION_S)
         fits = (second_widths <= MAX_LINE_WIDTH) & (
             self._ends_s[end - 1] - self._starts_s[firsts] <= MAX_DURATION_S
