@@ -81,7 +81,15 @@ def update_config(config: SessionConfig, fields: SessionFields, settings: Settin
         if not isinstance(given.turn_detection, UnsetType):
             changed["vad"] = _update_vad(config.vad, given.turn_detection)
             changed["has_chosen_vad"] = True
-    config = msgspec.structs.replace(config, **changed)
+    return _with_vad_of_model(msgspec.structs.replace(config, **changed))
+
+
+def with_model(config: SessionConfig, model: str) -> SessionConfig:
+    transcription = msgspec.structs.replace(config.transcription, model=model)
+    return _with_vad_of_model(msgspec.structs.replace(config, transcription=transcription))
+
+
+def _with_vad_of_model(config: SessionConfig) -> SessionConfig:
     if config.has_chosen_vad:
         return config
     return msgspec.structs.replace(config, vad=default_config(config.transcription.model).vad)

@@ -35,6 +35,7 @@ from asr_server.realtime.config import (
     make_secret,
     open_secret,
     update_config,
+    with_model,
 )
 from asr_server.realtime.server_events import (
     ClientSecret,
@@ -95,9 +96,7 @@ def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfi
         raise InvalidValue("This server transcribes only: 'intent' can be 'transcription'.", "intent")
     if model := query.get("model"):
         check_model(model, state.settings)
-        transcription = msgspec.structs.replace(config.transcription, model=model)
-        vad = config.vad if config.has_chosen_vad else default_config(model).vad
-        config = msgspec.structs.replace(config, transcription=transcription, vad=vad)
+        config = with_model(config, model)
     return config
 
 
