@@ -134,11 +134,15 @@ export class Recording extends EventTarget {
       this.isKept = await this.store.put(this.entry, this.#base);
     } catch (error) {
       this.isKept = false;
-      this.reason = error?.message || "it has no space left";
-      this.#emit("unkept");
+      this.#onUnkept(error);
     }
     this.#numSaving--;
     this.#emit("kept");
+  }
+
+  #onUnkept(error) {
+    this.reason = error?.message || "it has no space left";
+    this.#emit("unkept");
   }
 
   /** Behind a deletion: the store has it no more, and so it stays in memory until it has. */
@@ -198,8 +202,7 @@ export class Recording extends EventTarget {
       if (!stored) this.#emit(this.store.state === "open" ? "gone" : "unkept");
       else if (this.#numSaving === 1) this.take(stored);
     } catch (error) {
-      this.reason = error?.message || "it has no space left";
-      this.#emit("unkept");
+      this.#onUnkept(error);
     }
     this.#numSaving--;
   }
