@@ -25,13 +25,12 @@ _HIDDEN: Final = b"***"
 # Landlock's system calls, which have these numbers on every processor, and what they take away (landlock.h).
 _CREATE_RULESET: Final = 444
 _RESTRICT_SELF: Final = 446
-_WRITE_AND_RUN: Final = 0b1_1111_1111_0011  # every right to files of its first version but to read
+_FILES: Final = 0b1_1111_1111_1111  # every right to files of its first version
 _TRUNCATE: Final = 1 << 14
 _TCP: Final = 0b11  # bind, connect
 _OUTSIDE: Final = 0b11  # abstract sockets of other processes, signals to them
 _TRUNCATE_SINCE, _TCP_SINCE, _OUTSIDE_SINCE = 3, 4, 6  # versions
 _CAPABILITIES_VERSION: Final = 0x20080522  # capability.h
-_READ_FILES: Final = 1 << 2  # CAP_DAC_READ_SEARCH
 _VERSION: Final = 1  # the flag that asks for it
 _PACKAGE_PARENT: Final = Path(__file__).resolve().parents[1]
 
@@ -129,7 +128,7 @@ def hide_from_other_processes() -> None:
 
 
 def confine() -> None:
-    """Take from this process all access to other processes, to TCP, to writing files and running programs.
+    """Take from this process all access to other processes, to TCP, to files that it has not open.
 
     Holds for root too, and for good. Linux, most of it with Landlock; needs `gain_no_privileges`.
     """
@@ -141,7 +140,7 @@ def confine() -> None:
     if version < 1:
         return
     rules = (ctypes.c_uint64 * 3)(
-        _WRITE_AND_RUN | (_TRUNCATE if version >= _TRUNCATE_SINCE else 0),
+        _FILES | (_TRUNCATE if version >= _TRUNCATE_SINCE else 0),
         _TCP if version >= _TCP_SINCE else 0,
         _OUTSIDE if version >= _OUTSIDE_SINCE else 0,
     )
@@ -151,12 +150,9 @@ def confine() -> None:
 
 
 def _drop_capabilities() -> None:
-    """Keep of root's rights only that to read files: with the others it reads any process's environment."""
-    set_capabilities = ctypes.CDLL(None).capset
+    """With root's rights a process reads the environment of any other."""
     of_this_thread = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
-    effective_and_permitted = (ctypes.c_uint32 * 6)(_READ_FILES, _READ_FILES)
-    if set_capabilities(of_this_thread, effective_and_permitted):  # it has not even that
-        set_capabilities(of_this_thread, (ctypes.c_uint32 * 6)())
+    ctypes.CDLL(None).capset(of_this_thread, (ctypes.c_uint32 * 6)())
 
 
 def hide_value(flag: str) -> None:

@@ -91,6 +91,8 @@ def attempt(connection):
         "read another process": lambda: open(f"/proc/{os.getppid()}/mem", "rb"),
         "read its environment": lambda: open(f"/proc/{os.getppid()}/environ", "rb").read(1),
         "signal another process": lambda: os.kill(os.getppid(), 0),
+        "read a file": lambda: open(f"{folder}/there"),
+        "list a folder": lambda: os.listdir(folder),
         "write a file": lambda: open(f"{folder}/file", "wb"),
         "cut a file": lambda: os.truncate(f"{folder}/there", 0),
         "remove a file": lambda: os.unlink(f"{folder}/there"),
@@ -122,7 +124,7 @@ def landlock_version() -> int:
 
 
 @pytest.mark.skipif(landlock_version() < 6, reason="needs Linux 6.12 with Landlock")
-def test_a_decode_process_cannot_reach_other_processes_nor_write_nor_connect(tmp_path: Path) -> None:
+def test_a_decode_process_cannot_reach_other_processes_nor_files_nor_connect(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("whole")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])

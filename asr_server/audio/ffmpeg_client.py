@@ -8,8 +8,8 @@ has FFmpeg's libraries loaded and forks these processes. It is started with the 
 file that needs it, and ends with `shutdown` or when this process is gone, because its socket then closes. A
 few decode processes that are done wait for the next file.
 
-The server sends a `DecodeTask` with the file's descriptor, and then `NEXT` for each block that it wants. Each
-answer is a `HEADER`, which says of what kind it is, and its content.
+The server sends a `DecodeTask` with the file, opened once for each track that may be read, and then `NEXT`
+for each block that it wants. Each answer is a `HEADER`, which says of what kind it is, and its content.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from asr_server.process import child_environment
 HEADER: Final = struct.Struct("<BI")  # kind, bytes that follow
 SAMPLES, END, REFUSED, OPENED = 0, 1, 2, 3
 NEXT: Final = b"n"  # asks for a block
+NUM_OPENED: Final = 2  # descriptors of a file: two tracks are read side by side, each at its own place
 STATUS: Final = struct.Struct("<i")  # from the forkserver: the process's id, and its status as of waitpid
 
 
@@ -241,7 +242,9 @@ class DecodeProcesses:
 def _given(process: DecodeProcess, message: bytes, fd: int) -> DecodeProcess:
     """The process, once it has been given the file. Raises OSError; the process is closed then."""
     try:
-        socket.send_fds(process.connection, [message], [fd])
+        with contextlib.ExitStack() as opened:
+            own = [opened.enter_context(open(f"/dev/fd/{fd}", "rb", buffering=0)) for _ in range(NUM_OPENED)]
+            socket.send_fds(process.connection, [message], [file.fileno() for file in own])
     except OSError:
         process.close()
         raise

@@ -10,6 +10,7 @@ those of a player. Frames without time stamps follow each other.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,12 +48,14 @@ class FfmpegDecoder:
     has_exact_duration = False
 
     def __init__(
-        self, path: str, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
+        self, fd: int, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
     ) -> None:
-        """Raises CannotOpen where FFmpeg does not know the file, InvalidAudio where no audio is in it, and
+        """Reads the open file from its beginning. Nobody else may read from this descriptor meanwhile.
+
+        Raises CannotOpen where FFmpeg does not know the file, InvalidAudio where no audio is in it, and
         NoSuchTrack.
         """
-        self._path, self._limits = path, limits or AudioLimits()
+        self._fd, self._limits = fd, limits or AudioLimits()
         self.truncated = self.has_more = False
         self._container = self._open()
         try:
@@ -67,7 +70,7 @@ class FfmpegDecoder:
         except _DAMAGE:
             block, self.truncated = None, True
         if block is None:
-            self.truncated = self.truncated or self._falls_short() or another_file_follows(self._path)
+            self.truncated = self.truncated or self._falls_short() or another_file_follows(self._fd)
             return np.empty((0, self.num_channels), np.float32)
         return block
 
@@ -75,9 +78,10 @@ class FfmpegDecoder:
         self._container.close()
 
     def _open(self) -> Any:
-        options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        options = {"fd": str(self._fd), "format_whitelist": CONTAINERS, "protocol_whitelist": "fd"}
         try:
-            return av.open(self._path, container_options=options)
+            return av.open("fd:", container_options=options)
         except _DAMAGE as error:
             raise CannotOpen(str(error)) from error
 
@@ -195,23 +199,21 @@ class FfmpegDecoder:
             num_left -= len(block)
 
 
-def another_file_follows(path: str) -> bool:
+def another_file_follows(fd: int) -> bool:
     """Return whether a second MP4 or AIFF lies behind the first, of which FFmpeg reads nothing."""
-    with open(path, "rb", buffering=0) as file:
-        at, num_ftyp = 0, 0
-        for _ in range(MAX_BOXES):
-            file.seek(at)
-            head = file.read(16)
-            if head[:4] == b"FORM":
-                file.seek(at + 8 + int.from_bytes(head[4:8], "big"))
-                return file.read(4) == b"FORM"
-            num_ftyp += head[4:8] == b"ftyp"
-            size = int.from_bytes(head[:4], "big")
-            size = int.from_bytes(head[8:16], "big") if size == 1 else size
-            if num_ftyp != 1 or size < 8:
-                break
-            at += size
-        return num_ftyp > 1
+    length = os.fstat(fd).st_size
+    at, num_ftyp = 0, 0
+    for _ in range(MAX_BOXES):
+        head = os.pread(fd, 16, at)
+        if head[:4] == b"FORM":
+            return os.pread(fd, 4, at + 8 + int.from_bytes(head[4:8], "big")) == b"FORM"
+        num_ftyp += head[4:8] == b"ftyp"
+        size = int.from_bytes(head[:4], "big")
+        size = int.from_bytes(head[8:16], "big") if size == 1 else size
+        if num_ftyp != 1 or not 8 <= size < length - at:
+            break
+        at += size
+    return num_ftyp > 1
 
 
 def tracks_of(container: Any) -> list[Track]:

@@ -9,13 +9,16 @@ Runs in the FFmpeg processes alone: the API process never imports this file. Kno
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import pkgutil
 import resource
 import signal
 import socket
 import sys
 import time
 
+import av
 import av.logging
 import msgspec
 
@@ -24,6 +27,7 @@ from asr_server.audio.ffmpeg_client import (
     END,
     HEADER,
     NEXT,
+    NUM_OPENED,
     OPENED,
     REFUSED,
     SAMPLES,
@@ -57,6 +61,7 @@ MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
 
 def main(socket_fd: int) -> None:
     """Forks a decode process for each connection that arrives, until the server closes its end."""
+    _import_all_of_pyav()
     leave_stopping_to_the_parent()
     gain_no_privileges()
     hide_from_other_processes()
@@ -75,6 +80,13 @@ def main(socket_fd: int) -> None:
                 server.close()
                 _run_decode_process(connection_fd)
             os.close(connection_fd)
+
+
+def _import_all_of_pyav() -> None:
+    """PyAV imports some modules at the first stream that needs them; a confined process reads no file."""
+    for module in pkgutil.walk_packages(av.__path__, "av."):
+        if module.name not in ("av.__main__", "av.datasets"):
+            importlib.import_module(module.name)
 
 
 def _fork(status_fds: dict[int, int], status_fd: int) -> int:
@@ -126,16 +138,17 @@ def _run_decode_process(connection_fd: int) -> None:
 def serve(connection: socket.socket) -> None:
     """One file after another, until the server closes the connection."""
     while True:
-        message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, 1)
+        message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, NUM_OPENED)
         if not message:
             return
         try:
-            decode(connection, fds[0], msgspec.msgpack.decode(message, type=DecodeTask))
+            decode(connection, fds, msgspec.msgpack.decode(message, type=DecodeTask))
         finally:
-            os.close(fds[0])
+            for fd in fds:
+                os.close(fd)
 
 
-def decode(connection: socket.socket, fd: int, task: DecodeTask) -> None:
+def decode(connection: socket.socket, fds: list[int], task: DecodeTask) -> None:
     """Answers each request for a block of one file.
 
     Raises:
@@ -147,7 +160,7 @@ def decode(connection: socket.socket, fd: int, task: DecodeTask) -> None:
         while _asked(connection):
             set_alarms(BLOCK_CPU_S, BLOCK_WALL_S)
             if stream is None:
-                stream = _open(fd, task)
+                stream = _open(fds, task)
                 _answer(connection, OPENED, msgspec.msgpack.encode(_opened(stream)))
             answer = _gathered(stream)
             task.limits.check_work(time.process_time() - started_at_s)
@@ -186,13 +199,15 @@ def _asked(connection: socket.socket) -> bool:
     return True
 
 
-def _open(fd: int, task: DecodeTask) -> Stream:
+def _open(fds: list[int], task: DecodeTask) -> Stream:
     try:
         numbers = task.choice.numbers
-        decoder = _decoder(fd, task, task.choice if len(numbers) < 2 else TrackChoice(numbers[:1]))
+        first = task.choice if len(numbers) < 2 else TrackChoice(numbers[:1])
+        decoder = FfmpegDecoder(fds[0], first, task.limits)
         if len(numbers) == 2 or (task.split_channels and not numbers and _is_one_of_two_voices(decoder)):
             decoder.close()
-            return PairedStream(*(_one_track(fd, task, number) for number in numbers or (1, 2)))
+            both = zip(fds, numbers or (1, 2), strict=True)
+            return PairedStream(*(_one_track(fd, task, number) for fd, number in both))
         return DecodedStream(decoder, task.limits, task.split_channels, task.channel)
     except CannotOpen as error:
         raise invalid_audio("The file is not audio, or damaged beyond reading.") from error
@@ -202,12 +217,8 @@ def _opened(stream: Stream) -> Opened:
     return Opened(stream.duration_s, stream.num_channels, stream.tracks_read)
 
 
-def _decoder(fd: int, task: DecodeTask, choice: TrackChoice) -> FfmpegDecoder:
-    return FfmpegDecoder(f"/dev/fd/{fd}", choice, task.limits)
-
-
 def _one_track(fd: int, task: DecodeTask, number: int) -> DecodedStream:
-    return DecodedStream(_decoder(fd, task, TrackChoice((number,))), task.limits)
+    return DecodedStream(FfmpegDecoder(fd, TrackChoice((number,)), task.limits), task.limits)
 
 
 def _is_one_of_two_voices(decoder: FfmpegDecoder) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -233,6 +234,11 @@ def make(folder: Path, name: str, frames: Frames, sample_rate: int) -> Path:
         FORMATS[name](path, frames, sample_rate)
         _made[key] = path.read_bytes()
     return path
+
+
+def opened(path: Path) -> int:
+    """Return a descriptor, open for as long as the tests run."""
+    return os.open(path, os.O_RDONLY)
 
 
 def slices(recording: Recording) -> Iterator[Piece]:

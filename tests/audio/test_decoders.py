@@ -20,6 +20,7 @@ from tests.audio.audio_files import (
     LOSSLESS,
     Frames,
     make,
+    opened,
     real_recordings,
     voice,
     write_ffmpeg,
@@ -37,7 +38,7 @@ def all_of(decoder: Decoder) -> Frames:
 
 def decoded(path: Path) -> tuple[Frames, Decoder]:
     fd = os.open(path, os.O_RDONLY)
-    decoder = open_native(fd) or FfmpegDecoder(str(path))
+    decoder = open_native(fd) or FfmpegDecoder(fd)
     frames = all_of(decoder)
     os.close(fd)
     return frames, decoder
@@ -173,7 +174,7 @@ def test_ffmpeg_formats_of_every_kind_have_the_same_scale(
     write_ffmpeg(str(tmp_path / "a.mka"), voice(16_000, 2, 1.0), 16_000, codec, "matroska")
     with av.open(str(tmp_path / "a.mka")) as container:
         assert next(container.decode(audio=0)).format.name == sample_format
-    frames = all_of(FfmpegDecoder(str(tmp_path / "a.mka")))
+    frames = all_of(FfmpegDecoder(opened(tmp_path / "a.mka")))
     assert np.abs(frames - voice(16_000, 2, 1.0)).max() <= (2**-7 if codec == "pcm_u8" else 2**-15)
 
 
@@ -235,7 +236,7 @@ def size_bytes(size: int) -> bytes:
 def test_a_video_without_sound_is_refused_by_name(tmp_path: Path) -> None:
     write_silent_video(tmp_path / "a.mp4")
     with pytest.raises(InvalidAudio, match="no audio stream"):
-        FfmpegDecoder(str(tmp_path / "a.mp4"))
+        FfmpegDecoder(opened(tmp_path / "a.mp4"))
 
 
 def write_silent_video(path: Path) -> None:
@@ -256,7 +257,7 @@ def test_a_playlist_cannot_name_another_file(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(CannotOpen):
-            FfmpegDecoder(str(tmp_path / name))
+            FfmpegDecoder(opened(tmp_path / name))
 
 
 def test_libsndfile_says_that_it_cannot_open(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from asr_server.audio.recording import Recording
 from asr_server.audio.tracks import TrackChoice
 from asr_server.core import Chunk
 from asr_server.errors import AudioTooLong, NoSuchTrack, NotStereo
-from tests.audio.audio_files import Frames, Sound, slices, voice, write_film
+from tests.audio.audio_files import Frames, Sound, opened, slices, voice, write_film
 from tests.audio.test_decoders import all_of
 
 
@@ -44,7 +44,7 @@ def test_sound_that_begins_after_the_picture_keeps_its_time(
     tmp_path: Path, container: str, codec: str
 ) -> None:
     path = write_film(tmp_path / "a", container, [Sound(tone(440), start_s=4.02)], 6.0, codec)
-    decoder = FfmpegDecoder(str(path))
+    decoder = FfmpegDecoder(opened(path))
     frames = all_of(decoder)
     assert first_sound_s(frames) == pytest.approx(4.02, abs=0.03)
     assert len(frames) / 48_000 == pytest.approx(6.02, abs=0.06)
@@ -60,7 +60,7 @@ def test_a_gap_in_the_time_stamps_is_silence(
     tmp_path: Path, container: str, codec: str, gap_s: float
 ) -> None:
     path = write_film(tmp_path / "a", container, [Sound(tone(440), gap=(1.0, gap_s))], codec=codec)
-    decoder = FfmpegDecoder(str(path))
+    decoder = FfmpegDecoder(opened(path))
     frames = all_of(decoder)
     assert len(frames) / 48_000 == pytest.approx(2.0 + gap_s, abs=0.06)
     assert first_sound_s(frames, 1.1) == pytest.approx(1.0 + gap_s, abs=0.04)
@@ -69,7 +69,7 @@ def test_a_gap_in_the_time_stamps_is_silence(
 
 def test_a_clock_that_jumps_in_a_transport_stream_is_no_silence(tmp_path: Path) -> None:
     path = write_film(tmp_path / "a.ts", "mpegts", [Sound(tone(440), gap=(1.0, 3600.0))])
-    assert len(all_of(FfmpegDecoder(str(path)))) / 48_000 == pytest.approx(2.0, abs=0.1)
+    assert len(all_of(FfmpegDecoder(opened(path)))) / 48_000 == pytest.approx(2.0, abs=0.1)
 
 
 def test_time_stamps_that_begin_again_do_not_hide_a_later_gap(tmp_path: Path) -> None:
@@ -77,14 +77,14 @@ def test_time_stamps_that_begin_again_do_not_hide_a_later_gap(tmp_path: Path) ->
     names = [write_film(tmp_path / str(n), "ogg", [part], codec="libopus") for n, part in enumerate(parts)]
     joined = tmp_path / "joined.ogg"
     joined.write_bytes(b"".join(name.read_bytes() for name in names))
-    assert len(all_of(FfmpegDecoder(str(joined)))) / 48_000 == pytest.approx(4.5, abs=0.1)
+    assert len(all_of(FfmpegDecoder(opened(joined)))) / 48_000 == pytest.approx(4.5, abs=0.1)
 
 
 def test_silence_beyond_the_limit_is_refused_before_it_is_made(tmp_path: Path) -> None:
     path = write_film(tmp_path / "a.mkv", "matroska", [Sound(tone(440), gap=(1.0, 50_000.0))])
     started_s = time.process_time()
     with pytest.raises(AudioTooLong, match="max-audio-s"):
-        all_of(FfmpegDecoder(str(path), limits=AudioLimits(max_audio_s=43_200)))
+        all_of(FfmpegDecoder(opened(path), limits=AudioLimits(max_audio_s=43_200)))
     assert time.process_time() - started_s < 43_200 / 1000  # by far less than its samples would take
 
 
@@ -94,7 +94,7 @@ def test_sound_that_begins_late_is_not_taken_for_cut_short(
 ) -> None:
     """Longer than FFmpeg looks ahead; and alone, where it is the start."""
     path = write_film(tmp_path / "a.mkv", "matroska", [Sound(tone(440), start_s=start_s)], picture_s)
-    decoder = FfmpegDecoder(str(path))
+    decoder = FfmpegDecoder(opened(path))
     lead_s = start_s if picture_s else 0.0
     assert len(all_of(decoder)) / 48_000 == pytest.approx(lead_s + 2.0, abs=0.05)
     assert not decoder.truncated
@@ -103,7 +103,7 @@ def test_sound_that_begins_late_is_not_taken_for_cut_short(
 @pytest.mark.parametrize("container", ["matroska", "mp4", "mpegts"])
 def test_a_picture_that_outlasts_the_sound_is_no_damage(tmp_path: Path, container: str) -> None:
     path = write_film(tmp_path / "a", container, [Sound(tone(440))], picture_s=4.0)
-    decoder = FfmpegDecoder(str(path))
+    decoder = FfmpegDecoder(opened(path))
     assert len(all_of(decoder)) / 48_000 == pytest.approx(2.0, abs=0.05)
     assert not decoder.truncated
 
@@ -111,7 +111,7 @@ def test_a_picture_that_outlasts_the_sound_is_no_damage(tmp_path: Path, containe
 def test_a_film_that_is_cut_short_is_said_to_be(tmp_path: Path) -> None:
     path = write_film(tmp_path / "a.mkv", "matroska", [Sound(voice(48_000, 1, 8.0))], picture_s=8.0)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    decoder = FfmpegDecoder(str(path))
+    decoder = FfmpegDecoder(opened(path))
     assert 1 < len(all_of(decoder)) / 48_000 < 7
     assert decoder.truncated
 
@@ -139,7 +139,7 @@ FILM = [
 def test_the_default_track_is_read_or_the_one_that_is_named(
     tmp_path: Path, choice: TrackChoice, expected: int
 ) -> None:
-    decoder = FfmpegDecoder(str(write_film(tmp_path / "a.mkv", "matroska", FILM)), choice)
+    decoder = FfmpegDecoder(opened(write_film(tmp_path / "a.mkv", "matroska", FILM)), choice)
     assert pitch(all_of(decoder)) == pytest.approx(expected, abs=2)
     (track,) = decoder.tracks_read
     assert track.number == expected // 100 - 3
@@ -151,7 +151,7 @@ def test_a_track_that_is_not_there_is_refused_with_those_that_are(
 ) -> None:
     path = write_film(tmp_path / "a.mkv", "matroska", FILM)
     with pytest.raises(NoSuchTrack, match=r"3 audio tracks .*1: eng, 2: ger, 3: spa"):
-        FfmpegDecoder(str(path), choice)
+        FfmpegDecoder(opened(path), choice)
 
 
 def test_a_commentary_and_a_description_come_last_where_none_is_the_default(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_commentary_and_a_description_come_last_where_none_is_the_default(tmp_
         Sound(tone(500), disposition=Disposition.visual_impaired),
         Sound(tone(600), disposition=Disposition.original),
     ]
-    decoder = FfmpegDecoder(str(write_film(tmp_path / "a.mkv", "matroska", sounds)))
+    decoder = FfmpegDecoder(opened(write_film(tmp_path / "a.mkv", "matroska", sounds)))
     assert decoder.tracks_read[0].number == 3
 
 
@@ -168,7 +168,7 @@ def test_a_commentary_and_a_description_come_last_where_none_is_the_default(tmp_
 @pytest.mark.parametrize("disposition", [0, Disposition.default])
 def test_a_track_without_packets_is_passed_over(tmp_path: Path, container: str, disposition: int) -> None:
     sounds = [Sound(None, disposition=disposition), Sound(tone(500))]
-    decoder = FfmpegDecoder(str(write_film(tmp_path / "a", container, sounds)))
+    decoder = FfmpegDecoder(opened(write_film(tmp_path / "a", container, sounds)))
     assert pitch(all_of(decoder)) == pytest.approx(500, abs=2)
     assert not decoder.truncated
 
