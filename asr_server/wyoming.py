@@ -32,7 +32,7 @@ from asr_server import __version__, metrics
 from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, body_of, response_to
 from asr_server.api.middleware import new_request_id, report_request
-from asr_server.api.request import check_model
+from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState
 from asr_server.api.upload import Upload
 from asr_server.audio.recording import Recording
@@ -229,10 +229,12 @@ class WyomingConnection:
         current_request_id.set(new_request_id())
         self._stats = metrics.begin_request_stats(lambda: ROUTE)
         client, *_ = self._writer.get_extra_info("peername") or ("",)
-        self._stats.asked_for |= {"client": client, "model": state.settings.model_names[0]}
+        self._stats.asked_for |= {"client": client, "model": state.models.default.name}
         self._asked_at = time.monotonic()
-        state.require_engine()
-        options = self._decoding_options()
+        state.models.require_engine()
+        model = state.models.choose(self._wanted.name or "")
+        self._stats.asked_for["model"] = model.name
+        options = self._decoding_options(model)
         with (
             state.admission.enter(),
             closing(Upload(state.settings.max_upload_bytes, state.uploads, self)) as upload,
@@ -240,7 +242,7 @@ class WyomingConnection:
             with self._stats.stage("upload"):
                 await self._receive_audio(first, upload)
             with self._stats.stage("transcription"):
-                transcript = await self._transcribe(upload, options)
+                transcript = await self._transcribe(upload, model, options)
             answer = TranscriptEvent(transcript.text, language=next(iter(transcript.languages), None))
             await self._write(answer, state.settings.client_grace_s)
         self._report(200)
@@ -265,10 +267,10 @@ class WyomingConnection:
         if event is None:
             raise ClientDisconnect
 
-    async def _transcribe(self, upload: Upload, options: DecodingOptions) -> Transcript:
+    async def _transcribe(self, upload: Upload, model: ServedModel, options: DecodingOptions) -> Transcript:
         async with cancel_on_disconnect(self._wait_until_left), self._state.admission.acquire():
-            recording = Recording(await upload.source(), self._state.audio_limits)
-            async with self._state.transcriber.transcribe(recording, options) as session:
+            recording = Recording(await upload.source(), model.audio_limits)
+            async with model.transcriber.transcribe(recording, options) as session:
                 async for _ in session:
                     pass
                 return session.transcript()
@@ -277,16 +279,14 @@ class WyomingConnection:
         await self._has_left.wait()
         return {"type": "http.disconnect"}
 
-    def _decoding_options(self) -> DecodingOptions:
-        """Raises InvalidValue, ModelNotFound."""
-        wanted, transcriber = self._wanted, self._state.transcriber
-        if wanted.name:
-            check_model(wanted.name, self._state.settings)
+    def _decoding_options(self, model: ServedModel) -> DecodingOptions:
+        """Raises InvalidValue."""
+        wanted, transcriber = self._wanted, model.transcriber
         return DecodingOptions(
             language=transcriber.languages.given_code(wanted.language),
             prompt_tokens=prompt_tokens(transcriber.tokenizer, "", wanted.keywords),
             segment_times=False,
-            temperatures=self._state.settings.temperatures,
+            temperatures=model.settings.temperatures,
         )
 
     # -- What is written -----------------------------------------------------------------------------------
@@ -337,12 +337,17 @@ class WyomingConnection:
             self._asked_at, self._idle_since = None, time.monotonic()
 
     def _info(self) -> Info:
-        settings = self._state.settings
         about = {"attribution": ATTRIBUTION, "installed": True, "version": __version__}
-        languages = sorted(self._state.transcriber.languages.codes)
-        name = settings.model_names[0]
-        model = AsrModel(name=name, description=settings.model_description, languages=languages, **about)  # type: ignore[arg-type]
-        program = AsrProgram(name="asr-server", description="asr-server", models=[model], **about)  # type: ignore[arg-type]
+        models = [
+            AsrModel(
+                name=model.name,
+                description=model.settings.model_description,
+                languages=sorted(model.transcriber.languages.codes),
+                **about,  # type: ignore[arg-type]
+            )
+            for model in self._state.models
+        ]
+        program = AsrProgram(name="asr-server", description="asr-server", models=models, **about)  # type: ignore[arg-type]
         return Info(asr=[program])
 
 

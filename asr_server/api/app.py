@@ -22,7 +22,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from asr_server import __version__
-from asr_server.api import errors, openapi, routes
+from asr_server.api import errors, metrics, openapi, routes
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import ApiKeys
 from asr_server.api.compat import azure, whisper_asr, whisper_cpp
@@ -40,18 +40,14 @@ from asr_server.api.middleware import (
     RequestLogMiddleware,
     UnreadBodyMiddleware,
 )
+from asr_server.api.models import ModelRegistry
 from asr_server.api.plain_errors import PlainErrors
 from asr_server.api.plain_routes import PlainRoutes, TrailingSlashes
 from asr_server.api.state import AppState, RealtimeSessions
 from asr_server.api.upload import UploadStore
-from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
-from asr_server.checkpoint.files import AudioWindow
-from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import MIB, Settings
-from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.realtime.route import router as realtime_router
-from asr_server.transcription import StallLimits, Transcriber
 
 LOOK_EVERY_S: Final = 2.0  # at the memory
 WORTH_BYTES: Final = 4 * MIB  # less growth of the memory is left alone
@@ -82,16 +78,8 @@ would all stay after a burst.
 """
 
 
-def create_app(
-    settings: Settings,
-    dispatcher: Dispatcher,
-    pool: PreprocessPool,
-    tokenizer: Tokenizer,
-    window: AudioWindow,
-) -> FastAPI:
-    """Makes the application. It starts the dispatcher when it starts, and stops dispatcher and pool when it
-    stops.
-    """
+def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) -> FastAPI:
+    """Make the application. It starts the models when it starts, and stops models and pool when it stops."""
     app = FastAPIOffline(  # has Swagger's files
         docs_url=None,
         title="asr-server",
@@ -103,14 +91,12 @@ def create_app(
     )
     app.state.server = AppState(
         settings,
-        dispatcher,
+        models,
         pool,
-        Transcriber(dispatcher, pool, tokenizer, settings.check_voice, StallLimits.from_settings(settings)),
         AdmissionLimiter(settings.max_concurrent_requests),
         UploadStore(settings.max_upload_memory_bytes, settings.max_upload_disk_bytes),
         ReadingTurns(),
-        AudioLimits.from_settings(settings, window),
-        RealtimeSessions(settings.max_realtime_sessions, dispatcher),
+        RealtimeSessions(settings.max_realtime_sessions),
         ApiKeys(settings),
         started_at=int(time.time()),
     )
@@ -118,13 +104,13 @@ def create_app(
     app.include_router(routes.audio)  # routes are tried in this order
     app.include_router(routes.probes)
     app.include_router(routes.models)
-    app.include_router(routes.metrics_routes)
+    app.include_router(metrics.router)
     app.include_router(realtime_router)
     for compatible in (azure, whisper_asr, whisper_cpp):
         app.include_router(compatible.router)
     routes.install_page(app)
     install_docs_page(app)
-    openapi.install(app, settings)
+    openapi.install(app, settings, models)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     app.add_middleware(LastErrorMiddleware)
     app.add_middleware(UnreadBodyMiddleware, turns=app.state.server.reading_turns)
@@ -141,15 +127,15 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
     current_default_thread_limiter().total_tokens = FILE_THREADS
-    await state.dispatcher.start()
+    await state.models.start()
     if state.settings.reuse_port:  # it listens after this: connections go to the other servers until then
-        await state.dispatcher.supervisor.until_ready()
+        await state.models.until_ready()
     releasing = asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))
     try:
         yield
     finally:
         releasing.cancel()
-        await state.dispatcher.stop()
+        await state.models.stop()
         await asyncio.to_thread(state.pool.shutdown)
 
 

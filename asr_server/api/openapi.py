@@ -21,6 +21,7 @@ from pydantic_core import core_schema
 
 from asr_server.api.errors import response_to
 from asr_server.api.middleware import DROPPED, IGNORED_FIELDS, MODEL_LIMIT, REQUEST_ID, TRACKS, TRUNCATED
+from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import (
     AudioFields,
     ErrorBody,
@@ -299,19 +300,19 @@ _FILE: Final = {
 }
 
 
-def install(app: FastAPI, settings: Settings) -> None:
+def install(app: FastAPI, settings: Settings, models: ModelRegistry) -> None:
     """Gives the application its document, made at the first call."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app, settings))
+            document.update(_document(app, settings, models))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
+def _document(app: FastAPI, settings: Settings, models: ModelRegistry) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -324,7 +325,7 @@ def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
         schemas.pop(name, None)
     schemas |= _schemas()
     for fields_type in (TranscriptionFields, TranslationFields):
-        schemas[fields_type.__name__], parts = _form(fields_type, settings)
+        schemas[fields_type.__name__], parts = _form(fields_type, settings, models)
         schemas |= parts
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
@@ -358,14 +359,16 @@ def _schemas() -> dict[str, Any]:
     return schemas
 
 
-def _form(fields_type: type[AudioFields], settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+def _form(
+    fields_type: type[AudioFields], settings: Settings, models: ModelRegistry
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the form's schema, and the schemas that it refers to."""
     schema = fields_type.model_json_schema(ref_template=REF, schema_generator=_WithoutNull)
     parts: dict[str, Any] = schema.pop("$defs", {})
     schema["properties"] = {"file": _FILE} | schema["properties"]
-    schema["properties"]["model"]["default"] = settings.model_names[0]
-    if not settings.takes_any_name:
-        schema["properties"]["model"]["enum"] = list(settings.model_names)
+    schema["properties"]["model"]["default"] = models.default.name
+    if not models.take_any_name:
+        schema["properties"]["model"]["enum"] = list(models.names)
     schema["required"] = ["file", *schema.get("required", [])]
     if "chunking_strategy" in schema["properties"]:
         as_object, _ = schema["properties"]["chunking_strategy"]["anyOf"]  # the other one is null

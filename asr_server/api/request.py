@@ -1,6 +1,6 @@
 """Parses a form's text fields into typed models, and these into decoding options that this model can honour.
 
-Used by `transcribe.py` and, for the names of models, by `routes.py`, `realtime` and `wyoming.py`. Runs in the
+Used by `transcribe.py`. Runs in the
 API process, on its event loop. Reads no audio.
 """
 
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from asr_server import metrics
 from asr_server.api.form import VOICE_FIELD
+from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
     AUTO_CHUNKING,
@@ -29,15 +30,16 @@ from asr_server.api.schemas import (
     TranslationFields,
     loads,
 )
+from asr_server.api.served_model import ServedModel
 from asr_server.audio.tracks import TrackChoice, parse_choice
 from asr_server.config import Settings, naming
 from asr_server.core import DecodingOptions, VoiceChunking, temperatures_for
-from asr_server.errors import InvalidValue, ModelNotFound
+from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.models import require_speaker_models
-from asr_server.transcription import Transcriber, prompt_tokens
+from asr_server.transcription import prompt_tokens
 from asr_server.transcription.language import ENGLISH, is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
@@ -221,6 +223,7 @@ def _check_split(fields: AudioFields) -> None:
 
 @dataclass(frozen=True)
 class TranscriptionRequest:
+    model: ServedModel
     fields: AudioFields  # as the client sent them, checked
     options: DecodingOptions
     ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
@@ -254,18 +257,16 @@ class TranscriptionRequest:
         return SpeakerCount(exact or fields.min_speakers or 1, exact or fields.max_speakers)
 
 
-def parse_transcription_request(
-    pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
-) -> TranscriptionRequest:
+def parse_transcription_request(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound, SpeakersUnavailable."""
-    fields, ignored = _parse(pairs, TranscriptionFields, settings)
-    check_model(fields.model, settings)
+    fields, ignored, model = _parse(pairs, TranscriptionFields, models)
+    transcriber = model.transcriber
     language, candidates = transcriber.languages.choice(
         fields.language, fields.languages, ("language", "languages[]")
     )
     keywords = [*fields.keywords, *fields.hotwords.split(",")]
     render_options = _render_options(fields)
-    shared = _shared_options(fields, settings)
+    shared = _shared_options(fields, model.settings)
     if len(candidates) > 1:  # who names several languages has a recording in several
         shared["multilingual"] = True
     options = DecodingOptions(
@@ -278,21 +279,19 @@ def parse_transcription_request(
         word_timestamps=render_options.needs_words([fields.response_format]),
         **shared,  # type: ignore[arg-type]
     )
-    request = TranscriptionRequest(fields, options, ignored, render_options)
+    request = TranscriptionRequest(model, fields, options, ignored, render_options)
     if request.count is not None:
         require_speaker_models()
         options = msgspec.structs.replace(options, word_timestamps=True)
     automatic = AUTO_CHUNKING if fields.vad_filter else None
     chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else automatic
-    return TranscriptionRequest(fields, options, ignored, render_options, chunking)
+    return TranscriptionRequest(model, fields, options, ignored, render_options, chunking)
 
 
-def parse_translation_request(
-    pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
-) -> TranscriptionRequest:
+def parse_translation_request(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound."""
-    fields, ignored = _parse(pairs, TranslationFields, settings)
-    check_model(fields.model, settings)
+    fields, ignored, model = _parse(pairs, TranslationFields, models)
+    transcriber = model.transcriber
     if not transcriber.can_translate:
         raise InvalidValue(f"The model '{fields.model}' cannot translate.", "model")
     if fields.to_language and transcriber.languages.code(fields.to_language, "to_language") != ENGLISH:
@@ -307,17 +306,17 @@ def parse_translation_request(
         language=transcriber.languages.given_code(fields.language, "language"),
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, fields.hotwords.split(",")),
         word_timestamps=render_options.needs_words([fields.response_format]),
-        **_shared_options(fields, settings),  # type: ignore[arg-type]
+        **_shared_options(fields, model.settings),  # type: ignore[arg-type]
     )
     chunking = AUTO_CHUNKING if fields.vad_filter else None
-    return TranscriptionRequest(fields, options, ignored, render_options, chunking)
+    return TranscriptionRequest(model, fields, options, ignored, render_options, chunking)
 
 
 def _parse(
-    pairs: list[tuple[str, str]], fields_type: type[F], settings: Settings
-) -> tuple[F, tuple[str, ...]]:
+    pairs: list[tuple[str, str]], fields_type: type[F], models: ModelRegistry
+) -> tuple[F, tuple[str, ...], ServedModel]:
     ignored: tuple[str, ...] = ()
-    if settings.unknown_fields == "ignore":
+    if models.default.settings.unknown_fields == "ignore":
         pairs, ignored = split_unknown(pairs, fields_type)
     fields = parse_fields(pairs, fields_type)
     metrics.current_request_stats().asked_for |= {
@@ -325,17 +324,7 @@ def _parse(
         "format": fields.response_format,
         "stream": fields.is_streamed,
     }
-    return fields, ignored
-
-
-def check_model(name: str, settings: Settings) -> None:
-    """Raise ModelNotFound. No name means the model that is served."""
-    if name and name not in settings.model_names and not settings.takes_any_name:
-        served = ", ".join(settings.model_names)
-        raise ModelNotFound(
-            f"The model '{name[:200]}' does not exist. Served here: {served}. "
-            f"{naming('model_alias')} adds names; '*' takes any."
-        )
+    return fields, ignored, models.choose(fields.model)
 
 
 def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object]:

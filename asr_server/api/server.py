@@ -9,21 +9,19 @@ import asyncio
 import logging
 import socket
 import time
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from asr_server.api.app import create_app
+from asr_server.api.models import ModelRegistry
+from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState
 from asr_server.api.tls import http_protocol
 from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
-from asr_server.checkpoint.files import AudioWindow
-from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import NO_PORT, Settings, naming
-from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import ShuttingDown
 from asr_server.machine import freeze_gc, is_loopback, listening_on, raise_open_files_limit, shared_sockets
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
@@ -52,12 +50,10 @@ def run(settings: Settings) -> int:
     Returns the exit status.
     """
     _warn_of_few_files(raise_open_files_limit(), settings)
-    directory = Path(settings.model)
-    window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
     pool = PreprocessPool(settings.preprocess_workers)
+    models = ModelRegistry([ServedModel.from_checkpoint(settings, pool)])
     pool.warm_up()  # its libraries load while the engine's do
-    dispatcher = Dispatcher(settings, window=window)
-    app = create_app(settings, dispatcher, pool, tokenizer, window)
+    app = create_app(settings, models, pool)
     config = uvicorn.Config(
         app,
         http=http_protocol(settings, app.state.server.uploads),  # type: ignore[arg-type]  # uvicorn only calls it
@@ -77,8 +73,8 @@ def run(settings: Settings) -> int:
     )
     server = Server(config, app.state.server)
     server.run(_sockets(settings))
-    if dispatcher.supervisor.failed_to_start:
-        logger.critical("the engine could not be started: %s", dispatcher.supervisor.last_failure)
+    if model := models.failed_to_start:
+        logger.critical("the engine could not be started: %s", model.dispatcher.supervisor.last_failure)
         return ENGINE_FAILED
     return server.exit_status
 
@@ -156,16 +152,16 @@ class Server(uvicorn.Server):
         """The first signal begins the drain, a second one ends it. The process exits with a status of its
         own: uvicorn would raise the signal anew.
         """
-        self._state.dispatcher.supervisor.expect_ends()
+        self._state.models.expect_ends()
         self._hurry = self.should_exit
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         """Returns whether to stop. uvicorn calls it ten times a second."""
-        return await super().on_tick(counter) or self._state.dispatcher.supervisor.failed_to_start
+        return await super().on_tick(counter) or self._state.models.failed_to_start is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if not self._state.dispatcher.supervisor.failed_to_start:
+        if not self._state.models.failed_to_start:
             await self._drain()
         if self._wyoming is not None:
             await self._wyoming.close()
@@ -179,7 +175,7 @@ class Server(uvicorn.Server):
             for listener in self.servers:
                 listener.close()
         logger.info("draining: %d requests in flight have %g s to finish", self._num_in_flight, limit_s)
-        self._state.dispatcher.drain()
+        self._state.models.drain()
         sessions = asyncio.create_task(self._state.realtime.drain(limit_s))
         while self._num_in_flight and time.monotonic() < end and not self._hurry:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)  # the handler of a signal cannot set an event
@@ -187,7 +183,7 @@ class Server(uvicorn.Server):
         drained_s = time.monotonic() - started_at
         if self._num_in_flight:
             logger.warning("drained for %.1f s: %d requests unfinished", drained_s, self._num_in_flight)
-            self._state.dispatcher.fail_all(ShuttingDown)
+            self._state.models.fail_all(ShuttingDown)
             await self._state.realtime.drain(CLOSE_LIMIT_S)  # each session is sent the end of its turns
         else:
             logger.info("drained in %.1f s: no request is left", drained_s)

@@ -18,17 +18,13 @@ from starlette.requests import HTTPConnection, Request
 from asr_server.api.admission import AdmissionLimiter
 from asr_server.api.auth import ApiKeys
 from asr_server.api.form import ReadingTurns
+from asr_server.api.models import ModelRegistry
+from asr_server.api.served_model import RETRY_AFTER_S
 from asr_server.api.upload import UploadStore
-from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
-from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import EngineUnavailable, SessionsTaken, ShuttingDown
-from asr_server.transcription import Transcriber
+from asr_server.errors import SessionsTaken
 
-RETRY_AFTER_S: Final = 5
-INTERIM_SHARE: Final = 8  # of the slots, or fewer, are at work when an interim reading may begin
-ENGINE_LOST: Final = "The engine has ended and is started again; the server's log says why."
 SERVICE_RESTART: Final = 1012  # the official client connects again
 
 
@@ -38,12 +34,11 @@ class _Session(Protocol):
 
 
 class RealtimeSessions:
-    def __init__(self, max_sessions: int, dispatcher: Dispatcher) -> None:
+    def __init__(self, max_sessions: int) -> None:
         self.is_draining = False
         self.num_started = 0
         self.num_rejected = 0
         self.num_turns = 0  # completed or failed
-        self._dispatcher = dispatcher
         self._max_sessions = max_sessions
         self._active: set[_Session] = set()
         self._is_empty = asyncio.Event()
@@ -51,11 +46,6 @@ class RealtimeSessions:
     @property
     def num_active(self) -> int:
         return len(self._active)
-
-    @property
-    def may_read_interim(self) -> bool:
-        """Return whether the engine has time for interim readings: final text comes before them."""
-        return self._dispatcher.num_chunks < max(1, self._dispatcher.num_slots // INTERIM_SHARE)
 
     @property
     def _has_place(self) -> bool:
@@ -98,13 +88,11 @@ class RealtimeSessions:
 @dataclass
 class AppState:
     settings: Settings
-    dispatcher: Dispatcher
+    models: ModelRegistry
     pool: PreprocessPool
-    transcriber: Transcriber
     admission: AdmissionLimiter
     uploads: UploadStore
     reading_turns: ReadingTurns
-    audio_limits: AudioLimits
     realtime: RealtimeSessions
     api_keys: ApiKeys
     started_at: int  # Unix seconds
@@ -113,21 +101,6 @@ class AppState:
     def is_idle(self) -> bool:
         """Whether there is no request for a transcript, from its headers on, and no realtime session."""
         return not (self.admission.num_open or self.realtime.num_active)
-
-    def check_health(self) -> None:
-        """Raises EngineUnavailable once every replica has been given up for good."""
-        if self.dispatcher.supervisor.given_up:
-            raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
-
-    def require_engine(self) -> None:
-        """Raises EngineUnavailable while no replica can take new work."""
-        if self.dispatcher.draining:
-            raise ShuttingDown
-        self.check_health()
-        if not self.dispatcher.ready:
-            supervisor = self.dispatcher.supervisor
-            reason = ENGINE_LOST if supervisor.was_ready else "The engine is starting."
-            raise EngineUnavailable(reason, retry_after_s=max(RETRY_AFTER_S, supervisor.start_s))
 
 
 def get_state(connection: HTTPConnection) -> AppState:

@@ -24,12 +24,13 @@ from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.errors import body_of
 from asr_server.api.form import FILE, VOICE_FIELD, Form, read_form
 from asr_server.api.middleware import answer_headers, recording_headers
+from asr_server.api.models import ModelRegistry
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.schemas import AudioFields, TextDelta, TextDone, TranscriptionFields
 from asr_server.api.state import AppState
 from asr_server.api.voices import decode_reference
 from asr_server.audio.recording import Recording
-from asr_server.config import Settings, naming
+from asr_server.config import naming
 from asr_server.core import Segment, Transcript, TranscriptDelta
 from asr_server.errors import (
     ChunkFailed,
@@ -52,7 +53,7 @@ from asr_server.formats.render import (
     verbose_body,
 )
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
-from asr_server.transcription import RequestSession, Transcriber
+from asr_server.transcription import RequestSession
 from asr_server.transcription.language import continuation
 
 STREAM_END: Final = b"data: [DONE]\n\n"
@@ -131,7 +132,7 @@ def event(body: BaseModel, exclude_none: bool = True) -> bytes:
 
 
 Made = TypeVar("Made")
-RequestParser = Callable[[list[tuple[str, str]], Transcriber, Settings], TranscriptionRequest]
+RequestParser = Callable[[list[tuple[str, str]], ModelRegistry], TranscriptionRequest]
 ReplyMaker = Callable[[Transcript, TranscriptionRequest], Response]
 
 _MEDIA_TYPES: Final = {
@@ -180,7 +181,7 @@ class TranscriptionResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
-        state.require_engine()
+        state.models.require_engine()
         _require_connection(scope)
         is_first_try = Headers(scope=scope).get(TRIES_BEFORE) == "0"
         with (
@@ -193,7 +194,7 @@ class TranscriptionResponse(Response):
             with stats.stage("upload"):
                 limit = state.settings.max_upload_bytes
                 await read_form(Request(scope, receive), form, limit, state.reading_turns)
-            request = self._parse_request(form.fields, state.transcriber, state.settings)
+            request = self._parse_request(form.fields, state.models)
             if request.fields.is_streamed:
                 await _stream(state, form, request, receive, send)
             else:
@@ -205,9 +206,9 @@ class TranscriptionResponse(Response):
         async with transcribing(self._state, form, request, receive) as (session, track):
             async for _ in session:
                 pass
-            transcript = await _transcript(session, track, self._state)
+            transcript = await _transcript(session, track, request)
         response = await _run_in_thread_if_long(transcript, lambda: self._make_reply(transcript, request))
-        response.headers.update(answer_headers(self._state.settings, request.ignored_fields))
+        response.headers.update(answer_headers(request.model.settings, request.ignored_fields))
         response.headers.update(recording_headers(transcript))
         return response
 
@@ -245,14 +246,14 @@ async def transcribing(
             listener = track.push if track else None
             recording = Recording(
                 source,
-                state.audio_limits,
+                request.model.audio_limits,
                 bool(request.speakers),
                 request.chunking,
                 listener,
                 request.track_choice,
             )
             try:
-                async with state.transcriber.transcribe(
+                async with request.model.transcriber.transcribe(
                     recording, request.options, request.speakers, track
                 ) as session:
                     yield session, track
@@ -261,10 +262,12 @@ async def transcribing(
                     track.close()
 
 
-async def _transcript(session: RequestSession, track: SpeakerTrack | None, state: AppState) -> Transcript:
+async def _transcript(
+    session: RequestSession, track: SpeakerTrack | None, request: TranscriptionRequest
+) -> Transcript:
     """The whole transcript, with speakers where voices are told apart."""
     transcript = session.transcript()
-    return await track.label(transcript, state.transcriber.tokenizer) if track else transcript
+    return await track.label(transcript, request.model.transcriber.tokenizer) if track else transcript
 
 
 async def _speaker_track(state: AppState, request: TranscriptionRequest) -> SpeakerTrack | None:
@@ -293,13 +296,13 @@ def body_response(transcript: Transcript, request: TranscriptionRequest) -> Resp
 async def _stream(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive, send: Send
 ) -> None:
-    stream = _EventStream(send, answer_headers(state.settings, request.ignored_fields))
+    stream = _EventStream(send, answer_headers(request.model.settings, request.ignored_fields))
     try:
         async with transcribing(state, form, request, receive) as (session, track):
             writer = EventWriter(request.fields, request.render_options)
             async for delta in session:
                 stream.write(writer.delta(delta))
-            transcript = await _transcript(session, track, state)
+            transcript = await _transcript(session, track, request)
             stream.write(await _run_in_thread_if_long(transcript, lambda: writer.done(transcript)))
         stream.write(STREAM_END)
     except ClientDisconnect:

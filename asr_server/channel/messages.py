@@ -4,7 +4,7 @@ Commands go to a replica, events come back. Whatever is about a chunk names (req
 The end of the API process never blocks the event loop; `EngineServer` is the replica's, used by the thread
 that runs the engine's steps. The two ends in this file join threads of one process by queues; `zeromq.py` has
 the ends for processes of one host, `tcp.py` for several hosts. Runs in the API process and in replicas;
-imports no torch. Used by `dispatch`, `replica`, `engine`, `metrics.py` and `api/routes.py`.
+imports no torch. Used by `dispatch`, `replica`, `engine`, `metrics.py` and `api/metrics.py`.
 """
 
 from __future__ import annotations

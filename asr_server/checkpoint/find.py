@@ -2,7 +2,7 @@
 
 A directory in Hugging Face's layout is given as it is, once all its files are there; a model in another
 program's format as the directory made for it (`adopt.py`). Runs in the first process before its event loop,
-and in a replica on another host; may wait for a download. Used by `cli`, `dispatch`, `api/routes.py`,
+and in a replica on another host; may wait for a download. Used by `cli`, `dispatch`, `api/metrics.py`,
 `offline`, `replica/main.py` and `model/weights.py`. Loads no weights and imports no torch.
 """
 

@@ -16,9 +16,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from asr_server.api.auth import ApiKeys
-from asr_server.api.request import check_model
+from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import check_keyword
-from asr_server.config import Settings
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidApiKey, InvalidValue
 from asr_server.realtime.client_events import (
@@ -38,7 +37,7 @@ from asr_server.realtime.server_events import (
     SessionTranscription,
     SessionVad,
 )
-from asr_server.transcription import Transcriber, prompt_tokens
+from asr_server.transcription import prompt_tokens
 
 
 class SessionConfig(msgspec.Struct, frozen=True):
@@ -67,7 +66,7 @@ def interim_interval_s(config: SessionConfig, interval_s: float) -> float:
     return interval_s * DELAY_FACTORS[config.transcription.delay]
 
 
-def update_config(config: SessionConfig, fields: SessionFields, settings: Settings) -> SessionConfig:
+def update_config(config: SessionConfig, fields: SessionFields, models: ModelRegistry) -> SessionConfig:
     """Return the settings with the fields that are given changed. Raises InvalidValue, ModelNotFound."""
     changed: dict[str, Any] = {}
     if not isinstance(fields.include, UnsetType):
@@ -77,7 +76,7 @@ def update_config(config: SessionConfig, fields: SessionFields, settings: Settin
         if not isinstance(given.format, UnsetType):
             changed["format"] = given.format or PcmFormat()
         if not isinstance(given.transcription, UnsetType):
-            changed["transcription"] = _update_transcription(config, given.transcription, settings)
+            changed["transcription"] = _update_transcription(config, given.transcription, models)
         if not isinstance(given.turn_detection, UnsetType):
             changed["vad"] = _update_vad(config.vad, given.turn_detection)
             changed["has_chosen_vad"] = True
@@ -96,13 +95,13 @@ def _with_vad_of_model(config: SessionConfig) -> SessionConfig:
 
 
 def _update_transcription(
-    config: SessionConfig, update: TranscriptionUpdate | None, settings: Settings
+    config: SessionConfig, update: TranscriptionUpdate | None, models: ModelRegistry
 ) -> SessionTranscription:
-    default = SessionTranscription(settings.model_names[0])
+    default = SessionTranscription(models.default.name)
     if update is None:
         return default
     changed = _given(update, default)
-    check_model(changed.get("model", default.model), settings)
+    models.choose(changed.get("model", default.model))
     for name in ("languages", "keywords"):
         if name in changed:
             changed[name] = tuple(changed[name])
@@ -141,15 +140,11 @@ def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
     }
 
 
-def decoding_options(
-    session: SessionConfig, transcriber: Transcriber, temperatures: tuple[float, ...]
-) -> DecodingOptions:
-    """Makes a session's decoding options. Raises InvalidValue for a language that the model does not know.
-
-    Args:
-        temperatures: the ladder, as far as the settings allow.
-    """
+def decoding_options(session: SessionConfig, models: ModelRegistry) -> DecodingOptions:
+    """Make a session's decoding options. Raises InvalidValue for a language that the model does not know."""
     config = session.transcription
+    model = models.choose(config.model)
+    transcriber = model.transcriber
     at = "session.audio.input.transcription"
     language, candidates = transcriber.languages.choice(
         config.language, config.languages, (f"{at}.language", f"{at}.languages")
@@ -159,7 +154,7 @@ def decoding_options(
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
         segment_times=False,
-        temperatures=temperatures,
+        temperatures=model.settings.temperatures,
         token_logprobs="item.input_audio_transcription.logprobs" in session.include,
     )
 

@@ -13,12 +13,11 @@ from typing import Any, Final
 import msgspec
 
 from asr_server.api.errors import body_of
-from asr_server.api.state import RealtimeSessions
+from asr_server.api.served_model import ServedModel
 from asr_server.audio.split import Splitter
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TokenLogprob, TranscriptDelta
 from asr_server.realtime import server_events as out
 from asr_server.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
-from asr_server.transcription import Transcriber
 
 MAX_UNREAD_CHUNKS: Final = 8  # of one session, before it takes no more audio
 MIN_REST: Final = SAMPLE_RATE  # samples behind a cut: to wait for more would hold back what is said
@@ -52,22 +51,19 @@ class TurnReader:
     def __init__(
         self,
         item_id: str,
-        transcriber: Transcriber,
+        model: ServedModel,
         options: DecodingOptions,
-        window_samples: int,
         report: Callable[[Event], None],
         spawn: Spawn,
         backlog: Backlog,
-        sessions: RealtimeSessions,
     ) -> None:
         self.item_id = item_id
-        self._transcriber = transcriber
+        self._model = model
         self._options = options
-        self._splitter = Splitter(window_samples, MIN_REST)
+        self._splitter = Splitter(model.audio_limits.chunk_samples, MIN_REST)
         self._report = report
         self._spawn = spawn
         self._backlog = backlog
-        self._sessions = sessions
         self._chunks: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
         self._num_chunks = 0
         self._running: set[asyncio.Task[Any]] = set()
@@ -98,7 +94,7 @@ class TurnReader:
     def read_interim(self) -> None:
         """Reads the growing chunk as it is, unless the engine is busy with final text."""
         chunks = self._growing()
-        if self._interim or len(chunks) != 1 or not self._sessions.may_read_interim:
+        if self._interim or len(chunks) != 1 or not self._model.may_read_interim:
             self._report(InterimRead(self.item_id))
             return
         self._interim = self._spawn(self._read_interim(chunks[0], self._num_chunks))
@@ -132,7 +128,7 @@ class TurnReader:
 
     def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
         self._backlog.add(1)
-        task = self._spawn(_attempt(self._transcriber, chunk, self._options))
+        task = self._spawn(_attempt(self._model, chunk, self._options))
         self._running.add(task)
         task.add_done_callback(self._on_read)
         return task
@@ -146,7 +142,7 @@ class TurnReader:
         self._chunks.put_nowait(task)
 
     async def _read_interim(self, chunk: Chunk, index: int) -> None:
-        outcome = await _attempt(self._transcriber, chunk, self._options)
+        outcome = await _attempt(self._model, chunk, self._options)
         if isinstance(outcome, TranscriptDelta):
             text, language = outcome.text, outcome.language
             self._report(InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
@@ -191,10 +187,10 @@ class TurnReader:
         )
 
 
-async def _attempt(transcriber: Transcriber, chunk: Chunk, options: DecodingOptions) -> Outcome:
+async def _attempt(model: ServedModel, chunk: Chunk, options: DecodingOptions) -> Outcome:
     """Returns the text or the error: the error is for the turn to report and does not end the session."""
     try:
-        return await transcriber.transcribe_chunk(chunk, options)
+        return await model.transcriber.transcribe_chunk(chunk, options)
     except Exception as error:
         return error
 

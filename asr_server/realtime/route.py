@@ -22,7 +22,6 @@ from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.hosts import check_origin
 from asr_server.api.middleware import answer_headers
 from asr_server.api.openapi import CLIENT_SECRET_BODY, client_secret_responses
-from asr_server.api.request import check_model
 from asr_server.api.state import AppState, get_state, require_key
 from asr_server.errors import InvalidValue, ShuttingDown
 from asr_server.realtime.client_events import as_invalid_value
@@ -90,12 +89,12 @@ def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfi
     config = _authorized_config(connection, state)
     if state.realtime.is_draining:
         raise ShuttingDown
-    state.require_engine()
+    state.models.require_engine()
     query = connection.query_params
     if query.get("intent", "transcription") != "transcription":
         raise InvalidValue("This server transcribes only: 'intent' can be 'transcription'.", "intent")
     if model := query.get("model"):
-        check_model(model, state.settings)
+        state.models.choose(model)
         config = with_model(config, model)
     return config
 
@@ -112,7 +111,7 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     if key.startswith(PREFIX) and not state.api_keys.include(key):
         return open_secret(state.api_keys, key)
     state.api_keys.check(header)
-    return default_config(state.settings.model_names[0])
+    return default_config(state.models.default.name)
 
 
 async def _accept(socket: WebSocket, state: AppState) -> None:
@@ -146,10 +145,9 @@ async def create_client_secret(request: Request) -> Response:
     """A key for one browser, which opens sessions with these settings until it expires."""
     state = get_state(request)
     wanted = await _secret_request(request)
-    default = default_config(state.settings.model_names[0])
-    config = update_config(default, wanted.session, state.settings)
-    # Raises for a language that is not known.
-    decoding_options(config, state.transcriber, state.settings.temperatures)
+    default = default_config(state.models.default.name)
+    config = update_config(default, wanted.session, state.models)
+    decoding_options(config, state.models)  # raises for a language that is not known
     expires_at = int(time.time()) + wanted.expires_after.seconds
     value = make_secret(state.api_keys, config, expires_at)
     if len(value) > MAX_SECRET_LETTERS:

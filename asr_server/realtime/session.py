@@ -73,7 +73,7 @@ class RealtimeSession:
         self.id = f"sess_{uuid.uuid4().hex}"
         self._socket, self._app = socket, app
         self._config = config
-        self._options = decoding_options(config, app.transcriber, app.settings.temperatures)
+        self._options = decoding_options(config, app.models)
         self._expires_at = int(time.time() + app.settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
         self._state = State(tag=self.id[5:13], interim_samples=self._interim_samples)
@@ -192,8 +192,8 @@ class RealtimeSession:
     async def _update(self, fields: client.SessionFields, event_id: str | None) -> bool:
         """Changes all the fields or, with an error event, none. Returns whether it did."""
         try:
-            config = update_config(self._config, fields, self._app.settings)
-            options = decoding_options(config, self._app.transcriber, self._app.settings.temperatures)
+            config = update_config(self._config, fields, self._app.models)
+            options = decoding_options(config, self._app.models)
         except RequestError as error:
             await self._send_error(error, event_id)
             return False
@@ -265,13 +265,11 @@ class RealtimeSession:
     def _new_reader(self, item_id: str) -> TurnReader:
         return TurnReader(
             item_id,
-            self._app.transcriber,
+            self._app.models.choose(self._config.transcription.model),
             self._options,
-            self._app.audio_limits.chunk_samples,
             report=self._inbox.put_nowait,
             spawn=self._group.create_task,
             backlog=self._backlog,
-            sessions=self._app.realtime,
         )
 
     # -- Out --

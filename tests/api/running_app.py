@@ -14,6 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from asr_server.api.app import create_app
+from asr_server.api.models import ModelRegistry
+from asr_server.api.served_model import ServedModel
 from asr_server.api.tls import http_protocol
 from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
@@ -66,6 +68,17 @@ class RunningApp:
             connection.transport.abort()
 
 
+def served(settings: Settings) -> ServedModel:
+    """A model whose replicas do not run: for what its names and settings decide."""
+    return ServedModel(
+        settings,
+        Dispatcher(settings, FakeReplica(number_of_the_chunk)),
+        PreprocessPool(1),
+        make_tokenizer(),
+        AudioWindow(),
+    )
+
+
 class QuickServer(uvicorn.Server):
     """uvicorn's, which waits a tenth of a second here and there, where there is nothing to wait for."""
 
@@ -102,7 +115,8 @@ async def run_app(
     replica.before_launch = before_launch or replica.before_launch
     dispatcher = Dispatcher(settings, replica, limits=ReplicaLimits(pause_s=0.01))
     pool = PreprocessPool(2)
-    app = create_app(settings, dispatcher, pool, make_tokenizer(languages), AudioWindow())
+    model = ServedModel(settings, dispatcher, pool, make_tokenizer(languages), AudioWindow())
+    app = create_app(settings, ModelRegistry([model]), pool)
     server = QuickServer(
         uvicorn.Config(
             app,

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr_server.api.request import check_model, parse_fields, split_unknown
+from asr_server.api.request import parse_fields, split_unknown
 from asr_server.api.schemas import ARRAY_FIELDS, AudioFields, TranscriptionFields, TranslationFields
-from asr_server.config import Settings
-from asr_server.errors import InvalidValue, ModelNotFound
+from asr_server.errors import InvalidValue
 
 MODEL = ("model", "whisper-1")
 FLOATS = ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature")
@@ -220,12 +219,6 @@ def test_a_stream_of_verbose_json_is_one_whole_reply_as_litellm_expects() -> Non
 
 def test_the_model_may_be_left_out() -> None:
     assert parse_fields([("temperature", "0")], TranscriptionFields).model == ""
-
-
-def test_a_star_among_the_aliases_takes_any_name() -> None:
-    check_model("Systran/faster-whisper-large-v3", Settings(model_alias="whisper-1,*"))
-    with pytest.raises(ModelNotFound, match="'\\*' takes any"):
-        check_model("Systran/faster-whisper-large-v3", Settings())
 
 
 def test_a_refusal_repeats_no_more_than_a_line_of_what_was_sent() -> None:

@@ -27,7 +27,15 @@ from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
 from asr_server.core import ChunkResult, DecodingOptions, Samples
 from asr_server.formats.render import DEFAULTS, ResponseFormat, render
-from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, number_of_the_chunk, run_app, until
+from tests.api.running_app import (
+    SECOND,
+    THREE_CHUNKS,
+    RunningApp,
+    number_of_the_chunk,
+    run_app,
+    served,
+    until,
+)
 from tests.api.test_app import error_of
 from tests.audio.audio_files import Sound, voice, write_film
 from tests.embedded import embedded
@@ -450,7 +458,7 @@ async def test_the_voice_filter_of_other_servers_cuts_as_the_automatic_strategy_
         for parse in (parse_transcription_request, parse_translation_request):
             for value, chunking in (("true", AUTO_CHUNKING), ("false", None)):
                 pairs = [("model", "whisper-1"), ("vad_filter", value)]
-                assert parse(pairs, state.transcriber, state.settings).chunking == chunking
+                assert parse(pairs, state.models).chunking == chunking
 
 
 async def test_a_model_that_cannot_translate_says_so(app: RunningApp) -> None:
@@ -483,7 +491,7 @@ async def test_many_requests_at_once_each_get_their_own_answer() -> None:
 )
 def test_every_format_says_what_it_is(response_format: ResponseFormat, media_type: str) -> None:
     fields = parse_fields([("response_format", response_format)], TranscriptionFields)
-    request = TranscriptionRequest(fields, DecodingOptions(), (), DEFAULTS)
+    request = TranscriptionRequest(served(embedded()), fields, DecodingOptions(), (), DEFAULTS)
     assert body_response(ONE, request).headers["content-type"] == media_type
 
 

@@ -7,22 +7,23 @@ from typing import Any
 import msgspec
 import pytest
 
+from asr_server.api.models import ModelRegistry
 from asr_server.config import Settings
 from asr_server.errors import InvalidValue
 from asr_server.realtime.client_events import SessionUpdate, parse_client_event
 from asr_server.realtime.config import SessionConfig, default_config, interim_interval_s, update_config
 from asr_server.realtime.server_events import DEFAULT_VAD
-from tests.api.running_app import RunningApp
+from tests.api.running_app import RunningApp, served
 from tests.realtime.realtime_client import open_session
 
-SETTINGS = Settings()
+MODELS = ModelRegistry([served(Settings())])
 
 
 def updated(config: SessionConfig, **audio_input: Any) -> SessionConfig:
     message = {"type": "session.update", "session": {"audio": {"input": audio_input}}}
     event = parse_client_event(msgspec.json.encode(message))
     assert isinstance(event, SessionUpdate)
-    return update_config(config, event.session, SETTINGS)
+    return update_config(config, event.session, MODELS)
 
 
 @pytest.mark.parametrize("model", ["gpt-live-transcribe", "gpt-realtime-whisper"])

@@ -7,6 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from asr_server.api.models import ModelRegistry
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,
@@ -14,8 +15,6 @@ from asr_server.api.request import (
 )
 from asr_server.api.state import get_state, require_azure_key
 from asr_server.api.transcribe import RequestParser, TranscriptionResponse
-from asr_server.config import Settings
-from asr_server.transcription import Transcriber
 
 router = APIRouter(
     prefix="/openai/deployments/{deployment}/audio",
@@ -39,8 +38,7 @@ def _parse(
     deployment: str,
     parse_request: RequestParser,
     pairs: list[tuple[str, str]],
-    transcriber: Transcriber,
-    settings: Settings,
+    models: ModelRegistry,
 ) -> TranscriptionRequest:
     others = [(name, value) for name, value in pairs if name != "model"]
-    return parse_request([("model", deployment), *others], transcriber, settings)
+    return parse_request([("model", deployment), *others], models)

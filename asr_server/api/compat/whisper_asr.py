@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from asr_server.api.form import Form
+from asr_server.api.models import ModelRegistry
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,
@@ -24,9 +25,7 @@ from asr_server.api.request import (
 )
 from asr_server.api.state import get_state, require_key
 from asr_server.api.transcribe import TranscriptionResponse, body_response, transcribing
-from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Segment, Transcript
-from asr_server.transcription import Transcriber
 from asr_server.transcription.language import name_of
 
 router = APIRouter(dependencies=[Depends(require_key)], include_in_schema=False)
@@ -89,19 +88,15 @@ def _detected(code: str, confidence: float) -> JSONResponse:
     return JSONResponse({"detected_language": name, "language_code": code, "confidence": confidence})
 
 
-def _parse_detection(
-    pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
-) -> TranscriptionRequest:
-    return parse_transcription_request([], transcriber, settings)
+def _parse_detection(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
+    return parse_transcription_request([], models)
 
 
-def _parse(
-    query: AsrQuery, pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
-) -> TranscriptionRequest:
+def _parse(query: AsrQuery, pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
     """`pairs`: of the form, where its server has none."""
     fields = [("response_format", _FORMATS[query.output]), ("prompt", query.initial_prompt)]
     if query.task == "translate":
-        return parse_translation_request(fields, transcriber, settings)
+        return parse_translation_request(fields, models)
     fields.append(("language", query.language))
     if query.output == "json" and query.word_timestamps:
         fields += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
@@ -109,7 +104,7 @@ def _parse(
         fields.append(("diarize", "true"))
         counts = (("min_speakers", query.min_speakers), ("max_speakers", query.max_speakers))
         fields += [(name, str(count)) for name, count in counts if count is not None]
-    return parse_transcription_request(fields, transcriber, settings)
+    return parse_transcription_request(fields, models)
 
 
 def _reply(output: Output, transcript: Transcript, request: TranscriptionRequest) -> Response:

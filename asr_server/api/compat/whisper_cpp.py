@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from asr_server.api.models import ModelRegistry
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,
@@ -14,8 +15,6 @@ from asr_server.api.request import (
 )
 from asr_server.api.state import get_state, require_key
 from asr_server.api.transcribe import TranscriptionResponse
-from asr_server.config import Settings
-from asr_server.transcription import Transcriber
 
 router = APIRouter(dependencies=[Depends(require_key)], include_in_schema=False)
 
@@ -44,15 +43,13 @@ async def inference(request: Request) -> Response:
     return TranscriptionResponse(get_state(request), _parse)
 
 
-def _parse(
-    pairs: list[tuple[str, str]], transcriber: Transcriber, settings: Settings
-) -> TranscriptionRequest:
+def _parse(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
     given = dict(pairs)
     translates = given.pop("translate", "").strip().lower() in _TRUE
     renamed = [(name, value) for name, value in pairs if name in given and name not in _WITHOUT_EFFECT]
     if given.get("response_format") == "verbose_json" and not translates:
         renamed += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
     if not translates:
-        return parse_transcription_request(renamed, transcriber, settings)
+        return parse_transcription_request(renamed, models)
     without_language = [(name, value) for name, value in renamed if name != "language"]
-    return parse_translation_request(without_language, transcriber, settings)
+    return parse_translation_request(without_language, models)

@@ -85,11 +85,14 @@ function plot(name, value, text = value) {
 }
 
 function showReplicas(metrics) {
-  const of = (name, replica) => (metrics.get(name) || []).find(([labels]) => labels.replica === replica)?.[1] || 0;
-  const names = (metrics.get("asr_replica_ready") || []).map(([labels]) => labels.replica);
-  const rows = names.map((name) => {
-    const [slots, used] = [of("asr_slots", name), of("asr_slots_in_use", name)];
-    const state = of("asr_replica_ready", name) ? `${used} of ${slots} slots in use` : "starting";
+  const isSame = (one, other) => one.model === other.model && one.replica === other.replica;
+  const of = (name, replica) => (metrics.get(name) || []).find(([labels]) => isSame(labels, replica))?.[1] || 0;
+  const replicas = (metrics.get("asr_replica_ready") || []).map(([labels]) => labels);
+  const hasSeveralModels = new Set(replicas.map((labels) => labels.model)).size > 1;
+  const rows = replicas.map((replica) => {
+    const name = hasSeveralModels ? `${replica.model} ${replica.replica}` : replica.replica;
+    const [slots, used] = [of("asr_slots", replica), of("asr_slots_in_use", replica)];
+    const state = of("asr_replica_ready", replica) ? `${used} of ${slots} slots in use` : "starting";
     const cells = Array.from({ length: Math.min(slots, 256) }, (_, i) => h("i", { className: i < used ? "is-used" : "" }));
     return h("li", {}, h("strong", {}, name), h("span", { className: "muted" }, ` ${state}`), h("div", { className: "slots", "aria-hidden": "true" }, ...cells));
   });

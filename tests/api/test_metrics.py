@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from asr_server import __version__
-from asr_server.api.routes import cumulative_buckets
+from asr_server.api.metrics import cumulative_buckets
 from asr_server.audio.recording import Recording
 from asr_server.engine.progress import StepTimer
 from tests.api.figures import Figures, figures_of, growth, read
@@ -18,6 +18,8 @@ from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server
 from tests.embedded import embedded
 from tests.memory_file import MemoryFile
+
+REPLICA = 'model="whisper-digits",replica="replica 0"'
 
 DIGITS = Path(__file__).parents[1] / "data" / "digits.wav"
 
@@ -112,13 +114,14 @@ async def test_samples_that_wait_for_the_rest_of_their_chunk_are_counted(app: Ru
 async def test_readiness_is_0_and_not_absent_while_no_replica_lives() -> None:
     async with run_app(embedded()) as app:
         before = await read(app)
-        assert (before["asr_ready"], before['asr_replica_ready{replica="replica 0"}']) == (1, 1)
+        ready = ('asr_ready{model="whisper-digits"}', f"asr_replica_ready{{{REPLICA}}}")
+        assert [before[name] for name in ready] == [1, 1]
         app.replica.before_launch = asyncio.Event().wait  # for ever
         app.replica.die()
         await until(lambda: not app.dispatcher.supervisor.replica_states)
         while not growth(before, after := await read(app), "asr_replica_restarts_total"):
             await asyncio.sleep(0.01)
-        assert (after["asr_ready"], after['asr_replica_ready{replica="replica 0"}']) == (0, 0)
+        assert [after[name] for name in ready] == [0, 0]
         assert growth(before, after, "asr_replica_restarts_total") == 1
 
 
@@ -153,7 +156,7 @@ def test_the_times_of_a_chunk_and_of_the_engines_steps_are_told(server: Server) 
         assert growth(before, after, f"asr_chunk_{phase}_seconds_count") == num_chunks
     for phase in ("encode", "decode"):
         assert growth(before, after, f"asr_chunk_{phase}_seconds_sum") > 0
-    steps = 'asr_engine_step_seconds_{}{{replica="replica 0"}}'
+    steps = f"asr_engine_step_seconds_{{}}{{{{{REPLICA}}}}}"
     deadline = time.monotonic() + 20
     while growth(before, after := read(), steps.format("count")) < 2:  # with the next heartbeat
         assert time.monotonic() < deadline

@@ -1,0 +1,150 @@
+"""`/metrics`: joins gauges read from the server's state to the counters of `asr_server/metrics.py`.
+
+Installed by `app.py`. Runs in the API process, on its event loop; never blocks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from asr_server import metrics as counted
+from asr_server.api.openapi import metrics_responses
+from asr_server.api.served_model import ServedModel
+from asr_server.api.state import AppState, get_state
+from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
+from asr_server.checkpoint.find import revision_of
+
+router = APIRouter(tags=["operations"])
+
+
+@router.head("/metrics", include_in_schema=False)
+@router.get("/metrics", response_class=Response, responses=metrics_responses())
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    registry = CollectorRegistry()
+    registry.register(_StateCollector(get_state(request)))
+    text = generate_latest(counted.REGISTRY) + generate_latest(registry)
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+class _StateCollector(Collector):
+    def __init__(self, state: AppState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
+        yield from self._realtime()
+        yield from self._preprocessing()
+        yield from _of_models(list(self._state.models))
+
+    def _requests(self) -> Iterator[Metric]:
+        limiter = self._state.admission
+        yield _gauge("asr_requests_in_flight", "Requests queued or transcribed.", limiter.num_in_flight)
+        yield _counter("asr_requests_rejected", "Requests refused with 429.", limiter.num_rejected)
+        yield _gauge(
+            "asr_chunks", "Chunks waiting and in flight.", self._state.models.default.dispatcher.num_chunks
+        )
+
+    def _realtime(self) -> Iterator[Metric]:
+        sessions = self._state.realtime
+        yield _gauge("asr_realtime_sessions", "Realtime sessions open.", sessions.num_active)
+        yield _counter("asr_realtime_sessions_started", "Realtime sessions begun.", sessions.num_started)
+        yield _counter(
+            "asr_realtime_sessions_rejected", "Realtime sessions refused with 503.", sessions.num_rejected
+        )
+        yield _counter("asr_realtime_turns", "Realtime turns completed or failed.", sessions.num_turns)
+
+    def _preprocessing(self) -> Iterator[Metric]:
+        pool, stats = self._state.pool, self._state.pool.stats
+        yield _gauge("asr_preprocess_workers", "Threads that decode and split audio.", pool.num_workers)
+        yield _gauge("asr_preprocess_queue_depth", "Slices waiting for a thread.", stats.queued)
+        yield _gauge("asr_preprocess_busy", "Threads at work.", stats.busy)
+        yield _gauge("asr_preprocess_held_bytes", "Samples decoded, not yet in a chunk.", pool.held_bytes)
+        yield _counter("asr_preprocess_slices", "Slices decoded.", stats.slices)
+        yield _counter(
+            "asr_preprocess_cancelled", "Slices dropped because their client had left.", stats.cancelled
+        )
+        yield _counter("asr_chunk_bytes", "Samples handed on in chunks.", stats.chunk_bytes)
+
+
+def _of_models(models: list[ServedModel]) -> Iterator[Metric]:
+    served = InfoMetricFamily("asr_model", "What is served.", labels=["model"])
+    ready = GaugeMetricFamily("asr_ready", "1 while the model takes requests.", labels=["model"])
+    chunks = GaugeMetricFamily("asr_chunks", "Chunks waiting and in flight.", labels=["model"])
+    for model in models:
+        served.add_metric([model.name], _description(model))
+        ready.add_metric([model.name], float(model.dispatcher.ready))
+        chunks.add_metric([model.name], model.dispatcher.num_chunks)
+    yield from (served, ready, chunks)
+    yield from _of_replicas(models)
+
+
+def _description(model: ServedModel) -> dict[str, str]:
+    """The device and the precision are known once the first replica is ready."""
+    engine = model.dispatcher.engine
+    chosen = {"device": engine.device, "dtype": engine.dtype} if engine else {}
+    return {"revision": revision_of(Path(model.settings.model))} | chosen
+
+
+_LABELS: Final = ("model", "replica")
+
+
+def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
+    """Yield metrics as of each replica's last heartbeat; a replaced replica's counters begin anew."""
+    ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=_LABELS)
+    columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
+        GaugeMetricFamily("asr_slots", "Chunks it can decode at once.", labels=_LABELS),
+        GaugeMetricFamily("asr_slots_in_use", "Chunks it is decoding.", labels=_LABELS),
+        CounterMetricFamily("asr_engine_steps", "Steps of the engine, idle ones too.", labels=_LABELS),
+        CounterMetricFamily("asr_decode_steps", "Steps that decoded.", labels=_LABELS),
+        CounterMetricFamily(
+            "asr_decoded_tokens", "Tokens; by the decode steps: the mean batch.", labels=_LABELS
+        ),
+    )
+    step_seconds = HistogramMetricFamily(
+        "asr_engine_step_seconds", "Steps of the engine that had work.", labels=_LABELS
+    )
+    for model in models:
+        supervisor = model.dispatcher.supervisor
+        states = {state.replica.name: state for state in supervisor.replica_states}
+        for name in (f"replica {index}" for index in range(supervisor.num_replicas)):
+            ready.add_metric([model.name, name], float(name in states and states[name].ready))
+        for name, state in states.items():
+            labels, beat = [model.name, name], state.heartbeat
+            values = (state.num_slots, beat.slots_in_use, beat.num_steps, beat.num_decode_steps)
+            for column, value in zip(columns, (*values, beat.num_decoded_tokens), strict=True):
+                column.add_metric(labels, float(value))
+            if beat.step_times.counts:
+                step_seconds.add_metric(labels, cumulative_buckets(beat.step_times), beat.step_times.sum_s)
+    yield ready
+    yield from columns
+    yield step_seconds
+
+
+def cumulative_buckets(times: StepTimes) -> list[tuple[str, float]]:
+    """Adds to each bucket the counts of all smaller ones, as Prometheus expects."""
+    bounds = [*map(str, STEP_TIME_BOUNDS_S), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(times.counts)), strict=True))
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, meaning, value=value)
+
+
+def _counter(name: str, meaning: str, value: float) -> Metric:
+    return CounterMetricFamily(name, meaning, value=value)

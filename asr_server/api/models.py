@@ -1,0 +1,100 @@
+"""All models of this server: finds one by its name, starts and stops their replicas.
+
+Made by `server.py`; used by all routes, `realtime` and `wyoming.py`. Runs in the API process, on its event
+loop; never blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from asr_server.api.served_model import ServedModel
+from asr_server.config import naming
+from asr_server.errors import EngineUnavailable, ModelNotFound
+
+
+class ModelRegistry:
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        """The first is the one for requests that name none."""
+        self._models = list(models)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    @property
+    def default(self) -> ServedModel:
+        return self._models[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that clients may ask for, aliases too."""
+        return tuple(name for model in self for name in model.settings.model_names)
+
+    @property
+    def take_any_name(self) -> bool:
+        return any(model.settings.takes_any_name for model in self)
+
+    def choose(self, name: str) -> ServedModel:
+        """Return the model of that name, the first for no name. Raises ModelNotFound."""
+        if not name:
+            return self.default
+        for model in self:
+            if name in model.settings.model_names:
+                return model
+        for model in self:
+            if model.settings.takes_any_name:
+                return model
+        raise ModelNotFound(
+            f"The model '{name[:200]}' does not exist. Served here: {', '.join(self.names)}. "
+            f"{naming('model_alias')} adds names; '*' takes any."
+        )
+
+    def check_health(self) -> None:
+        """Raises EngineUnavailable once every replica has been given up for good."""
+        self._any(ServedModel.check_health)
+
+    def require_engine(self) -> None:
+        """Raises EngineUnavailable while no model can take new work."""
+        self._any(ServedModel.require_engine)
+
+    def _any(self, check: Callable[[ServedModel], None]) -> None:
+        """Raise the error of the first model if every model has one."""
+        errors = []
+        for model in self:
+            try:
+                return check(model)
+            except EngineUnavailable as error:
+                errors.append(error)
+        raise errors[0]
+
+    @property
+    def failed_to_start(self) -> ServedModel | None:
+        """Return a model without any replica since the start."""
+        return next((model for model in self if model.dispatcher.supervisor.failed_to_start), None)
+
+    async def start(self) -> None:
+        for model in self:
+            await model.dispatcher.start()
+
+    async def until_ready(self) -> None:
+        """Wait for the first replica of each model, or until none will come."""
+        await asyncio.gather(*(model.dispatcher.supervisor.until_ready() for model in self))
+
+    def expect_ends(self) -> None:
+        """Stop reporting replicas that end. Safe to call from a signal handler."""
+        for model in self:
+            model.dispatcher.supervisor.expect_ends()
+
+    def drain(self) -> None:
+        """Before a stop: requests are finished in the order in which they came."""
+        for model in self:
+            model.dispatcher.drain()
+
+    def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
+        """Fail every chunk, those that come from now on too."""
+        for model in self:
+            model.dispatcher.fail_all(error)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(model.dispatcher.stop() for model in self))
