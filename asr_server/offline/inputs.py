@@ -123,10 +123,13 @@ def _file(path: Path, relative: PurePath) -> Input:
 
 def _longer_names(path: Path, num_parts: int) -> Iterator[PurePath]:
     """Yield the last parts of the path, one folder more each time. The working directory makes no difference:
-    whoever goes on from another one finds the results of before.
+    whoever goes on from another one finds the results of before. The last name is of this path alone.
     """
-    parts = Path(os.path.abspath(path)).parts[1:]
-    return (PurePath(*parts[-count:]) for count in range(num_parts + 1, len(parts) + 1))
+    absolute = os.path.abspath(path)
+    parts = Path(absolute).parts[1:]
+    for count in range(num_parts + 1, len(parts) + 1):
+        yield PurePath(*parts[-count:])
+    yield PurePath(f"{path.name}-{_digest(absolute)}")
 
 
 def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
@@ -159,22 +162,29 @@ def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Pa
                 yield Path(directory, name)
 
 
-def result_paths(inputs: Sequence[Input], folder: Path, endings: Sequence[str]) -> list[list[Path]]:
+def result_paths(
+    inputs: Sequence[Input], folder: Path, endings: Sequence[str], ignores_case: bool
+) -> list[list[Path]]:
     """For each input the paths of its results, one for each ending.
 
     `talk.wav` gives `talk.srt`. Beside a `talk.mp3` it gives `talk.wav.srt`; beside a `talk.wav` of another
-    folder it keeps its own folder. Names that differ in case alone count as equal. Too long a name is cut.
+    folder it keeps its own folder. The comparison ignores case where the disk does. Too long a name is cut.
     """
+
+    def key(path: Path) -> str:
+        return os.path.abspath(path).casefold() if ignores_case else os.path.abspath(path)
+
     levels = [0] * len(inputs)
-    taken = {_key(input.source) for input in inputs if isinstance(input.source, Path)}
+    taken = {key(input.source) for input in inputs if isinstance(input.source, Path)}
     while True:
         names = [input.result_names[level] for input, level in zip(inputs, levels, strict=True)]
         paths = [[folder / _fitting(name, ending) for ending in endings] for name in names]
-        counts = Counter(_key(path) for group in paths for path in group)
+        counts = Counter(key(path) for group in paths for path in group)
         crowded = [
             index
             for index, group in enumerate(paths)
-            if levels[index] + 1 < len(inputs[index].result_names) and _clashes(group, counts, taken)
+            if levels[index] + 1 < len(inputs[index].result_names)
+            and any(counts[key(path)] > 1 or key(path) in taken for path in group)
         ]
         if not crowded:
             return paths
@@ -185,8 +195,11 @@ def result_paths(inputs: Sequence[Input], folder: Path, endings: Sequence[str]) 
 
 def _fitting(name: PurePath, ending: str) -> PurePath:
     """Return the name with its ending, cut where a file's name may not be as long."""
-    digest = hashlib.blake2b(os.fsencode(name), digest_size=_DIGEST_BYTES).hexdigest()
-    return name.parent / (cut_name(name.name, MAX_NAME_BYTES - len(ending), digest) + ending)
+    return name.parent / (cut_name(name.name, MAX_NAME_BYTES - len(ending), _digest(name)) + ending)
+
+
+def _digest(name: str | PurePath) -> str:
+    return hashlib.blake2b(os.fsencode(name), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def cut_name(name: str, max_bytes: int, digest: str) -> str:
@@ -195,11 +208,3 @@ def cut_name(name: str, max_bytes: int, digest: str) -> str:
     if len(encoded) <= max_bytes:
         return name
     return f"{encoded[: max_bytes - len(digest) - 1].decode(errors='ignore')}-{digest}"
-
-
-def _clashes(paths: Iterable[Path], counts: Counter[str], taken: set[str]) -> bool:
-    return any(counts[_key(path)] > 1 or _key(path) in taken for path in paths)
-
-
-def _key(path: Path) -> str:
-    return os.path.abspath(path).casefold()

@@ -15,12 +15,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final, Literal
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -69,14 +71,33 @@ def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Ite
             yield _parsed(decoder, manifest.parent, offset, line)
 
 
-def count_lines(manifest: Path) -> int:
-    """Counts lines that are not blank, without parsing: a gigabyte takes seconds. Raises OSError."""
-    count, at_beginning = 0, True
-    with manifest.open("rb") as file:
-        while part := file.readline(_BLOCK_BYTES):  # of a long line the beginning decides
-            count += at_beginning and not part.isspace()
-            at_beginning = part.endswith(b"\n")
-    return count
+@dataclass(frozen=True)
+class Survey:
+    """A manifest seen whole, before any line is transcribed."""
+
+    num_lines: int  # without blank ones
+    repeats: Mapping[int, int]  # offset of a line whose result is an earlier line's, and offset of that one
+
+
+def survey(manifest: Path, ignores_case: bool) -> Survey:
+    """Read all lines, of which 16 bytes each are held. Raises OSError."""
+    num_bad_lines = 0
+    offsets, keys = array("q"), array("q")
+    for line in read_entries(manifest):
+        if isinstance(line, BadLine):
+            num_bad_lines += 1
+        else:
+            offsets.append(line.offset)
+            keys.append(hash(result_name(line.id).casefold() if ignores_case else line.id))
+    return Survey(num_bad_lines + len(offsets), _repeats(np.asarray(offsets), np.asarray(keys)))
+
+
+def _repeats(offsets: np.ndarray, keys: np.ndarray) -> dict[int, int]:
+    order = np.argsort(keys, kind="stable")  # lines of one key stay in the manifest's order
+    is_repeat = np.diff(keys[order], prepend=keys[order[:1]] - 1) == 0
+    first = np.maximum.accumulate(np.where(is_repeat, 0, np.arange(len(order))))
+    repeats = np.flatnonzero(is_repeat)
+    return dict(zip(offsets[order[repeats]].tolist(), offsets[order[first[repeats]]].tolist(), strict=True))
 
 
 def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
@@ -137,14 +158,14 @@ class ManifestResults:
                 write_whole(self._path(id, ENDINGS[name]), content)
 
     def _path(self, id: str, ending: str) -> Path:
-        digest = hashlib.blake2b(id.encode(), digest_size=10).hexdigest()
-        return self._folder / digest[:_SHARD_DIGITS] / f"{_file_name(id, digest)}{ending}"
+        return self._folder / f"{result_name(id)}{ending}"
 
 
-def _file_name(id: str, digest: str) -> str:
-    """The id, with characters that a file's name cannot have as %XX. Two ids never share a name."""
+def result_name(id: str) -> str:
+    """Return the id, with characters that a file's name cannot have as %XX. Two ids never share a name."""
+    digest = hashlib.blake2b(id.encode(), digest_size=10).hexdigest()
     name = _UNFIT.sub(lambda found: f"%{ord(found[0]):02X}", id)
-    return cut_name(name, _MAX_NAME_BYTES, digest)
+    return f"{digest[:_SHARD_DIGITS]}/{cut_name(name, _MAX_NAME_BYTES, digest)}"
 
 
 ERROR_FILE: Final = "errors.jsonl"
@@ -239,15 +260,23 @@ class Reports:
 
 
 class LineTranscriber:
-    def __init__(self, transcriber: LocalTranscriber, results: ManifestResults) -> None:
+    def __init__(
+        self, transcriber: LocalTranscriber, results: ManifestResults, repeats: Mapping[int, int]
+    ) -> None:
         self._transcriber = transcriber
         self._results = results
+        self._repeats = repeats
 
     def sorted_out(self, lines: Iterable[Entry | BadLine]) -> Iterator[Entry | LineReport]:
         """The entries that are to be transcribed, and reports of the other lines. Looks at the disk."""
         for line in lines:
             if isinstance(line, BadLine):
                 yield LineReport(line.offset, "failed", error=line.reason)
+            elif (first := self._repeats.get(line.offset)) is not None:
+                reason = (
+                    f"its result would replace that of the line at byte {first}: give each an 'id' of its own"
+                )
+                yield LineReport(line.offset, "failed", line.id, str(line.audio), reason)
             elif self._results.is_done(line.id):
                 yield LineReport(line.offset, "skipped", line.id, str(line.audio))
             else:

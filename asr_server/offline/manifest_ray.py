@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,9 @@ PARTS_AT_ONCE: Final = 2  # by one actor, so that the end of one part leaves no 
 _REPORT: Final = msgspec.json.Decoder(LineReport | JobStopped)
 
 
-def run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports, address: str) -> None:
+def run_on_ray(
+    settings: Settings, job: TranscribeJob, reports: Reports, repeats: Mapping[int, int], address: str
+) -> None:
     """Transcribes the manifest on the cluster of this address.
 
     Raises:
@@ -62,7 +65,7 @@ def run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports, address
     ray.init(address=address, log_to_driver=not quiet, logging_level=logging.ERROR if quiet else logging.INFO)
     try:
         _quieten(quiet)
-        for row in _dataset(settings, job).iter_rows():
+        for row in _dataset(settings, job, repeats).iter_rows():
             report = _REPORT.decode(row["report"])
             if isinstance(report, JobStopped):
                 raise OutputError(report.reason)
@@ -80,7 +83,7 @@ def _quieten(quiet: bool) -> None:
         logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
-def _dataset(settings: Settings, job: TranscribeJob) -> ray.data.Dataset:
+def _dataset(settings: Settings, job: TranscribeJob, repeats: Mapping[int, int]) -> ray.data.Dataset:
     assert job.manifest is not None
     on_gpu = settings.device == "cuda" or (settings.device == "auto" and _cluster_gpus() > 0)
     num_ranks = settings.tensor_parallel_size
@@ -96,6 +99,7 @@ def _dataset(settings: Settings, job: TranscribeJob) -> ray.data.Dataset:
             "settings": _settings_elsewhere(settings),
             "job": _absolute(job),
             "part_bytes": part_bytes,
+            "repeats": repeats,
         },
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=num_actors, max_tasks_in_flight_per_actor=PARTS_AT_ONCE + 1),
@@ -130,7 +134,9 @@ def _absolute(job: TranscribeJob) -> TranscribeJob:
 class PartTranscriber:
     """An actor: the pipeline with one replica of the engine. Takes parts of the manifest by their numbers."""
 
-    def __init__(self, settings: Settings, job: TranscribeJob, part_bytes: int) -> None:
+    def __init__(
+        self, settings: Settings, job: TranscribeJob, part_bytes: int, repeats: Mapping[int, int]
+    ) -> None:
         """Raises CheckpointError, InvalidValue."""
         assert job.manifest is not None
         assert job.output_dir is not None
@@ -138,7 +144,7 @@ class PartTranscriber:
         model = str(resolve_checkpoint(settings.model))  # fetched to this node if need be
         transcriber = LocalTranscriber(replace(settings, model=model), job)
         self._manifest, self._part_bytes = job.manifest, part_bytes
-        self._lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job))
+        self._lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job), repeats)
         self._running = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="pipeline", daemon=True).start()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from asr_server.config import Settings
@@ -22,10 +24,11 @@ from asr_server.offline.manifest import (
     LineTranscriber,
     ManifestResults,
     Reports,
-    count_lines,
+    Survey,
     read_entries,
+    survey,
 )
-from asr_server.offline.outputs import OutputError, check_writable
+from asr_server.offline.outputs import OutputError, check_writable, ignores_case
 from asr_server.offline.run import (
     FILES_AT_ONCE,
     SOME_FAILED,
@@ -49,11 +52,14 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     assert job.output_dir is not None
     check_writable(job.output_dir)
     transcriber = LocalTranscriber(settings, job)  # checks the options, for actors elsewhere too
-    with Reports(job.output_dir, _num_lines(job), job.quiet) as reports:
+    surveyed = _survey(job.manifest, job.output_dir)
+    with Reports(job.output_dir, surveyed.num_lines, job.quiet) as reports:
         if settings.executor == "ray":
-            stop_reason, status = run_to_the_end(lambda: _run_on_ray(settings, job, reports))
+            stop_reason, status = run_to_the_end(
+                lambda: _run_on_ray(settings, job, reports, surveyed.repeats)
+            )
         else:
-            run = ManifestRun(transcriber, job, reports)
+            run = ManifestRun(transcriber, job, reports, surveyed.repeats)
             stop_reason, status = run_to_the_end(lambda: asyncio.run(run.run()))
     if stop_reason:
         print(printable(f"stopped: {stop_reason}"), file=sys.stderr)
@@ -62,20 +68,19 @@ def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
     return status or (SOME_FAILED if reports.counts["failed"] else SUCCESS)
 
 
-def _num_lines(job: TranscribeJob) -> int:
-    assert job.manifest is not None
+def _survey(manifest: Path, folder: Path) -> Survey:
     try:
-        return count_lines(job.manifest)
+        return survey(manifest, ignores_case(folder))
     except OSError as error:
-        raise OutputError(f"cannot read the manifest {job.manifest}: {reason_of(error)}") from error
+        raise OutputError(f"cannot read the manifest {manifest}: {reason_of(error)}") from error
 
 
-def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports) -> None:
+def _run_on_ray(settings: Settings, job: TranscribeJob, reports: Reports, repeats: Mapping[int, int]) -> None:
     signal.signal(signal.SIGTERM, _cancel)
     with cluster_address(settings.ray_address) as address:
         from asr_server.offline.manifest_ray import run_on_ray  # Ray: reads its environment at the import
 
-        run_on_ray(settings, job, reports, address)
+        run_on_ray(settings, job, reports, repeats, address)
 
 
 def _cancel(*_: object) -> None:
@@ -85,11 +90,13 @@ def _cancel(*_: object) -> None:
 class ManifestRun:
     """One reader, which stays a few entries ahead, and as many entries under way as keep the engine busy."""
 
-    def __init__(self, transcriber: LocalTranscriber, job: TranscribeJob, reports: Reports) -> None:
+    def __init__(
+        self, transcriber: LocalTranscriber, job: TranscribeJob, reports: Reports, repeats: Mapping[int, int]
+    ) -> None:
         assert job.manifest is not None
         assert job.output_dir is not None
         self._transcriber = transcriber
-        self._lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job))
+        self._lines = LineTranscriber(transcriber, ManifestResults(job.output_dir, job), repeats)
         self._manifest = job.manifest
         self._reports = reports
         self._entries: asyncio.Queue[Entry | None] = asyncio.Queue(maxsize=FILES_AT_ONCE)

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator, Sequence
@@ -82,7 +83,8 @@ class FolderOutputs(Outputs):
     def __init__(self, folder: Path, inputs: Sequence[Input], job: TranscribeJob) -> None:
         self._inputs = inputs
         self._job = job
-        self._paths = result_paths(inputs, folder, [ENDINGS[name] for name in job.formats])
+        endings = [ENDINGS[name] for name in job.formats]
+        self._paths = result_paths(inputs, folder, endings, ignores_case(folder))
 
     def is_done(self, index: int) -> bool:
         return self._job.existing == "skip" and all(os.path.exists(path) for path in self._paths[index])
@@ -126,6 +128,12 @@ def check_writable(folder: Path) -> None:
         _sweep(folder)
     except OSError as error:
         raise OutputError(f"cannot write to the output folder {folder}: {reason_of(error)}") from error
+
+
+def ignores_case(folder: Path) -> bool:
+    """Return whether names that differ in case alone are one file in this folder, which can be written to."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=PARTIAL_PREFIX) as probe:
+        return os.path.exists(folder / Path(probe.name).name.upper())
 
 
 async def _finished(write: Coroutine[Any, Any, str]) -> str:

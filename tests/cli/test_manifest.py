@@ -44,6 +44,7 @@ def test_what_cannot_be_transcribed_is_a_line_in_the_error_file_and_the_rest_is_
         {"audio": "."},
         {"audio": "a.wav", "id": "klingon", "language": "klingon"},
         {"audio": str(tmp_path / "a.wav"), "id": "last"},
+        {"audio": "other.wav", "id": "first"},
     )
     out = tmp_path / "out"
     done = transcribe("--manifest", manifest, "--output", out)
@@ -52,12 +53,13 @@ def test_what_cannot_be_transcribed_is_a_line_in_the_error_file_and_the_rest_is_
     assert sorted(results(out)) == ["first.txt", "last.txt"]
     assert all(heard(text) for text in results(out).values())
     wrong = {line["audio"].removeprefix(f"{tmp_path}/"): line["error"] for line in errors(out)}
-    assert len(errors(out)) == 5
-    assert sorted(wrong) == sorted(["", "missing.wav", "empty.wav", str(tmp_path), "a.wav"])
+    assert len(errors(out)) == 6
+    assert sorted(wrong) == sorted(["", "missing.wav", "empty.wav", str(tmp_path), "a.wav", "other.wav"])
     assert wrong["missing.wav"] == "No such file or directory"
     assert "'klingon' is not known" in wrong["a.wav"]
+    assert "its result would replace that of the line at byte 0" in wrong["other.wav"]
     assert errors(out)[0]["offset"] == len(manifest.read_text().splitlines()[0]) + 1
-    assert said(done)[-1].startswith("2 transcribed, 5 failed, ")
+    assert said(done)[-1].startswith("2 transcribed, 6 failed, ")
 
     write_manifest(manifest, {"audio": "missing.wav", "id": "first"}, {"audio": "a.wav", "id": "new"})
     again = transcribe("--manifest", manifest, "--output", out)

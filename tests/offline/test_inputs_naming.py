@@ -17,14 +17,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def results(*arguments: str, endings: tuple[str, ...] = (".txt",), files: tuple[str, ...] = ()) -> list[str]:
-    """Where the results of these arguments go, which exist, as do `files`."""
+def results(
+    *arguments: str,
+    endings: tuple[str, ...] = (".txt",),
+    files: tuple[str, ...] = (),
+    ignores_case: bool = False,
+) -> list[str]:
+    """Return the paths of these arguments' results; the arguments exist, as do `files`."""
     for name in files or arguments:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(b"?")
     inputs, failures = collect_inputs(arguments, recursive=True)
     assert failures == []
-    return [str(path.relative_to(OUT)) for paths in result_paths(inputs, OUT, endings) for path in paths]
+    paths = result_paths(inputs, OUT, endings, ignores_case)
+    return [str(path.relative_to(OUT)) for group in paths for path in group]
 
 
 def test_a_result_is_named_after_its_recording() -> None:
@@ -48,10 +54,8 @@ def test_names_do_not_depend_on_the_working_directory(folder: Path) -> None:
     from_here = results("monday/a.wav", "tuesday/a.wav")
     os.chdir(folder / "monday")
     inputs, _ = collect_inputs(["a.wav", "../tuesday/a.wav"], recursive=False)
-    from_there = [
-        str(path.relative_to(OUT)) for paths in result_paths(inputs, OUT, [".txt"]) for path in paths
-    ]
-    assert from_there == from_here
+    paths = result_paths(inputs, OUT, [".txt"], ignores_case=False)
+    assert [str(path.relative_to(OUT)) for group in paths for path in group] == from_here
 
 
 def test_a_file_elsewhere_and_one_of_the_same_path_here_have_each_a_result(folder: Path) -> None:
@@ -73,7 +77,7 @@ def test_two_pipes_of_one_name_have_each_a_result(folder: Path) -> None:
         writers[-1].start()
     inputs, failures = collect_inputs([str(pipe.relative_to(folder)) for pipe in pipes], recursive=False)
     assert failures == []
-    names = [path for paths in result_paths(inputs, OUT, [".txt"]) for path in paths]
+    names = [path for paths in result_paths(inputs, OUT, [".txt"], False) for path in paths]
     assert names == [OUT / "monday/pipe.txt", OUT / "tuesday/pipe.txt"]
     for writer in writers:
         writer.join()  # before the pipes are closed: a writer that comes later would find nobody there
@@ -82,8 +86,15 @@ def test_two_pipes_of_one_name_have_each_a_result(folder: Path) -> None:
         input.source.close()
 
 
+def test_names_that_differ_in_case_alone_are_kept_where_the_disk_keeps_them_apart() -> None:
+    assert results("x/Talk.wav", "y/talk.mp3") == ["Talk.txt", "talk.txt"]
+    assert results("x", files=("x/Talk.wav", "x/talk.wav")) == ["Talk.txt", "talk.txt"]
+
+
 def test_a_disk_that_ignores_case_loses_nothing_either() -> None:
-    assert results("x/Talk.wav", "y/talk.mp3") == ["Talk.wav.txt", "talk.mp3.txt"]
+    assert results("x/Talk.wav", "y/talk.mp3", ignores_case=True) == ["Talk.wav.txt", "talk.mp3.txt"]
+    in_one_folder = results("x", files=("x/Talk.wav", "x/talk.wav", "x/TALK.wav"), ignores_case=True)
+    assert len({name.casefold() for name in in_one_folder}) == 3
 
 
 def test_a_folder_is_mirrored() -> None:

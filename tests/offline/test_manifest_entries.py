@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
-from asr_server.offline.manifest import MAX_LINE_BYTES, BadLine, Entry, count_lines, read_entries
+from asr_server.offline.manifest import MAX_LINE_BYTES, BadLine, Entry, read_entries, result_name, survey
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -75,4 +76,26 @@ def test_the_parts_of_a_manifest_are_each_line_once(tmp_path: Path, part_bytes: 
 def test_lines_are_counted_without_blank_ones_with_or_without_a_last_line_break(
     tmp_path: Path, content: bytes, count: int
 ) -> None:
-    assert count_lines(write(tmp_path, content)) == count
+    assert survey(write(tmp_path, content), ignores_case=False).num_lines == count
+
+
+def test_a_line_whose_id_an_earlier_one_has_is_named_with_that_one(tmp_path: Path) -> None:
+    ids = ["a", "b", "a", "c", "A", "b", "a"]
+    lines = [json.dumps({"audio": "x.wav", "id": id}) + "\n" for id in ids]
+    size = len(lines[0])
+    repeats = survey(write(tmp_path, "".join(lines).encode()), ignores_case=False).repeats
+    assert repeats == {2 * size: 0, 5 * size: size, 6 * size: 0}
+
+
+def test_ids_share_a_result_where_the_disk_ignores_case_and_their_folder_is_one(tmp_path: Path) -> None:
+    apart = ["talk", "Talk"]
+    words = (f"talk{number}" for number in itertools.count())
+    word = next(
+        word for word in words if result_name(word).casefold() == result_name(word.upper()).casefold()
+    )
+    together = [word, word.upper()]
+    lines = [json.dumps({"audio": "x.wav", "id": id}) + "\n" for id in apart + together]
+    manifest = write(tmp_path, "".join(lines).encode())
+    first, second = len("".join(lines[:2])), len("".join(lines[:3]))
+    assert survey(manifest, ignores_case=True).repeats == {second: first}
+    assert survey(manifest, ignores_case=False).repeats == {}

@@ -13,7 +13,13 @@ import pytest
 from asr_server.formats.render import ResponseFormat
 from asr_server.offline.inputs import Input
 from asr_server.offline.local import Existing, TranscribeJob
-from asr_server.offline.outputs import FolderOutputs, OutputError, StandardOutput, check_writable
+from asr_server.offline.outputs import (
+    FolderOutputs,
+    OutputError,
+    StandardOutput,
+    check_writable,
+    ignores_case,
+)
 from tests.formats.samples import transcript
 
 WORDS = transcript(text="grüße 你好")
@@ -124,6 +130,12 @@ def test_runs_whose_processes_have_one_number_never_share_a_file(tmp_path: Path)
         inside.append(subprocess.check_output([sys.executable, "-c", script, str(folder)], text=True))
     assert all(listed.endswith(".partial\n") for listed in inside)
     assert inside[0] != inside[1]
+
+
+def test_a_folder_is_asked_whether_it_ignores_case_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert ignores_case(tmp_path) == (tmp_path / "A").exists()
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_what_a_killed_run_left_is_swept_and_a_running_one_is_left(tmp_path: Path) -> None:
