@@ -12,10 +12,9 @@ import os
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args, get_origin
+from typing import Any, Final, Literal, cast
 
-from annotated_types import Ge, Gt, Le
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -33,6 +32,7 @@ MOST_PROCESSES: Final = 1024  # or threads
 MOST_SLOTS: Final = 10**6
 MOST_BYTES: Final = 10**18
 MOST_CHUNK_S: Final = 3600.0
+MOST_IDLE_S: Final = 1e7
 API_KEY: Final = "[!-~]+"  # what fits an Authorization header as it is
 _ORIGIN: Final = r"https?://[^\s,/?#]+"  # as browsers send it: no path, no slash at its end
 _HOST: Final = r"[A-Za-z0-9._-]+"
@@ -74,6 +74,26 @@ class Settings:
         "whisper-1,gpt-4o-transcribe,gpt-4o-mini-transcribe,gpt-4o-mini-transcribe-2025-12-15,"
         "gpt-4o-transcribe-diarize,gpt-transcribe,gpt-live-transcribe,gpt-realtime-whisper",
         "further names the model answers to, separated by commas; *: any name",
+    )
+    models: str = _setting(
+        "",
+        "several models instead of one: name=MODEL,name=MODEL, or a YAML file; the first answers requests "
+        "that name none",
+    )
+    load: Literal["eager", "lazy", "pinned"] = _setting(
+        "eager", "when a model is loaded: at the start, at its first request, or at the start and for good"
+    )
+    idle_unload_s: float = _setting(
+        0.0,
+        "seconds without a request after which a model gives its memory back until the next one; 0: never",
+        ge=0,
+        le=MOST_IDLE_S,
+    )
+    max_load_wait_s: float = _setting(
+        30.0, "seconds that a request waits for its model to be loaded, before it gets 503", gt=0
+    )
+    max_model_requests: int = _setting(
+        0, "requests to one model in flight at once, more get 429; 0: as many as to the server", ge=0
     )
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = _setting(
@@ -368,7 +388,7 @@ def short_audio_mode(setting: str, dtype: str) -> str:
 
 def environment_name(setting: str) -> str:
     """The environment variable that sets this field of `Settings`."""
-    return _extra(setting)["env"] or f"ASR_SERVER_{setting.upper()}"
+    return extra(setting)["env"] or f"ASR_SERVER_{setting.upper()}"
 
 
 def flag_name(setting: str) -> str:
@@ -380,41 +400,5 @@ def naming(setting: str) -> str:
     return f"{flag_name(setting)} ({environment_name(setting)})"
 
 
-def takes_empty_text(setting: str) -> bool:
-    values: dict[str, Any] = {setting: ""}
-    try:
-        Settings(**values)
-    except ValidationError:
-        return False
-    return True
-
-
-def allowed_values(setting: str) -> str:
-    """Describes the values that a setting takes: `a whole number from 0 to 65535`."""
-    kind = FIELDS[setting].annotation
-    if words := _extra(setting)["allowed"]:
-        return words
-    if get_origin(kind) is Literal:
-        *others, last = get_args(kind)
-        return f"{', '.join(others)} or {last}"
-    if kind is bool:
-        return "true or false"
-    if kind is str:
-        return "some text"
-    return ("a whole number" if kind is int else "a number") + _range_in_words(FIELDS[setting])
-
-
-def _range_in_words(field: FieldInfo) -> str:
-    bounds = {type(bound): bound for bound in field.metadata}
-    match bounds.get(Ge), bounds.get(Gt), bounds.get(Le):
-        case Ge(ge), _, Le(le):
-            return f" from {ge:g} to {le:g}"
-        case Ge(ge), _, _:
-            return f" of at least {ge:g}"
-        case _, Gt(gt), _:
-            return f" above {gt:g}"
-    return ""
-
-
-def _extra(setting: str) -> dict[str, str]:
+def extra(setting: str) -> dict[str, str]:
     return cast(dict[str, str], FIELDS[setting].json_schema_extra)

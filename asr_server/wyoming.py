@@ -268,7 +268,11 @@ class WyomingConnection:
             raise ClientDisconnect
 
     async def _transcribe(self, upload: Upload, model: ServedModel, options: DecodingOptions) -> Transcript:
-        async with cancel_on_disconnect(self._wait_until_left), self._state.admission.acquire():
+        async with (
+            cancel_on_disconnect(self._wait_until_left),
+            self._state.admission.acquire(),
+            model.using(),
+        ):
             recording = Recording(await upload.source(), model.audio_limits)
             async with model.transcriber.transcribe(recording, options) as session:
                 async for _ in session:
@@ -337,17 +341,12 @@ class WyomingConnection:
             self._asked_at, self._idle_since = None, time.monotonic()
 
     def _info(self) -> Info:
-        about = {"attribution": ATTRIBUTION, "installed": True, "version": __version__}
+        about: dict[str, Any] = {"attribution": ATTRIBUTION, "installed": True, "version": __version__}
         models = [
-            AsrModel(
-                name=model.name,
-                description=model.settings.model_description,
-                languages=sorted(model.transcriber.languages.codes),
-                **about,  # type: ignore[arg-type]
-            )
-            for model in self._state.models
+            AsrModel(name=m.name, description=m.settings.model_description, languages=m.languages, **about)
+            for m in self._state.models
         ]
-        program = AsrProgram(name="asr-server", description="asr-server", models=models, **about)  # type: ignore[arg-type]
+        program = AsrProgram(name="asr-server", description="asr-server", models=models, **about)
         return Info(asr=[program])
 
 

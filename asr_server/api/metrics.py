@@ -88,7 +88,7 @@ def _of_models(models: list[ServedModel]) -> Iterator[Metric]:
     chunks = GaugeMetricFamily("asr_chunks", "Chunks waiting and in flight.", labels=["model"])
     for model in models:
         served.add_metric([model.name], _description(model))
-        ready.add_metric([model.name], float(model.dispatcher.ready))
+        ready.add_metric([model.name], float(model.takes_requests))
         chunks.add_metric([model.name], model.dispatcher.num_chunks)
     yield from (served, ready, chunks)
     yield from _of_replicas(models)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from asr_server.api.served_model import ServedModel
 from asr_server.config import naming
 from asr_server.errors import EngineUnavailable, ModelNotFound
+
+LOOK_EVERY_S: Final = 1.0  # for idle models
 
 
 class ModelRegistry:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         """The first is the one for requests that name none."""
         self._models = list(models)
+        self._watching: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -58,6 +62,13 @@ class ModelRegistry:
         """Raises EngineUnavailable while no model can take new work."""
         self._any(ServedModel.require_engine)
 
+    def require_ready(self) -> None:
+        """Raises EngineUnavailable until each model loaded at the start was ready, and while none is."""
+        for model in self:
+            if model.state == "loading":
+                model.require_engine()
+        self.require_engine()
+
     def _any(self, check: Callable[[ServedModel], None]) -> None:
         """Raise the error of the first model if every model has one."""
         errors = []
@@ -71,15 +82,23 @@ class ModelRegistry:
     @property
     def failed_to_start(self) -> ServedModel | None:
         """Return a model without any replica since the start."""
-        return next((model for model in self if model.dispatcher.supervisor.failed_to_start), None)
+        return next((model for model in self if model.failed_to_start), None)
 
     async def start(self) -> None:
         for model in self:
-            await model.dispatcher.start()
+            await model.start()
+        self._watching = asyncio.create_task(self._unload_idle(), name="unload idle models")
+
+    async def _unload_idle(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for model in self:
+                await model.unload_if_idle()
 
     async def until_ready(self) -> None:
-        """Wait for the first replica of each model, or until none will come."""
-        await asyncio.gather(*(model.dispatcher.supervisor.until_ready() for model in self))
+        """Wait for the first replica of each model that is loaded at the start, or until none will come."""
+        starting = [model.dispatcher.supervisor for model in self if model.settings.load != "lazy"]
+        await asyncio.gather(*(supervisor.until_ready() for supervisor in starting))
 
     def expect_ends(self) -> None:
         """Stop reporting replicas that end. Safe to call from a signal handler."""
@@ -97,4 +116,6 @@ class ModelRegistry:
             model.dispatcher.fail_all(error)
 
     async def stop(self) -> None:
-        await asyncio.gather(*(model.dispatcher.stop() for model in self))
+        if self._watching is not None:
+            self._watching.cancel()
+        await asyncio.gather(*(model.stop() for model in self))

@@ -84,7 +84,7 @@ async def health(request: Request) -> Response:
 @probes.get("/ready", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
 async def ready(request: Request) -> Response:
     """An engine can take work. 503 while loading or once given up."""
-    get_state(request).models.require_engine()
+    get_state(request).models.require_ready()
     return JSONResponse({"status": "ready"})
 
 
@@ -105,17 +105,18 @@ async def load(request: Request) -> Load:
         chunks=sum(model.dispatcher.num_chunks for model in state.models),
         rejected=state.admission.num_rejected,
         replicas=[
-            _replica(replica_state)
+            _replica(model, replica_state)
             for model in state.models
             for replica_state in model.dispatcher.supervisor.replica_states
         ],
     )
 
 
-def _replica(replica_state: ReplicaState) -> ReplicaLoad:
+def _replica(model: ServedModel, replica_state: ReplicaState) -> ReplicaLoad:
     """Describes a replica as of its last heartbeat, at most a second or so ago."""
     heartbeat = replica_state.heartbeat
     return ReplicaLoad(
+        model=model.name,
         name=replica_state.replica.name,
         ready=replica_state.ready,
         chunks_in_flight=len(replica_state.in_flight),
@@ -152,7 +153,7 @@ def _model(name: str, model: ServedModel, state: AppState) -> Model:
         created=state.started_at,
         root=own_name,
         description=alias + settings.model_description,
-        languages=sorted(transcriber.languages.codes),
+        languages=model.languages,
         max_upload_bytes=settings.max_upload_bytes,
         tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
     )

@@ -352,6 +352,8 @@ class Version(Body):
 class ReplicaLoad(Body):
     """What a replica was doing at its last heartbeat, a second or so ago."""
 
+    model: str
+    """The first name of its model."""
     name: str
     """`replica 0`, `replica 1` ..."""
     ready: bool

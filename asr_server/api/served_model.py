@@ -1,26 +1,38 @@
 """One model that this server has: the facts of its checkpoint, its replicas and its limits.
 
+Its replicas are launched at the start or by the first request, which waits for them. They end when the model
+is unloaded, once no request uses them; the next request launches others. Checkpoint, queue and counters stay.
+
 Made by `server.py`, kept by `models.py`, used by all routes, `realtime` and `wyoming.py`. Runs in the API
 process, on its event loop; never blocks it; imports no torch.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from asr_server.audio.limits import AudioLimits
 from asr_server.audio.pool import PreprocessPool
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
-from asr_server.config import Settings
+from asr_server.config import Settings, naming
 from asr_server.dispatch.dispatcher import Dispatcher
-from asr_server.errors import EngineUnavailable, ShuttingDown
+from asr_server.errors import EngineUnavailable, Overloaded, ShuttingDown
 from asr_server.transcription import StallLimits, Transcriber
 
 RETRY_AFTER_S: Final = 5
 INTERIM_SHARE: Final = 8  # of the slots, or fewer, are at work when an interim reading may begin
 ENGINE_LOST: Final = "The engine has ended and is started again; the server's log says why."
+LOAD_FAILED: Final = "The model could not be loaded; the server's log says why."
+State = Literal["unloaded", "loading", "ready", "draining"]
+
+logger = logging.getLogger(__name__)
 
 
 class ServedModel:
@@ -39,6 +51,17 @@ class ServedModel:
             dispatcher, pool, tokenizer, settings.check_voice, StallLimits.from_settings(settings)
         )
         self.audio_limits = AudioLimits.from_settings(settings, window)
+        self.is_retired = False  # another version has its place
+        self._is_loaded = False  # from the launch of its replicas at the start, or else when one is ready
+        self._is_draining = False
+        self._num_requests = 0  # also those that wait for replicas
+        self._num_using = 0
+        self._used_at = time.monotonic()
+        self._is_unused = asyncio.Event()
+        self._is_unused.set()
+        self._changing = asyncio.Lock()  # whether replicas run
+        self._loading: asyncio.Task[bool] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     @classmethod
     def from_checkpoint(cls, settings: Settings, pool: PreprocessPool) -> ServedModel:
@@ -52,21 +75,184 @@ class ServedModel:
         return self.settings.model_names[0]
 
     @property
+    def languages(self) -> list[str]:
+        return sorted(self.transcriber.languages.codes)
+
+    @property
     def may_read_interim(self) -> bool:
         """Return whether the engine has time for interim readings: final text comes before them."""
         return self.dispatcher.num_chunks < max(1, self.dispatcher.num_slots // INTERIM_SHARE)
 
+    @property
+    def state(self) -> State:
+        if self._is_draining:
+            return "draining"
+        if self._is_loaded and self.dispatcher.supervisor.was_ready:
+            return "ready"
+        is_loading = self._is_loaded or (self._loading is not None and not self._loading.done())
+        return "loading" if is_loading else "unloaded"
+
+    @property
+    def takes_requests(self) -> bool:
+        """Return whether a replica takes work, or would be launched for a request."""
+        return not self._is_loaded or self.dispatcher.ready
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether every replica has been given up for good, at the start or later."""
+        return self._is_loaded and self.dispatcher.supervisor.given_up
+
+    @property
+    def failed_to_start(self) -> bool:
+        return self._is_loaded and self.dispatcher.supervisor.failed_to_start
+
     def check_health(self) -> None:
         """Raises EngineUnavailable once every replica has been given up for good."""
-        if self.dispatcher.supervisor.given_up:
+        if self.has_failed:
             raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
 
     def require_engine(self) -> None:
-        """Raises EngineUnavailable while no replica can take new work."""
+        """Raises EngineUnavailable while no replica can take new work, and none is launched for a request."""
         if self.dispatcher.draining:
             raise ShuttingDown
         self.check_health()
-        if not self.dispatcher.ready:
+        if not self.takes_requests:
             supervisor = self.dispatcher.supervisor
             reason = ENGINE_LOST if supervisor.was_ready else "The engine is starting."
             raise EngineUnavailable(reason, retry_after_s=max(RETRY_AFTER_S, supervisor.start_s))
+
+    # -- Requests --
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[None]:
+        """Have replicas while the block runs: launches some where none run, and waits for them.
+
+        Raises EngineUnavailable, Overloaded.
+        """
+        limit = self.settings.max_model_requests
+        if 0 < limit <= self._num_requests:
+            message = f"{limit} requests to '{self.name}' are in flight: {naming('max_model_requests')}."
+            raise Overloaded(message, RETRY_AFTER_S)
+        self._num_requests += 1
+        try:
+            await self._until_loaded()
+            self._num_using += 1
+            self._is_unused.clear()
+            try:
+                yield
+            finally:
+                self._release()
+        finally:
+            self._num_requests -= 1
+
+    def _release(self) -> None:
+        self._num_using -= 1
+        self._used_at = time.monotonic()
+        if not self._num_using:
+            self._is_unused.set()
+            if self.is_retired:
+                self.retire()
+
+    async def _until_loaded(self) -> None:
+        """Raises EngineUnavailable."""
+        limit_s = self.settings.max_load_wait_s
+        if self._is_loaded:
+            if not self.dispatcher.supervisor.was_ready:
+                self.require_engine()
+            return
+        try:
+            async with asyncio.timeout(limit_s):
+                while not self._is_loaded:  # an unload may come right behind the load
+                    if not await self.load():
+                        raise EngineUnavailable(LOAD_FAILED, retry_after_s=limit_s)
+        except TimeoutError:
+            message = (
+                f"The model '{self.name}' is not loaded after {limit_s:g} s: {naming('max_load_wait_s')}."
+            )
+            raise EngineUnavailable(message, retry_after_s=limit_s) from None
+
+    # -- Replicas --
+
+    async def start(self) -> None:
+        """Launch the replicas at the start, but for a model that waits for its first request."""
+        if self.settings.load != "lazy":
+            self._is_loaded = True
+            await self.dispatcher.start()
+
+    async def load(self) -> bool:
+        """Launch the replicas unless they run, and wait for the first. Return whether it came."""
+        return await asyncio.shield(self.begin_loading())
+
+    def begin_loading(self) -> asyncio.Task[bool]:
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._load(), name=f"load {self.name}")
+        return self._loading
+
+    async def _load(self) -> bool:
+        async with self._changing:
+            if self._is_loaded:
+                return True
+            started_at = time.monotonic()
+            await self.dispatcher.start()
+            await self.dispatcher.supervisor.until_ready()
+            if self.dispatcher.supervisor.given_up:
+                failure = self.dispatcher.supervisor.last_failure
+                logger.error("model %s could not be loaded: %s", self.name, failure)
+                await self.dispatcher.end_replicas()
+                return False
+            self._is_loaded, self._used_at = True, time.monotonic()
+            logger.info("model %s loaded in %.1f s", self.name, self._used_at - started_at)
+            return True
+
+    async def unload(self, limit_s: float) -> None:
+        """Wait for the requests under way, then end the replicas. Later requests wait for new ones.
+
+        Raises EngineUnavailable where requests last for longer than `limit_s`: nothing has changed then.
+        """
+        async with self._changing:
+            if not self._is_loaded:
+                return
+            self._is_loaded, self._is_draining = False, True
+            try:
+                await self._until_unused(limit_s)
+                await self.dispatcher.end_replicas()
+            finally:
+                self._is_draining = False
+            logger.info("model %s unloaded", self.name)
+
+    async def _until_unused(self, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._is_unused.wait()
+        except BaseException as error:
+            self._is_loaded = True
+            if isinstance(error, TimeoutError):
+                raise self._still_used(limit_s) from None
+            raise
+
+    def _still_used(self, limit_s: float) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"{self._num_using} requests to '{self.name}' are still under way after {limit_s:g} s."
+        )
+
+    def retire(self) -> None:
+        """End the replicas once no request uses them: another version has this one's place."""
+        self.is_retired = True
+        if not self._num_using:
+            self._ending = asyncio.create_task(self.unload(0), name=f"retire {self.name}")
+
+    async def unload_if_idle(self) -> None:
+        limit_s, is_pinned = self.settings.idle_unload_s, self.settings.load == "pinned"
+        if not limit_s or is_pinned or self._num_requests or self._changing.locked():
+            return
+        if not (self._is_loaded and self.dispatcher.ready):
+            return
+        if time.monotonic() - self._used_at >= limit_s:
+            logger.info("model %s has had no request for %g s", self.name, limit_s)
+            await self.unload(0)
+
+    async def stop(self) -> None:
+        """Fail the chunks that are still waiting, and end the replicas."""
+        if self._loading is not None:
+            self._loading.cancel()
+        await self.dispatcher.stop()

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -44,14 +45,15 @@ FILES_BESIDE: Final = 256  # libraries, replicas, decode processes, connections 
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> int:
+def run(models_settings: Sequence[Settings]) -> int:
     """Serves until told to stop (SIGINT, SIGTERM); requests in flight then have `drain_s` to finish.
 
     Returns the exit status.
     """
+    settings = models_settings[0]  # what is not of a model is the same in all
     _warn_of_few_files(raise_open_files_limit(), settings)
     pool = PreprocessPool(settings.preprocess_workers)
-    models = ModelRegistry([ServedModel.from_checkpoint(settings, pool)])
+    models = ModelRegistry([ServedModel.from_checkpoint(settings, pool) for settings in models_settings])
     pool.warm_up()  # its libraries load while the engine's do
     app = create_app(settings, models, pool)
     config = uvicorn.Config(

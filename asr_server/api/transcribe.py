@@ -240,7 +240,7 @@ async def transcribing(
     """Holds a place among the requests in flight and the upload, both only while the block runs."""
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
-        async with cancel_on_disconnect(receive), state.admission.acquire():
+        async with cancel_on_disconnect(receive), state.admission.acquire(), request.model.using():
             source = await form.upload.source()
             track = await _speaker_track(state, request)
             listener = track.push if track else None

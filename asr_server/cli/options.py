@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, NoReturn, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -20,14 +20,13 @@ from pydantic import ValidationError
 
 from asr_server.checkpoint.find import checkpoint_on_disk, resolve_checkpoint
 from asr_server.cli.checks import Check, model_fits, problem
+from asr_server.cli.setting_values import allowed_values, takes_empty_text
 from asr_server.config import (
     EMBEDDED_MODEL,
     FIELDS,
     Settings,
-    allowed_values,
     environment_name,
     flag_name,
-    takes_empty_text,
 )
 from asr_server.errors import CheckpointError
 from asr_server.telemetry import configure_logging, printable
@@ -131,11 +130,15 @@ def settings_from(
     elif click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT:
         del given["model"]  # only a model that nobody asked for may be replaced
     try:
-        return checked_settings(given, checks, _configure_logging)
+        return checked_settings(given, checks, configure_log)
     except SettingsError as error:
-        for problem in error.problems:
-            print_error(problem)
-        raise click.exceptions.Exit(WRONG_USAGE) from None
+        exit_with(error.problems)
+
+
+def exit_with(problems: list[str]) -> NoReturn:
+    for line in problems:
+        print_error(line)
+    raise click.exceptions.Exit(WRONG_USAGE) from None
 
 
 def print_error(error: object) -> None:
@@ -143,7 +146,7 @@ def print_error(error: object) -> None:
     click.echo(f"Error: {printable(str(error))}", err=True)
 
 
-def _configure_logging(settings: Settings) -> None:
+def configure_log(settings: Settings) -> None:
     configure_logging(settings.log_level, settings.log_format)
     for line in unknown_variables(os.environ):
         logger.warning("%s", line)

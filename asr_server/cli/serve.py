@@ -18,14 +18,14 @@ from typing import Any, Final, NoReturn
 import click
 
 from asr_server.cli.checks import FOR_A_SERVER
+from asr_server.cli.model_list import settings_of_models
 from asr_server.cli.options import (
     WRONG_USAGE,
     SectionedCommand,
     print_error,
-    settings_from,
     settings_options,
 )
-from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings
 from asr_server.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ SECTIONS: Final = {
         *("served_model_name", "model_alias", "api_key_file", "unknown_fields", "cors_origins"),
         *("allowed_hosts", "root_path", "ssl_certfile", "ssl_keyfile"),
     ),
+    "Several models": ("models", "load", "idle_unload_s", "max_load_wait_s", "max_model_requests"),
     "Text": ("beam_size", "max_fallbacks", "check_voice", "max_chunk_s", "short_audio"),
     "Live audio": (
         *("max_realtime_sessions", "max_realtime_session_s", "max_realtime_idle_s", "realtime_interim_s"),
@@ -69,12 +70,26 @@ def serve(model_name: str | None, **options: Any) -> None:
 
     \b
     asr-server serve
+    asr-server serve --models base,turbo --idle-unload-s 600
     asr-server serve turbo --host 0.0.0.0 --port 9000 --api-key-file keys.txt
 
     Exit status: 0, stopped by a signal; 1, the engine never started; 2, wrong settings; 3, the port is taken.
     """
     signal.signal(signal.SIGTERM, _stop)  # until the server has a handler of its own
-    settings = settings_from(options, FOR_A_SERVER, model_name)
+    models = settings_of_models(options, FOR_A_SERVER, model_name)
+    for settings in models:
+        _report_embedded(settings)
+    from asr_server.api.server import run
+
+    try:
+        status = run(models)
+    except CheckpointError as error:
+        print_error(error)
+        status = WRONG_USAGE
+    sys.exit(status)
+
+
+def _report_embedded(settings: Settings) -> None:
     if settings.why_embedded:
         logger.warning(
             "serving the embedded model whisper-digits, which %s, because %s could not be had: %s",
@@ -84,14 +99,6 @@ def serve(model_name: str | None, **options: Any) -> None:
         )
     elif settings.serves_embedded_model:
         logger.info("serving the embedded model whisper-digits, which %s", EMBEDDED_MODEL_LIMIT)
-    from asr_server.api.server import run
-
-    try:
-        status = run(settings)
-    except CheckpointError as error:
-        print_error(error)
-        status = WRONG_USAGE
-    sys.exit(status)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

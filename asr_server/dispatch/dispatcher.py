@@ -117,13 +117,8 @@ class Dispatcher:
         self.engine: EngineInfo | None = None  # of the replica that became ready last; None before the first
         self._settings = settings
         self.draining = False
-        self.supervisor = Supervisor(
-            executor or create_executor(settings),
-            self._on_events,
-            self._on_gone,
-            lambda: self.fail_all(_no_engine),
-            limits,
-        )
+        self._executor, self._limits = executor, limits
+        self.supervisor = self._new_supervisor()
         self._min_attempts = min_attempts
         self._request_numbers = itertools.count()
         self._num_ended = 0  # replicas, of those that took work
@@ -133,8 +128,23 @@ class Dispatcher:
         self._isolation = Isolation()
         self._refusal: Callable[[], EngineUnavailable] | None = None  # for chunks that come now
 
+    def _new_supervisor(self) -> Supervisor:
+        return Supervisor(
+            self._executor or create_executor(self._settings),
+            self._on_events,
+            self._on_gone,
+            lambda: self.fail_all(_no_engine),
+            self._limits,
+        )
+
     async def start(self) -> None:
+        self._refusal = None
         self.supervisor.start()
+
+    async def end_replicas(self) -> None:
+        """Ends the replicas until the next `start`. Chunks that are here, or come meanwhile, wait for it."""
+        await self.supervisor.stop()
+        self.supervisor = self._new_supervisor()
 
     def serve_in_order(self) -> None:
         """From now on requests are finished in the order in which they came, rather than side by side."""

@@ -190,7 +190,8 @@ class TurnReader:
 async def _attempt(model: ServedModel, chunk: Chunk, options: DecodingOptions) -> Outcome:
     """Returns the text or the error: the error is for the turn to report and does not end the session."""
     try:
-        return await model.transcriber.transcribe_chunk(chunk, options)
+        async with model.using():
+            return await model.transcriber.transcribe_chunk(chunk, options)
     except Exception as error:
         return error
 

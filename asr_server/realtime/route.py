@@ -22,6 +22,7 @@ from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.hosts import check_origin
 from asr_server.api.middleware import answer_headers
 from asr_server.api.openapi import CLIENT_SECRET_BODY, client_secret_responses
+from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, get_state, require_key
 from asr_server.errors import InvalidValue, ShuttingDown
 from asr_server.realtime.client_events import as_invalid_value
@@ -59,9 +60,12 @@ async def realtime(socket: WebSocket) -> None:
     """A session. Key, settings and places are checked first: a refusal is the HTTP reply to the handshake."""
     state = get_state(socket)
     try:
-        session = RealtimeSession(socket, state, _opening_config(socket, state))
+        config = _opening_config(socket, state)
+        session = RealtimeSession(socket, state, config)
+        model = state.models.choose(config.transcription.model)
+        model.begin_loading()
         with state.realtime.enter(session):
-            await _accept(socket, state)
+            await _accept(socket, model)
             await session.run()
     except Exception as error:
         if socket.application_state is WebSocketState.CONNECTING:
@@ -114,8 +118,8 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     return default_config(state.models.default.name)
 
 
-async def _accept(socket: WebSocket, state: AppState) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in answer_headers(state.settings).items()]
+async def _accept(socket: WebSocket, model: ServedModel) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer_headers(model.settings).items()]
     await socket.accept(PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None, headers)
 
 

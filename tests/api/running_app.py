@@ -132,7 +132,8 @@ async def run_app(
         )
     )
     serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started and (dispatcher.ready or dispatcher.supervisor.given_up))
+    is_lazy = settings.load == "lazy"
+    await until(lambda: server.started and (is_lazy or dispatcher.ready or dispatcher.supervisor.given_up))
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     scheme = "https" if settings.ssl_certfile else "http"
     try:

@@ -14,14 +14,13 @@ import pytest
 from asr_server.cli.checks import FOR_A_MODEL, FOR_A_SERVER
 from asr_server.cli.options import SettingsError, checked_settings, unknown_variables
 from asr_server.cli.serve import serve
+from asr_server.cli.setting_values import allowed_values, takes_empty_text
 from asr_server.config import (
     EMBEDDED_MODEL,
     FIELDS,
     Settings,
-    allowed_values,
     environment_name,
     flag_name,
-    takes_empty_text,
 )
 from asr_server.errors import CheckpointError
 from tests.embedded import embedded

@@ -1,0 +1,116 @@
+"""Reads `--models`: the models of one server, and the settings in which each differs from the server's.
+
+Used by `serve.py`, in the process that the user starts. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from asr_server.cli.checks import Check, problem
+from asr_server.cli.options import SettingsError, checked_settings, configure_log, exit_with, settings_from
+from asr_server.config import Settings
+
+# Settings that a model in the file may have of its own; beside them stand its `name` and `aliases`.
+PER_MODEL: Final = (
+    *("model", "device", "dtype", "replicas", "replicas_per_device", "pin_cores", "tensor_parallel_size"),
+    *("cpu_threads", "max_slots", "encode_batch", "compute_workers", "short_audio", "cuda_graphs", "kernels"),
+    *("cache_dtype", "encoder_dtype", "beam_size", "max_fallbacks", "check_voice", "max_chunk_s"),
+    *("load", "idle_unload_s", "max_load_wait_s", "max_model_requests"),
+)
+_KEYS: Final = ("name", "aliases", *PER_MODEL)
+
+
+def settings_of_models(
+    options: dict[str, Any], checks: tuple[Check, ...], model_name: str | None
+) -> list[Settings]:
+    """Return the settings of each model, the default one first. Wrong ones end the command."""
+    if not options["models"]:
+        return [settings_from(options, checks, model_name)]
+    try:
+        entries = list(read_models(options["models"]))
+        if model_name or _is_flag("model") or _is_flag("served_model_name"):
+            raise ValueError("names the models: leave out MODEL, --model and --served-model-name")
+    except (OSError, ValueError) as error:
+        exit_with([problem("models", options["models"], str(error))])
+    models, problems = [], []
+    for number, entry in enumerate(entries):
+        try:
+            models.append(checked_settings(options | entry, checks, _nothing if number else configure_log))
+        except SettingsError as error:
+            problems += [f"model {_name(entry)}: {line}" for line in error.problems]
+    uses = Counter(name for model in models for name in model.model_names)
+    problems += [
+        problem("models", options["models"], f"{name} is the name of {count} models")
+        for name, count in uses.items()
+        if count > 1
+    ]
+    if problems:
+        exit_with(problems)
+    return models
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry["served_model_name"] or entry["model"])
+
+
+def _nothing(settings: Settings) -> None:
+    """The log is set up once."""
+
+
+def _is_flag(setting: str) -> bool:
+    return click.get_current_context().get_parameter_source(setting) is ParameterSource.COMMANDLINE
+
+
+def read_models(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the settings in which each model differs. Raises OSError, ValueError."""
+    is_file = text.endswith((".yaml", ".yml"))
+    entries = _entries_of_file(Path(text)) if is_file else map(_entry, text.split(","))
+    for number, entry in enumerate(entries):
+        yield _settings(entry, is_first=number == 0)
+
+
+def _entry(text: str) -> dict[str, Any]:
+    name, _, model = text.strip().rpartition("=")
+    if not model:
+        raise ValueError(f"must be name=MODEL,name=MODEL, and {text!r} names no model")
+    return {"name": name, "model": model}
+
+
+def _entries_of_file(path: Path) -> list[dict[str, Any]]:
+    import yaml  # takes a while, and few need it
+
+    try:
+        entries = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file is not YAML: {error}") from None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("the file must be a list of models, each with its name")
+    for number, entry in enumerate(entries, 1):
+        _check_entry(number, entry)
+    return entries
+
+
+def _check_entry(number: int, entry: Any) -> None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ValueError(f"model {number} of the file has no name")
+    if unknown := [str(key) for key in entry if key not in _KEYS]:
+        raise ValueError(f"{entry['name']} has the unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    aliases = entry.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise ValueError(f"the aliases of {entry['name']} must be a list of names")
+
+
+def _settings(entry: Mapping[str, Any], is_first: bool) -> dict[str, Any]:
+    """The first model without aliases has those of `--model-alias`."""
+    settings = {key: value for key, value in entry.items() if key in PER_MODEL}
+    settings |= {"served_model_name": entry["name"], "model": entry.get("model", entry["name"])}
+    if not is_first or "aliases" in entry:
+        settings["model_alias"] = ",".join(entry.get("aliases", []))
+    return settings
