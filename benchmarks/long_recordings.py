@@ -1,7 +1,7 @@
 """Read long recordings of known sentences under conditions, and say what is lost, repeated or mistimed.
 
     python -m benchmarks.long_recordings                          four kinds, 15 minutes each, whisper-base
-    python -m benchmarks.long_recordings --kinds gaps --minutes 3 --seed 2
+    python -m benchmarks.long_recordings --kinds gaps --minutes 3 --seed 2 --systems ours faster-whisper
 
 A synthetic voice reads sentences at a tempo of 0.8, 1 or 1.2, -18 to -40 dBFS, with pauses of 0.2 to 6 s:
 
@@ -9,6 +9,8 @@ A synthetic voice reads sentences at a tempo of 0.8, 1 or 1.2, -18 to -40 dBFS, 
 - distant: in turn in an echo (RT60 of 0.5 s), in pink noise at 10 dB, and over a telephone;
 - foreign: a sentence in German, Spanish or French by espeak-ng behind every third (left out without it);
 - gaps: between them, 12 to 60 s of music, noise, hum, babble, tones or silence.
+
+Words have the times of the voice's own phonemes where the package onnx is installed (`piper-tts[alignment]`).
 """
 
 from __future__ import annotations
@@ -16,105 +18,38 @@ from __future__ import annotations
 import argparse
 import asyncio
 import difflib
-import io
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import soundfile
-import soxr
 from rich.console import Console
 from rich.table import Table
-from scipy.signal import fftconvolve
 
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.config import Settings
-from asr_server.core import SAMPLE_RATE, Samples, Transcript
+from asr_server.core import SAMPLE_RATE, Word
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
+from benchmarks.checkpoint_formats import as_ctranslate2
 from benchmarks.speech.error_rates import normalise, word_errors
-from benchmarks.speech.noises import make_noise
-from benchmarks.speech.synthesis import SaidSentence, Speech, say, sentences
-from benchmarks.speech.telephone import by_telephone
+from benchmarks.speech.long_readings import KINDS, recording
+from benchmarks.speech.synthesis import Speech
 
-KINDS: Final = ("plain", "distant", "foreign", "gaps")
-TEMPOS: Final = (0.8, 1.0, 1.2)
-GAPS: Final = ("music", "pink", "hum", "babble", "tones", "silence")
-FOREIGN: Final = (
-    ("de", "Morgen wird es in den Bergen regnen, und wir bleiben zu Hause."),
-    ("es", "Los barcos salieron del puerto antes de que llegara la tormenta."),
-    ("fr", "Nous avons marché toute la journée dans la forêt sans voir personne."),
-)
 MIN_RUN: Final = 3  # words in a row that count as lost or invented
 START_OFF_S: Final = 1.0
-
-Random = np.random.Generator
-
-
-def recording(kind: str, duration_s: float, seed: int) -> Speech:
-    rng = np.random.default_rng([seed, KINDS.index(kind)])
-    texts = list(rng.permutation(np.array(sentences(), object)))
-    parts, said, num_samples = [silence(0.5)], list[SaidSentence](), SAMPLE_RATE // 2
-    while num_samples < duration_s * SAMPLE_RATE and texts:
-        spoken = at_level(say(texts[-1], float(rng.choice(TEMPOS))), rng.uniform(-40, -18))
-        spoken = distant(spoken, len(said), rng) if kind == "distant" else spoken
-        start_s = num_samples / SAMPLE_RATE
-        said.append(SaidSentence(texts.pop(), start_s, start_s + len(spoken) / SAMPLE_RATE))
-        parts += [spoken, *between(kind, len(said), rng)]
-        num_samples = sum(map(len, parts))
-    return Speech(np.concatenate(parts), tuple(said))
+WORD_OFF_S: Final = 0.2
 
 
-def between(kind: str, number: int, rng: Random) -> Iterator[Samples]:
-    """What follows the sentence with this number, counted from 1."""
-    yield silence(float(np.exp(rng.uniform(np.log(0.2), np.log(6.0)))))
-    if kind == "gaps" and number % 4 == 0:
-        yield make_noise(GAPS[number // 4 % len(GAPS)], -30, rng.uniform(12, 60), number)
-    if kind == "foreign" and number % 3 == 0 and shutil.which("espeak-ng"):
-        yield at_level(foreign(*FOREIGN[number // 3 % len(FOREIGN)]), -25)
-        yield silence(rng.uniform(0.3, 1.5))
+class Read(NamedTuple):
+    """One segment of a transcript."""
 
-
-def silence(duration_s: float) -> Samples:
-    return np.zeros(round(duration_s * SAMPLE_RATE), np.float32)
-
-
-def at_level(samples: Samples, level_db: float) -> Samples:
-    level = float(np.sqrt(np.mean(samples**2)))
-    return np.asarray(samples * (10 ** (level_db / 20) / level), np.float32)
-
-
-def distant(samples: Samples, number: int, rng: Random) -> Samples:
-    way: Callable[[], Samples] = (
-        lambda: echoing(samples, rng),
-        lambda: (
-            samples
-            + at_level(make_noise("pink", -30, len(samples) / SAMPLE_RATE, number), level_db(samples) - 10)
-        ),
-        lambda: by_telephone(samples),
-    )[number % 3]
-    return np.asarray(way(), np.float32)
-
-
-def level_db(samples: Samples) -> float:
-    return float(10 * np.log10(np.mean(samples**2)))
-
-
-def echoing(samples: Samples, rng: Random) -> Samples:
-    """In a room whose echo falls by 60 dB in half a second."""
-    times_s = np.arange(SAMPLE_RATE // 2) / SAMPLE_RATE
-    room = rng.standard_normal(len(times_s)) * 10 ** (-3 * times_s / 0.5) * 0.05
-    room[0] = 1.0
-    return np.asarray(fftconvolve(samples, room)[: len(samples)], np.float32)
-
-
-def foreign(language: str, text: str) -> Samples:
-    raw = subprocess.run(["espeak-ng", "-v", language, "--stdout", text], check=True, capture_output=True)
-    samples, rate_hz = soundfile.read(io.BytesIO(raw.stdout), dtype="float32")
-    return np.asarray(soxr.resample(samples, rate_hz, SAMPLE_RATE), np.float32)
+    text: str
+    start_s: float
+    words: Sequence[Word]
 
 
 class Found(NamedTuple):
@@ -125,41 +60,116 @@ class Found(NamedTuple):
     lost: list[str]  # runs of words
     invented: list[str]
     said_twice: list[str]
-    late_or_early: list[str]  # sentences whose first word is more than START_OFF_S off
+    words_off: list[str]  # more than START_OFF_S outside of their sentence
+    starts_off: list[str]  # segments that begin with a sentence, and more than START_OFF_S from it
+    errors_s: list[float]  # of each word of known times: of its start or end, whichever is more
+
+    @property
+    def near_share(self) -> float:
+        return float(np.mean(np.array(self.errors_s) <= WORD_OFF_S)) if self.errors_s else float("nan")
 
 
-def compare(speech: Speech, transcript: Transcript, is_mixed: bool) -> Found:
+class Spoken(NamedTuple):
+    word: str
+    sentence: int
+    is_first: bool  # of its sentence
+    time_s: tuple[float, float] | None
+
+
+def compare(speech: Speech, segments: Sequence[Read], is_mixed: bool) -> Found:
     """Compare words; what is said in other languages counts as invented nowhere."""
-    truth = [(word, n) for n, said in enumerate(speech.sentences) for word in normalise(said.text)]
-    timed = [(part, word) for word in transcript.words for part in normalise(word.text)]
-    matcher = difflib.SequenceMatcher(None, [w for w, _ in truth], [w for w, _ in timed], autojunk=False)
-    lost, invented, off = list[str](), list[str](), list[str]()
+    truth = list(spoken_words(speech))
+    timed = list(timed_words(segments))
+    matcher = difflib.SequenceMatcher(
+        None, [each.word for each in truth], [word for word, *_ in timed], autojunk=False
+    )
+    text = " ".join(segment.text.strip() for segment in segments)
+    score = word_errors(speech.text, text)
+    found = Found(score.num_words, score.errors, [], [], said_twice(segments), [], [], [])
     for tag, a, b, c, d in matcher.get_opcodes():
-        if tag == "delete" and b - a >= MIN_RUN:
-            lost.append(" ".join(word for word, _ in truth[a:b]))
-        if tag == "insert" and d - c >= MIN_RUN and not is_mixed:
-            invented.append(" ".join(word for word, _ in timed[c:d]))
         if tag == "equal":
-            for (word, n), (_, found) in zip(truth[a:b], timed[c:d], strict=True):
-                said = speech.sentences[n]
-                if not said.start_s - START_OFF_S <= found.start_s <= said.end_s + START_OFF_S:
-                    off.append(f"{word} at {found.start_s:.2f}, its sentence at {said.start_s:.2f}")
-    texts = [" ".join(normalise(segment.text)) for segment in transcript.segments]
-    twice = [text for before, text in pairwise(texts) if text == before and len(text.split()) >= MIN_RUN]
-    score = word_errors(speech.text, transcript.text)
-    return Found(score.num_words, score.errors, lost, invented, twice, off)
+            for said, (_, word, start_s) in zip(truth[a:b], timed[c:d], strict=True):
+                compare_times(speech, said, word, start_s, found)
+        elif (b - a) - (d - c) >= MIN_RUN:
+            found.lost.append(" ".join(each.word for each in truth[a:b]))
+        elif (d - c) - (b - a) >= MIN_RUN and not is_mixed:
+            found.invented.append(" ".join(word for word, *_ in timed[c:d]))
+    return found
 
 
-async def read(settings: Settings, speeches: dict[str, Speech]) -> dict[str, Transcript]:
-    transcriber = LocalTranscriber(settings, TranscribeJob((), language="en", word_timestamps=True))
+def spoken_words(speech: Speech) -> Iterator[Spoken]:
+    for number, said in enumerate(speech.sentences):
+        times_s = said.words_s or (None,) * len(said.text.split())
+        is_first = True
+        for text, time_s in zip(said.text.split(), times_s, strict=True):
+            parts = normalise(text)
+            for part in parts:
+                yield Spoken(part, number, is_first, time_s if len(parts) == 1 else None)
+                is_first = False
+
+
+def timed_words(segments: Sequence[Read]) -> Iterator[tuple[str, Word | None, float | None]]:
+    """Yield each word; of the first one of a segment its start too."""
+    for segment in segments:
+        start_s: float | None = segment.start_s
+        for word in segment.words or (None,):
+            for part in normalise(word.text if word else segment.text):
+                yield part, word, start_s
+                start_s = None
+
+
+def compare_times(
+    speech: Speech, spoken: Spoken, word: Word | None, segment_start_s: float | None, found: Found
+) -> None:
+    said = speech.sentences[spoken.sentence]
+    if word and not said.start_s - START_OFF_S <= word.start_s <= said.end_s + START_OFF_S:
+        found.words_off.append(f"{spoken.word} at {word.start_s:.2f}, its sentence at {said.start_s:.2f}")
+    if segment_start_s is not None and spoken.is_first and abs(segment_start_s - said.start_s) > START_OFF_S:
+        found.starts_off.append(f"{spoken.word} at {segment_start_s:.2f}, its sentence at {said.start_s:.2f}")
+    if word and spoken.time_s:
+        start_s, end_s = spoken.time_s
+        found.errors_s.append(max(abs(word.start_s - start_s), abs(word.end_s - end_s)))
+
+
+def said_twice(segments: Sequence[Read]) -> list[str]:
+    texts = [" ".join(normalise(segment.text)) for segment in segments]
+    return [text for before, text in pairwise(texts) if text == before and len(text.split()) >= MIN_RUN]
+
+
+async def read(settings: Settings, speeches: Sequence[Speech], with_words: bool) -> list[list[Read]]:
+    transcriber = LocalTranscriber(settings, TranscribeJob((), language="en", word_timestamps=with_words))
+    transcripts = []
     async with transcriber.running():
-        texts = {}
-        for kind, speech in speeches.items():
+        options = msgspec.structs.replace(transcriber.options, segment_times=True)
+        for speech in speeches:
             with tempfile.TemporaryFile() as file:
                 soundfile.write(file, speech.samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
                 file.seek(0)
-                texts[kind] = await transcriber.transcribe(file, lambda *_: None, transcriber.options)
-        return texts
+                transcripts.append(await transcriber.transcribe(file, lambda *_: None, options))
+    return [[Read(each.text, each.start_s, each.words) for each in one.segments] for one in transcripts]
+
+
+def read_by_peer(checkpoint: Path, speeches: Sequence[Speech], with_words: bool) -> list[list[Read]]:
+    """faster-whisper as its users call it, with the filter that skips what is no speech."""
+    from faster_whisper import WhisperModel
+
+    model = WhisperModel(str(as_ctranslate2(checkpoint)), device="cpu", compute_type="float32")
+    transcripts = []
+    for speech in speeches:
+        segments, _ = model.transcribe(
+            speech.samples, language="en", beam_size=5, vad_filter=True, word_timestamps=with_words
+        )
+        transcripts.append(
+            [
+                Read(
+                    segment.text,
+                    float(segment.start),
+                    [Word(word.word, float(word.start), float(word.end)) for word in segment.words or ()],
+                )
+                for segment in segments
+            ]
+        )
+    return transcripts
 
 
 def main() -> None:
@@ -169,23 +179,34 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="base")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--systems", nargs="+", choices=("ours", "faster-whisper"), default=["ours"])
+    parser.add_argument("--no-word-times", action="store_true", help="look at the segments' own times")
     arguments = parser.parse_args()
-    speeches = {kind: recording(kind, 60 * arguments.minutes, arguments.seed) for kind in arguments.kinds}
-    model = str(resolve_checkpoint(arguments.model))
-    settings = Settings(model=model, executor="inline", dtype=arguments.dtype)
-    transcripts = asyncio.run(read(settings, speeches))
-    console = Console(width=160)
-    table = Table(
-        "recording", "minutes", "words", "wrong", "runs lost", "runs invented", "said twice", "words off"
-    )
-    for kind, transcript in transcripts.items():
-        found = compare(speeches[kind], transcript, kind == "foreign")
-        lists = (found.lost, found.invented, found.said_twice, found.late_or_early)
-        counts = (found.num_words, found.errors, *map(len, lists))
-        table.add_row(kind, f"{speeches[kind].duration_s / 60:.1f}", *map(str, counts))
-        for name, entries in zip(("lost", "invented", "twice", "off"), lists, strict=True):
-            for entry in entries:
-                console.print(f"{kind}: {name}: {entry}")
+    speeches = [recording(kind, 60 * arguments.minutes, arguments.seed) for kind in arguments.kinds]
+    with_words, checkpoint = not arguments.no_word_times, resolve_checkpoint(arguments.model)
+    readers = dict[str, list[list[Read]]]()
+    if "ours" in arguments.systems:
+        settings = Settings(model=str(checkpoint), executor="inline", dtype=arguments.dtype)
+        readers["ours"] = asyncio.run(read(settings, speeches, with_words))
+    if "faster-whisper" in arguments.systems:
+        readers["faster-whisper"] = read_by_peer(checkpoint, speeches, with_words)
+    show(arguments.kinds, speeches, readers)
+
+
+def show(kinds: Sequence[str], speeches: Sequence[Speech], readers: dict[str, list[list[Read]]]) -> None:
+    console, names = Console(width=160), ("lost", "invented", "said twice", "words off", "starts off")
+    table = Table("recording", "system", "minutes", "words", "wrong", *names, f"within {WORD_OFF_S} s")
+    for number, kind in enumerate(kinds):
+        for system, transcripts in readers.items():
+            found = compare(speeches[number], transcripts[number], kind == "foreign")
+            lists = found[2:7]
+            for name, entries in zip(names, lists, strict=True):
+                for entry in entries:
+                    console.print(f"{kind}, {system}: {name}: {entry}", highlight=False)
+            counts = (found.num_words, f"{found.errors / found.num_words:.1%}", *map(len, lists))
+            minutes = f"{speeches[number].duration_s / 60:.1f}"
+            share = f"{found.near_share:.1%} of {len(found.errors_s)}"
+            table.add_row(kind, system, minutes, *map(str, counts), share)
     console.print(table)
 
 

