@@ -30,11 +30,11 @@ import soundfile
 from rich.console import Console
 from rich.table import Table
 
-from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Word
 from asr_server.offline.local import LocalTranscriber, TranscribeJob
 from benchmarks.checkpoint_formats import as_ctranslate2
+from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.speech.error_rates import normalise, word_errors
 from benchmarks.speech.long_readings import KINDS, recording
 from benchmarks.speech.synthesis import Speech
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--no-word-times", action="store_true", help="look at the segments' own times")
     arguments = parser.parse_args()
     speeches = [recording(kind, 60 * arguments.minutes, arguments.seed) for kind in arguments.kinds]
-    with_words, checkpoint = not arguments.no_word_times, resolve_checkpoint(arguments.model)
+    with_words, checkpoint = not arguments.no_word_times, hugging_face_checkpoint(arguments.model)
     readers = dict[str, list[list[Read]]]()
     if "ours" in arguments.systems:
         settings = Settings(model=str(checkpoint), executor="inline", dtype=arguments.dtype)
