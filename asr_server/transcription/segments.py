@@ -8,7 +8,7 @@ Used by `chunk_reader.py`, `transcript.py` and `voice_check.py`; know neither re
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Final
 
 import msgspec
@@ -26,13 +26,14 @@ from asr_server.core import (
     Word,
 )
 from asr_server.transcription.language import ENGLISH, UNSPACED
-from asr_server.transcription.words import (
+from asr_server.transcription.word_times import (
     AlignedWord,
     aligned_word,
-    group_words,
+    edges_by_letters,
     leave_out_pauses,
     words_until,
 )
+from asr_server.transcription.words import group_words
 
 FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
 
@@ -153,10 +154,9 @@ def with_words_by_length(part: DecodedPart, options: DecodingOptions, tokenizer:
 
 def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Span:
     groups = group_words([token for token in span.tokens if tokenizer.is_text(token)], tokenizer, spaced)
-    num_letters = list(accumulate((len(group.text.strip()) for group in groups), initial=0))
-    per_letter_s = (span.end_s - span.start_s) / max(1, num_letters[-1])
-    edges_s = [span.start_s + per_letter_s * count for count in num_letters]
-    words = tuple(Word(group.text, *edges) for group, edges in zip(groups, pairwise(edges_s), strict=True))
+    texts = [group.text for group in groups]
+    edges_s = edges_by_letters(texts, span.start_s, span.end_s)
+    words = tuple(Word(text, *each) for text, each in zip(texts, edges_s, strict=True))
     return msgspec.structs.replace(span, words=words)
 
 

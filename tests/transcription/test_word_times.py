@@ -7,7 +7,7 @@ import pytest
 
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples, Segment
 from asr_server.transcription.segments import decode_part, segments_of
-from asr_server.transcription.words import MIN_WORD_S, AlignedWord, leave_out_pauses
+from asr_server.transcription.word_times import MAX_WORD_S, MIN_WORD_S, AlignedWord, leave_out_pauses
 from tests.vocabulary import at, make_tokenizer, spell, words
 
 Times = tuple[float, float]
@@ -72,6 +72,35 @@ def test_a_short_sound_that_is_no_click_keeps_its_word() -> None:
     assert timed([word(0, 0.4, 0.1), word(0.4, 1.9, 1.7)], released, 2.0)[0] == (0, 0.32)
 
 
+def test_a_word_is_the_short_sound_beside_speech_that_the_text_leaves_out() -> None:
+    """Such as a sentence in another language, between a pause and the sentence that the text has."""
+    before, behind = [(0.0, 0.7), (4.0, 4.6)], [(1.2, 1.8), (5.4, 6.0)]
+    assert timed([word(0.7, 4.8, 0.75), word(4.8, 5.2, 5.0)], before, 5.2)[0] == (4.6, 4.8)
+    assert timed([word(0.7, 6.2, 0.9), word(6.2, 6.5, 6.3)], behind, 6.5)[0] == (0.7, 1.2)
+
+
+def test_no_word_lasts_longer_than_two_seconds() -> None:
+    assert timed([word(0, 4.0, 3.0)], [], 4.0) == [(2.0, 4.0)]
+    assert timed([word(0, 4.0, 0.5)], [], 4.0) == [(0, 1.5)]
+    assert timed([word(0, 5.0, 0.5, 4.5)], [], 5.0) == [(0, 2.0)]
+
+
+def test_words_in_a_pause_share_the_sound_behind_it() -> None:
+    aligned = [word(0, 1.1, 0.2), word(1.1, 1.5, 1.3), word(1.5, 3.0, 2.7), word(3.0, 3.4, 3.2)]
+    found = timed(aligned, [(0.6, 2.6)], 3.4)
+    assert found[0] == (0, 0.6)
+    assert found[1:3] == [pytest.approx((2.6, 2.8)), pytest.approx((2.8, 3.0))]
+
+
+def test_words_without_length_share_the_time_of_a_neighbour() -> None:
+    hurried = [word(0.02 * n, 0.02 * (n + 1), 0.02 * n) for n in range(3)]
+    assert timed([*hurried, word(0.06, 0.8, 0.5)], [], 0.8) == [
+        pytest.approx((0.2 * n, 0.2 * (n + 1))) for n in range(4)
+    ]
+    late = [word(0.74 + 0.02 * n, 0.76 + 0.02 * n, 0.75) for n in range(3)]
+    assert timed([word(0, 0.74, 0.5), *late], [], 0.8)[0] == pytest.approx((0, 0.2))
+
+
 def test_without_a_pause_the_alignment_holds() -> None:
     assert timed([word(0.1, 0.6, 0.4), word(0.6, 0.9, 0.7)], [], 1.0) == [(0.1, 0.6), (0.6, 0.9)]
 
@@ -91,6 +120,7 @@ def test_no_word_is_without_length_and_no_time_runs_backwards(seed: int) -> None
     places = np.sort(random.uniform(0, edges[-1], 40)).reshape(-1, 2)
     found = timed(aligned, [(a, b) for a, b in places.tolist() if b - a >= 0.03], float(edges[-1]))
     assert all(end_s - start_s >= MIN_WORD_S - 1e-9 for start_s, end_s in found)
+    assert all(end_s - start_s <= MAX_WORD_S + 1e-9 for start_s, end_s in found)
     assert all(before[1] <= after[0] for before, after in pairwise(found))
 
 
@@ -143,12 +173,12 @@ def test_words_lie_in_their_segments_on_the_files_clock() -> None:
 def test_what_is_read_ends_where_the_unread_tail_begins() -> None:
     result = heard(
         *(t(0), *words("1"), t(2.6), t(4), *words("2")),
-        times_s=(0.0, 2.4),  # of the tail's text there are none
+        times_s=(0.8, 2.4),  # of the tail's text there are none
         peaks_s=(1.0,),
         pauses_s=((2.55, 2.8), (7.0, 9.0)),
     )
     (segment,) = segments(result, sound(10))
-    assert [(w.text, w.start_s, w.end_s) for w in segment.words] == [(" one", 0.0, 2.55)]
+    assert [(w.text, w.start_s, w.end_s) for w in segment.words] == [(" one", 0.8, 2.55)]
 
 
 def test_a_language_without_spaces_has_a_word_for_each_character() -> None:
