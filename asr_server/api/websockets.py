@@ -16,14 +16,16 @@ from websockets.frames import Frame
 from asr_server import metrics
 from asr_server.api.connections import raw_reply
 from asr_server.api.errors import response_to
+from asr_server.api.frames import FrameCutter
 from asr_server.api.middleware import UNKNOWN_ROUTE, new_request_id
 from asr_server.errors import HeadersTooLarge, InvalidValue
 
-SLICE_BYTES: Final = 2048  # parsed at once: 340 frames at most, some milliseconds
 MAX_FRAMES_AHEAD: Final = 1024.0  # small frames that may come in a burst
 FRAMES_PER_S: Final = 50.0  # small frames that may come all the time
 BYTES_PER_FRAME: Final = 64  # a frame of so many bytes pays for itself
 MAX_BYTES_AFTER_CLOSE: Final = 64 * 1024
+LARGE_BYTES: Final = 512 * 1024  # a longer message is handed over in its pieces, not as one text
+PIECES: Final = "pieces"  # in the event of such a message: of text as bytes; none of a binary one
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._cutter = FrameCutter(self.config.ws_max_size)
         self._frames_left = MAX_FRAMES_AHEAD
         self._refilled_at = self.loop.time()
         self._num_bytes_after_close = 0
@@ -46,13 +49,13 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
                 self.queue.put_nowait(message)
 
     def data_received(self, data: bytes) -> None:
-        """Parse in slices: pings, empty frames and pieces of a message cost more time than bytes."""
-        for first in range(0, len(data), SLICE_BYTES):
+        """Parse in parts: pings, empty frames and pieces of a message cost more time than bytes."""
+        for part in self._cutter.cut(data) if self.handshake_initiated else (data,):
             if self.transport.is_closing():
                 return
-            self._receive_slice(data[first : first + SLICE_BYTES])
+            self._receive_part(part)
 
-    def _receive_slice(self, data: bytes) -> None:
+    def _receive_part(self, data: bytes) -> None:
         super().data_received(data)
         if self.close_sent:
             self._num_bytes_after_close += len(data)
@@ -75,6 +78,18 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         gained += sum(len(frame.data) / BYTES_PER_FRAME - 1 for frame in frames)
         self._frames_left, self._refilled_at = min(MAX_FRAMES_AHEAD, self._frames_left + gained), now
         super().handle_events()
+
+    def send_receive_event_to_app(self) -> None:
+        if self.close_sent or sum(map(len, self.frames)) <= LARGE_BYTES:
+            super().send_receive_event_to_app()
+            return
+        pieces = self.frames if self.curr_msg_data_type == "text" else []
+        self.frames = []
+        event: Any = {"type": "websocket.receive", PIECES: pieces}
+        self.queue.put_nowait(event)
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
 
     def _refuse_handshake(self, reason: Exception) -> None:
         """Answer a request to upgrade that is no handshake: it is a POST, or has a line too long to read."""

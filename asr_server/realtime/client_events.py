@@ -19,7 +19,6 @@ from asr_server.errors import InvalidValue
 
 MAX_APPEND_BYTES: Final = 15 * MIB
 MAX_MESSAGE_BYTES: Final = 21 * MIB  # an append of that size in base64, and its frame
-MAX_OTHER_CHARS: Final = 4 * MIB  # of an event without audio: its fields can have half as many
 APPEND: Final = "input_audio_buffer.append"
 MAX_QUOTED_CHARS: Final = 400
 MAX_SESSION_CHARS: Final = 65_536  # of a prompt or a list of words
@@ -201,13 +200,6 @@ ClientEvent = SessionUpdate | OldSessionUpdate | AppendAudio | CommitAudio | Cle
 _decoder: Final[msgspec.json.Decoder[ClientEvent]] = msgspec.json.Decoder(ClientEvent)
 
 
-class _Kind(msgspec.Struct):
-    type: str
-
-
-_kind_decoder: Final[msgspec.json.Decoder[_Kind]] = msgspec.json.Decoder(_Kind)
-
-
 class _EventId(msgspec.Struct):
     event_id: str
 
@@ -218,8 +210,6 @@ _event_id_decoder: Final[msgspec.json.Decoder[_EventId]] = msgspec.json.Decoder(
 def parse_client_event(message: str | bytes) -> ClientEvent:
     """Parses an event. Raises InvalidValue, which names the field."""
     try:
-        if len(message) > MAX_OTHER_CHARS and _kind_decoder.decode(message).type != APPEND:
-            raise InvalidValue(f"Only an event '{APPEND}' may have more than {MAX_OTHER_CHARS} characters.")
         return _decoder.decode(message)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise as_invalid_value(error) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from asr_server import metrics
 from asr_server.api.errors import body_of
 from asr_server.api.state import AppState
+from asr_server.api.websockets import PIECES
 from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.errors import InvalidValue, RequestError
 from asr_server.realtime import client_events as client
@@ -34,6 +35,7 @@ from asr_server.realtime.config import (
     interim_interval_s,
     update_config,
 )
+from asr_server.realtime.large_events import large_append
 from asr_server.realtime.reader import Backlog, TurnReader
 from asr_server.realtime.turn import next_state
 from asr_server.realtime.turn_types import SAMPLES_PER_MS, State
@@ -42,9 +44,9 @@ from asr_server.transcription import first_error
 
 NORMAL: Final = 1000
 GOING_AWAY: Final = 1001  # the official client connects again
+MESSAGE_TOO_BIG: Final = 1009
 INTERNAL_ERROR: Final = 1011
 
-PARSED_INLINE_BYTES: Final = 256 * 1024  # longer messages are parsed in a thread
 PART_BYTES: Final = 32 * 1024  # of an append that are converted at once: 15 MiB of it would take a second
 BLOCK: Final = SAMPLE_RATE // 10  # samples that are worked on at once
 MAX_SEND_S: Final = 30.0  # for a client that does not read
@@ -121,10 +123,26 @@ class RealtimeSession:
                 return
             if message["type"] == "websocket.disconnect":
                 raise _Gone
-            await self._inbox.put(await _parse(message.get("text"), message.get("bytes")))
-            message = {}
-            await self._inbox.join()
-            await self._backlog.wait_for_room()
+            if PIECES not in message:
+                await self._take(_parse(message.pop("text", None)))
+            elif (error := await self._take_large(message.pop(PIECES))) is not None:
+                await self._take(_Malformed(error, None))
+                self.end(MESSAGE_TOO_BIG, "A message of this size was no append of audio.")
+                return
+
+    async def _take(self, event: client.ClientEvent | _Malformed) -> None:
+        self._inbox.put_nowait(event)
+        await self._inbox.join()
+        await self._backlog.wait_for_room()
+
+    async def _take_large(self, pieces: Sequence[bytes]) -> InvalidValue | None:
+        """Return what is wrong with it: to be sent more of such messages would cost too much."""
+        try:
+            for event in large_append(pieces):
+                await self._take(event)
+        except InvalidValue as error:
+            return _without_frames(error)
+        return None
 
     async def _watch_the_clock(self) -> None:
         await asyncio.sleep(self._app.settings.max_realtime_session_s)
@@ -298,21 +316,19 @@ class RealtimeSession:
         return describe(self._config, self.id, self._expires_at)
 
 
-async def _parse(text: str | None, data: bytes | None) -> client.ClientEvent | _Malformed:
+def _parse(text: str | None) -> client.ClientEvent | _Malformed:
     if text is None:
         return _Malformed(InvalidValue("Events are JSON text; this message was binary."), None)
-    if len(text) > PARSED_INLINE_BYTES:
-        return await asyncio.to_thread(_parse_text, text)
-    return _parse_text(text)
-
-
-def _parse_text(text: str) -> client.ClientEvent | _Malformed:
     try:
         return client.parse_client_event(text)
     except InvalidValue as error:
-        # Its traceback would keep the message, of up to 21 MB, until the garbage is next collected.
-        error.__context__ = error.__traceback__ = None
-        return _Malformed(error, client.event_id_of(text))
+        return _Malformed(_without_frames(error), client.event_id_of(text))
+
+
+def _without_frames(error: InvalidValue) -> InvalidValue:
+    """Its traceback would keep the message, of up to 21 MB, until the garbage is next collected."""
+    error.__context__ = error.__traceback__ = None
+    return error
 
 
 def _blocks(samples: Samples) -> Iterator[Samples]:

@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosed
 
 from asr_server.api import middleware
 from asr_server.api.middleware import RequestLogMiddleware
+from asr_server.api.websockets import LARGE_BYTES
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB
 from asr_server.core import ChunkResult, Samples
@@ -640,8 +641,26 @@ async def test_deltas_have_the_log_probabilities_that_the_session_includes() -> 
         assert delta["logprobs"] == events[-1]["logprobs"] != []
 
 
-async def test_a_session_that_ends_leaves_no_message_to_the_garbage_collector() -> None:
-    event = json.dumps({"type": "session.update", "session": {"x" * MIB: 1}})
+async def test_a_large_message_that_is_no_append_ends_the_session(app: RunningApp) -> None:
+    for message in (json.dumps({"type": "session.update", "session": {"x" * MIB: 1}}), bytes(MIB)):
+        async with open_session(url(app)) as client:
+            await client.send(message)
+            (error,) = of_type(await client.until("error"), "error")
+            assert "Only 'input_audio_buffer.append' may have more than" in error["error"]["message"]
+            assert await client.closed() == session_module.MESSAGE_TOO_BIG
+
+
+async def test_an_append_of_15_mib_is_taken(app: RunningApp) -> None:
+    async with open_session(url(app)) as client:
+        await client.update(**MANUAL)
+        await client.append(SECOND * 327, size=len(SECOND) * 327)
+        await client.send({"type": "input_audio_buffer.clear"})
+        await client.until("input_audio_buffer.cleared")
+
+
+@pytest.mark.parametrize("size", [LARGE_BYTES // 2, MIB])
+async def test_a_session_that_ends_leaves_no_message_to_the_garbage_collector(size: int) -> None:
+    event = json.dumps({"type": "session.update", "session": {"x" * size: 1}})
     async with run_app() as app:
         gc.collect()
         gc.set_debug(gc.DEBUG_SAVEALL)
