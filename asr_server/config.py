@@ -245,6 +245,12 @@ class Settings:
     api_key_file: str = _setting(
         "", "file of keys that /v1 takes, one a line, read again when it changes; beside --api-key"
     )
+    admin_key: str = _setting(
+        "",
+        "key that loads and unloads models; empty: nobody can",
+        pattern=rf"^({API_KEY})?$",
+        allowed="empty, or printable ASCII without spaces",
+    )
     root_path: str = _setting(
         "", "path prefix set by a proxy in front", pattern="^(/.*)?$", allowed="empty, or begins with /"
     )
@@ -285,7 +291,7 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "lines for people, or a JSON object a line")
 
-    @field_validator("api_key", mode="before")
+    @field_validator("api_key", "admin_key", mode="before")
     @classmethod
     def _without_line_end(cls, key: object) -> object:
         """Strip what `echo KEY | kubectl create secret` leaves; blanks alone stay, and are refused."""

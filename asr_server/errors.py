@@ -90,6 +90,12 @@ class InvalidApiKey(RequestError):
     code = "invalid_api_key"
 
 
+class AdminOff(RequestError):
+    """The server has no admin key: nobody can load and unload models."""
+
+    code = "admin_off"
+
+
 class HostNotAllowed(RequestError):
     """The Host names neither this machine nor a name in --allowed-hosts."""
 

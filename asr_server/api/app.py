@@ -103,6 +103,7 @@ def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) 
     errors.install(app)
     app.include_router(routes.audio)  # routes are tried in this order
     app.include_router(routes.probes)
+    app.include_router(routes.admin)
     app.include_router(routes.models)
     app.include_router(metrics.router)
     app.include_router(realtime_router)

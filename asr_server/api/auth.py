@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from asr_server.api.signing_key import signing_key
-from asr_server.config import API_KEY, Settings, flag_name
-from asr_server.errors import InvalidApiKey
+from asr_server.config import API_KEY, Settings, flag_name, naming
+from asr_server.errors import AdminOff, InvalidApiKey
 
 RECHECK_S: Final = 1.0  # how soon a change is noticed
 SHORT: Final = 20  # characters: shorter keys can be guessed
@@ -91,12 +91,13 @@ _TOO_SHORT: Final = f"a key should have at least {SHORT} random characters"
 
 class ApiKeys:
     def __init__(self, settings: Settings) -> None:
-        self._key = settings.api_key
+        self._key, self._admin_key = settings.api_key, settings.admin_key
         path = Path(settings.api_key_file) if settings.api_key_file else None
         self._file = KeyFile(path) if path else None
         self._signing_key = signing_key(path)
-        if 0 < len(self._key) < SHORT:
-            logger.warning("the key of %s can be guessed: %s", flag_name("api_key"), _TOO_SHORT)
+        for setting in ("api_key", "admin_key"):
+            if 0 < len(getattr(settings, setting)) < SHORT:
+                logger.warning("the key of %s can be guessed: %s", flag_name(setting), _TOO_SHORT)
 
     @property
     def required(self) -> bool:
@@ -117,6 +118,15 @@ class ApiKeys:
             raise InvalidApiKey("No API key: send it as 'Authorization: Bearer KEY'.")
         if not self.include(given.strip()):
             raise InvalidApiKey("Incorrect API key.")
+
+    def check_admin(self, authorization: str) -> None:
+        """Raises AdminOff, InvalidApiKey."""
+        if not self._admin_key:
+            raise AdminOff(f"This server loads and unloads no models on request: set {naming('admin_key')}.")
+        scheme, _, given = authorization.partition(" ")
+        is_right = hmac.compare_digest(_digest(given.strip()), _digest(self._admin_key))
+        if scheme.lower() != "bearer" or not is_right:
+            raise InvalidApiKey(f"This needs the key of {naming('admin_key')}.")
 
     def include(self, given: str) -> bool:
         """Compare all keys, in constant time, so that the time tells nothing about any of them."""

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from asr_server.api.schemas import ErrorBody, ErrorDetail
 from asr_server.errors import (
+    AdminOff,
     HeadersTooLarge,
     HostNotAllowed,
     InvalidApiKey,
@@ -50,6 +51,7 @@ CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number, for the log: nobody reads 
 
 _STATUS: Final[Mapping[type[RequestError], int]] = {
     InvalidApiKey: 401,
+    AdminOff: 403,
     HostNotAllowed: 403,
     OriginNotAllowed: 403,
     ModelNotFound: 404,

@@ -7,12 +7,17 @@ loop; never blocks it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
-from asr_server.api.served_model import ServedModel
+from asr_server.api.served_model import LOAD_FAILED, ServedModel
+from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.config import naming
-from asr_server.errors import EngineUnavailable, ModelNotFound
+from asr_server.errors import CheckpointError, EngineUnavailable, InvalidValue, ModelNotFound, ShuttingDown
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 1.0  # for idle models
 
@@ -21,6 +26,8 @@ class ModelRegistry:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         """The first is the one for requests that name none."""
         self._models = list(models)
+        self._retired: set[ServedModel] = set()
+        self._swapping = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -79,6 +86,29 @@ class ModelRegistry:
                 errors.append(error)
         raise errors[0]
 
+    async def load(self, name: str, checkpoint: str = "") -> ServedModel:
+        """Load a model and wait for it. Another checkpoint takes its place once its replicas are ready.
+
+        Raises ModelNotFound, InvalidValue, EngineUnavailable.
+        """
+        async with self._swapping:
+            model = self.choose(name)
+            if model.dispatcher.draining:
+                raise ShuttingDown
+            new = await _with_checkpoint(model, checkpoint) if checkpoint else model
+            if not await new.load():
+                raise EngineUnavailable(LOAD_FAILED)
+            new.require_engine()
+            if new is not model:
+                self._replace(model, new)
+            return new
+
+    def _replace(self, old: ServedModel, new: ServedModel) -> None:
+        self._models[self._models.index(old)] = new
+        self._retired = {model for model in self._retired if model.state != "unloaded"} | {old}
+        old.retire()
+        logger.info("model %s is served from %s", new.name, new.settings.model)
+
     @property
     def failed_to_start(self) -> ServedModel | None:
         """Return a model without any replica since the start."""
@@ -102,20 +132,30 @@ class ModelRegistry:
 
     def expect_ends(self) -> None:
         """Stop reporting replicas that end. Safe to call from a signal handler."""
-        for model in self:
+        for model in (*self, *self._retired):
             model.dispatcher.supervisor.expect_ends()
 
     def drain(self) -> None:
         """Before a stop: requests are finished in the order in which they came."""
-        for model in self:
+        for model in (*self, *self._retired):
             model.dispatcher.drain()
 
     def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
         """Fail every chunk, those that come from now on too."""
-        for model in self:
+        for model in (*self, *self._retired):
             model.dispatcher.fail_all(error)
 
     async def stop(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        await asyncio.gather(*(model.stop() for model in self))
+        await asyncio.gather(*(model.stop() for model in (*self, *self._retired)))
+
+
+async def _with_checkpoint(model: ServedModel, checkpoint: str) -> ServedModel:
+    """Return a model with the same names and settings, whose replicas do not run. Raises InvalidValue."""
+    try:
+        directory = await asyncio.to_thread(resolve_checkpoint, checkpoint)  # may fetch it
+        settings = replace(model.settings, model=str(directory), why_embedded="")
+        return await asyncio.to_thread(ServedModel.from_checkpoint, settings, model.pool)
+    except CheckpointError as error:
+        raise InvalidValue(str(error), "model") from error

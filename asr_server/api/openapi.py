@@ -32,6 +32,7 @@ from asr_server.api.schemas import (
 )
 from asr_server.config import Settings
 from asr_server.errors import (
+    AdminOff,
     AudioTooLong,
     AudioTooShort,
     DecodingUnavailable,
@@ -94,6 +95,10 @@ REQUEST_ERRORS: Final = (
     RuntimeError("a fault of the server"),
 )
 KEY_ERRORS: Final = (InvalidApiKey("Incorrect API key."),)
+ADMIN_ERRORS: Final = (
+    AdminOff("This server loads and unloads no models on request: set --admin-key (ASR_SERVER_ADMIN_KEY)."),
+    InvalidValue("No checkpoint '/models/v3' is here.", "model"),
+)
 MODEL_ERRORS: Final = (ModelNotFound("The model 'whisper-9' does not exist. Served here: whisper-1."),)
 ENGINE_ERRORS: Final = (EngineUnavailable("The engine is starting."), ShuttingDown())
 UPLOAD_ERRORS: Final = (

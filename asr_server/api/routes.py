@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi import Path as PathParameter
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -17,6 +17,7 @@ from starlette.types import Scope
 
 from asr_server import __version__
 from asr_server.api.openapi import (
+    ADMIN_ERRORS,
     ENGINE_ERRORS,
     KEY_ERRORS,
     MODEL_ERRORS,
@@ -37,7 +38,7 @@ from asr_server.api.schemas import (
     Version,
 )
 from asr_server.api.served_model import ServedModel
-from asr_server.api.state import AppState, get_state, require_key
+from asr_server.api.state import AppState, get_state, require_admin_key, require_key
 from asr_server.api.transcribe import TranscriptionResponse
 from asr_server.dispatch.supervisor import ReplicaState
 
@@ -152,11 +153,38 @@ def _model(name: str, model: ServedModel, state: AppState) -> Model:
         id=name,
         created=state.started_at,
         root=own_name,
+        state=model.state,
         description=alias + settings.model_description,
         languages=model.languages,
         max_upload_bytes=settings.max_upload_bytes,
         tasks=["transcribe", "translate"] if transcriber.can_translate else ["transcribe"],
     )
+
+
+admin = APIRouter(prefix="/v1/models", dependencies=[Depends(require_admin_key)], tags=["models"])
+_CHANGES: Final = error_responses(*KEY_ERRORS, *ADMIN_ERRORS, *MODEL_ERRORS, *ENGINE_ERRORS)
+
+
+@admin.post("/{name:path}/load", responses=_CHANGES)
+async def load_model(
+    name: Annotated[str, PathParameter(description="One of its names.")],
+    request: Request,
+    model: Annotated[str, Query(description="A checkpoint to serve in its place from now on.")] = "",
+) -> Model:
+    """Load a model and wait for it. Another checkpoint takes its place once that is ready."""
+    state = get_state(request)
+    return _model(name, await state.models.load(name, model), state)
+
+
+@admin.post("/{name:path}/unload", responses=_CHANGES)
+async def unload_model(
+    name: Annotated[str, PathParameter(description="One of its names.")], request: Request
+) -> Model:
+    """Let a model's requests finish, then give its memory back until the next one."""
+    state = get_state(request)
+    model = state.models.choose(name)
+    await model.unload(state.settings.drain_s)
+    return _model(name, model, state)
 
 
 WEB: Final = Path(__file__).parent / "web"

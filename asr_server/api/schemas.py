@@ -322,6 +322,8 @@ class Model(Body):
     """Always null: it is served as long as the server runs."""
     root: str
     """The model's own name."""
+    state: Literal["unloaded", "loading", "ready", "draining"]
+    """Whether its replicas run; those of an unloaded one are launched by the next request."""
     description: str
     """What it is, and what it cannot do."""
     languages: list[str]

@@ -10,6 +10,7 @@ process, on its event loop; never blocks it; imports no torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -45,7 +46,7 @@ class ServedModel:
         window: AudioWindow,
     ) -> None:
         """`settings`: of this model; those of the server are the same for all."""
-        self.settings = settings
+        self.settings, self.pool = settings, pool
         self.dispatcher = dispatcher
         self.transcriber = Transcriber(
             dispatcher, pool, tokenizer, settings.check_voice, StallLimits.from_settings(settings)
@@ -239,7 +240,11 @@ class ServedModel:
         """End the replicas once no request uses them: another version has this one's place."""
         self.is_retired = True
         if not self._num_using:
-            self._ending = asyncio.create_task(self.unload(0), name=f"retire {self.name}")
+            self._ending = asyncio.create_task(self._end(), name=f"retire {self.name}")
+
+    async def _end(self) -> None:
+        with contextlib.suppress(EngineUnavailable):  # a late request still uses it, and will end it
+            await self.unload(0)
 
     async def unload_if_idle(self) -> None:
         limit_s, is_pinned = self.settings.idle_unload_s, self.settings.load == "pinned"

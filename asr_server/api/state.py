@@ -112,6 +112,11 @@ async def require_key(request: Request) -> None:
     get_state(request).api_keys.check(request.headers.get("authorization", ""))
 
 
+async def require_admin_key(request: Request) -> None:
+    """Raises AdminOff, InvalidApiKey."""
+    get_state(request).api_keys.check_admin(request.headers.get("authorization", ""))
+
+
 async def require_azure_key(request: Request) -> None:
     """Take the key from `api-key`, else as everywhere. Raises InvalidApiKey."""
     if key := request.headers.get("api-key"):

@@ -29,7 +29,7 @@ MAX_FOLDER_BYTES: Final = 107 - len("/asr-ipc-abcdefgh/commands")  # of the path
 
 
 def problem(setting: str, value: object, reason: str) -> str:
-    shown = "wrong" if setting == "api_key" else repr(value)  # a key is never printed
+    shown = "wrong" if setting in ("api_key", "admin_key") else repr(value)  # a key is never printed
     return f"{naming(setting)} is {shown}: {' '.join(reason.split())}"
 
 

@@ -92,7 +92,11 @@ class MultiprocessExecutor:
     def __init__(self, settings: Settings) -> None:
         # Threads are told to replicas, because one that is pinned sees its own cores alone.
         self._settings = replace(
-            settings, api_key="", replicas=settings.num_replicas, cpu_threads=settings.threads_per_rank
+            settings,
+            api_key="",
+            admin_key="",
+            replicas=settings.num_replicas,
+            cpu_threads=settings.threads_per_rank,
         )
         gpus, size = visible_gpus() if settings.device != "cpu" else [], settings.tensor_parallel_size
         self._devices = [gpus[first : first + size] for first in range(0, len(gpus) - size + 1, size)]

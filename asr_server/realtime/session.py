@@ -9,6 +9,7 @@ event loop; never blocks it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -75,6 +76,7 @@ class RealtimeSession:
         self.id = f"sess_{uuid.uuid4().hex}"
         self._socket, self._app = socket, app
         self._config = config
+        self._model = app.models.choose(config.transcription.model)
         self._options = decoding_options(config, app.models)
         self._expires_at = int(time.time() + app.settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
@@ -216,6 +218,7 @@ class RealtimeSession:
             await self._send_error(error, event_id)
             return False
         before, self._config, self._options = self._config, config, options
+        self._model = self._app.models.choose(config.transcription.model)
         self._state = msgspec.structs.replace(self._state, interim_samples=self._interim_samples)
         self._note_model()
         if config.format != before.format:
@@ -281,14 +284,23 @@ class RealtimeSession:
                     self._activity.restart()
 
     def _new_reader(self, item_id: str) -> TurnReader:
+        self._follow_swap()
         return TurnReader(
             item_id,
-            self._app.models.choose(self._config.transcription.model),
+            self._model,
             self._options,
             report=self._inbox.put_nowait,
             spawn=self._group.create_task,
             backlog=self._backlog,
         )
+
+    def _follow_swap(self) -> None:
+        """Read later turns by the new version of the model, if that knows the language of the session."""
+        model = self._app.models.choose(self._config.transcription.model)
+        if model is not self._model:
+            with contextlib.suppress(RequestError):
+                self._options = decoding_options(self._config, self._app.models)
+                self._model = model
 
     # -- Out --
 
