@@ -1,0 +1,165 @@
+"""Keywords that bias decoding: a state machine over the tokens of a text.
+
+Each token that continues a keyword earns a bonus. A match that breaks off gives all of it back; a complete
+one keeps it. A match begins at the start of a word alone. Pure rules, without tensors or slots: `runner.py` adds
+a state's row to the scores, `beam.py` and `active_chunk.py` step. Runs in the replica's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, lru_cache
+from typing import Final, NamedTuple
+
+from asr_server.checkpoint.tokenizer import Tokenizer
+
+FIRST_BONUS: Final = 1.0  # of a keyword's first token, which many other words share
+NEXT_BONUS: Final = 2.0  # of each further one
+MAX_TOKENS: Final = 24  # of a keyword: what is longer is a sentence
+
+_AT_WORD, _IN_WORD = 0, 1  # outside of a keyword, where a word may begin without a space or not
+
+
+class Row(NamedTuple):
+    """What a state adds to the scores of the next token: nothing to those that are not named.
+
+    Shifted so that no number is negative: the deltas are these less the state's potential.
+    """
+
+    tokens: tuple[int, ...]
+    bonuses: tuple[float, ...]
+
+
+class _State:
+    def __init__(self, gain: float = 0.0) -> None:
+        self.gain = gain  # what the tokens of the match have earned
+        self.kept = 0.0  # what remains where the match breaks off
+        self.next: dict[int, int] = {}
+        self.is_complete = False
+        self.row: Row | None = None
+
+
+class KeywordBoost:
+    start: Final = _AT_WORD
+
+    def __init__(
+        self,
+        spaced: Iterable[Sequence[int]],
+        unspaced: Iterable[Sequence[int]],
+        opens_word: Callable[[int], bool],
+    ) -> None:
+        """
+        Args:
+            spaced: tokens of keywords that may begin behind any token.
+            unspaced: tokens of keywords that begin where a word may begin without a space.
+            opens_word: whether a word may begin without a space behind this token.
+        """
+        self._states = [_State(), _State()]
+        self._opens_word = opens_word
+        spaced = list(spaced)
+        for tokens in [*spaced, *unspaced]:
+            if 0 < len(tokens) <= MAX_TOKENS:
+                self._add(tokens)
+        anywhere = {tokens[0] for tokens in spaced if tokens}
+        first = self._states[_AT_WORD].next
+        self._begun = {token: state for token, state in first.items() if token in anywhere}
+        self._states[_IN_WORD].next = self._begun
+        self._note_what_is_kept()
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        at = _AT_WORD
+        for token in tokens:
+            before = self._states[at]
+            if token not in before.next:
+                before.next[token] = len(self._states)
+                self._states.append(_State(before.gain + (NEXT_BONUS if at else FIRST_BONUS)))
+            at = before.next[token]
+        self._states[at].is_complete = True
+
+    def _note_what_is_kept(self) -> None:
+        for state in self._states:  # those that continue a state stand behind it
+            if state.is_complete:
+                state.kept = state.gain
+            for following in state.next.values():
+                self._states[following].kept = state.kept
+
+    def step(self, state: int, token: int) -> int:
+        """Return the state after one more token."""
+        following = self._states[state].next.get(token, self._begun.get(token))
+        if following is not None:
+            return following
+        return _AT_WORD if self._opens_word(token) else _IN_WORD
+
+    def potential(self, state: int) -> float:
+        """Return the bonus that is lost where the match does not go on."""
+        return self._states[state].gain - self._states[state].kept
+
+    def at_end(self, state: int) -> bool:
+        """Return whether a keyword is complete."""
+        return self._states[state].is_complete
+
+    def delta(self, state: int, token: int) -> float:
+        """Return what a text's score gains by one more token, or loses."""
+        return self.bonus(state, token) - self.potential(state)
+
+    def bonus(self, state: int, token: int) -> float:
+        """Return the token's bonus in the state's row."""
+        before = self._states[state]
+        if token in before.next:
+            return self._states[before.next[token]].gain - before.kept
+        return self._states[self._begun[token]].gain if token in self._begun else 0.0
+
+    def row(self, state: int) -> Row:
+        found = self._states[state]
+        if found.row is None:
+            tokens = tuple(self._begun | found.next)
+            found.row = Row(tokens, tuple(self.bonus(state, token) for token in tokens))
+        return found.row
+
+
+@lru_cache(maxsize=64)
+def keyword_boost(tokenizer: Tokenizer, keywords: tuple[str, ...]) -> KeywordBoost:
+    """Return the machine of these keywords, as spelled and in other cases."""
+    spaced: dict[tuple[int, ...], None] = {}
+    unspaced: dict[tuple[int, ...], None] = {}
+    for keyword in keywords:
+        for spelling in _spellings(keyword):
+            spaced |= dict.fromkeys(_tokenizations(tokenizer, " " + spelling))
+            plain = dict.fromkeys(_tokenizations(tokenizer, spelling))
+            if _is_written_without_spaces(spelling[0]):
+                spaced |= plain
+            else:
+                unspaced |= plain
+
+    @cache
+    def opens_word(token: int) -> bool:
+        text = tokenizer.decode([token])
+        return not text or not (text[-1].isalnum() or text[-1] in "'’�")
+
+    return KeywordBoost(spaced, unspaced, opens_word)
+
+
+def _spellings(keyword: str) -> list[str]:
+    return list(dict.fromkeys((keyword, keyword.lower(), keyword[0].upper() + keyword[1:])))
+
+
+def _tokenizations(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, ...]]:
+    """Yield the tokens of the text, and of each way to begin it with a shorter token of several letters."""
+    whole = tuple(tokenizer.encode(text))
+    yield whole
+    longest = len(tokenizer.decode(whole[:1]))
+    for end in range(3, longest):
+        first, rest = tokenizer.encode(text[:end]), tokenizer.encode(text[end:])
+        if len(first) == 1 and len(rest) <= len(whole):
+            yield (*first, *rest)
+
+
+_FIRST_UNSPACED: Final = "\u0e00"  # Thai; from here on most scripts set no spaces, but Georgian and Korean do
+
+
+def _is_written_without_spaces(letter: str) -> bool:
+    return (
+        letter >= _FIRST_UNSPACED
+        and not "\u10a0" <= letter <= "\u1fff"
+        and not "\uac00" <= letter <= "\ud7ff"
+    )

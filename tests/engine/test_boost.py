@@ -1,0 +1,123 @@
+"""The bonus of keywords as a state machine: earned token by token, given back where a match breaks off."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pytest
+
+from asr_server.checkpoint.tokenizer import Tokenizer
+from asr_server.engine.boost import FIRST_BONUS, MAX_TOKENS, NEXT_BONUS, KeywordBoost, keyword_boost
+from tests.real_weights import real_checkpoint
+from tests.vocabulary import make_tokenizer, spell
+
+A, B, C, D, COMMA, TIME = 1, 2, 3, 4, 10, 99
+
+
+def machine(*spaced: Sequence[int], unspaced: Sequence[Sequence[int]] = ()) -> KeywordBoost:
+    return KeywordBoost(spaced, unspaced, lambda token: token >= COMMA)
+
+
+def states(boost: KeywordBoost, tokens: Sequence[int]) -> list[int]:
+    return list(accumulate(tokens, boost.step, initial=boost.start))
+
+
+def total(boost: KeywordBoost, tokens: Sequence[int]) -> float:
+    """The bonus of a text that ends behind these tokens."""
+    at = states(boost, tokens)
+    gained = sum(boost.delta(state, token) for state, token in zip(at[:-1], tokens, strict=True))
+    return gained - boost.potential(at[-1])
+
+
+def test_a_complete_match_keeps_a_bonus_for_each_token() -> None:
+    boost = machine([A, B, C])
+    *_, last = states(boost, [A, B, C])
+    assert boost.at_end(last)
+    assert boost.potential(last) == 0
+    assert total(boost, [A, B, C]) == total(boost, [A, B, C, D]) == FIRST_BONUS + 2 * NEXT_BONUS
+
+
+def test_a_match_that_breaks_off_gives_all_back() -> None:
+    boost = machine([A, B, C])
+    assert boost.potential(states(boost, [A, B])[-1]) == FIRST_BONUS + NEXT_BONUS
+    assert total(boost, [A, B, D]) == total(boost, [A, B]) == total(boost, [A, D]) == 0
+
+
+def test_a_keyword_that_another_one_begins_with_is_kept() -> None:
+    boost = machine([A, B], [A, B, C, D])
+    assert boost.potential(states(boost, [A, B, C])[-1]) == NEXT_BONUS
+    assert total(boost, [A, B, C, B]) == total(boost, [A, B]) == FIRST_BONUS + NEXT_BONUS
+
+
+def test_a_keyword_may_begin_where_another_match_breaks_off() -> None:
+    boost = machine([A, B, C], [D, B])
+    assert total(boost, [A, B, D, B]) == FIRST_BONUS + NEXT_BONUS
+    assert total(boost, [A, A, B, C]) == FIRST_BONUS + 2 * NEXT_BONUS
+
+
+def test_without_a_space_a_match_begins_at_the_start_of_a_word_alone() -> None:
+    boost = machine(unspaced=[[A, B]])
+    assert total(boost, [A, B]) == total(boost, [C, TIME, A, B]) == total(boost, [C, COMMA, A, B]) > 0
+    assert total(boost, [C, A, B]) == 0
+    assert boost.row(states(boost, [C])[-1]).tokens == ()
+
+
+def test_a_row_has_the_deltas_above_the_refund_and_names_every_token_that_gains() -> None:
+    chance = random.Random(0)
+    keywords = [[chance.randrange(6) for _ in range(chance.randint(1, 5))] for _ in range(12)]
+    boost = machine(*keywords[:8], unspaced=keywords[8:])
+    state = boost.start
+    for _ in range(500):
+        row = boost.row(state)
+        gains = {token: boost.delta(state, token) + boost.potential(state) for token in range(8)}
+        assert {token: gain for token, gain in gains.items() if gain} == dict(zip(*row, strict=True))
+        assert all(gain > 0 for gain in row.bonuses)
+        state = boost.step(state, chance.randrange(8))
+
+
+def test_no_order_of_tokens_earns_more_than_its_complete_matches() -> None:
+    """Texts of chance: what is left of every match that is not complete is nothing."""
+    chance = random.Random(1)
+    boost = machine([A, B, C], [B, D])
+    for _ in range(300):
+        text = [chance.choice((A, B, C, D)) for _ in range(12)]
+        joined = "".join(map(str, text))
+        most = joined.count("123") * (FIRST_BONUS + 2 * NEXT_BONUS)
+        most += joined.count("24") * (FIRST_BONUS + NEXT_BONUS)
+        assert 0 <= total(boost, text) <= most
+
+
+def test_a_keyword_as_long_as_a_sentence_gets_no_bonus() -> None:
+    assert machine([A] * (MAX_TOKENS + 1)).row(KeywordBoost.start).tokens == ()
+
+
+def test_a_keyword_is_matched_with_a_space_before_it_and_without() -> None:
+    boost = keyword_boost(make_tokenizer(), ("seven",))
+    assert total(boost, spell(" seven")) == FIRST_BONUS + 5 * NEXT_BONUS
+    assert total(boost, spell("seven")) == FIRST_BONUS + 4 * NEXT_BONUS
+    assert total(boost, spell("(seven")) > 0
+    assert total(boost, spell("xseven")) == 0
+
+
+def test_a_keyword_in_a_script_without_spaces_begins_anywhere() -> None:
+    boost = keyword_boost(make_tokenizer(), ("東京",))
+    assert total(boost, spell("は東京")) > 0
+
+
+@pytest.mark.parametrize("text", ["Kubernetes", "kubernetes", "a Kubernetes", "a kubernetes", "(Kubernetes"])
+def test_of_published_tokens_every_case_and_place_of_a_keyword_is_matched(text: str) -> None:
+    tokenizer = Tokenizer.from_directory(real_checkpoint("base"))
+    boost = keyword_boost(tokenizer, ("Kubernetes", "Ada Lovelace"))
+    at = states(boost, tokenizer.encode(text))
+    assert boost.at_end(at[-1])
+    assert total(boost, tokenizer.encode(text)) > 0
+
+
+def test_of_published_tokens_a_keyword_begun_with_a_shorter_token_is_matched() -> None:
+    tokenizer = Tokenizer.from_directory(real_checkpoint("base"))
+    boost = keyword_boost(tokenizer, ("Grafana",))
+    split = [*tokenizer.encode(" Gr"), *tokenizer.encode("afana")]
+    assert split != tokenizer.encode(" Grafana")
+    assert boost.at_end(states(boost, split)[-1])
