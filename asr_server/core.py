@@ -80,6 +80,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     candidate_languages: tuple[str, ...] = ()  # detection is restricted to these; empty: all
     multilingual: bool = False  # each chunk is read in the language that it alone seems to be in
     prompt_tokens: tuple[int, ...] = ()  # text tokens after <|startofprev|>
+    keywords: tuple[str, ...] = ()  # get a bonus where the text is searched, or decoded greedily
     condition_on_previous_text: bool = False  # one chunk after another, the text so far as its prompt
     word_timestamps: bool = False  # align the text tokens with the audio once they are known
     segment_times: bool = True  # are shown: worth finding where speech begins and ends

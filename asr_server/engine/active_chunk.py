@@ -21,6 +21,7 @@ from asr_server.channel.messages import ChunkTimes, Submit
 from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.beam import BeamSearch
+from asr_server.engine.boost import KeywordBoost, Row
 from asr_server.levels import Pauses, find_pauses
 from asr_server.model import WhisperSizes
 
@@ -56,6 +57,8 @@ class ActiveChunk:
     audio_end: float = math.inf  # the timestamp from which on no segment may begin
     temperature_index: int = 0  # of the temperature ladder
     beam: BeamSearch | None = None  # where the try under way is one
+    boost: KeywordBoost | None = None  # of its keywords
+    boost_state: int = KeywordBoost.start  # without a beam
     restarts: int = 0  # how often its slots were set anew: results of steps before that are dropped
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -131,11 +134,24 @@ class ActiveChunk:
         wanted = self.options.max_new_tokens
         self.max_tokens = room if wanted is None else min(room, wanted)
 
-    def begin(self, end_of_text: int) -> None:
+    @property
+    def is_greedy(self) -> bool:
+        """Return whether the likeliest tokens are chosen, by a search or one by one."""
+        return self.temperature == 0 and not self.is_penalised
+
+    def begin(self, end_of_text: int, boost: KeywordBoost | None = None) -> None:
         """Begins the first try."""
-        is_greedy = self.temperature == 0 and not self.is_penalised
-        if self.beam_size > 1 and is_greedy and self.options.task != "translate":
-            self.beam = BeamSearch(self.beam_size, self.max_tokens, end_of_text, audio_end=self.audio_end)
+        self.boost = boost
+        if self.beam_size > 1 and self.is_greedy and self.options.task != "translate":
+            size = self.beam_size, self.max_tokens
+            self.beam = BeamSearch(*size, end_of_text, audio_end=self.audio_end, boost=boost)
+
+    def boost_rows(self) -> list[tuple[int, Row]]:
+        """Return what keywords add to the scores in each of its slots."""
+        if self.boost is None or not self.is_greedy:
+            return []
+        states = [self.boost_state] if self.beam is None else [each.state for each in self.beam.running]
+        return list(zip(self.slots, map(self.boost.row, states), strict=True))
 
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         """Adds a token; returns why the text ends with it, or None."""
@@ -145,6 +161,8 @@ class ActiveChunk:
             return "stop"
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        if self.boost is not None:
+            self.boost_state = self.boost.step(self.boost_state, token)
         is_drawn_loop = self.temperature > 0 and self.is_loop(self.tokens, end_of_text)
         return "length" if len(self.tokens) >= self.max_tokens or is_drawn_loop else None
 
@@ -180,8 +198,8 @@ class ActiveChunk:
     def result_of_beam(self, beam: BeamSearch, tokenizer: Tokenizer) -> ChunkResult:
         """Returns the best text of a beam search that is over."""
         best = beam.best()
-        self.tokens, self.logprobs = list(best.tokens), list(best.logprobs)
-        self.sum_logprob = best.sum_logprob
+        self.tokens, self.logprobs = list(best.tokens), list(best.model_logprobs)
+        self.sum_logprob = best.sum_logprob - sum(best.bonuses)
         return self.result("stop" if best.is_ended else "length", tokenizer)
 
     def next_early_result(self, tokenizer: Tokenizer) -> ChunkResult | None:
@@ -198,7 +216,7 @@ class ActiveChunk:
             return None
         self.num_examined = num_tokens
         if self.beam is not None:
-            self.logprobs = list(self.beam.running[0].logprobs[:num_tokens])
+            self.logprobs = list(self.beam.running[0].model_logprobs[:num_tokens])
             self.tokens, self.sum_logprob = list(tokens[:num_tokens]), sum(self.logprobs)
         result = self.result("length", tokenizer)
         if is_implausible(result, self.options):
@@ -236,6 +254,7 @@ class ActiveChunk:
         self.tokens.clear()
         self.logprobs.clear()
         self.sum_logprob = 0.0
+        self.boost_state = KeywordBoost.start
         self.num_examined = 0
         return True
 

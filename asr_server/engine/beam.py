@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from asr_server.engine.boost import KeywordBoost
+
 # How far a hypothesis' log-probability may lie below the likeliest one's.
 PRUNING_MARGIN: Final = 1.5
 # Hypotheses that end in the same tokens go on alike.
@@ -48,17 +50,29 @@ class Hypothesis(NamedTuple):
     """The beginning of a text, or with `is_ended` a whole text."""
 
     tokens: tuple[int, ...] = ()  # end-of-text not included
-    logprobs: tuple[float, ...] = ()  # of each token
+    logprobs: tuple[float, ...] = ()  # of each token, with the bonus of keywords
     sum_logprob: float = 0.0  # end-of-text included
     is_ended: bool = False
-    is_greedy: bool = True  # each token is the likeliest after those before it
+    is_greedy: bool = True  # each token is the model's likeliest after those before it
+    bonuses: tuple[float, ...] = ()  # of keywords, for each token and end-of-text; empty without any
+    state: int = KeywordBoost.start
 
-    def followed_by(self, branch: _Branch, end_of_text: int) -> Hypothesis:
-        _, _, token, logprob, is_greedy = branch
+    @property
+    def model_logprobs(self) -> tuple[float, ...]:
+        """Return the log-probability of each token without the bonus of keywords."""
+        if not self.bonuses:
+            return self.logprobs
+        return tuple(logprob - bonus for logprob, bonus in zip(self.logprobs, self.bonuses, strict=False))
+
+    def followed_by(self, branch: _Branch, end_of_text: int, boost: KeywordBoost | None) -> Hypothesis:
+        total, _, token, logprob, is_greedy = branch
+        bonuses, state = self.bonuses, self.state
+        if boost is not None:
+            bonuses, state = (*bonuses, boost.delta(state, token)), boost.step(state, token)
         if token == end_of_text:
-            return Hypothesis(self.tokens, self.logprobs, branch.sum_logprob, True, is_greedy)
+            return Hypothesis(self.tokens, self.logprobs, total, True, is_greedy, bonuses, state)
         tokens, logprobs = (*self.tokens, token), (*self.logprobs, logprob)
-        return Hypothesis(tokens, logprobs, branch.sum_logprob, False, is_greedy)
+        return Hypothesis(tokens, logprobs, total, False, is_greedy, bonuses, state)
 
 
 class BeamSearch:
@@ -71,6 +85,7 @@ class BeamSearch:
         end_of_text: int,
         margin: float = PRUNING_MARGIN,
         audio_end: float = math.inf,
+        boost: KeywordBoost | None = None,
     ) -> None:
         """
         Args:
@@ -80,6 +95,7 @@ class BeamSearch:
                 openai-whisper's, in which those that say the same go on, too, and texts are compared
                 by their mean.
             audio_end: the timestamp from which on no segment may begin: there the text ends. Infinite: none.
+            boost: of keywords, whose rows the log-probabilities of next tokens include.
         """
         self.width = width
         self.running = [Hypothesis()]
@@ -88,6 +104,7 @@ class BeamSearch:
         self._end_of_text = end_of_text
         self._audio_end = audio_end
         self._margin = margin
+        self._boost = boost
         self._is_pruned = margin < math.inf
         self._length_penalty = LENGTH_PENALTY if self._is_pruned else 1.0
 
@@ -108,9 +125,12 @@ class BeamSearch:
         (before,) = self.running
         if self._ends_segment(before):
             return False
-        tokens, logprobs = (*before.tokens, token), (*before.logprobs, logprob)
-        total = before.sum_logprob + logprob
-        self.running = [Hypothesis(tokens, logprobs, total, False, before.is_greedy)]
+        if self._boost is not None:
+            if not lead - self._boost.bonus(before.state, token) > self._margin:
+                return False  # the model's likeliest may be another one
+            logprob -= self._boost.potential(before.state)
+        branch = _Branch(before.sum_logprob + logprob, 0, token, logprob, before.is_greedy)
+        self.running = [before.followed_by(branch, self._end_of_text, self._boost)]
         return True
 
     def advance(self, candidates: Sequence[Iterable[tuple[int, float]]]) -> list[int]:
@@ -124,12 +144,12 @@ class BeamSearch:
         branches = [
             _Branch(before.sum_logprob + logprob, parent, token, logprob, before.is_greedy and rank == 0)
             for parent, (before, following) in enumerate(zip(self.running, candidates, strict=True))
-            for rank, (token, logprob) in enumerate(self._within_audio(before, self._one_time(following)))
+            for rank, (token, logprob) in enumerate(self._following(before, following))
             if logprob > -math.inf  # not forbidden, and a number
         ]
         branches.sort(key=self._rank, reverse=True)
-        totals = [each.sum_logprob for each in branches if each.token != self._end_of_text]
-        lowest = max(totals, default=-math.inf) - self._margin
+        certain = [self._certain(each) for each in branches if each.token != self._end_of_text]
+        lowest = max(certain, default=-math.inf) - self._margin
         kept: list[Hypothesis] = []
         parents: list[int] = []
         for branch in branches:
@@ -137,7 +157,7 @@ class BeamSearch:
                 break  # an end that is less likely than all that go on does not count
             if branch.sum_logprob < lowest and not (branch.is_greedy and self._is_pruned):
                 continue
-            hypothesis = self.running[branch.parent].followed_by(branch, self._end_of_text)
+            hypothesis = self.running[branch.parent].followed_by(branch, self._end_of_text, self._boost)
             if hypothesis.is_ended:
                 if len(self.ended) < self.width:
                     self.ended.append(hypothesis)
@@ -155,9 +175,26 @@ class BeamSearch:
         self.running = kept
         return parents
 
+    def _certain(self, branch: _Branch) -> float:
+        """Return a branch's log-probability without what a keyword may yet give back: by that others are
+        pruned.
+        """
+        if self._boost is None:
+            return branch.sum_logprob
+        state = self._boost.step(self.running[branch.parent].state, branch.token)
+        return branch.sum_logprob - self._boost.potential(state)
+
     def _rank(self, branch: _Branch) -> tuple[bool, float]:
         """What branches are sorted by. The greedy one is never among those for which there is no place."""
         return self._is_pruned and branch.is_greedy, branch.sum_logprob
+
+    def _following(
+        self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
+    ) -> Iterable[tuple[int, float]]:
+        """Return the next tokens that count, the model's likeliest first."""
+        if self._boost is not None:
+            candidates = _unshifted(list(candidates), self._boost, before.state)
+        return self._within_audio(before, self._one_time(candidates))
 
     def _one_time(self, candidates: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:
         """Only the likeliest of the timestamps, which come after end-of-text in the vocabulary, as likely as
@@ -243,6 +280,18 @@ def leads(logprobs: npt.NDArray[np.floating]) -> list[float]:
     with np.errstate(invalid="ignore"):  # a row of which no token is possible leads by NaN
         values: list[float] = (logprobs[:, 0] - others).tolist()
     return values
+
+
+def _unshifted(
+    candidates: Sequence[tuple[int, float]], boost: KeywordBoost, state: int
+) -> list[tuple[int, float]]:
+    """Return candidates less what a match that breaks off gives back, the model's likeliest first: however
+    large the bonus of another token, the model's own text goes on.
+    """
+    potential = boost.potential(state)
+    own = max(candidates, key=lambda each: each[1] - boost.bonus(state, each[0]))
+    ordered = [own, *(each for each in candidates if each is not own)]
+    return [(token, logprob - potential) for token, logprob in ordered]
 
 
 def _as_one(

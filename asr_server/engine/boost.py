@@ -1,8 +1,8 @@
 """Keywords that bias decoding: a state machine over the tokens of a text.
 
 Each token that continues a keyword earns a bonus. A match that breaks off gives all of it back; a complete
-one keeps it. A match begins at the start of a word alone. Pure rules, without tensors or slots: `runner.py` adds
-a state's row to the scores, `beam.py` and `active_chunk.py` step. Runs in the replica's process.
+one keeps it. A match begins at the start of a word alone. Pure rules, without tensors or slots: `runner.py`
+adds a state's row to the scores, `beam.py` and `active_chunk.py` step. Runs in the replica's process.
 """
 
 from __future__ import annotations

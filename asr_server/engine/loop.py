@@ -16,6 +16,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.beam import BeamSearch, leads
+from asr_server.engine.boost import keyword_boost
 from asr_server.engine.cuda import HostCopy
 from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
@@ -106,11 +107,14 @@ class DecodeLoop:
 
     def step(self) -> Finished:
         self._branch_waiting()
-        return self._step_overlapped() if self._overlapped else self._step_plain()
+        # With keywords the next scores depend on this token, which only the host knows.
+        is_boosted = any(sequence.boost is not None for sequence in self.sequences)
+        return self._step_overlapped() if self._overlapped and not is_boosted else self._step_plain()
 
     def _step_plain(self) -> Finished:
         """Reads each step before the next one starts."""
-        return self._collect(self._launch())
+        finished, self._in_flight = self._collect(self._in_flight), None
+        return finished + self._collect(self._launch())
 
     def _step_overlapped(self) -> Finished:
         """Starts step t + 1 from the tokens on the device; reads step t, copied to the host meanwhile.
@@ -125,7 +129,9 @@ class DecodeLoop:
     def start(self, sequences: list[ActiveChunk]) -> None:
         """Begins the first try of sequences that are fed with their prompts."""
         for sequence in sequences:
-            sequence.begin(self._tokenizer.specials.end_of_text)
+            keywords = sequence.options.keywords
+            boost = keyword_boost(self._tokenizer, keywords) if keywords else None
+            sequence.begin(self._tokenizer.specials.end_of_text, boost)
         self._start(sequences)
         self.sequences.extend(sequences)
 
@@ -155,7 +161,7 @@ class DecodeLoop:
         hypotheses = [slot for each in searches for slot in each.slots]
         self.num_steps += 1
         self.num_tokens += len(single) + len(hypotheses)
-        plan = self._plan(single, hypotheses)
+        plan = self._plan(single, hypotheses, [*single, *(each.sequence for each in searches)])
         rows = [(sequence, sequence.slot, sequence.restarts) for sequence in single]
         return Launched(rows, searches, self._runner.decode(plan))
 
@@ -172,7 +178,9 @@ class DecodeLoop:
         )
         return {id(sequence) for sequence in chain(unread, (waiting for waiting, _, _ in self._waiting))}
 
-    def _plan(self, single: list[ActiveChunk], hypotheses: list[int]) -> StepPlan:
+    def _plan(
+        self, single: list[ActiveChunk], hypotheses: list[int], sequences: list[ActiveChunk]
+    ) -> StepPlan:
         return StepPlan(
             num_rows=1 + max([*(sequence.slot for sequence in single), *hypotheses]),
             context=self.context,
@@ -180,6 +188,9 @@ class DecodeLoop:
             restricted=any(sequence.is_restricted for sequence in single if sequence.temperature > 0),
             penalised=tuple(
                 sequence.slot for sequence in single if sequence.is_penalised and sequence.temperature == 0
+            ),
+            boosted=tuple(
+                (slot, row) for sequence in sequences for slot, row in sequence.boost_rows() if row.tokens
             ),
         )
 

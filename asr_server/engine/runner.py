@@ -19,6 +19,7 @@ from asr_server.core import ChunkResult, Samples
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.alignment import Aligner, PendingAlignment
 from asr_server.engine.beam import num_candidates
+from asr_server.engine.boost import Row
 from asr_server.engine.config import EngineConfig
 from asr_server.engine.cuda import (
     DECODE_PRIORITY,
@@ -35,9 +36,11 @@ from asr_server.engine.tokens import (
     GenerationRules,
     TokenRules,
     candidates,
+    choose_boosted,
     choose_likeliest,
     draw,
     log_probabilities,
+    padded_rows,
     penalise,
     rows_at_once,
 )
@@ -55,6 +58,7 @@ class StepPlan:
     sampled: tuple[int, ...] = ()  # rows that draw at a temperature
     restricted: bool = False  # some of these within a top-k, top-p or min-p
     penalised: tuple[int, ...] = ()  # rows with penalties that do not draw
+    boosted: tuple[tuple[int, Row], ...] = ()  # rows with keywords, and what these add to their scores
 
 
 class Runner:
@@ -216,6 +220,17 @@ class Runner:
                 tokens = draw(own, state, plan.restricted) if is_drawn else own.argmax(-1)
                 self._tokens.index_copy_(0, index, tokens)
                 self._logprobs.index_copy_(0, index, log_probabilities(allowed, tokens))
+        for rows in rows_at_once(len(plan.boosted), scores.device):
+            self._choose_boosted(scores, plan.boosted[rows])
+
+    def _choose_boosted(self, scores: Tensor, boosted: Sequence[tuple[int, Row]]) -> None:
+        index, _, allowed = self._allowed(scores, [slot for slot, _ in boosted])
+        named, bonuses = map(self._transfers.to_device, padded_rows([row for _, row in boosted]))
+        likeliest = self._tokens[index], self._logprobs[index], self._candidates[:, index]
+        tokens, logprobs, candidates = choose_boosted(allowed, *likeliest, named, bonuses)
+        self._tokens.index_copy_(0, index, tokens)
+        self._logprobs.index_copy_(0, index, logprobs)
+        self._candidates.index_copy_(1, index, candidates)
 
     def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
         """Some rows' indices on the device, their states, and a copy of their scores by the rules."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ from torch import Tensor
 from asr_server.checkpoint.files import read_json
 from asr_server.checkpoint.tokenizer import SpecialTokens
 from asr_server.core import ChunkId
+from asr_server.engine.boost import Row
 from asr_server.engine.slots import SlotState
 from asr_server.model.kernels import TORCH, Kernels
 from asr_server.model.kernels.table import Candidate
@@ -233,6 +234,44 @@ def _restrict(scores: Tensor, state: SlotState) -> Tensor:
     kept &= probabilities >= state.min_p[:, None] * probabilities[:, :1]
     kept |= rank == 0
     return scores.masked_fill(~kept.scatter(1, order, kept), float("-inf"))
+
+
+def padded_rows(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """Return the tokens that keywords name in each row, and their bonuses: [B, most of a row] each."""
+    width = max(len(row.tokens) for row in rows)
+    tokens = [[*row.tokens, *(0 for _ in range(width - len(row.tokens)))] for row in rows]
+    bonuses = [[*row.bonuses, *(_NEVER for _ in range(width - len(row.tokens)))] for row in rows]
+    return torch.tensor(tokens), torch.tensor(bonuses)
+
+
+def choose_boosted(
+    scores: Tensor, tokens: Tensor, logprobs: Tensor, candidates: Tensor, named: Tensor, bonuses: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the likeliest tokens [B] with the bonuses of keywords, their log-probabilities without, and the
+    candidates [2 * count, B] with them.
+
+    No bonus is negative, so that only the likeliest tokens and the named ones are compared.
+
+    Args:
+        scores: [B, vocabulary], by the rules.
+        tokens, logprobs, candidates: the choice without bonuses, as of `choose_likeliest`.
+        named, bonuses: of `padded_rows`.
+    """
+    count = len(candidates) // 2
+    likeliest = candidates[:count].t().long() if count else tokens[:, None]
+    others = candidates[count:].t() if count else logprobs[:, None]
+    total = scores.gather(1, tokens[:, None]) - logprobs[:, None]  # logsumexp
+    is_named = ((likeliest[:, :, None] == named[:, None]) & (bonuses[:, None] > _NEVER)).any(-1)
+    compared = torch.cat([likeliest, named], 1)
+    by_model = torch.cat([others, scores.gather(1, named) - total], 1)
+    boosted = torch.cat(
+        [others.masked_fill(is_named, _NEVER), by_model[:, likeliest.shape[1] :] + bonuses], 1
+    )
+    largest, places = boosted.topk(max(1, count))
+    first = places[:, :1]
+    chosen = compared.gather(1, places)
+    lines = torch.cat([chosen, largest], 1).t().to(candidates.dtype)[: 2 * count]
+    return chosen[:, 0], by_model.gather(1, first)[:, 0], lines
 
 
 _TOLERANCE = 1e-3  # of log-probabilities; a token must be the very same

@@ -90,6 +90,7 @@ EACH_OPTION: dict[str, Any] = {
     "candidate_languages": ("fr", "ja"),
     "multilingual": True,
     "prompt_tokens": tuple(range(500, 700)),
+    "keywords": ("one", "two", "Kubernetes"),
     "condition_on_previous_text": True,
     "word_timestamps": True,
     "early_results": True,
