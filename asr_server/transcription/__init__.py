@@ -6,8 +6,16 @@ Used by `api`, `realtime`, `wyoming.py` and `offline`. It knows no HTTP and impo
 
 from asr_server.transcription.language import Languages
 from asr_server.transcription.mixed_session import RequestSession
-from asr_server.transcription.prompt import prompt_tokens
+from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
 from asr_server.transcription.stall_watch import StallLimits
 from asr_server.transcription.transcriber import Transcriber, first_error
 
-__all__ = ["Languages", "RequestSession", "StallLimits", "Transcriber", "first_error", "prompt_tokens"]
+__all__ = [
+    "Languages",
+    "RequestSession",
+    "StallLimits",
+    "Transcriber",
+    "boosted_keywords",
+    "first_error",
+    "prompt_tokens",
+]

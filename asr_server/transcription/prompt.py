@@ -8,6 +8,7 @@ all chunks where the request asks for that. Used by `chunk_reader.py`; `api`, `r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final, Protocol
 
 from asr_server.transcription.segments import DecodedPart
@@ -15,6 +16,8 @@ from asr_server.transcription.segments import DecodedPart
 # Half of Whisper's text positions, less <|startofprev|>: the rule of openai-whisper.
 MAX_PROMPT_TOKENS: Final = 223
 MAX_KEYWORD_TOKENS: Final = 110  # and a full stop: the keywords may not push the whole prompt out
+MAX_BOOSTED_KEYWORDS: Final = 64
+MAX_BOOSTED_CHARS: Final = 100  # of one: what is longer is a sentence
 MAX_CHARS: Final = 8192  # more can never fit; keeps a huge field from costing time
 
 
@@ -34,6 +37,13 @@ def prompt_tokens(encoder: Encoder, prompt: str, keywords: Sequence[str] = ()) -
         keyword_tokens += encoder.encode(".")
     context = _tokens(encoder, prompt[-MAX_CHARS:])
     return (*keyword_tokens, *context[-(MAX_PROMPT_TOKENS - len(keyword_tokens)) :])
+
+
+def boosted_keywords(keywords: Sequence[str]) -> tuple[str, ...]:
+    """Return the keywords that get a bonus in decoding, each once: the first ones, as many as may."""
+    terms = (word.strip() for word in keywords)
+    kept = dict.fromkeys(term for term in terms if 0 < len(term) <= MAX_BOOSTED_CHARS)
+    return tuple(islice(kept, MAX_BOOSTED_KEYWORDS))
 
 
 def _tokens(encoder: Encoder, text: str) -> list[int]:
