@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.trial, NEEDS_CHROMIUM]
 
 NUM_STEPS = int(os.environ.get("WALK_STEPS", "2000"))
 CHECK_EVERY = 25
-SEED = 61
+SEED = int(os.environ.get("WALK_SEED", "61"))
 SHORT = say("27", gap_s=0.2)
 ENTRIES = """async () => {
     const { Store } = await import("/web/store.js");

@@ -10,6 +10,7 @@ import { codeOf } from "./options.js";
 import { Owner } from "./owner.js";
 import { Player } from "./player.js";
 import { Speakers } from "./speakers.js";
+import { CLOSED } from "./store.js";
 import { Transcript } from "./transcript.js";
 import { Work } from "./work.js";
 
@@ -157,7 +158,8 @@ export class Card {
 
   async #load() {
     const text = await this.recording.load();
-    if (!text) show(this.work.error, "This browser does not have the text any more: it was deleted in another tab.");
+    const why = this.recording.store.state === "open" ? "it was deleted in another tab" : CLOSED;
+    if (!text) show(this.work.error, `The text cannot be read from this browser: ${why}.`);
     return text;
   }
 

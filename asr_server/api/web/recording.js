@@ -4,6 +4,7 @@
 import { newId } from "./dom.js";
 import { applyEdits, nameEdit, wordEdit } from "./edits.js";
 import { describe, entryOf } from "./entry.js";
+import { CLOSED } from "./store.js";
 
 const FUTILE = new Set([400, 413, 415]); // the same file would get the same answer
 const AT_WORK = new Set(["waiting", "uploading", "listening"]);
@@ -199,12 +200,19 @@ export class Recording extends EventTarget {
     this.#numSaving++;
     try {
       const stored = await this.store.change(this.id, amended);
-      if (!stored) this.#emit(this.store.state === "open" ? "gone" : "unkept");
+      if (!stored) this.#onLost();
       else if (this.#numSaving === 1) this.take(stored);
     } catch (error) {
       this.#onUnkept(error);
     }
     this.#numSaving--;
+  }
+
+  /** The correction stays in memory, but nowhere else. */
+  #onLost() {
+    if (this.store.state === "open") return this.#emit("gone");
+    this.isKept = false;
+    this.#onUnkept(new Error(CLOSED));
   }
 
   /** The entry as it is now, here or in the store. */

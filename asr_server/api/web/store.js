@@ -1,6 +1,7 @@
 // The transcripts kept in this browser (IndexedDB): what a list shows of each, and the whole answers apart from it.
 // All tabs share them: each change is made to what is stored, and the other tabs are told of it.
 
+export const CLOSED = "its store was closed; reload the page"; // by a newer page, or with the browser's data
 const MOST = 500; // transcripts that are kept when the page is opened
 const MOST_CHARACTERS = 20e6; // of their texts together: some 300 hours of speech
 const NAME = "asr-server";
