@@ -27,6 +27,8 @@ EMBEDDED_MODEL = Path(__file__).parent / "models" / "whisper-digits"
 EMBEDDED_MODEL_LIMIT = "hears English digits only, about 1 in 20 of them wrongly"
 MIB = 1 << 20
 NO_PORT: Final = -1
+DEFAULT_NICENESS: Final = 5  # beside a busy machine a quarter of what others get; 10 is a tenth
+LOWEST_PRIORITY: Final = 19  # of Linux
 # Beyond what any machine has: a number with some digits too many is refused, rather than tried.
 MOST_PROCESSES: Final = 1024  # or threads
 MOST_SLOTS: Final = 10**6
@@ -120,6 +122,12 @@ class Settings:
     )
     replicas_per_device: int = _setting(
         1, "replicas for each device, where --replicas is 0", ge=1, le=MOST_PROCESSES
+    )
+    replica_niceness: int = _setting(
+        DEFAULT_NICENESS,
+        "how much replicas on the CPU give way to other processes, above the server's own niceness: 0 to 19",
+        ge=0,
+        le=LOWEST_PRIORITY,
     )
     pin_cores: Literal["auto", "on", "off"] = _setting(
         "auto", "a share of the cores for each replica alone; auto: where several share a GPU"

@@ -302,4 +302,4 @@ class ReplicaSpec(ChildSpec, frozen=True):
     settings: Settings
     num_on_device: int = 1  # replicas that share this one's device
     cores: tuple[int, ...] = ()  # that this one is kept to; none: all
-    niceness: int = 0  # by which it lets others go before it
+    computes_on_cpu: bool = False

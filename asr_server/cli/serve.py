@@ -47,7 +47,7 @@ SECTIONS: Final = {
     ),
     "Replicas": (
         *("executor", "ray_address", "replicas", "replicas_per_device", "pin_cores", "tensor_parallel_size"),
-        "reuse_port",
+        *("replica_niceness", "reuse_port"),
     ),
     "Limits of recordings and requests": (
         *("max_upload_memory_bytes", "max_upload_disk_bytes", "max_audio_s", "max_decoded_bytes"),

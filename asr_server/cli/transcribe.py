@@ -33,7 +33,8 @@ FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt")
 EMBEDDED_HINT: Final = f"transcribing with the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}"
 MODEL_SETTINGS: Final = ("model", "device", "dtype")
 TUNING_SETTINGS: Final = (
-    *("executor", "ray_address", "replicas", "tensor_parallel_size", "cpu_threads", "max_slots"),
+    *("executor", "ray_address", "replicas", "tensor_parallel_size", "cpu_threads"),
+    *("replica_niceness", "max_slots"),
     *("encode_batch", "compute_workers", "copy_overlap", "kernels", "cache_dtype", "encoder_dtype"),
     *("beam_size", "max_fallbacks", "check_voice", "preprocess_workers", "max_chunk_s", "chunks_ahead"),
     "max_audio_s",

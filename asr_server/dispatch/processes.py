@@ -78,9 +78,6 @@ class RemoteReplica(ABC):
             await asyncio.wait((self._end,), timeout=limit_s)
 
 
-# Of a replica that computes on the processor: it can use every core all the time, and the API process, which
-# needs one for a moment, must not wait for its turn. One that feeds a GPU is itself in a hurry.
-CPU_NICENESS = 10
 KILL_LIMIT_S = 10.0  # a process in a call of a device's driver cannot be killed: it is left behind
 
 logger = logging.getLogger(__name__)
@@ -131,7 +128,7 @@ class MultiprocessExecutor:
             self._settings,
             self.num_on_device(index),
             self.cores_of(index),
-            niceness=0 if self._devices else CPU_NICENESS,
+            computes_on_cpu=not self._devices,
         )
         with contextlib.suppress(OSError, RuntimeError):  # it has ended: its exit status says more
             process.stdin.write(spec.to_line())

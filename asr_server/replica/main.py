@@ -66,8 +66,8 @@ def main() -> None:
     be_killed_with_the_parent()
     spec = ReplicaSpec.from_line(sys.stdin.buffer.readline())
     pin_to(spec.cores)
-    if spec.niceness:
-        lower_priority(spec.niceness)
+    if spec.computes_on_cpu:  # it uses every core, and the API process must get one at once
+        lower_priority(spec.settings.replica_niceness)
         never_interrupt_others()
     setproctitle(f"asr-server replica {spec.index}")
     configure_logging(spec.settings.log_level, spec.settings.log_format, f"replica {spec.index}")

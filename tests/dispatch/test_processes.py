@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,6 @@ from asr_server.channel.zeromq import ZmqEngineClient
 from asr_server.config import Settings
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.processes import (
-    CPU_NICENESS,
     MAX_EVENTS,
     MultiprocessExecutor,
     ProcessReplica,
@@ -29,12 +29,15 @@ from tests.dispatch.test_executors import IN_MODULE, OPTIONS, chunk, heard, runn
 from tests.embedded import embedded
 from tests.speech import say
 
+NICENESS = 3
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair() -> AsyncIterator[Dispatcher]:
     """Two replicas with cores of their own, where there are as many."""
     pin_cores = "on" if len(os.sched_getaffinity(0)) > 1 else "off"
-    async with running("multiprocess", replicas=2, pin_cores=pin_cores) as dispatcher:
+    settings: dict[str, Any] = {"replica_niceness": NICENESS, "pin_cores": pin_cores}
+    async with running("multiprocess", replicas=2, **settings) as dispatcher:
         yield dispatcher
 
 
@@ -91,7 +94,9 @@ async def test_pinned_replicas_run_on_cores_of_their_own_and_give_way_to_others_
     threads = [[thread.id for thread in replica_process(pair, index).threads()] for index in range(2)]
     cores = [{frozenset(os.sched_getaffinity(thread)) for thread in each} for each in threads]
     niceness = {os.getpriority(os.PRIO_PROCESS, thread) for each in threads for thread in each}
-    assert niceness == {min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + CPU_NICENESS)}
+    assert niceness == {min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS)}
+    schedulers = {os.sched_getscheduler(thread) for each in threads for thread in each}
+    assert schedulers == {os.SCHED_BATCH}
     assert [len(each) for each in cores] == [1, 1], "all threads of a replica share its cores"
     (first,), (second,) = cores
     assert len(first) == len(second) == len(mask) // 2
