@@ -137,7 +137,11 @@ def run_server(*options: str, python: str = sys.executable, **environment: str) 
             yield server
         finally:
             process.terminate()
-            process.communicate(timeout=STOP_LIMIT_S)
+            try:
+                process.communicate(timeout=STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
 
 
 def _address(process: subprocess.Popen[str], log: IO[str]) -> str:

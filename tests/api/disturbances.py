@@ -118,11 +118,13 @@ async def freeze_the_decoders(patient: Patient) -> None:
     async with asyncio.timeout(RECOVERED_S):
         while not (decoders := patient.processes(DECODER)[1:]):  # the first one forks the others
             await asyncio.sleep(0.1)
-    for decoder in decoders:
-        send(decoder, signal.SIGSTOP)
-    await first_completed(until_gone(decoder) for decoder in decoders)
-    for decoder in decoders:
-        send(decoder, signal.SIGCONT)
+    try:
+        for decoder in decoders:
+            send(decoder, signal.SIGSTOP)
+        await first_completed(until_gone(decoder) for decoder in decoders)
+    finally:
+        for decoder in decoders:
+            send(decoder, signal.SIGCONT)
 
 
 async def first_completed(waits: Iterable[Coroutine[Any, Any, None]]) -> None:

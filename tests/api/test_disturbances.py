@@ -36,6 +36,7 @@ NUM_CLIENTS = 32
 NUM_PLACES = 64
 BURST = NUM_PLACES - NUM_CLIENTS + 8
 QUIET_S = 60
+MOST_TIMES, MOST_MORE_MS = 1.5, 5.0  # /health, against a bare uvicorn
 DESCRIPTORS_OF_A_DECODER = 2
 FILE_FORMATS = (sound_file, m4a, mp3)
 
@@ -159,6 +160,7 @@ async def drain_loses_nothing(patient: Patient, client: AsyncOpenAI, texts: list
 
 
 def report(name: str, probe: HealthProbe, started_at: float) -> float:
+    assert probe.latencies_since(time.perf_counter() - QUIET_S), f"{name} answers no more"
     waits_ms = [1000 * wait_s for wait_s in probe.latencies_since(started_at)]
     figures = [quantile(waits_ms, share) for share in (0.5, 0.99, 1.0)]
     print(f"/health of {name}, p50, p99, max in ms:", *(f"{each:.1f}" for each in figures))
@@ -210,5 +212,4 @@ async def test_32_clients_notice_nothing_of_an_hour_of_attacks_kills_and_freezes
             await drain_loses_nothing(ill, client, texts)
     assert clients.num_answers >= NUM_CLIENTS
     assert all(after[name] <= before[name] for name in before)
-    if p99_ms > 1.5 * bare_p99_ms + 5:
-        pytest.xfail(f"/health is too slow: p99 {p99_ms:.1f} ms, a bare uvicorn's {bare_p99_ms:.1f} ms")
+    assert p99_ms <= MOST_TIMES * bare_p99_ms + MOST_MORE_MS
