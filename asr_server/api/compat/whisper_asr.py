@@ -94,10 +94,13 @@ def _parse_detection(pairs: list[tuple[str, str]], models: ModelRegistry) -> Tra
 
 def _parse(query: AsrQuery, pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
     """`pairs`: of the form, where its server has none."""
-    fields = [("response_format", _FORMATS[query.output]), ("prompt", query.initial_prompt)]
+    fields = [
+        ("response_format", _FORMATS[query.output]),
+        ("prompt", query.initial_prompt),
+        ("language", query.language),
+    ]
     if query.task == "translate":
         return parse_translation_request(fields, models)
-    fields.append(("language", query.language))
     if query.output == "json" and query.word_timestamps:
         fields += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
     if query.diarize and query.output != "txt":

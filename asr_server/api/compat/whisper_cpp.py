@@ -25,15 +25,8 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("audio_ctx", "beam_size", "best_of", "carry_initial_prompt", "debug_mode", "detect_language"),
         *("diarize", "entropy_thold", "logprob_thold", "max_context", "max_len", "no_context"),
         *("no_fallback", "no_speech_thold", "no_timestamps", "print_realtime", "processors"),
-        *(
-            "split_on_word",
-            "suppress_non_speech",
-            "suppress_nst",
-            "temperature_inc",
-            "threads",
-            "tinydiarize",
-        ),
-        *("token_timestamps", "vad", "word_thold"),
+        *("split_on_word", "suppress_non_speech", "suppress_nst", "temperature_inc", "threads"),
+        *("tinydiarize", "token_timestamps", "vad", "word_thold"),
     )
 )
 
@@ -47,9 +40,8 @@ def _parse(pairs: list[tuple[str, str]], models: ModelRegistry) -> Transcription
     given = dict(pairs)
     translates = given.pop("translate", "").strip().lower() in _TRUE
     renamed = [(name, value) for name, value in pairs if name in given and name not in _WITHOUT_EFFECT]
-    if given.get("response_format") == "verbose_json" and not translates:
+    if translates:
+        return parse_translation_request(renamed, models)
+    if given.get("response_format") == "verbose_json":
         renamed += [("timestamp_granularities", "segment"), ("timestamp_granularities", "word")]
-    if not translates:
-        return parse_transcription_request(renamed, models)
-    without_language = [(name, value) for name, value in renamed if name != "language"]
-    return parse_translation_request(without_language, models)
+    return parse_transcription_request(renamed, models)

@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.api.running_app import SECOND, run_app
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
 from tests.speech import say, silence
@@ -82,3 +83,12 @@ def test_an_unknown_output_is_refused_with_openais_error_body(server: Server) ->
     reply = post(server, output="docx")
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "output"
+
+
+async def test_a_translation_keeps_the_language_of_its_speech() -> None:
+    async with run_app(languages=("en", "de")) as app:
+        query = {"task": "translate", "language": "deu"}
+        reply = await app.client.post("/asr", params=query, files={"audio_file": SECOND})
+        assert reply.status_code == 200
+        options = app.replica.submits[0].options
+        assert (options.task, options.language) == ("translate", "de")

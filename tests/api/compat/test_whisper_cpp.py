@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from tests.api.running_app import SECOND, run_app
 from tests.api.sample_files import sound_file
 from tests.conftest import Server
 from tests.speech import say
@@ -40,3 +41,12 @@ def test_a_translation_is_refused_where_the_model_cannot(server: Server) -> None
 
 def test_a_field_that_it_does_not_have_is_refused_by_name(server: Server) -> None:
     assert post(server, colour="red").json()["error"]["param"] == "colour"
+
+
+async def test_a_translation_keeps_the_language_of_its_speech() -> None:
+    async with run_app(languages=("en", "de")) as app:
+        fields = {"translate": "true", "language": "de"}
+        reply = await app.client.post("/inference", data=fields, files={"file": ("a.wav", SECOND)})
+        assert reply.status_code == 200
+        options = app.replica.submits[0].options
+        assert (options.task, options.language) == ("translate", "de")
