@@ -32,7 +32,8 @@ from asr_server.telemetry import logging_for
 TICK_S: Final = 1.0
 MAX_HEADERS: Final = 128  # header fields of one request
 SMALL_CHUNK_BYTES: Final = 64  # of a body sent in chunks: each costs half a microsecond
-MAX_SMALL_CHUNKS: Final = 16_384  # smaller ones in one body
+MAX_SMALL_CHUNKS: Final = 4096  # smaller ones in one body
+SLICE_BYTES: Final = 16 * 1024  # of it that are parsed before its chunks are counted
 MAX_PIPELINED: Final = 8  # requests sent before the reply to an earlier one
 RESERVED_CONNECTIONS: Final = 64  # beyond the limit, for requests without a body: probes
 SLOW_FACTOR: Final = 4.0  # times the least rate: slower clients may have to make room
@@ -213,13 +214,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._refuse(self._headers_too_large())
 
     def _parse(self, data: bytes) -> None:
-        if self._last_reply is not None:
-            return
-        super().data_received(data)
-        self._hand_body_over()
         self._num_pieces = max(0, self._num_pieces - 1)  # each read may bring one, however small
-        if self._num_pieces > MAX_SMALL_CHUNKS + self._num_body_bytes / SMALL_CHUNK_BYTES:
-            self._refuse(InvalidValue(f"The body's chunks have less than {SMALL_CHUNK_BYTES} bytes."))
+        for first in range(0, len(data), SLICE_BYTES):
+            if self.transport.is_closing() or self._is_websocket or self._last_reply is not None:
+                return
+            super().data_received(data[first : first + SLICE_BYTES])
+            if self._num_pieces > MAX_SMALL_CHUNKS + self._num_body_bytes / SMALL_CHUNK_BYTES:
+                self._refuse(InvalidValue(f"The body's chunks have less than {SMALL_CHUNK_BYTES} bytes."))
+        self._hand_body_over()
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)

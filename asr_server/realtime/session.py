@@ -162,7 +162,8 @@ class RealtimeSession:
             finally:
                 self._inbox.task_done()
         if self._socket.application_state is WebSocketState.CONNECTED:
-            await self._socket.close(self._ending.code, self._ending.reason)
+            with contextlib.suppress(WebSocketDisconnect):  # the client may have left
+                await self._socket.close(self._ending.code, self._ending.reason)
 
     async def _on_event(self, event: _Inbox) -> None:
         match event:

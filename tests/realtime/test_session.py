@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 
 from asr_server.api import middleware
 from asr_server.api.middleware import RequestLogMiddleware
-from asr_server.api.websockets import LARGE_BYTES
+from asr_server.api.websockets import LARGE_BYTES, BoundedWebSocketProtocol
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB
 from asr_server.core import ChunkResult, Samples
@@ -648,6 +648,24 @@ async def test_a_large_message_that_is_no_append_ends_the_session(app: RunningAp
             (error,) = of_type(await client.until("error"), "error")
             assert "Only 'input_audio_buffer.append' may have more than" in error["error"]["message"]
             assert await client.closed() == session_module.MESSAGE_TOO_BIG
+
+
+async def test_a_client_that_leaves_while_its_session_is_closed_is_no_fault_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    send = BoundedWebSocketProtocol.send
+
+    async def send_too_late(protocol: BoundedWebSocketProtocol, message: Any) -> None:
+        if message["type"] == "websocket.close":
+            protocol.transport.abort()
+            await until(lambda: protocol.disconnected)
+        await send(protocol, message)
+
+    monkeypatch.setattr(BoundedWebSocketProtocol, "send", send_too_late)
+    async with run_app(embedded(max_realtime_idle_s=0.05)) as app, open_session(url(app)) as client:
+        assert await client.closed() == 1006
+        await until(lambda: not app.app.state.server.realtime.num_active)
+    assert "has failed" not in caplog.text
 
 
 async def test_an_append_of_15_mib_is_taken(app: RunningApp) -> None:
