@@ -300,7 +300,8 @@ class ChunkReader:
         result = await self._handle.submit(
             chunk, options, next(reading.numbers), on_language, on_early_result
         )
-        return early_results.keep(result, options)
+        kept = early_results.keep(result, options)
+        return voice_check.with_silences(kept, chunk, reading.spoken)
 
     def _until_repetition(self, part: DecodedPart, reading: _Reading, num_sent: int) -> DecodedPart:
         """The part up to a segment of its prompt, which is then read without the prompt."""

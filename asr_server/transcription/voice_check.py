@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -44,7 +45,7 @@ from asr_server.audio.voice import (
     possible_and_certain_speech_s,
     possible_speech_s,
 )
-from asr_server.core import SAMPLE_RATE, Chunk, Samples
+from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
 from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, ending_at, rest_of
 
 DOUBTFUL_LOGPROB: Final = -0.6
@@ -86,6 +87,32 @@ async def listen(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
     pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
     pieces = [_between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]
     return SpokenChunk(pieces, _in_file(possible_s, chunk), _in_file(certain_s, chunk))
+
+
+def with_silences(result: ChunkResult, chunk: Chunk, spoken: SpokenChunk) -> ChunkResult:
+    """Add the stretches in which nobody may speak to the pauses that part words, as loudness finds them."""
+    if not result.token_times_s or not spoken.possible_s:
+        return result
+    edges_s = [-math.inf, *chain(*spoken.possible_s), math.inf]
+    silences_s = [
+        (
+            max(0.0, start_s + MARGIN_S - chunk.start_s),
+            min(chunk.duration_s, end_s - MARGIN_S - chunk.start_s),
+        )
+        for start_s, end_s in zip(edges_s[::2], edges_s[1::2], strict=True)
+    ]
+    silences_s = [(start_s, end_s) for start_s, end_s in silences_s if end_s - start_s >= MIN_SILENCE_S]
+    return msgspec.structs.replace(result, pauses_s=_joined([*result.pauses_s, *silences_s]))
+
+
+def _joined(stretches_s: Sequence[Stretch]) -> tuple[Stretch, ...]:
+    joined: list[Stretch] = []
+    for start_s, end_s in sorted(stretches_s):
+        if joined and start_s <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end_s, joined[-1][1])
+        else:
+            joined.append((start_s, end_s))
+    return tuple(joined)
 
 
 def _in_file(stretches_s: Sequence[Stretch], chunk: Chunk) -> list[Stretch]:

@@ -17,6 +17,7 @@ from asr_server.transcription.voice_check import (
     holds_doubtful,
     listen,
     until_missed_speech,
+    with_silences,
 )
 from tests.noises import make_noise
 from tests.speech import VOICES, digits_of, say, silence
@@ -172,3 +173,14 @@ async def test_what_has_no_long_sound_without_speech_and_what_has_no_speech_stay
     hum = make_noise("hum", -30, 2.0)
     for sound in (np.concatenate([hum, TALK, hum, TALK, hum]), make_noise("hum", -30, 8.0)):
         assert await pieces_of(sound, 7) == [pytest.approx((7 / SAMPLE_RATE, (7 + len(sound)) / SAMPLE_RATE))]
+
+
+def test_where_nobody_may_speak_is_a_pause_for_words() -> None:
+    chunk = Chunk(0, 20 * SAMPLE_RATE, silence(10.0))
+    result = ChunkResult(
+        (1,), (0.0,), 0.0, 0.0, 1.0, 0.0, "en", "stop", (0.0, 9.0), (8.5,), ((1.0, 1.1), (3.0, 5.5))
+    )
+    spoken = SpokenChunk([chunk], [(22.0, 23.0), (25.0, 28.0), (28.3, 29.0)])
+    found = with_silences(result, chunk, spoken).pauses_s
+    assert np.array(found) == pytest.approx(np.array([(0.0, 1.8), (3.0, 5.5), (9.2, 10.0)]))
+    assert with_silences(result, chunk, SpokenChunk([chunk])) == result, "nobody has listened"
