@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import re
 import time
@@ -205,8 +206,11 @@ def report_request(
 
 
 def _client_of(scope: Scope) -> str:
-    """The client's address, or the one that a trusted proxy gives for it. Empty for a socket without one."""
-    return (scope.get("client") or ("",))[0]
+    """Return the client's address, or the one that a trusted proxy gives for it; "" for what is none."""
+    address: str = (scope.get("client") or ("",))[0]
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(address.partition("%")[0]))
+    return ""
 
 
 def _path_of(scope: Scope, route: str) -> str:

@@ -16,6 +16,7 @@ from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
 from asr_server.telemetry import JsonFormatter
 from tests.api.figures import Figures, figures_of, growth, read
+from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, run_app, until
 from tests.conftest import Server
 from tests.fake_replica import noise, say, wav
@@ -148,6 +149,32 @@ async def test_audio_is_counted_by_the_route_that_it_came_in_by() -> None:
         audio("de"): pytest.approx(2.0),
         audio("de", "/v1/audio/translations"): pytest.approx(3.0),
     }
+
+
+@pytest.mark.parametrize(
+    ("sender", "forwarded", "logged"),
+    [
+        ("127.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1", "203.0.113.9:4000", "203.0.113.9"),
+        ("127.0.0.1", "2001:db8::1", "2001:db8::1"),
+        ("127.0.0.1", "nobody", ""),
+        ("127.0.0.1", "fe80::1%x y", "fe80::1"),
+        ("127.0.0.1", "x" * 5000, ""),
+        ("127.0.0.2", "203.0.113.9", "127.0.0.2"),
+    ],
+)
+async def test_a_forwarded_address_counts_from_a_trusted_proxy_and_if_it_is_one(
+    sender: str, forwarded: str, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=REQUEST_LOG)
+    async with run_app() as app:
+        client = await RawClient.connect(app.host, app.port, address=sender)
+        head = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-forwarded-for: {forwarded}\r\n\r\n"
+        client.send(head.encode())
+        assert (await client.reply()).status == 200
+        await client.close()
+    (record,) = (record for record in caplog.records if record.name == REQUEST_LOG)
+    assert json.loads(JsonFormatter("api").format(record)).get("client", "") == logged
 
 
 async def test_a_requests_line_tells_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
