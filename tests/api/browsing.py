@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import FilePayload, Locator, Page
+from playwright.sync_api import FilePayload, Locator, Page, Route
 
 from tests.api.sample_files import sound_file
 from tests.speech import Spoken, say
@@ -55,3 +57,22 @@ def wait_until_kept(page: Page, value: str | list[str], field: str = "text") -> 
         }""",
         [field, value],
     )
+
+
+def answering(**answer: Any) -> Any:
+    done = {"type": "transcript.text.done", "language": "english", "duration": 5.0, **answer}
+    events = f"data: {json.dumps(done)}\n\ndata: [DONE]\n\n"
+
+    def answer_it(route: Route) -> None:
+        route.fulfill(body=events, headers={"content-type": "text/event-stream"})
+
+    return lambda page: page.route("**/v1/audio/transcriptions", answer_it)
+
+
+def words_at(*words: tuple[str, float]) -> dict[str, Any]:
+    text = " ".join(word for word, _ in words)
+    return {
+        "text": text,
+        "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 5.0, "text": f" {text}"}],
+        "words": [{"word": word, "start": at, "end": at + 0.1} for word, at in words],
+    }

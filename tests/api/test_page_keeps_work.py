@@ -8,7 +8,17 @@ from typing import Any
 
 from playwright.sync_api import Dialog, Page, Route, WebSocketRoute, expect
 
-from tests.api.browsing import NEEDS_CHROMIUM, SPOKEN, OpenPage, card, choose, payload, wait_until_kept
+from tests.api.browsing import (
+    NEEDS_CHROMIUM,
+    SPOKEN,
+    OpenPage,
+    answering,
+    card,
+    choose,
+    payload,
+    wait_until_kept,
+    words_at,
+)
 from tests.conftest import Server
 
 pytestmark = NEEDS_CHROMIUM
@@ -152,25 +162,6 @@ def test_an_open_correction_stays_open_when_a_file_is_dropped(open_page: OpenPag
     corrected = SPOKEN.text.replace("one", "won", 1)
     expect(done.locator(".transcript")).to_have_text(corrected)
     wait_until_kept(page, corrected)
-
-
-def answering(**answer: Any) -> Any:
-    done = {"type": "transcript.text.done", "language": "english", "duration": 5.0, **answer}
-    events = f"data: {json.dumps(done)}\n\ndata: [DONE]\n\n"
-
-    def answer_it(route: Route) -> None:
-        route.fulfill(body=events, headers={"content-type": "text/event-stream"})
-
-    return lambda page: page.route("**/v1/audio/transcriptions", answer_it)
-
-
-def words_at(*words: tuple[str, float]) -> dict[str, Any]:
-    text = " ".join(word for word, _ in words)
-    return {
-        "text": text,
-        "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 5.0, "text": f" {text}"}],
-        "words": [{"word": word, "start": at, "end": at + 0.1} for word, at in words],
-    }
 
 
 def test_the_arrow_keys_pass_a_first_word_at_zero_and_equal_starts(open_page: OpenPage) -> None:

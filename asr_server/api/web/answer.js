@@ -44,6 +44,32 @@ function spread({ start, end }, body, segment) {
   });
 }
 
+// -- As paragraphs --
+
+const PARAGRAPH = 60; // words, after which a sentence's end begins a new one
+const SENTENCE_END = /[.!?。！？…]["'”»)]?$/;
+const PAUSE_S = 4; // as good as a sentence's end
+
+/** Where they begin: {first, speaker, isTurn, isTimed} each, `first` an index of `pieces`. */
+export function paragraphsOf({ segments }, pieces) {
+  const isLong = pieces.length > PARAGRAPH * 2;
+  const paragraphs = [];
+  pieces.forEach(({ segment }, i) => {
+    const { speaker } = segments[segment];
+    const last = paragraphs.at(-1);
+    const isTurn = Boolean(speaker) && speaker !== last?.speaker;
+    const isOther = !last || speaker !== last.speaker || (isLong && begins(pieces, i, last.first));
+    if (isOther) paragraphs.push({ first: i, speaker, isTurn, isTimed: isLong });
+  });
+  return paragraphs;
+}
+
+function begins(pieces, i, first) {
+  const [before, piece] = [pieces[i - 1], pieces[i]];
+  const isEnd = SENTENCE_END.test(before.text + before.tail) || piece.start - before.end > PAUSE_S;
+  return i - first >= PARAGRAPH * 3 || (i - first >= PARAGRAPH && isEnd);
+}
+
 // -- Who speaks, where that was asked for --
 
 const NUM_COLORS = 8; // in style.css
@@ -74,7 +100,7 @@ export function plainText(answer) {
 }
 
 /** As the server writes `verbose_json`. */
-export function verboseJson({ task = "transcribe", language = "unknown", duration, text, segments, words, truncated, tracks }) {
+export function verboseJson({ task = "transcribe", language = "unknown", duration, text, segments, words, truncated, tracks, dropped }) {
   const usage = { type: "duration", seconds: Math.ceil(duration) };
-  return { task, language, duration, text, segments, words, usage, truncated, tracks };
+  return { task, language, duration, text, segments, words, usage, truncated, tracks, dropped };
 }

@@ -4,6 +4,7 @@ const KEY = "asr-server-key";
 const BUSY = new Set([429, 503]);
 const AWAY = new Set([0, 502, 503, 504]);
 const READY_MS = 10000;
+const TOKENS_PER_S = 50; // of audio
 const UNFETCHED = "speakers_unavailable"; // for good, until somebody fetches models
 const WITHOUT_SPEAKERS = "Or choose “not labelled” under “Speakers”, and try again.";
 
@@ -96,7 +97,7 @@ export async function request(path, options = {}) {
 
 /**
  * Transcribes one file, as `options` = {model, language, task, speakers, prompt} say. Calls `on.upload(share)` and
- * `on.delta(text)` on the way; resolves to the last event, with segments, times and, where `speakers` is "auto" or a
+ * `on.delta(text, seconds)`, up to which it is read, on the way; resolves to the last event, with segments, times and, where `speakers` is "auto" or a
  * number, speakers.
  */
 export function transcribe(file, options, on, signal) {
@@ -105,6 +106,7 @@ export function transcribe(file, options, on, signal) {
   form.append("model", options.model);
   form.append("stream", "true");
   form.append("stream_include_segments", "true");
+  form.append("stream_continuous_usage_stats", "true"); // says how far it is
   if (options.prompt) form.append("prompt", options.prompt);
   const isTranslation = options.task === "translate"; // into English; the words of it have no times
   if (!isTranslation) for (const times of ["segment", "word"]) form.append("timestamp_granularities[]", times);
@@ -118,7 +120,7 @@ export function transcribe(file, options, on, signal) {
     const read = () => {
       for (const event of events.read(call.responseText)) {
         if (event.error) reject(new ApiError(event.error.message));
-        else if (event.type === "transcript.text.delta") on.delta(event.delta);
+        else if (event.type === "transcript.text.delta") on.delta(event.delta, (event.usage?.input_tokens || 0) / TOKENS_PER_S);
         else if (event.type === "transcript.text.done") done = event;
       }
     };

@@ -43,7 +43,7 @@ export class Card {
     this.menu = menu("Download", name, Object.entries(FORMATS).map(([format, { label }]) => [label, `.${format}`, () => this.#download(format)]));
     this.remove = h("button", { type: "button", className: "icon small quiet", "aria-label": `Delete ${name}`, title: "Delete" }, "✕");
     this.remove.onclick = (event) => this.on.remove(this, event);
-    this.work = new Work(this.recording, this.owner, () => this.on.again(this));
+    this.work = new Work(this.recording, this.owner, () => this.on.again(this), () => this.player?.length);
     const title = h("div", { className: "card-title" }, h("h2", {}, this.toggle), this.work.facts);
     const head = h("div", { className: "card-head" }, title, this.menu, this.remove);
     this.preview = h("p", { className: "preview", dir: "auto", hidden: true });

@@ -5,7 +5,7 @@ import { $, count, lower, show } from "./dom.js";
 import { filesOf, save } from "./downloads.js";
 import { Recording } from "./recording.js";
 import { Store } from "./store.js";
-import { zipOf } from "./zip.js";
+import { withOwnNames, zipOf } from "./zip.js";
 
 const KEPT = "Texts and corrections are kept in this browser and nowhere else, the newest 500 of them. Recordings are not kept.";
 const NOT_KEPT = "This browser keeps nothing for this page: transcripts are gone when it is closed.";
@@ -127,7 +127,7 @@ export class Cards {
       if (text) files.push(...filesOf(text.answer, recording.name));
       if (this.#of(recording.id)?.isFolded) recording.release();
     }
-    save(zipOf(files), "transcripts.zip");
+    save(new Blob([zipOf(withOwnNames(files))], { type: "application/zip" }), "transcripts.zip");
   }
 
   /** Those that failed and may not fail again. */

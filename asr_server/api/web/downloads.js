@@ -1,6 +1,7 @@
 // A transcript as files, made here from what the server answered.
 
 import { plainText, verboseJson } from "./answer.js";
+import { documentOf } from "./docx.js";
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");
 
@@ -42,6 +43,11 @@ export const FORMATS = {
     type: "text/csv",
     render: ({ segments }) => ["start,end,speaker,text", ...spoken(segments).map(row)].join("\r\n") + "\r\n",
   },
+  docx: {
+    label: "Document",
+    type: "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    render: documentOf,
+  },
   json: {
     label: "All details",
     type: "application/json",
@@ -56,7 +62,7 @@ export function download(answer, format, name) {
   save(new Blob([render(answer)], { type }), `${stemOf(name)}.${format}`);
 }
 
-/** In each format: [name, text]. */
+/** In each format: [name, text or bytes]. */
 export const filesOf = (answer, name) =>
   Object.entries(FORMATS).map(([format, { render }]) => [`${stemOf(name)}.${format}`, render(answer)]);
 

@@ -65,11 +65,19 @@ export class Recording extends EventTarget {
   begin() {
     this.since ??= performance.now();
     this.heard = "";
+    this.heardUntil = 0;
     this.#say("waiting", "waiting");
   }
 
   get seconds() {
     return this.since === null ? 0 : (performance.now() - this.since) / 1000;
+  }
+
+  /** How much of `length` seconds is read, and the seconds that the rest takes; null where nobody knows. */
+  rest(length) {
+    if (this.state !== "listening" || !length || !this.heardUntil) return null;
+    const share = Math.min(0.99, this.heardUntil / length);
+    return { share, seconds: ((performance.now() - this.listenedAt) / 1000) * (1 / share - 1) };
   }
 
   say(note) {
@@ -84,12 +92,15 @@ export class Recording extends EventTarget {
 
   upload(share) {
     this.share = share;
-    if (share < 1) this.#say("uploading", `uploading, ${Math.round(share * 100)} %`);
-    else this.#say("listening", "listening …");
+    if (share < 1) return this.#say("uploading", `uploading, ${Math.round(share * 100)} %`);
+    this.listenedAt = performance.now();
+    this.#say("listening", "listening …");
   }
 
-  hear(delta) {
+  /** Text up to `until`, in seconds of the recording. */
+  hear(delta, until) {
     this.heard += delta;
+    this.heardUntil = until;
     this.#emit("work");
   }
 

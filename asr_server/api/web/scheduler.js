@@ -82,7 +82,7 @@ export class Scheduler extends EventTarget {
     if (file.size > most) throw new Refusal(tooLarge(file.size, most));
     for (let tries = 1; ; tries++) {
       try {
-        const on = { upload: (share) => recording.upload(share), delta: (text) => recording.hear(text) };
+        const on = { upload: (share) => recording.upload(share), delta: (text, until) => recording.hear(text, until) };
         const answer = await transcribe(file, { ...options, model: this.serving.model.id }, on, signal);
         recording.finish({ ...answer, task: options.task }, { took: recording.seconds });
         return;

@@ -1,12 +1,9 @@
 // The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
-import { speakersOf } from "./answer.js";
+import { paragraphsOf, speakersOf } from "./answer.js";
 import { clock, h, lower } from "./dom.js";
 import { editInPlace } from "./field.js";
 
-const PARAGRAPH = 60; // words, after which a sentence's end begins a new one
-const SENTENCE_END = /[.!?。！？…]["'”»)]?$/;
-const PAUSE_S = 4; // as good as a sentence's end
 const LONG = 400; // words, above which the text scrolls in a box of its own
 
 export class Transcript {
@@ -87,30 +84,19 @@ export class Transcript {
   }
 
   #paragraphs() {
-    const isLong = this.pieces.length > PARAGRAPH * 2;
     const colors = new Map(speakersOf(this.answer).map(({ name, color }) => [name, color]));
-    const paragraphs = [];
-    let paragraph = null;
-    this.pieces.forEach((piece, i) => {
-      const { speaker } = this.answer.segments[piece.segment];
-      const isTurn = speaker !== paragraph?.speaker;
-      if (!paragraph || isTurn || (isLong && this.#begins(i, paragraph.first))) {
-        const at = { "data-time": clock(piece.start) };
-        const label = speaker && isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, speaker) : "";
-        paragraph = { first: i, speaker, element: h("p", isLong && !label ? at : {}, label) };
-        if (speaker) paragraph.element.style = `--speaker: var(--${colors.get(speaker)})`;
-        paragraph.element.classList.toggle("turn", Boolean(speaker));
-        paragraphs.push(paragraph);
-      }
-      paragraph.element.append(piece.gap, this.spans[i], piece.tail);
+    const all = paragraphsOf(this.answer, this.pieces);
+    const elements = all.map(({ first, speaker, isTurn, isTimed }, i) => {
+      const at = { "data-time": clock(this.pieces[first].start) };
+      const label = isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, speaker) : "";
+      const element = h("p", isTimed && !label ? at : {}, label);
+      if (speaker) element.style = `--speaker: var(--${colors.get(speaker)})`;
+      element.classList.toggle("turn", Boolean(speaker));
+      const pieces = this.pieces.slice(first, all[i + 1]?.first);
+      element.append(...pieces.flatMap(({ gap, tail }, k) => [gap, this.spans[first + k], tail]));
+      return element;
     });
-    return paragraphs.map(({ element }) => Object.assign(element, { dir: "auto" })); // last: it looks at each letter
-  }
-
-  #begins(i, first) {
-    const [before, piece] = [this.pieces[i - 1], this.pieces[i]];
-    const isEnd = SENTENCE_END.test(before.text + before.tail) || piece.start - before.end > PAUSE_S;
-    return i - first >= PARAGRAPH * 3 || (i - first >= PARAGRAPH && isEnd);
+    return elements.map((element) => Object.assign(element, { dir: "auto" })); // last: it looks at each letter
   }
 
   // -- Being played --

@@ -3,9 +3,9 @@
 import { clock, h, show } from "./dom.js";
 
 export class Work {
-  /** `onRetry()` when one asks for it again. */
-  constructor(recording, owner, onRetry) {
-    this.recording = recording;
+  /** `onRetry()` when one asks for it again; `length()`: its seconds, as far as they are known. */
+  constructor(recording, owner, onRetry, length) {
+    [this.recording, this.length] = [recording, length];
     this.facts = h("p", { className: "facts" });
     this.progress = h("progress", { max: 1, value: 0, "aria-label": `Progress of ${recording.name}` });
     this.error = h("p", { className: "error", role: "alert", hidden: true });
@@ -22,15 +22,20 @@ export class Work {
     if (isAtWork) this.#drawDoing();
     else if (state === "failed") this.setFacts("not transcribed");
     this.progress.hidden = !isAtWork;
-    if (state === "listening") this.progress.removeAttribute("value"); // no one knows how far it is
-    else this.progress.value = state === "uploading" ? share : 0;
+    const rest = this.recording.rest(this.length());
+    if (state === "listening" && !rest) this.progress.removeAttribute("value"); // no one knows how far it is
+    else this.progress.value = rest?.share ?? (state === "uploading" ? share : 0);
     if (this.error.textContent !== plain(error?.message)) show(this.error, error?.message);
     this.retry.hidden = !this.recording.isRetriable;
   }
 
   #drawDoing() {
     const { note, since, seconds } = this.recording;
-    this.setFacts(...(since === null || since === undefined ? [note] : [note, clock(seconds)]));
+    const rest = this.recording.rest(this.length());
+    const facts = [rest ? `listening, ${Math.ceil(rest.share * 100)} %` : note];
+    if (since !== null && since !== undefined) facts.push(clock(seconds));
+    if (rest) facts.push(`about ${clock(Math.ceil(rest.seconds))} left`);
+    this.setFacts(...facts);
   }
 
   setFacts(...facts) {

@@ -24,16 +24,17 @@ function record(...fields) {
     else view.setUint32(at, value, true);
     at += size;
   }
-  return view.buffer;
+  return new Uint8Array(view.buffer);
 }
 
-/** `files`: [name, text] each; two of one name get numbers. */
+/** Its bytes. `files`: [name, text or bytes] each. */
 export function zipOf(files) {
   const encoder = new TextEncoder();
   const [parts, directory] = [[], []];
   let [at, directorySize] = [0, 0];
-  for (const [name, text] of withOwnNames(files)) {
-    const [letters, bytes] = [encoder.encode(name), encoder.encode(text)];
+  for (const [name, content] of files) {
+    const letters = encoder.encode(name);
+    const bytes = typeof content === "string" ? encoder.encode(content) : content;
     const sizes = [[4, checksum(bytes)], [4, bytes.length], [4, bytes.length], [2, letters.length], [2, 0]];
     const common = [[2, 20], [2, UTF_8], [2, 0], [2, 0], [2, JANUARY_1ST_1980], ...sizes];
     parts.push(record([4, 0x04034b50], ...common), letters, bytes);
@@ -43,16 +44,27 @@ export function zipOf(files) {
   }
   const counts = [[2, directory.length / 2], [2, directory.length / 2]];
   const end = record([4, 0x06054b50], [2, 0], [2, 0], ...counts, [4, directorySize], [4, at], [2, 0]);
-  return new Blob([...parts, ...directory, end], { type: "application/zip" });
+  return joined([...parts, ...directory, end], at + directorySize + 22);
 }
 
-function withOwnNames(files) {
+function joined(parts, size) {
+  const bytes = new Uint8Array(size);
+  let at = 0;
+  for (const part of parts) {
+    bytes.set(part, at);
+    at += part.length;
+  }
+  return bytes;
+}
+
+/** Two of one name get numbers. */
+export function withOwnNames(files) {
   const taken = new Set();
-  return files.map(([name, text]) => {
+  return files.map(([name, content]) => {
     const [, stem, suffix] = /^(.*?)(\.\w+)?$/s.exec(name.replace(/[\\/:*?"<>|]/g, "_"));
     let own = stem + (suffix || "");
     for (let number = 2; taken.has(own.toLowerCase()); number++) own = `${stem} (${number})${suffix || ""}`;
     taken.add(own.toLowerCase());
-    return [own, text];
+    return [own, content];
   });
 }
