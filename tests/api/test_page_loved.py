@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 from zipfile import ZipFile
 
 from playwright.sync_api import expect
 
-from tests.api.browsing import NEEDS_CHROMIUM, OpenPage, answering, card, choose, payload, words_at
+from tests.api.browsing import (
+    NEEDS_CHROMIUM,
+    SPOKEN,
+    OpenPage,
+    answering,
+    card,
+    choose,
+    payload,
+    wait_until_kept,
+    words_at,
+)
 from tests.speech import say
 
 pytestmark = NEEDS_CHROMIUM
@@ -93,3 +105,91 @@ def paragraphs_of(document: bytes) -> list[str]:
             ElementTree.fromstring(archive.read(name))
         body = ElementTree.fromstring(archive.read("word/document.xml"))
     return ["".join(text.text or "" for text in p.iter(f"{WORD}t")) for p in body.iter(f"{WORD}p")]
+
+
+# -- Doubtful words --
+
+
+def logprob(token: str, value: float) -> dict[str, Any]:
+    return {"token": token, "logprob": value, "bytes": list(token.encode())}
+
+
+def test_doubtful_words_are_tinted_underlined_and_reached_by_a_button(open_page: OpenPage) -> None:
+    words = words_at(("Grüße", 0.0), ("an", 1.0), ("Oberursel", 2.0), ("heute", 3.0))
+    pieces = [(" Gr", -0.1), ("üße", -0.1), (" an", -2.5), (" Ober", -0.1), ("ursel", -1.9), (" heute", -0.2)]
+    sent: list[bytes] = []
+    page = open_page(mock=answering(**words, logprobs=[logprob(*piece) for piece in pieces]))
+    page.on("request", lambda request: sent.append(request.post_data_buffer or b""))
+    choose(page, payload("call.wav"))
+    done = card(page, "call.wav")
+    doubtful = done.locator(".word.is-doubtful")
+    expect(doubtful).to_have_text(["an", "Oberursel"])
+    assert any(b'name="include[]"' in form for form in sent)
+    style = doubtful.first.evaluate(
+        "(word) => [getComputedStyle(word).textDecorationStyle, word.style.color]"
+    )
+    assert style == ["dashed", ""]
+    button = done.get_by_role("button", name="2 doubtful words")
+    for word in ("an", "Oberursel", "an"):
+        button.click()
+        expect(done.locator(".word.is-reached")).to_have_text(word)
+        expect(done.get_by_role("status")).to_have_text(f"{word}, doubtful")
+    page.keyboard.press("Enter")
+    done.locator(".word input").fill("in")
+    page.keyboard.press("Enter")
+    expect(doubtful).to_have_text(["Oberursel"])
+    expect(done.get_by_role("button", name="1 doubtful word")).to_be_visible()
+    page.keyboard.press("Control+z")
+    expect(doubtful).to_have_text(["an", "Oberursel"])
+
+
+def test_the_doubt_of_a_real_answer_meets_its_words(open_page: OpenPage) -> None:
+    page = open_page()
+    with page.expect_response("**/v1/audio/transcriptions") as reply:
+        choose(page, payload("call.wav"))
+    done = card(page, "call.wav")
+    done.locator(".word").first.wait_for()
+    event = next(line for line in reply.value.text().splitlines() if "text.done" in line)
+    tokens = json.loads(event.removeprefix("data: "))["logprobs"]
+    spoken = page.evaluate(
+        """async ([tokens, text]) => {
+            const { doubtfulOf } = await import("/web/doubts.js");
+            const pieces = text.split(" ").map((text) => ({ text }));
+            const all = (logprob) => doubtfulOf(pieces, tokens.map((token) => ({ ...token, logprob })));
+            return [all(-0.01).length, all(-3).length];
+        }""",
+        [tokens, SPOKEN.text],
+    )
+    assert spoken == [0, len(SPOKEN.text.split())]
+
+
+# -- Find and replace --
+
+
+def test_words_are_found_and_replaced_together_and_undone_together(open_page: OpenPage) -> None:
+    words = words_at(("New", 0.0), ("york,", 0.5), ("a", 1.0), ("haha", 1.5), ("new", 2.0), ("York.", 2.5))
+    page = open_page(mock=answering(**words))
+    choose(page, payload("call.wav"))
+    done = card(page, "call.wav")
+    done.get_by_role("button", name="Find and replace").click()
+    expect(done.get_by_label("Find")).to_be_focused()
+    for find, by, count, text in (
+        ("new york", "Paris", 2, "Paris, a haha Paris."),
+        ("HA", "ho", 2, "Paris, a hoho Paris."),
+        ("a h", "", 1, "Paris, oho Paris."),
+    ):
+        done.get_by_label("Find", exact=True).fill(find)
+        expect(done.locator(".replace [role=status]")).to_have_text(f"{count} found")
+        expect(done.locator(".word.is-found")).not_to_have_count(0)
+        done.get_by_label("Replace by").fill("")
+        done.get_by_label("Replace by").press_sequentially(by)
+        done.get_by_role("button", name="Replace all").click()
+        expect(done.locator(".replace [role=status]")).to_have_text(f"{count} replaced")
+        expect(done.locator(".transcript")).to_have_text(text)
+    wait_until_kept(page, "Paris, oho Paris.")
+    done.get_by_label("Find", exact=True).press("Escape")
+    expect(done.get_by_label("Replace by")).to_be_hidden()
+    expect(done.locator(".word.is-found")).to_have_count(0)
+    for text in ("Paris, a hoho Paris.", "Paris, a haha Paris.", "New york, a haha new York."):
+        page.keyboard.press("Control+z")
+        expect(done.locator(".transcript")).to_have_text(text)

@@ -1,5 +1,8 @@
 // The server's API. Paths are relative, so that the page works behind any prefix.
 
+import { piecesOf } from "./answer.js";
+import { doubtfulOf } from "./doubts.js";
+
 const KEY = "asr-server-key";
 const BUSY = new Set([429, 503]);
 const AWAY = new Set([0, 502, 503, 504]);
@@ -110,6 +113,7 @@ export function transcribe(file, options, on, signal) {
   if (options.prompt) form.append("prompt", options.prompt);
   const isTranslation = options.task === "translate"; // into English; the words of it have no times
   if (!isTranslation) for (const times of ["segment", "word"]) form.append("timestamp_granularities[]", times);
+  if (!isTranslation) form.append("include[]", "logprobs"); // says which words are doubtful
   if (!isTranslation && options.language) form.append("language", options.language);
   if (options.speakers === "auto") form.append("diarize", "true");
   else if (options.speakers) form.append("num_speakers", options.speakers);
@@ -134,7 +138,7 @@ export function transcribe(file, options, on, signal) {
         return reject(errorOf(call.responseText, call.status, Number(call.getResponseHeader("retry-after")) || 0));
       }
       read();
-      if (done) resolve(done);
+      if (done) resolve(withDoubts(done));
       else reject(new ApiError("The answer ended early: the server may have stopped."));
     };
     call.onerror = () => reject(new ApiError("The connection broke. Is the server still running?"));
@@ -143,6 +147,11 @@ export function transcribe(file, options, on, signal) {
     signal.addEventListener("abort", () => call.abort());
     call.send(form);
   });
+}
+
+/** A tenth of the size: the indexes of doubtful words in the place of each token's probability. */
+function withDoubts({ logprobs, ...answer }) {
+  return logprobs ? { ...answer, doubtful: doubtfulOf(piecesOf(answer), logprobs) } : answer;
 }
 
 /** Reads the events of a text that grows. */

@@ -2,13 +2,15 @@
 
 import { plainText, speakersOf } from "./answer.js";
 import { copy } from "./clipboard.js";
-import { h, show } from "./dom.js";
+import { count, h, show } from "./dom.js";
 import { download, FORMATS } from "./downloads.js";
 import { factsOf, has, previewOf } from "./entry.js";
+import { placesOf, replaced } from "./find.js";
 import { menu } from "./menu.js";
 import { codeOf } from "./options.js";
 import { Owner } from "./owner.js";
 import { Player } from "./player.js";
+import { Replace } from "./replace.js";
 import { Speakers } from "./speakers.js";
 import { CLOSED } from "./store.js";
 import { Transcript } from "./transcript.js";
@@ -61,10 +63,17 @@ export class Card {
       rename: (label, name) => this.speakers.edit(label, name),
       closed: () => this.#drawText(),
     });
+    this.replace = new Replace({
+      find: () => this.#mark(),
+      count: () => this.#places().length,
+      replace: (by) => recording.replace(replaced(this.transcript.pieces, this.#places(), by)),
+    });
+    this.doubts = h("button", { type: "button", className: "small", title: "Go to the next one", hidden: true });
+    this.doubts.onclick = () => this.transcript.reachDoubtful();
     const light = (...time) => this.transcript.light(...time);
     this.player = recording.file?.size ? new Player(recording.file, this.name, this.owner, light) : null;
-    this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text), this.#anewButton());
-    return [this.player?.element, this.speakers.element, text, this.transcript.reached, this.actions];
+    this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text), this.replace.button, this.doubts, this.#anewButton());
+    return [this.player?.element, this.speakers.element, this.replace.element, text, this.transcript.reached, this.actions];
   }
 
   #copyButton() {
@@ -123,7 +132,17 @@ export class Card {
     this.transcript.show(recording.text);
     this.speakers.show(answer);
     this.player?.show(answer);
-    this.transcript.find(this.query);
+    this.doubts.hidden = !this.transcript.numDoubtful;
+    this.doubts.textContent = count(this.transcript.numDoubtful, "doubtful word");
+    this.#mark();
+  }
+
+  #places() {
+    return placesOf(this.transcript.pieces, this.replace.query);
+  }
+
+  #mark() {
+    this.transcript.find(this.replace.query || this.query);
   }
 
   // -- Folded and unfolded --
@@ -183,7 +202,7 @@ export class Card {
     const { entry } = this.recording;
     if (!entry) return this.name.toLowerCase().includes(query);
     if (this.isFolded) this.#showPreview();
-    else this.transcript.find(query);
+    else this.#mark();
     return has(entry, query);
   }
 

@@ -10,8 +10,9 @@ export const nameEdit = (from, to) => ({ id: newId(), from, to });
 /** The answer as corrected and its words, of which an emptied one stays as an empty text. */
 export function applyEdits(base, edits) {
   const pieces = piecesOf(base);
-  if (!edits.length) return { pieces, answer: base };
   const [texts, names] = effectOf(base, edits);
+  for (const index of base.doubtful || []) pieces[index].isDoubtful = !texts.has(index);
+  if (!edits.length) return { pieces, answer: base };
   const changed = new Set();
   for (const [index, text] of texts) {
     if (!pieces[index] || pieces[index].text === text) continue;

@@ -173,6 +173,11 @@ export class Recording extends EventTarget {
     return this.edit([wordEdit(word, text)]);
   }
 
+  /** `texts` by the index of a word, all in one correction. */
+  replace(texts) {
+    if (texts.size) this.edit([...texts].map(([word, text]) => wordEdit(word, text)));
+  }
+
   rename(from, to) {
     return this.edit([nameEdit(from, to)]);
   }

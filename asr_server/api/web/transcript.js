@@ -1,8 +1,9 @@
 // The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
 import { paragraphsOf, speakersOf } from "./answer.js";
-import { clock, h, lower } from "./dom.js";
+import { clock, h } from "./dom.js";
 import { editInPlace } from "./field.js";
+import { placesOf } from "./find.js";
 
 const LONG = 400; // words, above which the text scrolls in a box of its own
 
@@ -61,7 +62,12 @@ export class Transcript {
     pieces.forEach((piece, i) => {
       if (piece.text !== this.pieces[i].text && !this.spans[i].querySelector("input")) this.spans[i].textContent = piece.text;
     });
+    this.#tint(pieces);
     this.pieces = pieces;
+  }
+
+  #tint(pieces) {
+    pieces.forEach(({ isDoubtful }, i) => this.spans[i].classList.toggle("is-doubtful", Boolean(isDoubtful)));
   }
 
   #build(answer, pieces) {
@@ -70,6 +76,7 @@ export class Transcript {
     this.clear();
     Object.assign(this, { answer, pieces });
     this.spans = pieces.map(({ text }) => h("span", { className: "word" }, text));
+    this.#tint(pieces);
     this.element.replaceChildren(...this.#paragraphs());
     if (!pieces.length) {
       this.element.textContent = answer.text || "Nothing was said.";
@@ -138,23 +145,9 @@ export class Transcript {
   /** Marks where `query` stands, across words, and goes to the first. */
   find(query) {
     for (const span of this.element.querySelectorAll(".is-found")) span.classList.remove("is-found");
-    if (!query) return;
-    const ends = [];
-    let text = "";
-    for (const piece of this.pieces) {
-      text += piece.gap + piece.text + piece.tail;
-      ends.push(text.length);
-    }
-    text = lower(text);
-    let [index, first] = [0, null];
-    for (let at = text.indexOf(query); at >= 0; at = text.indexOf(query, at + query.length)) {
-      while (ends[index] <= at) index++;
-      for (let i = index; i < ends.length; i++) {
-        this.spans[i].classList.add("is-found");
-        first ??= this.spans[i];
-        if (ends[i] >= at + query.length) break;
-      }
-    }
+    const places = placesOf(this.pieces, query);
+    for (const { first, last } of places) for (let i = first; i <= last; i++) this.spans[i].classList.add("is-found");
+    const first = places.length && this.spans[places[0].first];
     if (first && this.element.classList.contains("is-long")) this.#bringIntoView(first);
   }
 
@@ -183,7 +176,20 @@ export class Transcript {
 
   #reach(index) {
     this.#choose(index);
-    this.reached.textContent = this.pieces[index].text || "deleted word";
+    const { text, isDoubtful } = this.pieces[index];
+    this.reached.textContent = `${text || "deleted word"}${isDoubtful ? ", doubtful" : ""}`;
+  }
+
+  get numDoubtful() {
+    return this.pieces.filter(({ isDoubtful }) => isDoubtful).length;
+  }
+
+  /** The next one behind the word that was reached, or the first. */
+  reachDoubtful() {
+    const after = this.pieces.findIndex(({ isDoubtful }, i) => isDoubtful && i > this.cursor);
+    this.#reach(after < 0 ? this.pieces.findIndex(({ isDoubtful }) => isDoubtful) : after);
+    this.spans[this.cursor]?.scrollIntoView({ block: "nearest" });
+    this.element.focus({ preventScroll: true });
   }
 
   #choose(index) {

@@ -1,0 +1,50 @@
+// A row to find words of a transcript and to put others in their place.
+
+import { h, lower } from "./dom.js";
+
+export class Replace {
+  /** `on.find()` marks `query`; `on.count()` says how often it is there; `on.replace(text)`. */
+  constructor(on) {
+    this.on = on;
+    this.found = h("span", { className: "muted", role: "status" });
+    this.field = h("input", { autocomplete: "off", dir: "auto" });
+    this.by = h("input", { autocomplete: "off", dir: "auto" });
+    this.all = h("button", { className: "small" }, "Replace all");
+    const label = (text, field) => h("label", {}, h("span", { className: "muted" }, text), field);
+    this.element = h("form", { className: "row replace", hidden: true }, label("Find", this.field), label("Replace by", this.by), this.all, this.found);
+    this.button = h("button", { type: "button", className: "small", "aria-expanded": "false" }, "Find and replace");
+    this.button.onclick = () => this.#show(this.element.hidden);
+    this.field.oninput = () => this.#find();
+    this.element.onkeydown = ({ key }) => {
+      if (key === "Escape") this.#show(false);
+    };
+    this.element.onsubmit = (event) => this.#replace(event);
+  }
+
+  /** In lower case; empty while it is closed. */
+  get query() {
+    return this.element.hidden ? "" : lower(this.field.value.trim());
+  }
+
+  #show(isOpen) {
+    this.element.hidden = !isOpen;
+    this.button.setAttribute("aria-expanded", isOpen);
+    this.#find();
+    (isOpen ? this.field : this.button).focus();
+  }
+
+  #find() {
+    this.on.find();
+    const number = this.on.count();
+    this.all.disabled = !number;
+    this.found.textContent = this.query && `${number} found`;
+  }
+
+  #replace(event) {
+    event.preventDefault();
+    const number = this.on.count();
+    this.on.replace(this.by.value.trim().replace(/\s+/g, " "));
+    this.#find();
+    this.found.textContent = `${number} replaced`;
+  }
+}
