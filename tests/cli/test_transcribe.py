@@ -115,6 +115,12 @@ def test_on_a_terminal_a_bar_knows_how_long_the_recording_is(tmp_path: Path) -> 
     assert re.search(rf"0:00:\d\d of 0:00:{length_s:02}", done.stderr.decode())
 
 
+def test_the_log_of_the_engine_is_shown_at_the_level_that_is_asked_for(tmp_path: Path) -> None:
+    done = transcribe(record(tmp_path / "a.wav"), "--log-level", "info")
+    assert done.returncode == 0
+    assert any("INFO" in line and "serving whisper-digits" in line for line in said(done))
+
+
 @pytest.mark.parametrize("num_presses", [1, 1000])
 def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(tmp_path: Path, num_presses: int) -> None:
     out = tmp_path / "out"
