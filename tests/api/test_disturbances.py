@@ -119,7 +119,7 @@ def patient(folder: Path) -> Iterator[Patient]:
     shutil.copytree(EMBEDDED_MODEL, weights)
     temporary.mkdir()
     options = ("--model", str(weights), "--dtype", "float32", "--replicas", "2", "--api-key", KEY)
-    limits = ("--max-concurrent-requests", str(NUM_PLACES), "--log-level", "warning")
+    limits = ("--max-concurrent-requests", str(NUM_PLACES), "--drain-s", "120", "--log-level", "warning")
     with run_server(*options, *limits, TMPDIR=str(temporary)) as server:
         yield Patient(server, 2, weights, temporary, random.Random(SEED))
     assert server.process.returncode == 0
@@ -147,11 +147,16 @@ async def until_as_before(patient: Patient, before: dict[str, int]) -> dict[str,
     return now
 
 
+async def num_in_flight(patient: Patient) -> int:
+    load = await asyncio.to_thread(patient.server.get, "/load")
+    return int(load.json()["server_load"])
+
+
 async def drain_loses_nothing(patient: Patient, client: AsyncOpenAI, texts: list[str]) -> None:
     """End the server with requests in flight, and a replica during that."""
     asking = [asyncio.create_task(text_of(client, number)) for number in range(NUM_CLIENTS)]
     async with asyncio.timeout(QUIET_S):
-        while (await asyncio.to_thread(patient.server.get, "/load")).json()["server_load"] < NUM_CLIENTS // 2:
+        while await num_in_flight(patient) + sum(each.done() for each in asking) < NUM_CLIENTS:
             await asyncio.sleep(0.01)
     patient.server.process.terminate()
     await kill_a_replica(patient)
