@@ -39,7 +39,7 @@ from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.models import require_speaker_models
-from asr_server.transcription import prompt_tokens
+from asr_server.transcription import boosted_keywords, prompt_tokens
 from asr_server.transcription.language import ENGLISH, is_given
 
 _NAME: Final = re.compile(r"(?P<field>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?")
@@ -273,6 +273,7 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: ModelRegis
         language=language,
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
+        keywords=boosted_keywords(keywords),
         token_logprobs=render_options.with_logprobs,
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.is_streamed,
@@ -299,12 +300,14 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: ModelRegistr
             "'to_language' can be English only: Whisper translates into nothing else.", "to_language"
         )
     render_options = RenderOptions(layout=SubtitleLayout(raw=fields.subtitles == "raw"))
+    keywords = fields.hotwords.split(",")
     options = DecodingOptions(
         task="translate",
         early_results=True,  # in a stream or not, so that both say the same
         streams=fields.is_streamed,
         language=transcriber.languages.given_code(fields.language, "language"),
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, fields.hotwords.split(",")),
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
+        keywords=boosted_keywords(keywords),
         word_timestamps=render_options.needs_words([fields.response_format]),
         **_shared_options(fields, model.settings),  # type: ignore[arg-type]
     )

@@ -37,7 +37,7 @@ from asr_server.realtime.server_events import (
     SessionTranscription,
     SessionVad,
 )
-from asr_server.transcription import prompt_tokens
+from asr_server.transcription import boosted_keywords, prompt_tokens
 
 
 class SessionConfig(msgspec.Struct, frozen=True):
@@ -153,6 +153,7 @@ def decoding_options(session: SessionConfig, models: ModelRegistry) -> DecodingO
         language=language,
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
+        keywords=boosted_keywords(config.keywords),
         segment_times=False,
         temperatures=model.settings.temperatures,
         token_logprobs="item.input_audio_transcription.logprobs" in session.include,

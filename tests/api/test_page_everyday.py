@@ -347,7 +347,7 @@ def test_a_recording_is_transcribed_anew_with_other_options(open_page: OpenPage)
         """() => {
             const { send } = XMLHttpRequest.prototype;
             XMLHttpRequest.prototype.send = function (form) {
-                window.prompted = form.get("prompt");
+                window.prompted = form.get("hotwords");
                 return send.call(this, form);
             };
         }"""

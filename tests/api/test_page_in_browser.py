@@ -150,10 +150,10 @@ def test_language_task_and_prompt_are_chosen_from_what_the_model_has_and_sent(op
     card(page, "b.wav").get_by_role("button", name="Try again").wait_for()
     (first, fields), (second, others) = sent
     assert (first, second) == ("transcriptions", "translations")
-    assert {"language": "de", "num_speakers": "3", "prompt": "Oberursel"}.items() <= fields.items()
+    assert {"language": "de", "num_speakers": "3", "hotwords": "Oberursel"}.items() <= fields.items()
     assert "timestamp_granularities[]" in fields
     assert "language" not in others
-    assert others["prompt"] == "Oberursel"
+    assert others["hotwords"] == "Oberursel"
     TranslationFields.model_validate(others)
 
 
@@ -535,7 +535,7 @@ def test_what_the_server_had_not_heard_when_one_stopped_is_waited_for(open_page:
     )
     expect(card(page, "Recording 1").locator(".transcript")).to_have_text("one two")
     assert asked_for == [
-        {"type": "transcription", "audio": {"input": {"transcription": {"prompt": "Oberursel"}}}}
+        {"type": "transcription", "audio": {"input": {"transcription": {"keywords": ["Oberursel"]}}}}
     ]
     _, *appends, commit, update = received  # audio behind the commit would never be committed
     assert set(appends) == {"input_audio_buffer.append"}

@@ -22,6 +22,7 @@ from rapidfuzz.distance import Levenshtein
 
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples
 from benchmarks.engine_helpers import Checkpoint, transcribe
+from benchmarks.keywords import KEYWORDS
 from benchmarks.openai_whisper import load_openai_whisper, transcribed_features
 from benchmarks.speech.corpora import Clip, corpus, sample
 from benchmarks.speech.error_rates import normalise, word_errors
@@ -332,6 +333,22 @@ async def verbose_json(http: httpx.AsyncClient, samples: Samples, **fields: Any)
     assert reply.status_code == 200, reply.text
     body: dict[str, Any] = reply.json()
     return body
+
+
+async def test_names_that_no_prompt_has_room_for_are_written_as_keywords_spell_them(
+    http: httpx.AsyncClient,
+) -> None:
+    """Those before them fill the prompt; log-probabilities stay those of the model."""
+    needs_voice()
+    names = ("Castellano", "Quillfeather")
+    spoken = read_aloud([f"Please write to {name} before the end of the week." for name in names]).samples
+    others = [f"{KEYWORDS[19 + number]} {KEYWORDS[-number]}" for number in range(1, 24)]
+    plain = await verbose_json(http, spoken)
+    found = await verbose_json(http, spoken, **{"keywords[]": [*others, *names]})
+    for name in names:
+        assert name not in plain["text"]
+        assert name in found["text"]
+    assert all(segment["avg_logprob"] < 0 for segment in found["segments"])
 
 
 async def plain_json(http: httpx.AsyncClient, samples: Samples) -> str:

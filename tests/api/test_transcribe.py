@@ -412,6 +412,19 @@ async def test_keywords_come_before_the_prompt(app: RunningApp) -> None:
     assert app.replica.submits[0].options.prompt_tokens == tuple(b" a, b, c. hi")
 
 
+async def test_keywords_and_hotwords_get_a_bonus_in_decoding(app: RunningApp) -> None:
+    await app.post(hotwords="Ada, Babbage,,Ada", **{"keywords[]": '["a, b", " "]'})
+    assert app.replica.submits[0].options.keywords == ("a, b", "Ada", "Babbage")
+    await app.post(prompt="Ada, Babbage")
+    assert app.replica.submits[1].options.keywords == ()
+
+
+async def test_hotwords_get_a_bonus_in_translations_too() -> None:
+    async with run_app(languages=("en", "de")) as app:
+        await app.post(path="/v1/audio/translations", language="german", hotwords="Ada, Babbage")
+        assert app.replica.submits[0].options.keywords == ("Ada", "Babbage")
+
+
 @pytest.mark.parametrize("stream", ["true", "false"])
 async def test_ignored_fields_are_named_in_the_reply(stream: str) -> None:
     async with run_app(embedded(unknown_fields="ignore")) as app:

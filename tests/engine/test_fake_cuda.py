@@ -24,7 +24,8 @@ from tests.engine.test_engine import CLIPS, MIXED
 pytestmark = pytest.mark.slow
 
 FP8 = {"cache_dtype": "fp8", "encoder_dtype": "fp8"}
-BRIEF = [msgspec.structs.replace(options, max_new_tokens=3) for options in [*MIXED, WORDS]]
+KEYWORDS = DecodingOptions(language="de", keywords=("Kubernetes", "one two"))
+BRIEF = [msgspec.structs.replace(options, max_new_tokens=3) for options in [*MIXED, WORDS, KEYWORDS]]
 
 
 @pytest.fixture(autouse=True)
@@ -101,22 +102,23 @@ class CountLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
 
-def launches_of_a_step(monkeypatch: pytest.MonkeyPatch, beam_size: int) -> list[str]:
+def launches_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, beam_size: int, num_with_keywords: int = 0
+) -> list[str]:
     """All that one step of 128 rows launches on a GPU, recorded in a graph or not."""
-    directory, options = pocket_directory(), DecodingOptions(language="de")
+    directory = pocket_directory()
     with fake_cuda(monkeypatch):
         size = {"num_slots": 128, "encode_batch": 32, "beam_size": beam_size}
         engine = fake_engine(monkeypatch, directory, torch.bfloat16, KERNELS, cuda_graphs=False, **size)
         for i in range(128):
+            options = KEYWORDS if i < num_with_keywords else DecodingOptions(language="de")
             submit(engine, str(i), CLIPS[0], options)
         while len(engine._loop.sequences) < 128 or engine._encoding:
             engine.step()
         num_before = Launched.count
         with CountLaunches() as counted:
             engine.step()
-        in_flight = engine._loop._in_flight
-        assert in_flight is not None
-        assert in_flight.report._host.shape[1] == 128
+        assert len(engine._loop.sequences) == 128
         names: list[str] = [*counted.names, *["triton"] * (Launched.count - num_before)]
         return names
 
@@ -128,6 +130,14 @@ def test_a_step_of_sure_searches_launches_what_a_greedy_step_launches(
     searches, greedy = (launches_of_a_step(monkeypatch, beam_size) for beam_size in (5, 1))
     assert searches == greedy
     assert greedy.count("triton") > 5
+
+
+def test_a_step_launches_as_much_for_one_row_with_keywords_as_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MadeUp, "lead", 99.0)
+    one, every = (launches_of_a_step(monkeypatch, 5, num_with_keywords) for num_with_keywords in (1, 128))
+    assert one == every
 
 
 def test_operands_on_different_devices_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -375,6 +375,7 @@ async def test_the_options_reach_the_engine(app: RunningApp) -> None:
         last = (await client.until(".completed"))[-1]
         assert last["logprobs"][0]["token"] == " zero"
         assert app.replica.submits[-1].options.prompt_tokens
+        assert app.replica.submits[-1].options.keywords == ("nine",)
 
 
 # -- Who may come in, and how sessions end --

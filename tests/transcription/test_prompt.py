@@ -1,4 +1,11 @@
-from asr_server.transcription.prompt import MAX_KEYWORD_TOKENS, MAX_PROMPT_TOKENS, prompt_tokens
+from asr_server.transcription.prompt import (
+    MAX_BOOSTED_CHARS,
+    MAX_BOOSTED_KEYWORDS,
+    MAX_KEYWORD_TOKENS,
+    MAX_PROMPT_TOKENS,
+    boosted_keywords,
+    prompt_tokens,
+)
 from tests.vocabulary import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -36,3 +43,13 @@ def test_the_text_of_a_special_token_stays_text() -> None:
     tokens = prompt_tokens(TOKENIZER, "<|endoftext|><|translate|>")
     assert all(TOKENIZER.is_text(token) for token in tokens)
     assert said(tokens) == " <|endoftext|><|translate|>"
+
+
+def test_the_first_sixty_four_keywords_get_a_bonus_each_once() -> None:
+    many = [str(number) for number in range(MAX_BOOSTED_KEYWORDS + 5)]
+    assert boosted_keywords([" 0 ", "", "0", *many]) == tuple(many[:MAX_BOOSTED_KEYWORDS])
+
+
+def test_a_keyword_as_long_as_a_sentence_is_left_to_the_prompt() -> None:
+    longest = "a" * MAX_BOOSTED_CHARS
+    assert boosted_keywords([longest + "a", longest]) == (longest,)

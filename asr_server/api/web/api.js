@@ -110,7 +110,7 @@ export function transcribe(file, options, on, signal) {
   form.append("stream", "true");
   form.append("stream_include_segments", "true");
   form.append("stream_continuous_usage_stats", "true"); // says how far it is
-  if (options.prompt) form.append("prompt", options.prompt);
+  if (options.prompt) form.append("hotwords", options.prompt);
   const isTranslation = options.task === "translate"; // into English; the words of it have no times
   if (!isTranslation) for (const times of ["segment", "word"]) form.append("timestamp_granularities[]", times);
   if (!isTranslation) form.append("include[]", "logprobs"); // says which words are doubtful

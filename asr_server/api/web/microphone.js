@@ -81,7 +81,8 @@ export class Microphone {
 
   #sendOptions() {
     const { language, prompt } = this.options;
-    const transcription = { ...(language && { language }), ...(prompt && { prompt }) };
+    const keywords = prompt && prompt.replace(/[<>]/g, " ").split(",");
+    const transcription = { ...(language && { language }), ...(keywords && { keywords }) };
     if (language || prompt) this.#update({ audio: { input: { transcription } } });
   }
 
