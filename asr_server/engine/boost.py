@@ -31,6 +31,8 @@ class Row(NamedTuple):
 
 
 class _State:
+    __slots__ = ("gain", "is_complete", "kept", "next", "row")
+
     def __init__(self, gain: float = 0.0) -> None:
         self.gain = gain  # what the tokens of the match have earned
         self.kept = 0.0  # what remains where the match breaks off
@@ -117,7 +119,7 @@ class KeywordBoost:
         return found.row
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def keyword_boost(tokenizer: Tokenizer, keywords: tuple[str, ...]) -> KeywordBoost:
     """Return the machine of these keywords, as spelled and in other cases."""
     spaced: dict[tuple[int, ...], None] = {}
