@@ -85,12 +85,14 @@ class _StateCollector(Collector):
 def _of_models(models: list[ServedModel]) -> Iterator[Metric]:
     served = InfoMetricFamily("asr_model", "What is served.", labels=["model"])
     ready = GaugeMetricFamily("asr_ready", "1 while the model takes requests.", labels=["model"])
+    loaded = GaugeMetricFamily("asr_model_loaded", "1 while its replicas run or start.", labels=["model"])
     chunks = GaugeMetricFamily("asr_chunks", "Chunks waiting and in flight.", labels=["model"])
     for model in models:
         served.add_metric([model.name], _description(model))
         ready.add_metric([model.name], float(model.takes_requests))
+        loaded.add_metric([model.name], float(model.state != "unloaded"))
         chunks.add_metric([model.name], model.dispatcher.num_chunks)
-    yield from (served, ready, chunks)
+    yield from (served, ready, loaded, chunks)
     yield from _of_replicas(models)
 
 

@@ -195,10 +195,11 @@ class ServedModel:
                 return True
             started_at = time.monotonic()
             await self.dispatcher.start()
-            await self.dispatcher.supervisor.until_ready()
-            if self.dispatcher.supervisor.given_up:
-                failure = self.dispatcher.supervisor.last_failure
-                logger.error("model %s could not be loaded: %s", self.name, failure)
+            supervisor = self.dispatcher.supervisor
+            await supervisor.until_ready()
+            if not supervisor.was_ready:  # it gave up, or the server ends
+                if supervisor.given_up:
+                    logger.error("model %s could not be loaded: %s", self.name, supervisor.last_failure)
                 await self.dispatcher.end_replicas()
                 return False
             self._is_loaded, self._used_at = True, time.monotonic()

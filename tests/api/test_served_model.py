@@ -11,6 +11,7 @@ from asr_server.api import models as models_module
 from asr_server.api.served_model import ServedModel
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.errors import EngineUnavailable
+from tests.api.figures import read
 from tests.api.running_app import RunningApp, run_app, until
 from tests.api.test_app import error_of
 from tests.embedded import embedded
@@ -33,8 +34,16 @@ async def test_the_first_request_launches_the_replicas_of_a_lazy_model(lazy: Run
     assert (await lazy.client.get("/ready")).status_code == 200
     assert model_of(lazy).state == "unloaded"
     assert not lazy.dispatcher.supervisor.replica_states
+    assert (await loaded_and_ready(lazy)) == (0, 1)
     assert await lazy.still_works()
     assert model_of(lazy).state == "ready"
+    assert (await loaded_and_ready(lazy)) == (1, 1)
+
+
+async def loaded_and_ready(app: RunningApp) -> tuple[float, float]:
+    figures = await read(app)
+    loaded, ready = (figures[f'asr_{name}{{model="whisper-digits"}}'] for name in ("model_loaded", "ready"))
+    return loaded, ready
 
 
 async def test_requests_wait_for_one_load_together_but_no_longer_than_the_limit() -> None:
@@ -63,6 +72,16 @@ async def test_a_load_that_failed_is_tried_again_by_the_next_request() -> None:
         assert (refused.status_code, model_of(app).state) == (503, "unloaded")
         assert (await app.client.get("/health")).status_code == 200
         assert await app.still_works()
+
+
+async def test_a_load_that_the_end_of_the_server_cuts_short_leaves_nothing_loaded() -> None:
+    never = asyncio.Event()
+    async with run_app(embedded(load="lazy"), before_launch=never.wait) as app:
+        waiting = asyncio.create_task(app.post())
+        await until(lambda: model_of(app).state == "loading")
+        app.app.state.server.models.expect_ends()
+        assert (await waiting).status_code == 503
+        assert model_of(app).state == "unloaded"
 
 
 async def test_an_idle_model_gives_its_replicas_up_and_the_next_request_brings_them_back(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
+import psutil
 import pytest
 
 from asr_server.config import EMBEDDED_MODEL
@@ -36,7 +42,7 @@ def transcribe(server: Server, model: str) -> str:
         f"{server.url}/v1/audio/transcriptions",
         files={"file": DIGITS},
         data={"model": model, "language": "en"},
-        timeout=120,
+        timeout=300,
     )
     assert reply.status_code == 200, reply.text
     text: str = reply.json()["text"]
@@ -69,7 +75,7 @@ def test_every_model_is_listed_and_has_figures_of_its_own(both: Server) -> None:
 
 def change(server: Server, path: str, key: str = ADMIN_KEY) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(f"{server.url}/v1/models/{path}", headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v1/models/{path}", headers=headers, timeout=300)
 
 
 def replicas_of(server: Server, model: str) -> int:
@@ -117,8 +123,72 @@ def test_only_the_admin_key_changes_models(both: Server, server: Server) -> None
     assert "--admin-key" in refused.json()["error"]["message"]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+def wait_until(condition: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+# -- Given back each time ------------------------------------------------------------------------------------
+
+ROUNDS = int(os.environ.get("ASR_TEST_UNLOADS", "100"))
+MOST_GROWTH_BYTES = 50 << 20
+
+
+class Footprint(NamedTuple):
+    memory_bytes: int
+    descriptors: int
+    processes: int
+
+
+def footprint(process: psutil.Process) -> Footprint:
+    """The least of some looks: requests hold memory and files for moments."""
+    looks = []
+    for _ in range(20):
+        family = [process, *process.children(recursive=True)]
+        looks.append((sum(each.memory_info().rss for each in family), process.num_fds(), len(family)))
+        time.sleep(0.02)
+    return Footprint(*map(min, zip(*looks, strict=True)))
+
+
+def ask_until(ended: threading.Event, server: Server, model: str) -> Counter[str]:
+    texts = Counter[str]()
+    while not ended.is_set():
+        texts[transcribe(server, model)] += 1
+    return texts
+
+
+@pytest.mark.trial
+def test_a_model_unloaded_and_loaded_beside_requests_gives_all_back_and_loses_none() -> None:
+    """Live requests go to the one model throughout; the other is asked each time that it was unloaded."""
+    models = f"digits=whisper-digits,base={real_checkpoint('base')}"
+    options = ("--admin-key", ADMIN_KEY, "--max-load-wait-s", "300", "--drain-s", "300")
+    with run_server("--models", models, *options) as server, ThreadPoolExecutor(2) as threads:
+        ended = threading.Event()
+        beside = threads.submit(ask_until, ended, server, "digits")
+        try:
+            process, footprints = psutil.Process(server.process.pid), []
+            for _ in range(ROUNDS + 1):
+                last = threads.submit(transcribe, server, "base")
+                wait_until(lambda: state_of(server, "base") == "ready", 300)
+                assert change(server, "base/unload").status_code == 200
+                assert last.result()
+                assert change(server, "base/unload").json()["state"] == "unloaded"
+                footprints.append(footprint(process))
+        finally:
+            ended.set()
+        assert set(beside.result()) == {"one two three"}
+    _, first, *others = footprints
+    num_beside = beside.result().total()
+    loads_s = sorted(map(float, re.findall(r"model base loaded in (.+) s", server.written())))
+    print(f"\n{len(others)} unloads: {first} at first, {others[-1]} at last; {num_beside} requests beside")
+    print(f"seconds to load: {loads_s[0]} to {loads_s[-1]}, median {loads_s[len(loads_s) // 2]}")
+    for number, each in enumerate(others):
+        assert each.memory_bytes - first.memory_bytes < MOST_GROWTH_BYTES, number
+        assert each.descriptors <= first.descriptors, number
+
+
+def state_of(server: Server, model: str) -> str:
+    state: str = server.get(f"/v1/models/{model}").json()["state"]
+    return state

@@ -92,7 +92,8 @@ function showReplicas(metrics) {
   const rows = replicas.map((replica) => {
     const name = hasSeveralModels ? `${replica.model} ${replica.replica}` : replica.replica;
     const [slots, used] = [of("asr_slots", replica), of("asr_slots_in_use", replica)];
-    const state = of("asr_replica_ready", replica) ? `${used} of ${slots} slots in use` : "starting";
+    const isLoaded = (metrics.get("asr_model_loaded") || []).some(([labels, value]) => labels.model === replica.model && value);
+    const state = of("asr_replica_ready", replica) ? `${used} of ${slots} slots in use` : isLoaded ? "starting" : "not loaded";
     const cells = Array.from({ length: Math.min(slots, 256) }, (_, i) => h("i", { className: i < used ? "is-used" : "" }));
     return h("li", {}, h("strong", {}, name), h("span", { className: "muted" }, ` ${state}`), h("div", { className: "slots", "aria-hidden": "true" }, ...cells));
   });
