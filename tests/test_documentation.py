@@ -16,6 +16,7 @@ import pytest
 
 from asr_server import __version__
 from asr_server.cli import main
+from asr_server.cli.spellings import in_our_spelling
 from asr_server.config import FIELDS, environment_name
 from tests.conftest import Server
 
@@ -85,6 +86,7 @@ def flags_of(command: click.Command) -> set[str]:
 
 
 def unknown_flags(words: list[str]) -> set[str]:
+    words = [words[0], *in_our_spelling(words[1:])]
     return {word for word in words if re.match(r"--?[a-z]", word)} - flags_of(main.commands[words[0]])
 
 

@@ -20,7 +20,8 @@ import click
 from click.core import ParameterSource
 
 from asr_server.cli.checks import FOR_A_MODEL
-from asr_server.cli.options import WRONG_USAGE, SectionedCommand, print_error, settings_from, settings_options
+from asr_server.cli.options import WRONG_USAGE, print_error, settings_from, settings_options
+from asr_server.cli.spellings import WhisperSpelledCommand
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, flag_name
 from asr_server.telemetry import configure_logging, printable
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from asr_server.speakers.clustering import SpeakerCount
 
 INTERRUPTED: Final = 130
-FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt")
+FORMATS: Final = ("text", "json", "verbose_json", "diarized_json", "srt", "vtt", "tsv")
+FORMATS_AS_IN_WHISPER: Final = {"txt": ("text",), "all": ("text", "srt", "vtt", "tsv", "verbose_json")}
 EMBEDDED_HINT: Final = f"transcribing with the embedded model whisper-digits, which {EMBEDDED_MODEL_LIMIT}"
 MODEL_SETTINGS: Final = ("model", "device", "dtype")
 TUNING_SETTINGS: Final = (
@@ -47,7 +49,8 @@ OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
 
 def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Splits the formats: `--format srt,json` and `--format srt --format json` are the same."""
-    names = [name.strip() for value in values for name in value.split(",")]
+    given = [name.strip() for value in values for name in value.split(",")]
+    names = [name for entry in given for name in FORMATS_AS_IN_WHISPER.get(entry, (entry,))]
     for name in names:
         if name not in FORMATS:
             raise click.BadParameter(f"{name!r} is none of {', '.join(FORMATS)}.", ctx, param)
@@ -55,7 +58,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 
 
 @click.command(
-    cls=SectionedCommand,
+    cls=WhisperSpelledCommand,
     sections={"Server": ("url", "api_key"), "Model": MODEL_SETTINGS, "Tuning and limits": TUNING_SETTINGS},
     short_help="Transcribes recordings, without a server or on one elsewhere.",
 )
@@ -68,7 +71,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     default=("text",),
     callback=_parse_formats,
     metavar="FORMAT",
-    help=f"{', '.join(FORMATS)}; several with commas or repeated  [default: text]",
+    help=f"{', '.join(FORMATS)}, all; several with commas or repeated  [default: text]",
 )
 @click.option(
     "-o",
@@ -94,6 +97,13 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     help="translate: into English",
 )
 @click.option("--prompt", default="", help="names and words that occur, or text that went before")
+@click.option(
+    "--hotwords",
+    default="",
+    callback=lambda ctx, param, value: tuple(value.split(",")) if value else (),
+    metavar="TERM,TERM",
+    help="names and terms to listen for, separated by commas",
+)
 @click.option(
     "--temperature",
     type=click.FloatRange(0.0, 1.0),
@@ -199,7 +209,7 @@ def _check_manifest(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
 
 _JOB_OPTIONS: Final = (
     *("formats", "output_dir", "manifest", "language", "task", "temperature", "recursive", "quiet"),
-    *("word_timestamps", "condition_on_previous_text", "multilingual", "track"),
+    *("word_timestamps", "condition_on_previous_text", "multilingual", "track", "hotwords"),
 )
 
 

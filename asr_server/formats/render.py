@@ -28,9 +28,10 @@ from asr_server.formats.bodies import (
     VerboseSegment,
     VerboseWord,
 )
-from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout, srt, vtt
+from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout, srt, tsv, vtt
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"]
+FileFormat = ResponseFormat | Literal["tsv"]  # that of files besides, as whisper's command writes it
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RenderOptions:
     with_words: bool = False
     layout: SubtitleLayout = READABLE_LAYOUT
 
-    def needs_words(self, formats: Iterable[ResponseFormat]) -> bool:
+    def needs_words(self, formats: Iterable[FileFormat]) -> bool:
         has_cues = not {"srt", "vtt"}.isdisjoint(formats)
         return self.with_words or (has_cues and self.layout.needs_words)
 
@@ -50,7 +51,7 @@ class RenderOptions:
 DEFAULTS = RenderOptions()
 
 
-def render(transcript: Transcript, response_format: ResponseFormat, options: RenderOptions = DEFAULTS) -> str:
+def render(transcript: Transcript, response_format: FileFormat, options: RenderOptions = DEFAULTS) -> str:
     match response_format:
         case "json":
             return _dump(json_body(transcript, options.with_logprobs))
@@ -64,6 +65,8 @@ def render(transcript: Transcript, response_format: ResponseFormat, options: Ren
             return srt(transcript.segments, options.layout)
         case "vtt":
             return vtt(transcript.segments, options.layout)
+        case "tsv":
+            return tsv(transcript.segments)
 
 
 def _dump(body: BaseModel) -> str:

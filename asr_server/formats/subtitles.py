@@ -8,7 +8,7 @@ width and words lay them out as whisper's command does. Used by `render.py`, in 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from math import inf
@@ -215,3 +215,12 @@ def _clock(time_s: float, point: str) -> str:
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02d}:{minutes:02d}:{seconds:02d}{point}{ms:03d}"
+
+
+def tsv(segments: Iterable[Segment]) -> str:
+    """Write the model's segments as a table, in milliseconds, as whisper's command does."""
+    lines = (
+        f"{round(1000 * s.start_s)}\t{round(1000 * s.end_s)}\t{s.text.strip().replace(chr(9), ' ')}\n"
+        for s in segments
+    )
+    return "start\tend\ttext\n" + "".join(lines)

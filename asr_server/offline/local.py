@@ -32,12 +32,12 @@ from asr_server.errors import (
     InvalidValue,
     SpeakersUnavailable,
 )
-from asr_server.formats.render import RenderOptions, ResponseFormat
+from asr_server.formats.render import FileFormat, RenderOptions
 from asr_server.formats.subtitles import READABLE_LAYOUT, SubtitleLayout
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.models import require_speaker_models
 from asr_server.speakers.track import SpeakerTrack
-from asr_server.transcription import StallLimits, Transcriber, prompt_tokens
+from asr_server.transcription import StallLimits, Transcriber, boosted_keywords, prompt_tokens
 
 Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whose result is there already
 
@@ -45,7 +45,7 @@ Existing = Literal["refuse", "skip", "overwrite"]  # what happens to a file whos
 @dataclass(frozen=True)
 class TranscribeJob:
     arguments: tuple[str, ...]  # files, folders, "-" for standard input
-    formats: tuple[ResponseFormat, ...] = ("text",)
+    formats: tuple[FileFormat, ...] = ("text",)
     output_dir: Path | None = None  # None: standard output
     existing: Existing = "refuse"
     recursive: bool = False
@@ -53,6 +53,7 @@ class TranscribeJob:
     language: str | None = None  # as the user wrote it; None: detected
     task: Task = "transcribe"
     prompt: str = ""
+    hotwords: tuple[str, ...] = ()
     temperature: float = 0.0  # 0: from 0 up, as far as it takes
     word_timestamps: bool = False
     condition_on_previous_text: bool = False
@@ -124,7 +125,7 @@ class LocalTranscriber:
         self._transcriber = Transcriber(
             self._dispatcher, self._pool, tokenizer, settings.check_voice, stall_limits
         )
-        self._speakers, self._voices = job.speakers, job.voices
+        self._speakers, self._voices, self._hotwords = job.speakers, job.voices, job.hotwords
         self._choice = parse_choice(job.track, bool(job.speakers))
         self._stands_in = bool(settings.why_embedded)
         self.model = settings.model_names[0]
@@ -185,7 +186,7 @@ class LocalTranscriber:
             own = msgspec.structs.replace(own, language=self._transcriber.languages.given_code(language))
         if prompt is not None:
             own = msgspec.structs.replace(
-                own, prompt_tokens=prompt_tokens(self._transcriber.tokenizer, prompt)
+                own, prompt_tokens=prompt_tokens(self._transcriber.tokenizer, prompt, self._hotwords)
             )
         return own
 
@@ -196,7 +197,8 @@ def _decoding_options(job: TranscribeJob, transcriber: Transcriber, settings: Se
     return DecodingOptions(
         task=job.task,
         language=transcriber.languages.given_code(job.language),
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt),
+        prompt_tokens=prompt_tokens(transcriber.tokenizer, job.prompt, job.hotwords),
+        keywords=boosted_keywords(job.hotwords),
         word_timestamps=job.needs_words,
         condition_on_previous_text=job.condition_on_previous_text,
         multilingual=job.multilingual,

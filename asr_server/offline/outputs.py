@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from asr_server.core import Transcript
-from asr_server.formats.render import DEFAULTS, RenderOptions, ResponseFormat, render
+from asr_server.formats.render import DEFAULTS, FileFormat, RenderOptions, render
 from asr_server.offline.inputs import Failure, Input, reason_of, result_paths
 from asr_server.offline.local import TranscribeJob
 from asr_server.telemetry import printable
@@ -57,20 +57,19 @@ class Outputs(ABC):
         """Called when no more results come, perhaps because of an interruption."""
 
 
-def rendered(
-    transcript: Transcript, response_format: ResponseFormat, options: RenderOptions = DEFAULTS
-) -> bytes:
+def rendered(transcript: Transcript, response_format: FileFormat, options: RenderOptions = DEFAULTS) -> bytes:
     """UTF-8 whatever the locale says, ending in one line break."""
     return (render(transcript, response_format, options).rstrip("\n") + "\n").encode()
 
 
-ENDINGS: Final[dict[ResponseFormat, str]] = {
+ENDINGS: Final[dict[FileFormat, str]] = {
     "text": ".txt",
     "json": ".json",
     "verbose_json": ".verbose.json",
     "diarized_json": ".diarized.json",
     "srt": ".srt",
     "vtt": ".vtt",
+    "tsv": ".tsv",
 }
 PARTIAL_PREFIX: Final = ".asr-server-"
 MAX_WRITE_S: Final = 3600.0  # a partial result older than this is of a run that was killed

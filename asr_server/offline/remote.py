@@ -346,6 +346,7 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
         "stream_continuous_usage_stats": "true",  # they tell how far the server is
         "language": job.language,
         "prompt": job.prompt,
+        "hotwords": ",".join(job.hotwords),
         "temperature": job.temperature,
         "condition_on_previous_text": "true" if job.condition_on_previous_text else None,
         "multilingual": "true" if job.multilingual else None,

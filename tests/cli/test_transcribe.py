@@ -310,8 +310,8 @@ def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None
     assert "--port" not in text
 
 
-def test_the_formats_are_those_of_the_api() -> None:
-    assert set(FORMATS) == set(get_args(ResponseFormat))
+def test_the_formats_are_those_of_the_api_and_tsv() -> None:
+    assert set(FORMATS) == {*get_args(ResponseFormat), "tsv"}
 
 
 def test_words_are_timed_and_subtitles_laid_out_where_that_is_asked_for(tmp_path: Path) -> None:

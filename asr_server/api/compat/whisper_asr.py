@@ -26,6 +26,7 @@ from asr_server.api.request import (
 from asr_server.api.state import get_state, require_key
 from asr_server.api.transcribe import TranscriptionResponse, body_response, transcribing
 from asr_server.core import SAMPLE_RATE, Segment, Transcript
+from asr_server.formats.subtitles import tsv
 from asr_server.transcription.language import name_of
 
 router = APIRouter(dependencies=[Depends(require_key)], include_in_schema=False)
@@ -114,7 +115,7 @@ def _reply(output: Output, transcript: Transcript, request: TranscriptionRequest
     if output == "json":
         response: Response = JSONResponse(_json(transcript))
     elif output == "tsv":
-        response = Response(_tsv(transcript), media_type="text/plain")
+        response = Response(tsv(transcript.segments), media_type="text/plain")
     else:
         response = body_response(transcript, request)
     response.headers["content-disposition"] = f'attachment; filename="transcript.{output}"'
@@ -136,11 +137,3 @@ def _segment(segment: Segment) -> dict[str, object]:
     words = [{"word": word.text, "start": word.start_s, "end": word.end_s} for word in segment.words]
     body |= {"words": words} if words else {}
     return {name: value for name, value in body.items() if value not in (None, [], ())}
-
-
-def _tsv(transcript: Transcript) -> str:
-    lines = (
-        f"{round(1000 * s.start_s)}\t{round(1000 * s.end_s)}\t{s.text.strip().replace(chr(9), ' ')}\n"
-        for s in transcript.segments
-    )
-    return "start\tend\ttext\n" + "".join(lines)

@@ -1,0 +1,59 @@
+"""Read the command line of `whisper` and its ports as ours: underscores, True and False, other names.
+
+Used by `transcribe.py`. Knows no options but those that are spelled otherwise here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import click
+
+from asr_server.cli.options import SectionedCommand
+
+END_OF_OPTIONS: Final = "--"
+OTHER_NAMES: Final = {
+    "--output-format": "--format",
+    "--initial-prompt": "--prompt",
+    "--threads": "--cpu-threads",
+    "--compute-type": "--dtype",
+}
+# Options that take True or False there; the flag that each value means here, empty for none.
+SWITCHES: Final = {
+    "--word-timestamps": {"True": "--word-timestamps", "False": ""},
+    "--highlight-words": {"True": "--highlight-words", "False": ""},
+    "--condition-on-previous-text": {"True": "--condition-on-previous-text", "False": ""},
+    "--multilingual": {"True": "--multilingual", "False": ""},
+    "--verbose": {"True": "", "False": "--quiet"},
+    "--fp16": {"True": "", "False": ""},  # `--dtype` chooses what the processor has
+}
+
+
+class WhisperSpelledCommand(SectionedCommand):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, in_our_spelling(args))
+
+
+def in_our_spelling(args: Sequence[str]) -> list[str]:
+    """Return the arguments with whisper's spellings replaced; all others are left as they are."""
+    end = args.index(END_OF_OPTIONS) if END_OF_OPTIONS in args else len(args)
+    return [*_respelled(list(args[:end])), *args[end:]]
+
+
+def _respelled(args: list[str]) -> Iterator[str]:
+    while args:
+        name, equals, value = args.pop(0).partition("=")
+        if not name.startswith("--"):
+            yield name + equals + value
+            continue
+        name = name.replace("_", "-")
+        name = OTHER_NAMES.get(name, name)
+        choices = SWITCHES.get(name, {})
+        given = value if equals else args[0] if args else ""
+        if given in choices:
+            del args[: not equals]
+            if choices[given]:
+                yield choices[given]
+        else:
+            yield name + equals + value
