@@ -10,6 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 from zipfile import ZipFile
 
+import av
+import numpy as np
 from playwright.sync_api import expect
 
 from tests.api.browsing import (
@@ -173,6 +175,8 @@ def test_words_are_found_and_replaced_together_and_undone_together(open_page: Op
     done = card(page, "call.wav")
     done.get_by_role("button", name="Find and replace").click()
     expect(done.get_by_label("Find")).to_be_focused()
+    page.set_viewport_size({"width": 320, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
     for find, by, count, text in (
         ("new york", "Paris", 2, "Paris, a haha Paris."),
         ("HA", "ho", 2, "Paris, a hoho Paris."),
@@ -193,3 +197,126 @@ def test_words_are_found_and_replaced_together_and_undone_together(open_page: Op
     for text in ("Paris, a hoho Paris.", "Paris, a haha Paris.", "New york, a haha new York."):
         page.keyboard.press("Control+z")
         expect(done.locator(".transcript")).to_have_text(text)
+
+
+# -- The first visit, and speaking with speakers --
+
+
+def test_the_page_says_what_it_is_and_has_a_sample_to_try(open_page: OpenPage) -> None:
+    page = open_page()
+    expect(page.locator(".lead")).to_contain_text("this server writes down what is said")
+    page.get_by_role("button", name="Try a sample").click()
+    expect(page.locator("#announce")).to_have_text("Sample.mp3 is transcribed.")
+    expect(card(page, "Sample.mp3").locator(".clock")).to_contain_text("/ 0:07")
+    expect(page.get_by_role("button", name="Try a sample")).to_be_hidden()
+
+
+def test_one_who_speaks_is_told_when_the_speakers_come(open_page: OpenPage) -> None:
+    page = open_page(permissions=["microphone"])
+    page.get_by_label("Speakers").select_option("labelled")
+    page.get_by_role("button", name="Speak").click()
+    expect(page.locator("#live-status")).to_have_text("Listening … Who speaks is added when you stop.")
+    expect(page.locator("#live-text")).to_contain_text("two seven one")
+
+
+def test_browsers_can_install_the_page(open_page: OpenPage) -> None:
+    page = open_page()
+    session = page.context.new_cdp_session(page)
+    errors = session.send("Page.getInstallabilityErrors")["installabilityErrors"]
+    assert {error["errorId"] for error in errors} <= {"in-incognito"}  # as each context of a test is
+
+
+# -- Recordings kept in the browser --
+
+
+def test_a_recording_that_is_kept_plays_after_a_reload_until_it_is_switched_off(open_page: OpenPage) -> None:
+    page = open_page()
+    choose(page, payload("call.wav"))
+    card(page, "call.wav").locator(".word").first.wait_for()
+    page.get_by_label("Recordings too").check()
+    page.wait_for_function(NUM_SOUNDS.replace("NUMBER", "1"))
+    page.reload()
+    page.get_by_role("button", name="call.wav", exact=True).click()
+    done = card(page, "call.wav")
+    done.get_by_role("button", name="Play call.wav").click()
+    expect(done.locator(".word.is-lit")).not_to_have_count(0)
+    expect(done.get_by_role("button", name="Transcribe anew")).to_be_visible()
+    done.get_by_role("button", name="Delete call.wav").click()
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_role("button", name="call.wav", exact=True).click()
+    expect(card(page, "call.wav").get_by_role("button", name="Play call.wav")).to_be_enabled()
+    page.get_by_label("Recordings too").uncheck()
+    page.wait_for_function(NUM_SOUNDS.replace("NUMBER", "0"))
+    page.reload()
+    page.get_by_role("button", name="call.wav", exact=True).click()
+    expect(card(page, "call.wav").locator(".transcript")).to_have_text(SPOKEN.text)
+    expect(card(page, "call.wav").locator(".player")).to_have_count(0)
+
+
+NUM_SOUNDS = """async () => {
+    const files = await navigator.storage.getDirectory();
+    const folder = await files.getDirectoryHandle("recordings", { create: true });
+    let number = 0;
+    for await (const _ of folder.keys()) number++;
+    return number === NUMBER;
+}"""
+
+
+def test_kept_recordings_are_bounded_and_swept_with_their_transcripts(open_page: OpenPage) -> None:
+    page = open_page()
+    kept = page.evaluate(
+        """async () => {
+            const { Sounds } = await import("/web/sounds.js");
+            const sounds = new Sounds(25);
+            sounds.isOn = true;
+            const file = (size) => new File(["x".repeat(size)], "x");
+            for (const id of ["a", "b", "c"]) {
+                await sounds.keep(id, file(10));
+                await new Promise((resolve) => setTimeout(resolve, 20)); // the next is newer
+            }
+            await sounds.keep("large", file(30));
+            const has = async (id) => Boolean(await sounds.file(id, "x"));
+            const bounded = [await has("a"), await has("b"), await has("c"), await has("large")];
+            await sounds.sweep(new Set(["c"]));
+            return [bounded, await has("b"), await has("c")];
+        }"""
+    )
+    assert kept == [[False, True, True, False], False, True]
+
+
+# -- A video --
+
+
+def test_a_video_is_shown_with_what_was_corrected_as_its_captions(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = open_page(mock=answering(**words_at(("one", 0.0), ("two", 1.0))))
+    path = tmp_path / "talk.webm"
+    write_video(path)
+    choose(page, {"name": "talk.webm", "mimeType": "video/webm", "buffer": path.read_bytes()})
+    done = card(page, "talk.webm")
+    expect(done.locator("video")).to_be_visible()
+    page.wait_for_function(HAS_CAPTION, arg="one two")
+    assert done.locator("video").evaluate("(video) => video.textTracks[0].mode") == "showing"
+    done.locator(".word").first.dblclick()
+    done.locator(".word input").fill("won")
+    done.locator(".word input").press("Enter")
+    page.wait_for_function(HAS_CAPTION, arg="won two")
+    done.locator(".fold").click()
+    expect(done.locator("video")).to_be_hidden()
+
+
+HAS_CAPTION = """(text) => {
+    const track = document.querySelector("video").textTracks[0];
+    return [...(track.cues ?? [])].map((cue) => cue.text).join() === text;
+}"""
+
+
+def write_video(path: Path) -> None:
+    with av.open(str(path), "w") as container:
+        pictures = container.add_stream("vp8", rate=5)
+        pictures.width, pictures.height, pictures.pix_fmt = 160, 90, "yuv420p"
+        for shade in range(25):
+            picture = np.full((90, 160, 3), shade * 10, np.uint8)
+            container.mux(pictures.encode(av.VideoFrame.from_ndarray(picture)))
+        container.mux(pictures.encode())

@@ -22,7 +22,13 @@ async def test_the_page_is_served_with_a_policy_that_keeps_other_hosts_out(app: 
 @pytest.mark.parametrize("name", FILES)
 async def test_every_file_is_served_with_its_type(app: RunningApp, name: str) -> None:
     reply = await app.client.get(f"/web/{name}")
-    types = {"js": "javascript", "css": "text/css", "html": "text/html", "svg": "image/svg"}
+    types = {
+        "js": "javascript",
+        "css": "text/css",
+        "html": "text/html",
+        "svg": "image/svg",
+        "mp3": "audio/mpeg",
+    }
     types["webmanifest"] = "application/manifest+json"
     assert reply.status_code == 200
     assert types[name.rpartition(".")[2]] in reply.headers["content-type"]
@@ -36,7 +42,7 @@ async def test_nothing_but_the_pages_files_is_served(app: RunningApp) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_file_names_another_host(name: str) -> None:
-    text = (WEB / name).read_text()
+    text = (WEB / name).read_text(errors="replace")
     assert set(re.findall(r"https?://[^\s\"'<>]+", text)) <= {
         "http://www.w3.org/2000/svg",  # name spaces, no addresses
         "http://schemas.openxmlformats.org",

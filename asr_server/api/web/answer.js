@@ -1,6 +1,6 @@
 // A transcript as data: its words within its text, its speakers, and what is downloaded.
 
-const REACH = 32; // most characters between two words of a text
+export const REACH = 32; // most characters between two words of a text
 
 /**
  * The words of an answer with what stands between them: {gap, text, tail, start, end, segment, word}. `segment` is

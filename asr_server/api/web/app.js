@@ -69,6 +69,11 @@ $("files").onchange = () => {
   $("files").value = "";
 };
 
+$("sample").onclick = async () => {
+  const reply = await request("web/sample.mp3").catch(({ message }) => show($("message"), message));
+  if (reply) add([new File([await reply.blob()], "Sample.mp3")]);
+};
+
 let depth = 0; // dragging enters and leaves children too
 document.addEventListener("dragenter", (event) => {
   event.preventDefault();

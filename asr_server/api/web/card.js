@@ -51,6 +51,7 @@ export class Card {
     this.preview = h("p", { className: "preview", dir: "auto", hidden: true });
     this.body = h("div", { className: "card-body" }, ...this.#bodyParts());
     this.element = h("li", { className: "card", "data-id": this.recording.id }, head, this.preview, ...this.work.elements, this.body);
+    this.#givePlayer();
   }
 
   #bodyParts() {
@@ -70,10 +71,8 @@ export class Card {
     });
     this.doubts = h("button", { type: "button", className: "small", title: "Go to the next one", hidden: true });
     this.doubts.onclick = () => this.transcript.reachDoubtful();
-    const light = (...time) => this.transcript.light(...time);
-    this.player = recording.file?.size ? new Player(recording.file, this.name, this.owner, light) : null;
     this.actions = h("div", { className: "row actions" }, this.#copyButton(), this.#editButton(text), this.replace.button, this.doubts, this.#anewButton());
-    return [this.player?.element, this.speakers.element, this.replace.element, text, this.transcript.reached, this.actions];
+    return [this.speakers.element, this.replace.element, text, this.transcript.reached, this.actions];
   }
 
   #copyButton() {
@@ -87,10 +86,18 @@ export class Card {
 
   /** With what is chosen by now: another language, speakers, words to expect. */
   #anewButton() {
-    if (!this.recording.file) return null;
-    const button = h("button", { type: "button", className: "small", title: "With what is chosen above now" }, "Transcribe anew");
-    button.onclick = () => this.on.anew(this);
-    return button;
+    this.anew = h("button", { type: "button", className: "small", title: "With what is chosen above now" }, "Transcribe anew");
+    this.anew.onclick = () => this.on.anew(this);
+    return this.anew;
+  }
+
+  /** As soon as there is a recording: this browser may keep it. */
+  #givePlayer() {
+    const { file } = this.recording;
+    this.anew.hidden = !file;
+    if (this.player || !file?.size) return;
+    this.player = new Player(file, this.name, this.owner, (...time) => this.transcript.light(...time));
+    this.body.prepend(...this.player.elements);
   }
 
   #editButton(text) {
@@ -132,8 +139,9 @@ export class Card {
     this.transcript.show(recording.text);
     this.speakers.show(answer);
     this.player?.show(answer);
-    this.doubts.hidden = !this.transcript.numDoubtful;
-    this.doubts.textContent = count(this.transcript.numDoubtful, "doubtful word");
+    const numDoubtful = recording.text.pieces.filter(({ isDoubtful }) => isDoubtful).length;
+    this.doubts.hidden = !numDoubtful;
+    this.doubts.textContent = count(numDoubtful, "doubtful word");
     this.#mark();
   }
 
@@ -164,6 +172,7 @@ export class Card {
 
   async unfold() {
     if (!(await this.#load())) return;
+    this.#givePlayer();
     this.#setFolded(false);
     this.#drawText();
   }

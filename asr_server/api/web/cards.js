@@ -7,7 +7,7 @@ import { Recording } from "./recording.js";
 import { Store } from "./store.js";
 import { withOwnNames, zipOf } from "./zip.js";
 
-const KEPT = "Texts and corrections are kept in this browser and nowhere else, the newest 500 of them. Recordings are not kept.";
+const KEPT = "Texts and corrections are kept in this browser and nowhere else, the newest 500 of them.";
 const NOT_KEPT = "This browser keeps nothing for this page: transcripts are gone when it is closed.";
 const MAX_REMOVED = 20; // that can be put back
 
@@ -26,6 +26,8 @@ export class Cards {
     $("delete-all").onclick = () => this.#removeAll();
     $("download-all").onclick = () => this.#downloadAll();
     $("undo").onclick = () => this.#undo();
+    $("keep-sounds").checked = this.store.sounds.isOn;
+    $("keep-sounds").onchange = () => this.#switchSounds();
   }
 
   /** Shows what the store has. */
@@ -37,9 +39,24 @@ export class Cards {
     }
     this.#showKept();
     this.#search();
+    this.store.sounds.sweep(new Set(this.cards.map(({ recording }) => recording.id))).catch(() => {}); // no files in this window
+  }
+
+  async #switchSounds() {
+    await this.store.sounds.switchTo($("keep-sounds").checked);
+    for (const { recording } of this.#finished()) await this.#keepSound(recording);
+  }
+
+  async #keepSound({ id, file, isKept, name }) {
+    try {
+      if (file && isKept) await this.store.sounds.keep(id, file);
+    } catch (error) {
+      show($("message"), `The recording ${name} could not be kept in this browser: ${error?.message}.`);
+    }
   }
 
   #showKept() {
+    $("keep-sounds-row").hidden = this.store.state !== "open" || !this.store.sounds.isPossible;
     if (this.store.state !== "opening") $("kept").textContent = this.store.state === "open" ? KEPT : NOT_KEPT;
   }
 
@@ -63,6 +80,7 @@ export class Cards {
       mayOpen: (card) => this.#mayOpen(card),
     });
     card.owner.listen(recording, "state", () => this.#search());
+    card.owner.listen(recording, "kept", () => this.#keepSound(recording));
     card.owner.listen(recording, "unkept", () => this.#onUnkept(recording));
     card.owner.listen(recording, "gone", () => this.#onGone([recording.id]));
     const at = this.cards.findIndex((other) => other.recording.order < recording.order);
@@ -229,5 +247,6 @@ export class Cards {
     this.#search();
     $("files").focus();
     await this.#forget(cards.map(({ recording }) => recording.id));
+    await this.store.sounds.sweep(new Set(this.cards.map(({ recording }) => recording.id)));
   }
 }

@@ -5,12 +5,13 @@ import { zipOf } from "./zip.js";
 
 const FORMATS = "http://schemas.openxmlformats.org";
 const MIME = "application/vnd.openxmlformats";
+export const DOCX = `${MIME}-officedocument.wordprocessingml.document`;
 const HEAD = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n';
 
 const TYPES =
   `${HEAD}<Types xmlns="${FORMATS}/package/2006/content-types">` +
   `<Default Extension="rels" ContentType="${MIME}-package.relationships+xml"/>` +
-  `<Override PartName="/word/document.xml" ContentType="${MIME}-officedocument.wordprocessingml.document.main+xml"/></Types>`;
+  `<Override PartName="/word/document.xml" ContentType="${DOCX}.main+xml"/></Types>`;
 const RELATIONS =
   `${HEAD}<Relationships xmlns="${FORMATS}/package/2006/relationships"><Relationship Id="document" ` +
   `Type="${FORMATS}/officeDocument/2006/relationships/officeDocument" Target="word/document.xml"/></Relationships>`;

@@ -1,6 +1,7 @@
 // The words that the model was unsure of.
 
-const REACH = 32; // most characters between two words of a text
+import { REACH } from "./answer.js";
+
 const LEAST = Math.log(0.5); // of each token of a word that is sure
 
 /** Indexes of words with a token that was no likelier than not. `logprobs`: {logprob, bytes} of each token. */

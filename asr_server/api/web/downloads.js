@@ -1,7 +1,7 @@
 // A transcript as files, made here from what the server answered.
 
 import { plainText, verboseJson } from "./answer.js";
-import { documentOf } from "./docx.js";
+import { documentOf, DOCX } from "./docx.js";
 
 const pad = (value, digits = 2) => String(value).padStart(digits, "0");
 
@@ -43,11 +43,7 @@ export const FORMATS = {
     type: "text/csv",
     render: ({ segments }) => ["start,end,speaker,text", ...spoken(segments).map(row)].join("\r\n") + "\r\n",
   },
-  docx: {
-    label: "Document",
-    type: "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
-    render: documentOf,
-  },
+  docx: { label: "Document", type: DOCX, render: documentOf },
   json: {
     label: "All details",
     type: "application/json",

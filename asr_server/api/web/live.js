@@ -40,7 +40,7 @@ export class Live {
     $("record").setAttribute("aria-pressed", isOn);
     $("record-label").textContent = isOn ? "Stop" : "Speak";
     $("live").hidden = !isOn;
-    $("live-status").textContent = "Listening …";
+    $("live-status").textContent = `Listening …${laterOf(chosenOptions())}`;
     $("live-text").replaceChildren();
     $("live-said").replaceChildren();
     $("live-time").textContent = "";
@@ -81,6 +81,12 @@ export class Live {
     const name = this.nextName();
     this.onEnd(spoken.recording(`${name}.wav`), answerOf(turns, spoken.duration), name, partial);
   }
+}
+
+/** Neither is done while one speaks. */
+function laterOf({ task, speakers }) {
+  if (task === "translate") return " The translation comes when you stop.";
+  return speakers ? " Who speaks is added when you stop." : "";
 }
 
 function answerOf(turns, duration) {

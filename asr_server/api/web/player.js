@@ -1,12 +1,14 @@
 // A recording to be heard: its picture, which is also where to go to, and a button.
 
 import { clock, h } from "./dom.js";
+import { FORMATS } from "./downloads.js";
 import { analyse, draw, inTurn, loudnessOfWords } from "./waveform.js";
 
 const PLAY = "M8 5v14l11-7z";
 const PAUSE = "M7 5h4v14H7zM13 5h4v14h-4z";
 const MEANING = "Bands are speech, gaps are silence; at dashed lines the server cut the recording into chunks. Stripes are speakers.";
 
+const VIDEO = /^video\/|\.(mp4|m4v|mov|webm|mkv)$/i;
 const RATES = [0.75, 1, 1.25, 1.5, 1.75, 2];
 
 let playing = null; // one at a time
@@ -25,7 +27,9 @@ export class Player {
     [this.file, this.name, this.owner, this.onTime] = [file, name, owner, onTime];
     this.answer = null;
     this.length = 0;
-    this.audio = h("audio", { preload: "metadata" });
+    this.isVideo = VIDEO.test(file.type || name);
+    this.audio = this.isVideo ? h("video", { className: "screen", controls: true, hidden: true, "aria-label": name }) : h("audio");
+    this.audio.preload = "metadata";
     this.play = h("button", { type: "button", className: "icon play", "aria-label": `Play ${name}` }, pathIcon(PLAY));
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-label": `Position in ${name}`, title: MEANING }, this.canvas);
@@ -33,7 +37,8 @@ export class Player {
     this.rate = h("select", { className: "rate", "aria-label": `Speed of ${name}`, title: "Speed" }, ...RATES.map((rate) => h("option", { value: rate }, `${rate} ×`)));
     this.rate.value = "1";
     this.rate.onchange = () => this.#setRate();
-    this.element = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock, this.rate, this.audio);
+    this.element = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock, this.rate);
+    this.elements = [this.audio, this.element];
     this.play.onclick = () => this.toggle();
     this.wave.onpointerdown = (event) => this.seek((event.offsetX / this.wave.clientWidth) * this.duration);
     this.wave.onkeydown = (event) => this.#onKey(event);
@@ -48,6 +53,7 @@ export class Player {
     size.observe(this.wave);
     this.owner.keep(() => size.disconnect());
     this.owner.keep(() => this.rest());
+    this.owner.keep(() => URL.revokeObjectURL(this.track?.src));
     this.owner.listen(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.#draw());
   }
 
@@ -66,7 +72,7 @@ export class Player {
     if (this.owner.isClosed) return;
     this.length = Number.isFinite(this.audio.duration) ? this.audio.duration : 0;
     this.picture = await analyse(this.file, this.audio.duration);
-    if (this.audio.paused) this.rest();
+    if (this.audio.paused && !(this.isVideo && this.answer)) this.rest();
     this.element.hidden = !this.picture && !this.answer;
     this.#onTime();
   }
@@ -78,6 +84,7 @@ export class Player {
     const at = this.audio.currentTime;
     this.audio.src = this.url;
     this.audio.currentTime = at;
+    this.audio.onloadeddata = () => (this.audio.hidden = !this.audio.videoWidth); // a video may have sound alone
   }
 
   /** Gives the browser's player back; the place in the recording stays. */
@@ -89,6 +96,7 @@ export class Player {
     this.audio.onerror = null;
     URL.revokeObjectURL(this.url);
     this.url = null;
+    this.audio.hidden = true;
     this.audio.removeAttribute("src");
     this.audio.load();
     this.audio.currentTime = at;
@@ -112,7 +120,19 @@ export class Player {
   show(answer) {
     if (answer) this.element.hidden = false;
     this.answer = answer;
-    if (answer) this.#onTime();
+    if (!answer) return;
+    if (this.isVideo) this.#caption(answer);
+    this.#onTime();
+  }
+
+  /** What was corrected, over the pictures. */
+  #caption(answer) {
+    this.#load();
+    URL.revokeObjectURL(this.track?.src);
+    this.track?.remove();
+    const src = URL.createObjectURL(new Blob([FORMATS.vtt.render(answer)], { type: "text/vtt" }));
+    this.track = h("track", { kind: "captions", label: "Transcript", default: true, src });
+    this.audio.append(this.track);
   }
 
   seek(time) {

@@ -131,6 +131,7 @@ export class Recording extends EventTarget {
 
   /** The same, from the store where that is needed; null where it is not kept any more. */
   async load() {
+    if (!this.file && this.isKept) this.file = await this.store.sounds.file(this.id, this.name);
     this.#base ??= this.entry && (await this.store.answer(this.id));
     return this.text;
   }

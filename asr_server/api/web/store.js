@@ -2,6 +2,8 @@
 // All tabs share them: each change is made to what is stored, and the other tabs are told of it.
 
 export const CLOSED = "its store was closed; reload the page"; // by a newer page, or with the browser's data
+import { Sounds } from "./sounds.js";
+
 const MOST = 500; // transcripts that are kept when the page is opened
 const MOST_CHARACTERS = 20e6; // of their texts together: some 300 hours of speech
 const NAME = "asr-server";
@@ -24,6 +26,7 @@ const isWhole = (entry) => typeof entry?.text === "string" && typeof entry.name 
 /** Always there: `opened` settles when it is open, or absent, as in some private windows. */
 export class Store extends EventTarget {
   state = "opening";
+  sounds = new Sounds();
 
   constructor() {
     super();

@@ -180,10 +180,6 @@ export class Transcript {
     this.reached.textContent = `${text || "deleted word"}${isDoubtful ? ", doubtful" : ""}`;
   }
 
-  get numDoubtful() {
-    return this.pieces.filter(({ isDoubtful }) => isDoubtful).length;
-  }
-
   /** The next one behind the word that was reached, or the first. */
   reachDoubtful() {
     const after = this.pieces.findIndex(({ isDoubtful }, i) => isDoubtful && i > this.cursor);

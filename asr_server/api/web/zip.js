@@ -44,17 +44,10 @@ export function zipOf(files) {
   }
   const counts = [[2, directory.length / 2], [2, directory.length / 2]];
   const end = record([4, 0x06054b50], [2, 0], [2, 0], ...counts, [4, directorySize], [4, at], [2, 0]);
-  return joined([...parts, ...directory, end], at + directorySize + 22);
-}
-
-function joined(parts, size) {
-  const bytes = new Uint8Array(size);
-  let at = 0;
-  for (const part of parts) {
-    bytes.set(part, at);
-    at += part.length;
-  }
-  return bytes;
+  const archive = new Uint8Array(at + directorySize + end.length);
+  let size = 0;
+  for (const part of [...parts, ...directory, end]) archive.set(part, (size += part.length) - part.length);
+  return archive;
 }
 
 /** Two of one name get numbers. */
