@@ -25,7 +25,7 @@ serve: .venv/serve.stamp  ## the server, with whisper-base (ARGS='--model turbo 
 transcribe: .venv/serve.stamp  ## a recording as text, without a server (FILE=talk.m4a ARGS='--model turbo ...')
 	@$(BIN)/asr-server transcribe $(ARGS) -- "$(FILE)"
 
-test: .venv/test.stamp  ## the test suite; fetches weights, speech, Chromium and the Node client where it can
+test: .venv/test.stamp  ## the test suite; fetches weights, speech, browsers and the Node client where it can
 	@benchmarks/speech/install.sh
 	@tests/install-browser.sh
 	@tests/node/install.sh
