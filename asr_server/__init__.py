@@ -1,6 +1,3 @@
-"""A speech-to-text server that speaks OpenAI's audio API.
-
-Imported in every process; imports nothing of ours.
-"""
+"""A speech-to-text server that speaks OpenAI's audio API."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,6 @@
-"""The entry of the command `asr-server`, the same as `python -m asr_server`.
+"""The entry of `asr-server` and `python -m asr_server`.
 
-Ctrl-C while the modules load, which takes a second, ends the process like any other, without a traceback.
-Runs first in the first process; does nothing but prepare it and call `cli`.
+Prepares the process before the modules load, so that Ctrl-C ends it without a traceback.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Opens closed standard streams on /dev/null: else a socket could get one's number, and its output."""
+    """Open closed standard streams on /dev/null: a socket could get their numbers, and their output."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         os.set_inheritable(fd, True)
     os.close(fd)

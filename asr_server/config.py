@@ -1,9 +1,7 @@
-"""Defines each setting once: field, type, range, default, meaning; flag and environment name derive from it.
+"""Define each setting once; its flag and environment name derive from the field.
 
-The flag is the field's name with dashes; the environment name is `ASR_SERVER_` and the field's name in
-capitals unless `env` says otherwise. A flag wins over the environment. Making a `Settings` checks all of its
-values together; what depends on the machine (files, a GPU) is checked by `cli/options.py`. Used in every
-process. Imports no torch.
+A flag wins over the environment. `Settings` checks all values together; `cli/options.py` checks what
+depends on the machine. Imports no torch.
 """
 
 from __future__ import annotations
@@ -41,12 +39,6 @@ _HOST: Final = r"[A-Za-z0-9._-]+"
 
 
 def _setting(default: Any, help: str, env: str = "", allowed: str = "", **constraints: Any) -> Any:
-    """A field of `Settings`.
-
-    Args:
-        env: its environment variable, where that is not named after the field.
-        allowed: in words what values it takes, where its type and `constraints` (pydantic's) do not tell.
-    """
     extra: Any = {"env": env, "allowed": allowed}
     return Field(default, description=help, json_schema_extra=extra, **constraints)
 
@@ -302,7 +294,7 @@ class Settings:
     @field_validator("api_key", "admin_key", mode="before")
     @classmethod
     def _without_line_end(cls, key: object) -> object:
-        """Strip what `echo KEY | kubectl create secret` leaves; blanks alone stay, and are refused."""
+        """Strip what `echo KEY | kubectl create secret` leaves; a blank key is refused."""
         return (key.strip() or key) if isinstance(key, str) else key
 
     # Found out at the start, and no setting: why the embedded model serves in place of the default.
@@ -310,19 +302,16 @@ class Settings:
 
     @property
     def num_replicas(self) -> int:
-        """Engine replicas in all."""
         num_devices = max(1, num_gpus() // self.tensor_parallel_size) if self.device != "cpu" else 1
         return self.replicas or num_devices * self.replicas_per_device
 
     @property
     def threads_per_rank(self) -> int:
-        """Threads of each process that computes: its share of the cores if no number is set."""
         num_processes = self.num_replicas * self.tensor_parallel_size
         return self.cpu_threads or max(1, available_cores() // num_processes)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names by which clients may ask for the model: the served name first, then the aliases."""
         name = self.served_model_name or _own_name(self.model)
         return (name, *(alias for alias in _entries(self.model_alias) if alias != ANY_NAME))
 
@@ -348,7 +337,7 @@ class Settings:
 
     @property
     def model_limit(self) -> str:
-        """An unexpected limit of the model, in words; empty for any but the embedded one."""
+        """Return an unexpected limit of the embedded model, else an empty text."""
         if not self.serves_embedded_model:
             return ""
         instead = f"; it serves because {DEFAULT_MODEL} could not be fetched" if self.why_embedded else ""
@@ -360,7 +349,6 @@ class Settings:
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """The temperatures tried at a chunk: the ladder's first, and `max_fallbacks` more."""
         return TEMPERATURE_LADDER[: 1 + self.max_fallbacks]
 
 
@@ -376,12 +364,11 @@ def _own_name(model: str) -> str:
 
 
 def in_mebibytes(num_bytes: float) -> str:
-    """Return a size in words, in bytes where it is under 0.1 MiB."""
+    """Return a size in words, in bytes under 0.1 MiB."""
     return f"{round(num_bytes / MIB, 1):g} MiB" if num_bytes >= MIB / 10 else f"{num_bytes:g} bytes"
 
 
 def values_for(kind: type[Any], settings: Settings) -> dict[str, Any]:
-    """Returns the settings for which `kind`, a dataclass, has a field of the same name."""
     return {field.name: getattr(settings, field.name) for field in fields(kind) if field.name in FIELDS}
 
 
@@ -394,14 +381,13 @@ FIELDS: Final[dict[str, FieldInfo]] = {
 
 
 def short_audio_mode(setting: str, dtype: str) -> str:
-    """Chooses exact or tail for auto: with float32 the text must equal the reference, to the token."""
+    """Resolve auto: exact for float32, so that its text equals the reference."""
     if setting != "auto":
         return setting
     return "exact" if dtype == "float32" else "tail"
 
 
 def environment_name(setting: str) -> str:
-    """The environment variable that sets this field of `Settings`."""
     return extra(setting)["env"] or f"ASR_SERVER_{setting.upper()}"
 
 
@@ -410,7 +396,7 @@ def flag_name(setting: str) -> str:
 
 
 def naming(setting: str) -> str:
-    """Return how an error message names a setting: `--max-audio-s (ASR_SERVER_MAX_AUDIO_S)`."""
+    """Return a setting's name for errors: `--max-audio-s (ASR_SERVER_MAX_AUDIO_S)`."""
     return f"{flag_name(setting)} ({environment_name(setting)})"
 
 

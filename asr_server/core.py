@@ -1,7 +1,6 @@
-"""The types that every package of the server shares, in every process. Imports nothing of ours.
+"""Types that every package shares. Imports nothing of ours.
 
-Audio is always float32 mono at 16 kHz, nominally within [-1, 1]; times are seconds from the start of the
-file unless a name says otherwise.
+Audio is float32 mono at 16 kHz within [-1, 1]; times are seconds from the start of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TEMPERATURE_LADDER: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """At most one window of contiguous audio, cut at a quiet point."""
+    """A piece of audio of at most one window, cut at a quiet point."""
 
     index: int  # 0, 1, 2 ... within the file
     start_sample: int  # from the start of the file
@@ -41,7 +40,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """A stretch between chunks in which nobody speaks: reported, never sent to an engine."""
+    """A stretch without speech: reported, never decoded."""
 
     start_sample: int
     num_samples: int
@@ -51,10 +50,7 @@ Piece = Chunk | Silence
 
 
 class VoiceChunking(msgspec.Struct, frozen=True):
-    """Chunks that begin and end with speech, as OpenAI's `server_vad` describes them.
-
-    The form's field `chunking_strategy` is checked and becomes this (`api/schemas.py`).
-    """
+    """Chunks that begin and end with speech, OpenAI's `server_vad`."""
 
     threshold: float  # of the probability that somebody speaks, from 0 to 1
     prefix_padding_ms: int  # kept before speech
@@ -65,14 +61,13 @@ LEAST_TEMPERATURE: Final = 1e-3  # scores divided by less overflow
 
 
 def temperatures_for(temperature: float, ladder: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the temperature that a client asks for alone; the ladder for 0 and what is as good as 0."""
     return (temperature,) if temperature >= LEAST_TEMPERATURE else ladder
 
 
 class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one request's chunks are to be decoded. `language` None: detect it first.
+    """The options of one request's chunks; `language` None is detected.
 
-    Timestamps are decoded whatever the format, as by openai-whisper: they tell when a tail was left unread.
+    Timestamps are always decoded, as by openai-whisper: they show an unread tail.
     """
 
     task: Task = "transcribe"
@@ -103,7 +98,7 @@ class DecodingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChunkId(msgspec.Struct, frozen=True, array_like=True):
-    """Names one try at one part of one chunk; an answer to an earlier attempt is dropped."""
+    """One try at one part of a chunk; answers to earlier attempts are dropped."""
 
     request_id: str
     chunk: int
@@ -112,7 +107,7 @@ class ChunkId(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
-    """A replica's result for a chunk: tokens and figures, never text."""
+    """A replica's result: tokens and figures, never text."""
 
     tokens: tuple[int, ...]  # generated ones, timestamp tokens included, prompt and end-of-text not
     logprobs: tuple[float, ...]  # of each token, before temperature
@@ -137,8 +132,6 @@ class Word(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A stretch of text with its times in the file, as OpenAI's verbose_json has it."""
-
     id: int
     seek: int  # 10 ms frames from the start of the file to the window that was read
     start_s: float
@@ -154,8 +147,6 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Realtime events carry it as it is; HTTP's bodies are pydantic's models: `formats.bodies.Logprob`."""
-
     token: str
     logprob: float
     bytes: tuple[int, ...]
@@ -165,8 +156,6 @@ DroppedReason = Literal["judged_silence", "no_voice", "echo"]
 
 
 class DroppedSegment(msgspec.Struct, frozen=True):
-    """Text that the model wrote and the transcript leaves out."""
-
     start_s: float
     end_s: float
     text: str
@@ -174,8 +163,9 @@ class DroppedSegment(msgspec.Struct, frozen=True):
 
 
 class TranscriptDelta(msgspec.Struct, frozen=True):
-    """Final text, in file order: what a stream may send and never take back. One for each chunk, and more
-    where channels are kept apart, or early results asked for; segments come with the last one of their chunk.
+    """Final text, in file order, never taken back.
+
+    One a chunk; more with split channels or early results. Segments come with a chunk's last delta.
     """
 
     text: str
@@ -188,8 +178,6 @@ class TranscriptDelta(msgspec.Struct, frozen=True):
 
 
 class Track(msgspec.Struct, frozen=True):
-    """One audio track of a file that has several."""
-
     number: int  # from 1, among the audio tracks
     language: str | None = None  # as the file states it
     title: str | None = None

@@ -1,7 +1,4 @@
-"""The errors that a user can meet, as exception types. `api.errors` alone turns them into HTTP.
-
-Raised and caught in every process. Imports nothing of ours.
-"""
+"""The errors that a user can meet. `api.errors` alone turns them into HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ MAX_PARAM_CHARS: Final = 200
 
 
 class RequestError(Exception):
-    """An error that the sender can mend. `param` is the field at fault, `code` OpenAI's word for programs."""
+    """An error that the sender can mend: the field `param` and OpenAI's `code`."""
 
     code: str = "invalid_value"
     param: str | None = None
@@ -25,23 +22,23 @@ class RequestError(Exception):
 
 
 class InvalidValue(RequestError):
-    """A field is unknown, out of range or does not go with another."""
+    """A field is unknown, out of range or in conflict with another."""
 
 
 class NotStereo(RequestError):
-    """Channels are to be kept apart, and this file has not two of them."""
+    """Channels cannot be split: the file does not have two."""
 
     param = "channels"
 
 
 class NoSuchTrack(RequestError):
-    """The file has no audio track of the number or language that the request names."""
+    """The file lacks the requested audio track."""
 
     param = "track"
 
 
 class InvalidAudio(RequestError):
-    """Not audio, damaged beyond reading, or without an audio stream."""
+    """Not audio, damaged, or without an audio stream."""
 
     code = "invalid_audio"
     param = "file"
@@ -53,7 +50,7 @@ class AudioTooShort(RequestError):
 
 
 class AudioTooLong(RequestError):
-    """Longer, larger or wider than the limits once decoded; the message names the limit and its setting."""
+    """Over a limit once decoded; the message names the limit and its setting."""
 
     code = "audio_too_long"
     param = "file"
@@ -81,8 +78,6 @@ class TooManyHeaders(HeadersTooLarge):
 
 
 class TooSlow(RequestError):
-    """The client takes too long to send its request."""
-
     code = "request_timeout"
 
 
@@ -97,13 +92,13 @@ class AdminOff(RequestError):
 
 
 class HostNotAllowed(RequestError):
-    """The Host names neither this machine nor a name in --allowed-hosts."""
+    """The Host is neither this machine nor in --allowed-hosts."""
 
     code = "host_not_allowed"
 
 
 class OriginNotAllowed(RequestError):
-    """A page of another site asks for a realtime session."""
+    """Another site's page asks for a realtime session."""
 
     code = "origin_not_allowed"
 
@@ -114,8 +109,6 @@ class ModelNotFound(RequestError):
 
 
 class Overloaded(RequestError):
-    """The limit of requests in flight or of open connections is reached."""
-
     code = "server_overloaded"
 
     def __init__(self, message: str, retry_after_s: float) -> None:
@@ -124,7 +117,7 @@ class Overloaded(RequestError):
 
 
 class ServiceUnavailable(Exception):
-    """An error that is not the sender's fault: another try later may succeed."""
+    """Not the sender's fault: a later try may succeed."""
 
     code: str
 
@@ -135,37 +128,29 @@ class ServiceUnavailable(Exception):
 
 
 class EngineUnavailable(ServiceUnavailable):
-    """No replica can take work now (starting, draining or down)."""
-
     code = "engine_unavailable"
 
 
 class SessionsTaken(ServiceUnavailable):
-    """The limit of realtime sessions is reached."""
-
     code = "server_overloaded"
 
 
 class StorageUnavailable(ServiceUnavailable):
-    """The temporary folder is full or gone."""
-
     code = "storage_unavailable"
 
 
 class DecodingUnavailable(ServiceUnavailable):
-    """The system has ended the process that decoded the file, or could not start one."""
+    """The decode process was ended, or could not start."""
 
     code = "decoding_unavailable"
 
 
 class SpeakersUnavailable(ServiceUnavailable):
-    """The models that tell speakers apart have not been fetched."""
-
     code = "speakers_unavailable"
 
 
 class ShuttingDown(EngineUnavailable):
-    """The server is about to stop: another one, or the next one, can take the request."""
+    """The server is stopping; another can take the request."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down.")
@@ -176,24 +161,21 @@ class ChunkFailed(Exception):
 
 
 class RequestStalled(Exception):
-    """Nothing of the request moved any more: a fault of the server. The message is for the client too."""
+    """The request made no progress: a server's fault. The client sees the message."""
 
     code = "request_stalled"
 
 
 class ReplicasEnded(ChunkFailed):
-    """Every replica that was given this chunk ended before it had a result, also with nothing beside it.
-
-    The message is for the client too.
-    """
+    """Every replica given this chunk died on it. The client sees the message."""
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(f"A part of the audio has ended {num_replicas} engine processes one after another.")
 
 
 class CheckpointError(Exception):
-    """The checkpoint is not there, incomplete, or not Whisper. The message says what to do."""
+    """The checkpoint is missing, incomplete, or not Whisper. The message says what to do."""
 
 
 class NotFetched(Exception):
-    """A source does not have the model, or cannot be reached. The message says why in a few words."""
+    """A source lacks the model or is unreachable. The message gives the reason."""

@@ -1,8 +1,4 @@
-"""Maps other codes of languages (ISO 639-2, 639-3, withdrawn ones) to those that Whisper has.
-
-Media files name the languages of their tracks so: `deu`, or `ger` in the older bibliographic codes. Plain
-data; used by `audio` and `transcription` in every process.
-"""
+"""Map ISO 639-2, 639-3 and withdrawn language codes to Whisper's."""
 
 from __future__ import annotations
 
@@ -25,6 +21,6 @@ _WHISPER_CODES: Final = {
 
 
 def whisper_code(code: str) -> str:
-    """Return Whisper's code for a code with or without a region: `ger`, `deu` and `de-AT` give `de`."""
+    """Return Whisper's code: `ger`, `deu` and `de-AT` give `de`."""
     base = code.strip().lower().replace("_", "-").partition("-")[0]
     return _WHISPER_CODES.get(base, base)

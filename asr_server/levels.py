@@ -1,7 +1,6 @@
-"""Measures how loud a sound is from moment to moment, and finds the pauses within it.
+"""Measure loudness over time and find pauses.
 
-Levels are the variance within 20 ms, taken every 5 ms: a constant offset and slow rumble do not count as
-sound. Used by `audio` in the API process and by `engine` in replicas. Imports no torch; decodes no file.
+A level is the variance within 20 ms, every 5 ms, so offset and rumble do not count. Imports no torch.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Pauses = npt.NDArray[np.floating]  # [count, 2]: start and end in seconds, in or
 
 
 def powers(samples: Samples) -> Powers:
-    """Returns [len(samples) // HOP] variances; the last few are over fewer hops."""
+    """Return [len(samples) // HOP] variances; the last few are over fewer hops."""
     hops = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
     if not len(hops):
         return np.ones(min(1, len(samples)), np.float32)  # under 5 ms: nothing to tell, so not silent
@@ -48,19 +47,16 @@ def powers(samples: Samples) -> Powers:
 
 
 def _sliding_mean(hop_sums: Samples) -> Samples:
-    """Returns the mean over the HOPS_PER_LEVEL hops from each hop on; over fewer at the end."""
     means: Samples = np.convolve(hop_sums, _AVERAGE)[HOPS_PER_LEVEL - 1 :]
     means[1 - HOPS_PER_LEVEL :] *= _FEWER_HOPS[-len(means) :]
     return means
 
 
 def decibels(powers: Powers) -> Powers:
-    """Converts to decibels of full scale, not less than FLOOR_DB."""
     return 10 * np.log10(np.maximum(powers, _FLOOR))
 
 
 def find_pauses(samples: Samples) -> Pauses:
-    """Returns the stretches in which every 20 ms are quiet, or no louder than the constant noise."""
     levels = powers(samples)
     if not len(levels):
         return np.empty((0, 2))
@@ -80,5 +76,5 @@ def _quiet_power(levels: Powers) -> float:
 
 
 def runs(flags: npt.ArrayLike) -> npt.NDArray[np.intp]:
-    """Returns [num_runs, 2]: the first index of each run of true flags, and the one after its last."""
+    """Return [num_runs, 2]: each run's first index, and the one after its last."""
     return np.flatnonzero(np.diff(np.asarray(flags, bool), prepend=False, append=False)).reshape(-1, 2)

@@ -139,11 +139,10 @@ replica_restarts: Final = _counter("asr_replica_restarts", "Starts in the place 
 
 
 class RequestStats:
-    """Sums up the work for one request or WebSocket so far, for its line of the log. The same methods count
-    it for `/metrics` too.
+    """Sum up one request's work, for its log line and `/metrics`.
 
     Args:
-        route: where it came in. It is asked late: the route is known only once the request has reached it.
+        route: asked late, because it is known late.
     """
 
     def __init__(self, route: Callable[[], str] = lambda: "other") -> None:
@@ -158,7 +157,6 @@ class RequestStats:
 
     @contextmanager
     def stage(self, name: Literal["upload", "transcription", "reply"]) -> Iterator[None]:
-        """Counts the time of the block, also where it ends with an error."""
         started_at = time.monotonic()
         try:
             yield
@@ -166,7 +164,6 @@ class RequestStats:
             self._stages_s[name] += time.monotonic() - started_at
 
     def on_chunk_times(self, total_s: float, times: ChunkTimes) -> None:
-        """Counts the times of a chunk whose result came `total_s` after it was queued."""
         stages = (
             ("chunks_queued", chunk_queue_seconds, max(0.0, total_s - times.encode_s - times.decode_s)),
             ("chunks_encoded", chunk_encode_seconds, times.encode_s),
@@ -177,7 +174,6 @@ class RequestStats:
             histogram.observe(duration_s)
 
     def on_result(self, result: ChunkResult, submit: Submit) -> None:
-        """Counts a decoded chunk, or the decoded rest of a chunk that was left unread."""
         self._num_chunks += submit.id.part == 0
         chunks_transcribed.labels(_temperature_label(result.temperature)).inc()
         climbed = submit.options.temperatures[1 : 1 + result.num_fallbacks]
@@ -186,7 +182,6 @@ class RequestStats:
             fallbacks.labels(label).inc()
 
     def on_read_again(self, reason: ReadAgainReason) -> None:
-        """Counts a chunk that is read once more, from its beginning or from where it was left unread."""
         self._read_again[reason] += 1
         chunks_read_again.labels(reason).inc()
 
@@ -199,16 +194,11 @@ class RequestStats:
         words_guessed.inc(count)
 
     def on_audio(self, duration_s: float, language: str | None) -> None:
-        """Counts audio whose text is final; the language is None where none was found."""
         if duration_s:
             self._audio_s[language or UNKNOWN_LANGUAGE] += duration_s
             audio_transcribed_seconds.labels(self._route(), language or UNKNOWN_LANGUAGE).inc(duration_s)
 
     def summary(self) -> dict[str, Any]:
-        """Returns what was counted, for a line of the log as JSON.
-
-        Zeros are left out; but where there are chunks, that they needed no fallback is said.
-        """
         sums = self.asked_for | {
             "stages_s": _rounded(self._stages_s),
             "audio_s": round(sum(self._audio_s.values()), 3),
@@ -222,7 +212,7 @@ class RequestStats:
         return {"fallbacks": {}} | told if self._num_chunks else told
 
     def __str__(self) -> str:
-        """Returns text for a line of the log: "; audio 75.0 s, chunks 3, fallbacks 2"; empty for nothing."""
+        """Return "; audio 75.0 s, chunks 3, fallbacks 2", or nothing."""
         counts = {
             "chunks": self._num_chunks,
             "fallbacks": sum(self._fallbacks.values()),
@@ -240,7 +230,6 @@ def _rounded(durations_s: Mapping[str, float]) -> dict[str, float]:
 
 
 def _temperature_label(temperature: float) -> str:
-    """Returns the label; all temperatures not of the ladder share one, since clients may ask for any."""
     return f"{temperature:g}" if temperature in TEMPERATURE_LADDER else "other"
 
 
@@ -248,12 +237,11 @@ _current_request_stats: Final = ContextVar[RequestStats]("_current_request_stats
 
 
 def begin_request_stats(route: Callable[[], str]) -> RequestStats:
-    """Counts the work of this task, and of those that it starts, from now on for one request."""
+    """Count this task and its children for one request from now on."""
     stats = RequestStats(route)
     _current_request_stats.set(stats)
     return stats
 
 
 def current_request_stats() -> RequestStats:
-    """Returns the statistics of this task's request; new ones if it works for none."""
     return _current_request_stats.get(None) or RequestStats()

@@ -1,6 +1,6 @@
-"""What a process of the server inherits, which signals it takes, and what ends it.
+"""What a server's process inherits, which signals it takes, and what ends it.
 
-Used in every process, before its other modules: imports none of them.
+Used before all other modules, so it imports none.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ _SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def child_environment(computes: bool = True) -> dict[str, str]:
-    """Return the part of this process's environment for a child that runs a module of this package.
+    """Return the environment of a child process: an allow-list, and more for one that `computes`.
 
-    One that `computes` also gets what is meant for devices and libraries. Children find the package, and no
-    Python file in the working directory.
+    Children find the package, and no Python file of the working directory.
     """
     inherited = {name: value for name, value in os.environ.items() if _is_inherited(name, computes)}
     return inherited | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(_import_folders())}
@@ -63,21 +62,14 @@ def _is_inherited(name: str, computes: bool) -> bool:
 
 
 def _import_folders() -> Iterator[str]:
-    """Yield the folder of a checkout first. An installed package is found without it, and site-packages must
-    not come before Python's own modules. An empty entry would be the working directory.
-    """
+    """Yield the folder of a checkout; an installed package needs none."""
     if _PACKAGE_PARENT.name not in ("site-packages", "dist-packages"):
         yield str(_PACKAGE_PARENT)
     yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
 def share_one_arena() -> None:
-    """Lets all threads of this process, and of each that it starts, allocate from one arena of glibc's.
-
-    With arenas of their own, which glibc gives to up to eight threads a core, what one thread has freed lies
-    idle while another asks the kernel for more: a replica that decodes and encodes needed 50 MB more, in the
-    same time. MALLOC_ARENA_MAX in the environment wins. Elsewhere than on glibc nothing happens.
-    """
+    """Let all threads share one of glibc's arenas, which saves a replica 50 MB. MALLOC_ARENA_MAX wins."""
     if "MALLOC_ARENA_MAX" in os.environ:
         return
     os.environ["MALLOC_ARENA_MAX"] = "1"
@@ -87,42 +79,36 @@ def share_one_arena() -> None:
 
 
 def leave_stopping_to_the_parent() -> None:
-    """Ignores the signals that stop a server, in this process and in those it forks.
+    """Ignore the signals that stop a server.
 
-    Ctrl-C, systemd and some containers signal every process at once. The server then still needs its children
-    to finish what is in flight; they end when it closes its end of their pipe or socket, or is gone.
+    Ctrl-C and systemd signal every process, but the server needs its children to finish.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_the_parent() -> None:
-    """Ends this process when its parent ends, however that ends: the parent holds the pipe to this one's
-    standard input open, and once it has been read so far, writes nothing more to it.
-    """
+    """End this process when its parent closes standard input, however it ends."""
     threading.Thread(target=_wait_for_the_parents_end, name="parent-watch", daemon=True).start()
 
 
 def be_killed_with_the_parent() -> None:
-    """Linux kills this process with its parent, even while it is stopped (SIGSTOP) and can watch nothing.
+    """Let Linux kill this process with its parent, even while stopped.
 
-    The parent's thread that started this process has to live as long as the parent.
+    The parent's thread that started it must live on.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def gain_no_privileges() -> None:
-    """Keep this process and its children from more rights by running a setuid program (Linux)."""
+    """Forbid more rights by setuid programs (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
 
 
 def hide_from_other_processes() -> None:
-    """Keep other processes of this user from reading this one's memory and environment (Linux).
-
-    Forks inherit it; a program that is run does not. Root may still read.
-    """
+    """Hide memory and environment from this user's other processes (Linux). Root may still read."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
 
@@ -156,7 +142,7 @@ def _drop_capabilities() -> None:
 
 
 def hide_value(flag: str) -> None:
-    """Overwrite the value of a flag on the command line, which all users of the machine can read (Linux)."""
+    """Overwrite a flag's value on the command line, which all users can read (Linux)."""
     if sys.platform != "linux":
         return
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_ARGUMENTS])

@@ -1,7 +1,4 @@
-"""Logging: a line for each event, with the process that wrote it and the request that it was for.
-
-Used in every process. Imports no torch; knows no requests but by their ids.
-"""
+"""Logging: one line an event, with its process and request. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,11 +28,6 @@ _count = itertools.count(1)
 def configure_logging(
     level: str, log_format: LogFormat = "text", process: str = "api", handler: logging.Handler | None = None
 ) -> None:
-    """Sends everything that this process logs to the handler, warnings of libraries too.
-
-    Args:
-        handler: where lines go; by default to standard error.
-    """
     handler = handler or logging.StreamHandler()
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -46,7 +38,7 @@ def configure_logging(
 
 
 def announce(line: str) -> None:
-    """Print a line that scripts wait for; where logs are JSON, log it, whatever the level."""
+    """Print a line that scripts wait for; log it where logs are JSON."""
     formatters = [handler.formatter for handler in logging.root.handlers]
     if any(isinstance(formatter, JsonFormatter) for formatter in formatters):
         logger.setLevel(logging.INFO)  # the root's level stops no record of a logger with its own
@@ -59,20 +51,18 @@ def announce(line: str) -> None:
 
 
 def unique_request_id() -> str:
-    """Makes the id of this task's request unique: clients may give several requests the same one."""
     return f"{current_request_id.get()}{_SEPARATOR}{next(_count)}"
 
 
 @contextmanager
 def working_for(id: ChunkId) -> Iterator[None]:
-    """Marks what the block logs with the request of this chunk, in any process."""
+    """Mark the block's log lines with the chunk's request."""
     with logging_for(id.request_id.rpartition(_SEPARATOR)[0]):
         yield
 
 
 @contextmanager
 def logging_for(request_id: str) -> Iterator[None]:
-    """Marks what the block logs with this request's id."""
     token = current_request_id.set(request_id)
     try:
         yield
@@ -84,7 +74,6 @@ def logging_for(request_id: str) -> Iterator[None]:
 
 
 def _name_of(record: logging.LogRecord, process: str) -> str:
-    """Returns the process's name; or a replica's, if it runs in a thread of this process."""
     thread = record.threadName or ""
     return thread if thread.startswith("replica ") else process
 
@@ -100,7 +89,7 @@ class TextFormatter(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging names it
-        """Keep a message in its line: names from clients may hold line breaks and a terminal's commands."""
+        """Keep a message in one line, whatever names from clients hold."""
         record.message = printable(record.message.rstrip("\n"))
         return super().formatMessage(record)
 
@@ -109,7 +98,6 @@ class TextFormatter(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """Return the text in one line: control characters and undecodable bytes are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -119,7 +107,6 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Writes one object in one line, a traceback included."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

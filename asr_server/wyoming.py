@@ -1,11 +1,9 @@
-"""Serves the Wyoming protocol (Home Assistant's) on a port of its own. `api.server` starts and closes it.
+"""Serve the Wyoming protocol (Home Assistant's) on a port of its own.
 
-Runs in the API process, on its event loop; never blocks it. A client's audio goes into an upload and is then
-treated like a file sent by HTTP. Its events are taken in order by one task; another reads one or two ahead,
-so that a client that leaves is noticed while its audio is transcribed. An event is a line of JSON, more JSON
-if `data_length` says so, and bytes if `payload_length` says so. The package's own reader takes lengths of any
-size, so that events are read here; its types are used to write. The package is an optional dependency:
-nothing imports this file unless `--wyoming-port` is set.
+Runs on the event loop. A client's audio becomes an upload, treated like a file sent by HTTP. One task
+handles events, another reads ahead, so that a client that leaves is noticed. Events are read here because
+the package's reader takes lengths of any size. The package is optional: nothing imports this file without
+`--wyoming-port`.
 """
 
 from __future__ import annotations
@@ -58,14 +56,13 @@ class _Header(msgspec.Struct):
 
 
 class AudioFormat(msgspec.Struct, frozen=True):
-    """The format of the audio, as `audio-start` and each `audio-chunk` name it."""
+    """The audio's format, in `audio-start` and `audio-chunk`."""
 
     rate: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     width: Annotated[int, msgspec.Meta(ge=1, le=4)]  # bytes of a sample
     channels: Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
     def wav_header(self) -> bytes:
-        """Makes the header of a file whose length is not known yet, which decoders accept."""
         frame_bytes = self.width * self.channels
         rates = (self.rate, self.rate * frame_bytes & 0xFFFFFFFF, frame_bytes, 8 * self.width)
         content = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, self.channels, *rates)
@@ -73,8 +70,6 @@ class AudioFormat(msgspec.Struct, frozen=True):
 
 
 class Transcribe(msgspec.Struct, frozen=True):
-    """The options that a client may send with its audio. Other fields are ignored."""
-
     name: str | None = None  # of the model
     language: str | None = None
     transcript_names: tuple[str, ...] | None = None
@@ -86,7 +81,7 @@ class Transcribe(msgspec.Struct, frozen=True):
 
 
 def content_of(event: Event, content_type: type[T]) -> T:
-    """Returns the event's data as this type. Raises InvalidValue."""
+    """Return the event's data as this type. Raises InvalidValue."""
     try:
         return msgspec.convert(event.data, content_type)
     except msgspec.ValidationError as error:
@@ -94,7 +89,7 @@ def content_of(event: Event, content_type: type[T]) -> T:
 
 
 async def read_event(reader: asyncio.StreamReader) -> Event | None:
-    """Reads an event; None: the client has left, perhaps in the middle of one. Raises InvalidValue."""
+    """Read an event; None if the client has left. Raises InvalidValue."""
     try:
         header = msgspec.json.decode(await reader.readuntil(b"\n"), type=_Header)
         data = header.data or {}
@@ -140,12 +135,10 @@ class WyomingConnection:
 
     @property
     def num_unsent(self) -> int:
-        """Bytes that wait for the client to read."""
         return self._writer.transport.get_write_buffer_size()
 
     @property
     def bytes_per_s(self) -> float:
-        """Return how fast the utterance under way has come; infinite where there is none."""
         if self._asked_at is None:
             return math.inf
         return self._num_bytes / max(1e-3, time.monotonic() - self._asked_at)
@@ -158,15 +151,15 @@ class WyomingConnection:
         self.abort()
 
     def to_leave(self, now: float) -> tuple[bool, float] | None:
-        """Where it stands among those that make room for a new one, the least first: those between utterances
-        before those in one, and of these who has been idle, or has stalled, for longest. None: it does not.
+        """Return its rank for making room, the least first; None if it may stay.
+
+        Idle connections go before utterances under way, the longest idle or stalled first.
         """
         is_speaking = self._asked_at is not None
         since = self._waiting_since if is_speaking else self._idle_since
         return None if since is None or now - since < LEAST_SILENCE_S else (is_speaking, since)
 
     async def run(self) -> None:
-        """Runs until the client leaves, or has been sent an error, which ends the connection."""
         try:
             async with asyncio.TaskGroup() as group:
                 reading = group.create_task(self._read())
@@ -181,14 +174,12 @@ class WyomingConnection:
             await self._refuse(first_error(errors), self._state.settings.client_grace_s)
 
     async def _read(self) -> None:
-        """Reads events ahead, by one. Raises InvalidValue."""
         while (event := await read_event(self._reader)) is not None:
             await self._events.put(event)
         self._has_left.set()
         await self._events.put(None)
 
     async def _next_event(self) -> Event | None:
-        """Waits for the next event. Raises TooSlow."""
         limit_s = self._state.settings.keep_alive_s
         try:
             async with self._client_s_turn(limit_s):
@@ -198,7 +189,6 @@ class WyomingConnection:
 
     @asynccontextmanager
     async def _client_s_turn(self, limit_s: float) -> AsyncIterator[None]:
-        """Raises TimeoutError."""
         self._waiting_since = time.monotonic()
         try:
             async with asyncio.timeout(limit_s):
@@ -207,7 +197,6 @@ class WyomingConnection:
             self._waiting_since = None
 
     async def _handle(self, event: Event) -> None:
-        """Acts on an event; those of other services are ignored, as the protocol asks."""
         grace_s = self._state.settings.client_grace_s
         if event.type == "describe":
             await self._write(self._info(), grace_s)
@@ -221,10 +210,6 @@ class WyomingConnection:
     # -- What was said -------------------------------------------------------------------------------------
 
     async def _answer(self, first: Event) -> None:
-        """Receives the audio to its end and writes its transcript.
-
-        Raises RequestError, ServiceUnavailable, ChunkFailed, ClientDisconnect.
-        """
         state = self._state
         current_request_id.set(new_request_id())
         self._stats = metrics.begin_request_stats(lambda: ROUTE)
@@ -284,7 +269,6 @@ class WyomingConnection:
         return {"type": "http.disconnect"}
 
     def _decoding_options(self, model: ServedModel) -> DecodingOptions:
-        """Raises InvalidValue."""
         wanted, transcriber = self._wanted, model.transcriber
         return DecodingOptions(
             language=transcriber.languages.given_code(wanted.language),
@@ -324,9 +308,7 @@ class WyomingConnection:
             return  # nobody is left to tell
 
     async def _let_pass(self, limit_s: float) -> None:
-        """Discard what the client still sends: closing on it would reset the connection, and clients that
-        send all before they read would lose the error.
-        """
+        """Discard further input: a reset would hide the error from clients that send everything first."""
         num_bytes = 0
         while num_bytes < MAX_LET_PASS_BYTES:
             async with self._client_s_turn(limit_s):
@@ -336,7 +318,6 @@ class WyomingConnection:
             num_bytes += len(data)
 
     def _report(self, status: int) -> None:
-        """Logs and counts the end of the utterance under way, if there is one."""
         if self._asked_at is not None:
             report_request(ROUTE, ROUTE, status, time.monotonic() - self._asked_at, self._stats)
             self._asked_at, self._idle_since = None, time.monotonic()
@@ -352,8 +333,8 @@ class WyomingConnection:
 
 
 class WyomingServer:
-    """Accepts up to `max_connections` connections. Beyond them an idle one, or one that has stalled, makes
-    room for a new one; where all are at work, new ones are closed as they come.
+    """Accept up to `max_connections`. Beyond that, an idle or stalled one makes room, else new ones are
+    closed.
     """
 
     def __init__(self, state: AppState) -> None:
@@ -366,7 +347,7 @@ class WyomingServer:
         return self._open.values()
 
     async def start(self) -> tuple[str, int]:
-        """Starts to listen and returns address and port. Raises OSError."""
+        """Listen; return address and port. Raises OSError."""
         settings = self._state.settings
         where = listening_on(settings.host, settings.wyoming_port, settings.reuse_port)
         self._listener = await asyncio.start_server(self._connect, **where, limit=MAX_LINE_BYTES)
@@ -374,7 +355,7 @@ class WyomingServer:
         return host, port
 
     async def close(self) -> None:
-        """Ends every connection, also those still transcribing: `api.server` has already waited for them."""
+        """Close every connection; `api.server` has waited for transcripts."""
         if self._listener is not None:
             self._listener.close()
         tasks = list(self._open)
@@ -398,7 +379,6 @@ class WyomingServer:
         task.add_done_callback(self._open.pop)
 
     def _has_room(self) -> bool:
-        """Closes a connection if need be and possible."""
         open_now = [connection for connection in self.connections if not connection.is_closing]
         if len(open_now) < self._state.settings.max_connections:
             return True

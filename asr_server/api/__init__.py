@@ -1,4 +1,4 @@
-"""The HTTP API: routes, OpenAI's request and response shapes, errors, limits and probes.
+"""The HTTP API: routes, OpenAI's shapes, errors, limits and probes.
 
-Runs in the API process; `cli.serve` starts it. Nothing here imports torch or blocks the event loop.
+Runs in the API process; imports no torch and never blocks the event loop.
 """

@@ -1,7 +1,6 @@
-"""Limits the requests in flight, and tells refused clients when to come back.
+"""Limit the requests in flight, and tell refused clients when to return.
 
-`transcribe.py` and `wyoming.py` refuse a request before they read its body, and take a place once the body is
-here. Runs in the API process, on its event loop; never blocks it.
+A request is refused before its body is read, and takes a place once the body is here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FIRST_SHARE: Final = 16  # the guess weighs as much as that share of the places
 
 
 class Pace:
-    """Measures how fast places become free while half of them or more are taken."""
+    """Measure how fast places become free while at least half are taken."""
 
     def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
         self._num_places = num_places
@@ -45,7 +44,6 @@ class Pace:
             self._busy_s /= 2
 
     def interval_s(self, num_taken: int) -> float:
-        """Return the mean time between two places that become free."""
         self._add_time(num_taken)
         return self._busy_s / self._num_freed
 
@@ -57,11 +55,11 @@ class Pace:
 
 
 class AdmissionLimiter:
-    """A request holds a place from when it has arrived whole until its transcript is complete.
+    """A request holds a place from its complete arrival to its complete transcript.
 
-    Clients that upload or read slowly cost a connection, not a place. Requests that arrive when all places
-    are taken wait in a short line. A client that is refused gets a turn: the time at which a place should be
-    free for it. Then it gets in and waits in the line: official clients come back only twice.
+    Slow uploads and readers cost a connection, not a place. When all places are taken, requests wait in a
+    short line. A refused client gets a turn, the time of a free place, because official clients return
+    only twice.
     """
 
     def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,11 +76,9 @@ class AdmissionLimiter:
 
     @contextmanager
     def enter(self, is_first_try: bool = False) -> Iterator[None]:
-        """Counts a request from its headers to the end of its reply.
+        """Count a request from its headers to the end of its reply; a first try takes nobody's turn.
 
-        A client that says that this is its first try takes nobody's turn.
-
-        Raises Overloaded when there is no place now, which saves the client the upload.
+        Raises Overloaded before the upload if there is no place.
         """
         if self._places.locked() and (is_first_try or not self._take_turn()):
             raise self._refusal()
@@ -94,7 +90,7 @@ class AdmissionLimiter:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[None]:
-        """Waits in the line for a place. Raises Overloaded when the line is full."""
+        """Wait in line for a place. Raises Overloaded when the line is full."""
         if self._places.locked() and self._num_waiting >= self._max_waiting:
             raise self._refusal()
         self._num_waiting += 1
@@ -128,9 +124,8 @@ class AdmissionLimiter:
         )
 
     def _next_turn_s(self) -> float:
-        """Return the seconds until a place becomes free behind all who wait or have a turn.
-
-        With one time, all would come back together, and most would be refused again.
+        """Return the seconds to a free place behind all others; equal times would bring all back
+        together.
         """
         num_before = self._num_waiting + len(self._turns)
         wait_s = (num_before + 1) * self._pace.interval_s(self.num_in_flight)

@@ -1,8 +1,7 @@
-"""Creates the FastAPI application: state, routes, error handlers and middleware. Called by `server.py`.
+"""Create the FastAPI application: state, routes, error handlers and middleware.
 
-While there is nothing to do it gives freed memory back to the system: the C library keeps what many
-connections needed at once, some 86 MB after 600 slow clients. It may not do so while requests are in flight,
-because other threads wait for the allocator meanwhile. Runs in the API process; imports no torch.
+While idle it returns freed memory to the system, some 86 MB after 600 slow clients. During requests,
+threads would wait for the allocator.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
-    """Runs until cancelled; returns at once where the C library is not glibc or there is no /proc."""
+    """Run until cancelled; return at once without glibc or /proc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None or not _STATM.exists():
         return
@@ -68,7 +67,6 @@ async def release_memory_when_idle(is_idle: Callable[[], bool]) -> None:
 
 
 def resident_bytes() -> int:
-    """Returns how much memory of this process lies in RAM."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -79,7 +77,6 @@ would all stay after a burst.
 
 
 def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) -> FastAPI:
-    """Make the application. It starts the models when it starts, and stops models and pool when it stops."""
     app = FastAPIOffline(  # has Swagger's files
         docs_url=None,
         title="asr-server",

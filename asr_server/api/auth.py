@@ -1,7 +1,6 @@
-"""The keys of this server: the one of `--api-key` and those of `--api-key-file`.
+"""The keys of `--api-key` and `--api-key-file`.
 
-The file has one key a line, so that a key can be replaced while the old one still works. Runs in the API
-process. Used by `app.py` and `state.py`, and by `cli/options.py` before the start. Knows no request.
+The file has one key a line, so that a key can be replaced while the old one works. Knows no request.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not UTF-8 text, a line cannot be sent as a key, or everybody can write it.
+        ValueError: it is not UTF-8, has a line that cannot be a key, or everybody can write it.
     """
     if path.stat().st_mode & stat.S_IWOTH:
         raise ValueError("every user of this machine can write the file: chmod o-w")
@@ -47,7 +46,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 class KeyFile:
-    """Keeps one file's keys up to date. While it cannot be read, the keys read last are still accepted."""
+    """One file's current keys. If it becomes unreadable, the last keys stay valid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,7 +56,7 @@ class KeyFile:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Reads the file again if it has changed; looks once a second at most."""
+        """Read the file again if it has changed, at most once a second."""
         now = time.monotonic()
         if now - self._checked_at >= RECHECK_S:
             self._checked_at = now
@@ -101,16 +100,13 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """Whether a key is needed. An empty key file still needs one: then every request is refused."""
         return bool(self._key or self._file)
 
     @property
     def current(self) -> tuple[str, ...]:
-        """The keys accepted now; empty if none is required."""
         return (*([self._key] if self._key else []), *(self._file.keys if self._file else ()))
 
     def check(self, authorization: str) -> None:
-        """Checks the value of the `Authorization` header. Raises InvalidApiKey."""
         if not self.required:
             return
         scheme, _, given = authorization.partition(" ")
@@ -129,7 +125,6 @@ class ApiKeys:
             raise InvalidApiKey(f"This needs the key of {naming('admin_key')}.")
 
     def include(self, given: str) -> bool:
-        """Compare all keys, in constant time, so that the time tells nothing about any of them."""
         digest = _digest(given)
         matches = [hmac.compare_digest(digest, _digest(key)) for key in self.current]
         return any(matches)
@@ -138,7 +133,7 @@ class ApiKeys:
         return self._signature(next(iter(self.current), ""), message)
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether it is signed by this server, or one that shares its key file, with a key accepted now."""
+        """Return whether this server, or one with the same key file, signed it with a current key."""
         keys = self.current or ("",)
         matches = [hmac.compare_digest(signature, self._signature(key, message)) for key in keys]
         return any(matches)

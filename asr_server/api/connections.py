@@ -1,11 +1,8 @@
-"""Bounds what one connection may cost: headers, waiting and stalling. Given to uvicorn by `tls.py`.
+"""Bound each connection's headers, waiting and stalling, which uvicorn does not.
 
-uvicorn limits neither the size of a request's headers nor the time that a client takes. In its protocol's
-subclass here every connection looks at itself once a second. Time is counted in these ticks and not by the
-clock, so that a pause of the whole process (a stopped container, a busy event loop) makes no client late:
-after it there is one tick, and what has arrived meanwhile is read before the next.
-
-Runs in the API process, on its event loop; never blocks it. Knows no routes.
+Every connection checks itself once a second. Ticks are counted, not the clock, so a paused process makes
+no client late: after a pause there is one tick, and arrived data is read before the next. Knows no
+routes.
 """
 
 from __future__ import annotations
@@ -54,9 +51,9 @@ class _Phase(enum.Enum):
 
 
 class _MinimumRate:
-    """The time that a client has left: waiting uses it up, and bytes that move give it back.
+    """The time that a client has left: waiting uses it, moving bytes return it.
 
-    `bytes_per_s` is how fast they have moved lately; None until somebody has waited.
+    `bytes_per_s` is the recent rate; None before any wait.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -69,7 +66,6 @@ class _MinimumRate:
         self.bytes_per_s: float | None = None
 
     def on_moved(self, num_bytes: int, factor: float = 1.0) -> None:
-        """Give back time; the least rate is `factor` times the setting."""
         self._num_moved += num_bytes
         gained_s = num_bytes / (factor * self._settings.min_client_bytes_per_s)
         self._left_s = min(self._settings.client_grace_s, self._left_s + gained_s)
@@ -114,17 +110,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_silent(self) -> bool:
-        """Return whether no request has come whole and no reply is under way."""
         return self._phase is _Phase.HEADERS and not self._is_replying
 
     @property
     def is_slow(self) -> bool:
-        """Return whether its client sends a body, or reads a reply, hardly faster than it must."""
+        """Return whether the client is hardly faster than the least rate."""
         return self.bytes_per_s < SLOW_FACTOR * self._settings.min_client_bytes_per_s
 
     @property
     def bytes_per_s(self) -> float:
-        """How fast the client lately sends a body or reads a reply; infinite where nobody waits for it."""
+        """Return the client's recent rate; infinity if nobody waits."""
         rate = self._reader.bytes_per_s if self._num_unsent else None
         if self._phase is _Phase.BODY and not self.flow.read_paused:
             rate = self._sender.bytes_per_s
@@ -141,7 +136,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # -- The connection's course --
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; with TLS twice, before its handshake and after it."""
         super().connection_made(transport)
         if self._next_tick is not None:
             return
@@ -155,14 +149,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self) -> None:
-        """Stops the ticks: another protocol takes the connection over."""
+        """Stop the ticks: another protocol takes over."""
         self._is_websocket = True
         if self._next_tick is not None:
             self._next_tick.cancel()
         super().handle_websocket_upgrade()
 
     def _exceed_max_connections(self) -> None:
-        """Makes room. On the reserved connections beyond the limit, requests with a body are refused."""
         open_now = [other for other in self.connections if not other.transport.is_closing()]
         others = [other for other in open_now if isinstance(other, BoundedHttpProtocol) and other is not self]
         num_over = len(open_now) - self._settings.max_connections
@@ -175,7 +168,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.app_state = self.app_state | {OVER_LIMIT: num_over > 0}
 
     def make_room(self, full: str) -> None:
-        """Closes the connection because others wait at the limit that `full` names."""
         if self._num_unsent:
             self.transport.abort()
         elif self._phase is _Phase.BODY:
@@ -204,7 +196,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(self._headers_too_large())
 
     def _receive_body(self, data: bytes) -> None:
-        """Read more of a body, and refuse trailers and chunk extensions larger than headers may be."""
+        """Read a body; refuse trailers and extensions larger than headers may be."""
         num_body_bytes = self._num_body_bytes
         self._parse(data)
         if self._phase is _Phase.BODY and not self.transport.is_closing():
@@ -229,7 +221,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body += body
 
     def _hand_body_over(self) -> None:
-        """Hand over at once what one read has brought: each call copies all that waits to be taken."""
+        """Hand over each read's bytes at once: every call copies all that waits."""
         if self._body:
             super().on_body(bytes(self._body))
             self._body.clear()
@@ -266,7 +258,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn calls this for whatever the parser or one of its callbacks has raised."""
         self._refuse(self._refusal or InvalidValue(msg))
 
     def _headers_too_large(self) -> HeadersTooLarge:
@@ -306,13 +297,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
 
     def _sender_is_too_slow(self) -> bool:
-        """Whether the client sends too slowly. Time in which this side reads no body does not count."""
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
             return False
         return self._sender.is_too_slow_after(TICK_S)
 
     def _reader_is_too_slow(self) -> bool:
-        """Whether the client reads too slowly. Bytes wait in this buffer only if the system's is full."""
+        """Return whether the client reads too slowly: bytes wait here only if the system's buffer is
+        full.
+        """
         before, self._num_unsent = self._num_unsent, self.transport.get_write_buffer_size()
         if not before or not self._num_unsent:
             self._reader.restart()
@@ -341,9 +333,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._phase = _Phase.COMPLETE
 
     def _refuse(self, error: RequestError) -> None:
-        """Sends the error without the application, if no other reply has begun, and closes the connection.
-        The replies to earlier requests are sent before it.
-        """
         if self._is_shaking_hands:
             self.transport.abort()
             return
@@ -367,7 +356,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def raw_reply(response: Response, request_id: str) -> bytes:
-    """Return the bytes of a reply, after which the connection ends."""
     head = [f"HTTP/1.1 {response.status_code} \r\n".encode(), b"connection: close\r\n"]
     head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
     head += [f"{name}: {value}\r\n".encode() for name, value in SAFE_HEADERS.items()]
@@ -378,8 +366,9 @@ def raw_reply(response: Response, request_id: str) -> bytes:
 def _who_makes_room(
     others: list[BoundedHttpProtocol], num_wanted: int, now_but_a_tick: float
 ) -> list[BoundedHttpProtocol]:
-    """Chooses all idle connections, and as many more as are wanted: those that have sent no whole request for
-    longest, then slow ones. Who has connected within the last tick, and may be about to ask, comes last.
+    """Choose all idle connections and as many more as wanted: the longest silent, then slow ones.
+
+    Those connected within the last tick come last.
     """
     idle = [other for other in others if other.is_idle]
     silent = sorted((other for other in others if other.is_silent), key=lambda other: other.silent_since)
@@ -389,9 +378,7 @@ def _who_makes_room(
 
 
 def _slow_ones(others: list[BoundedHttpProtocol]) -> list[BoundedHttpProtocol]:
-    """Those that may have to leave: the slowest of the address with most slow ones first, and of those that
-    stand still the oldest. Each address keeps one, so that nobody who has a single slow line is sent away.
-    """
+    """Return the slowest of the address with most slow ones, oldest first; each address keeps one."""
     of_address: dict[str, list[BoundedHttpProtocol]] = {}
     for other in others:
         if other.is_slow:

@@ -1,7 +1,4 @@
-"""Ends the work for a request whose client has left.
-
-Used by the routes that transcribe, and by `wyoming.py`. Runs in the API process, on its event loop.
-"""
+"""End the work for a request whose client has left."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ from asr_server.transcription import first_error
 
 @asynccontextmanager
 async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancels the block when the client leaves; the body must have been read before.
+    """Cancel the block when the client leaves; the body must have been read.
 
-    The last message must be sent behind the block: a server may call a reply that is complete a disconnect.
+    Send the last message behind the block: a server may call a complete reply a disconnect.
 
     Raises ClientDisconnect.
     """

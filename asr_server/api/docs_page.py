@@ -1,7 +1,4 @@
-"""The page at `/docs`: Swagger's, from this server's own files, with a policy that runs no other script.
-
-Installed by `app.py`. Runs in the API process.
-"""
+"""Serve Swagger's page at `/docs` from local files, under a policy that runs no other script."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Maps every exception to a status and OpenAI's error body. No other module does so.
+"""Map every exception to a status and OpenAI's error body. No other module does.
 
-Official clients retry 408, 409, 429 and everything from 500 on. An error that the same request is sure to
-meet again has none of these; an upload that came too slowly (408) may be faster the next time. Runs in the
-API process. Used by the rest of `api`, by `realtime` and by `wyoming.py`; sends nothing itself.
+Official clients retry 408, 409, 429 and 5xx, so permanent errors use none of these.
 """
 
 from __future__ import annotations
@@ -86,14 +84,12 @@ async def _handle(request: Request, error: Exception) -> Response:
 
 
 def reply_to(error: Exception) -> Response:
-    """Return the reply to an error in `HANDLED`."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     return response_to(error)
 
 
 def response_to(error: Exception) -> JSONResponse:
-    """Returns the status, headers and body for any error; those of our own bugs carry no details."""
     return JSONResponse(body_of(error).model_dump(), _status(error), _headers(error))
 
 
@@ -158,9 +154,9 @@ def _headers(error: Exception) -> dict[str, str]:
 
 
 def _retry_after(wait_s: float) -> dict[str, str]:
-    """Return both headers, spread at random: clients with the same time do not return together.
+    """Return both headers with jitter, so that clients do not return together.
 
-    OpenAI's clients prefer the header in milliseconds.
+    OpenAI's clients prefer milliseconds.
     """
     spread_s = min(MAX_WAIT_S, max(MIN_WAIT_S, wait_s)) * random.uniform(1.0, SPREAD)  # nosec B311
     return {"Retry-After": str(math.ceil(spread_s)), "retry-after-ms": str(round(1000 * spread_s))}

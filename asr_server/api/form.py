@@ -1,7 +1,6 @@
-"""Reads multipart/form-data as it arrives, so that a body over the limit is refused before all of it is here.
+"""Read multipart/form-data as it arrives; refuse a body over the limit early.
 
-Used by `transcribe.py`. Runs in the API process, on its event loop. Decodes no audio. Starlette's own parser
-spools through a thread for every piece above 1 MB and knows no limit on a file.
+Starlette's parser spools each piece above 1 MB through a thread and has no file limit.
 """
 
 from __future__ import annotations
@@ -34,12 +33,9 @@ MAX_OVERHEAD_BYTES: Final = 6 * MIB  # of the body beyond the file: fields, boun
 
 
 class Form:
-    """The fields of a request's form: the file, and the text fields in their order."""
-
     def __init__(
         self, max_upload_bytes: int, store: UploadStore, sender: Sender | None = None, file_name: str = FILE
     ) -> None:
-        """`file_name`: the name of the part with the recording."""
         self.upload = Upload(max_upload_bytes, store, sender)
         self.fields: list[tuple[str, str]] = []
         self.file_name = file_name
@@ -50,17 +46,16 @@ class Form:
 
 
 class ReadingTurns:
-    """Lets one upload read on in each round of the event loop, in the order in which they ask.
+    """Let one upload read in each round of the event loop, in order.
 
-    A piece is up to 256 KiB and takes the loop some tenths of a millisecond, to read and to store. With many
-    fast clients a round would be as long as the pieces of all of them, and a probe would wait for it.
+    A piece takes some tenths of a millisecond; with many fast clients, a probe would wait for all of
+    them.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def next(self) -> None:
-        """Waits for this upload's turn to read a piece. Waiting for the client's bytes uses no turn."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         if not self._waiting:
@@ -69,7 +64,6 @@ class ReadingTurns:
         await turn
 
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs once a round of the loop, for as long as somebody waits."""
         turn = self._waiting.popleft()
         if not turn.done():  # the request may have been cancelled
             turn.set_result(None)
@@ -78,9 +72,9 @@ class ReadingTurns:
 
 
 async def read_form(request: Request, form: Form, max_upload_bytes: int, turns: ReadingTurns) -> None:
-    """Fills `form`.
+    """Fill `form`.
 
-    Raises InvalidValue, InvalidAudio, UploadTooLarge; ClientDisconnect when the client leaves meanwhile.
+    Raises InvalidValue, InvalidAudio, UploadTooLarge, ClientDisconnect.
     """
     _check_not_compressed(request)
     max_body_bytes = max_upload_bytes + MAX_OVERHEAD_BYTES
@@ -119,7 +113,7 @@ def _boundary(request: Request) -> bytes:
 
 
 class _Parser:
-    """Parses in slices, and lets others go on when these take long: a byte can cost 400 ns."""
+    """Parse in slices and yield when these are slow: a byte can cost 400 ns."""
 
     def __init__(self, boundary: bytes, reader: _PartReader, turns: ReadingTurns) -> None:
         self._turns = turns
@@ -153,8 +147,6 @@ def _malformed() -> InvalidValue:
 
 
 class _PartReader:
-    """Takes the parser's callbacks, one part at a time."""
-
     def __init__(self, form: Form) -> None:
         self._form = form
         self._header_name = bytearray()
@@ -238,7 +230,6 @@ class _PartReader:
             raise self._invalid_text("is not UTF-8 text") from error
 
     def _invalid_text(self, what: str) -> InvalidValue:
-        """Makes the error for a text field that is not valid: mostly it is a recording under a wrong name."""
         if self._is_sent_as_file and not self._form.has_file:
             file_name = self._form.file_name
             return InvalidValue(f"'{file_name}' is missing: a file was sent as '{self._name}'.", file_name)

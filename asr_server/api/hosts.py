@@ -1,9 +1,7 @@
-"""Keeps pages of other sites away from a server that asks for no key.
+"""Keep other sites' pages away from a server without a key.
 
-A browser sends the name that it looked up as the Host, and the page's own site as the Origin. A page that
-has its name resolved to 127.0.0.1 (DNS rebinding) is refused by the first, one that opens a WebSocket by the
-second: browsers show it the messages, whatever CORS allows. Installed by `app.py`; `realtime/route.py` asks
-about origins. Runs in the API process.
+Browsers send the looked-up name as Host and the page's site as Origin. The Host stops DNS rebinding, the
+Origin stops WebSockets, which CORS does not cover.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _MAX_QUOTED: Final = 200  # characters
 
 
 class LocalHosts:
-    """Refuse requests to a loopback address that name another host."""
+    """Refuse requests to a loopback address for another host."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -43,7 +41,7 @@ class LocalHosts:
         await response_to(error)(scope, receive, send)
 
     def _allows(self, name: str) -> bool:
-        """HTTP/1.0 needs no Host; browsers always send one."""
+        """Allow a missing Host, as in HTTP/1.0; browsers always send one."""
         return not name or is_loopback(name) or name in self._allowed
 
 
@@ -52,7 +50,7 @@ def checks_hosts(settings: Settings) -> bool:
 
 
 def check_origin(connection: HTTPConnection, settings: Settings) -> None:
-    """Raise OriginNotAllowed for a page of another site. Clients that are no browsers send no Origin."""
+    """Raise OriginNotAllowed for another site's page. Other clients send no Origin."""
     origin = connection.headers.get("origin")
     if origin is None or settings.asks_for_key:
         return

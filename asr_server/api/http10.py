@@ -1,7 +1,4 @@
-"""Sends replies of unknown length to HTTP/1.0 clients without chunks: the connection's end is theirs.
-
-Used by `connections.py`, which runs in the API process.
-"""
+"""Send replies of unknown length to HTTP/1.0 clients without chunks, ended by the connection."""
 
 from __future__ import annotations
 

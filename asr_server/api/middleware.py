@@ -1,9 +1,7 @@
-"""Wraps every route: gives requests their ids, logs and counts them, and deals with unread bodies.
+"""Wrap every route: request ids, log, metrics, uncaught exceptions and unread bodies.
 
-The id of a request is in its reply and in all that is logged for it. An exception that nothing else has
-caught becomes a 500 here. After a reply sent before the body had come whole (a 401, 413 or 429), only a
-bounded rest of the body is read. The headers of a reply that OpenAI does not have are made here too.
-Installed by `app.py`. Runs in the API process, on its event loop; never blocks it.
+An id is in the reply and in all its log lines. After an early reply (401, 413, 429), a bounded rest of
+the body is read. Also makes the headers that OpenAI does not have.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 
 def request_id_of(headers: Headers) -> str:
-    """Returns the client's own id if it is well-formed, else a new one."""
     given = headers.get(REQUEST_ID, "")
     return given if _SANE.fullmatch(given) else new_request_id()
 
@@ -56,8 +53,6 @@ def new_request_id() -> str:
 
 
 class LastErrorMiddleware:
-    """Answers 500 to an exception that nothing else has caught."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -94,7 +89,7 @@ MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
 
 
 class RequestLogMiddleware:
-    """Gives each request its id, and logs it. The outermost one, so that it sees every reply."""
+    """Give each request an id and log it. Outermost, to see every reply."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -140,7 +135,6 @@ class RequestLogMiddleware:
             report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts and logs a WebSocket: the code of the side that closes it first, or the refusal's status."""
         started_at = time.monotonic()
         stats = metrics.begin_request_stats(lambda: _route_of(scope))
         closed_by, code, refusal = "nobody", BROKEN, 0
@@ -177,7 +171,6 @@ class RequestLogMiddleware:
 
 
 async def _read_to_the_end(receive: Receive) -> None:
-    """Read the messages of a client that has left, for its close is behind them."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_MESSAGES_S):
             while (await receive())["type"] != "websocket.disconnect":
@@ -185,7 +178,6 @@ async def _read_to_the_end(receive: Receive) -> None:
 
 
 def report_session(what: str, route: str, code: int, duration_s: float, stats: metrics.RequestStats) -> None:
-    """Logs and counts one WebSocket by its close code."""
     if route != UNKNOWN_ROUTE:
         metrics.realtime_closed.labels(str(code) if code <= MAX_STANDARD_CODE else "other").inc()
     figures = {"route": route, "close_code": code, "seconds": round(duration_s, 3)}
@@ -196,7 +188,6 @@ def report_session(what: str, route: str, code: int, duration_s: float, stats: m
 def report_request(
     what: str, route: str, status: int, duration_s: float, stats: metrics.RequestStats
 ) -> None:
-    """Logs one request and counts it; another protocol gives the status that HTTP would."""
     metrics.requests.labels(route, NOT_READY if (route, status) == ("/ready", 503) else str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
@@ -220,7 +211,7 @@ def _path_of(scope: Scope, route: str) -> str:
 
 
 def _route_of(scope: Scope) -> str:
-    """The pattern of the route, of which there are few: as a label, the path could have any value."""
+    """Return the route's pattern: a path could have any value."""
     return getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
 
 
@@ -229,10 +220,10 @@ MAX_DISCARD_S: Final = 30.0
 
 
 class UnreadBodyMiddleware:
-    """Sends the reply, discards what still comes of the body, up to a bound, and closes the connection.
+    """Reply, discard a bounded rest of the body, then close.
 
-    To close at once would reset the connection, and a client that first sends its whole body might never see
-    the reply. To read on without a bound would let it send for ever.
+    An immediate close would reset the connection and hide the reply from clients that send everything
+    first.
     """
 
     def __init__(self, app: ASGIApp, turns: ReadingTurns) -> None:
@@ -294,7 +285,6 @@ _MAX_NAME: Final = 80  # characters of a field's name
 
 
 def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> dict[str, str]:
-    """Returns the headers that tell an unexpected limit of the model and the fields that were ignored."""
     headers = {}
     if settings.model_limit:
         headers[MODEL_LIMIT] = settings.model_limit
@@ -304,7 +294,6 @@ def answer_headers(settings: Settings, ignored_fields: Sequence[str] = ()) -> di
 
 
 def recording_headers(transcript: Transcript) -> dict[str, str]:
-    """Returns the headers for a damaged recording, for the tracks that were read, and what is left out."""
     headers = {TRUNCATED: "true"} if transcript.is_cut_short else {}
     if transcript.tracks:
         headers[TRACKS] = ",".join(str(track.number) for track in transcript.tracks)
@@ -314,5 +303,4 @@ def recording_headers(transcript: Transcript) -> dict[str, str]:
 
 
 def _quoted(name: str) -> str:
-    """Percent-encodes what is no plain character: a field's name can be anything that the client sends."""
     return quote(name[:_MAX_NAME], safe="[]")

@@ -1,10 +1,7 @@
-"""Makes the document at `/openapi.json`: FastAPI's description of the routes, completed.
+"""Complete FastAPI's document at `/openapi.json`.
 
-The routes take their `responses` (bodies, examples, headers, every error) from here. An error is described by
-making it: its status, headers and body are those of `errors.py`, so that the description cannot differ from
-the reply. Forms and the key are added as this server has them: the names of its model, whether it asks for a
-key, whether it refuses unknown fields. Runs in the API process. Used by `app.py` and the routes; reads no
-request.
+Routes take their `responses` from here. Errors are described by making them, so the description cannot
+differ from the reply. Forms and keys follow this server's settings.
 """
 
 from __future__ import annotations
@@ -130,7 +127,6 @@ SPEAKER_ERRORS: Final = (not_here(),)
 
 
 def error_responses(*errors: Exception) -> Responses:
-    """Describes, by status, the replies to these errors and to those that any request can meet."""
     responses: Responses = {}
     for error in (*REQUEST_ERRORS, *errors):
         reply = response_to(error)
@@ -221,7 +217,6 @@ _FORMATS: Final[Mapping[type, str]] = {
 
 
 def transcription_responses() -> Responses:
-    """Describe every reply to a transcription."""
     bodies: dict[type, Any] = {Json: _JSON, VerboseJson: _VERBOSE, DiarizedJson: _DIARIZED}
     meaning = (
         "`stream` true: each `data:` is a TextDelta (diarized_json: or a DiarizedSegment), then "
@@ -231,7 +226,6 @@ def transcription_responses() -> Responses:
 
 
 def translation_responses() -> Responses:
-    """Describe every reply to a translation."""
     meaning = (
         "`stream` true: each `data:` is a TextDelta, then a TextDone, then `[DONE]`. An error after the "
         "first event is an ErrorBody."
@@ -268,7 +262,6 @@ def _transcript_responses(
 
 
 def form_of(fields_type: type[AudioFields]) -> dict[str, Any]:
-    """Describes the form of an upload, which `form.py` reads, not FastAPI."""
     content = {"multipart/form-data": {"schema": _reference(fields_type)}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -306,7 +299,6 @@ _FILE: Final = {
 
 
 def install(app: FastAPI, settings: Settings, models: ModelRegistry) -> None:
-    """Gives the application its document, made at the first call."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -367,7 +359,6 @@ def _schemas() -> dict[str, Any]:
 def _form(
     fields_type: type[AudioFields], settings: Settings, models: ModelRegistry
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the form's schema, and the schemas that it refers to."""
     schema = fields_type.model_json_schema(ref_template=REF, schema_generator=_WithoutNull)
     parts: dict[str, Any] = schema.pop("$defs", {})
     schema["properties"] = {"file": _FILE} | schema["properties"]
@@ -385,7 +376,7 @@ def _form(
 
 
 class _WithoutNull(GenerateJsonSchema):
-    """Takes null out of a schema: a field whose default is None is left out of a body, never null."""
+    """Remove null from schemas: bodies leave absent fields out."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         inner = schema["schema"]

@@ -1,8 +1,4 @@
-"""Gives what a library refuses in plain text, or by closing, the body that every other error has.
-
-Starlette answers an unknown range, a preflight that CORS refuses and a WebSocket at an unknown path so.
-Installed by `app.py`. Runs in the API process, on its event loop.
-"""
+"""Give Starlette's plain refusals the usual error body: ranges, preflights, unknown WebSockets."""
 
 from __future__ import annotations
 
@@ -66,7 +62,7 @@ class _Denials:
         self._is_answered = False
 
     async def send(self, message: Message) -> None:
-        """A close before any other message is the refusal of the handshake."""
+        """Treat a close before any other message as a refused handshake."""
         if message["type"] == "websocket.close" and not self._is_answered:
             error = HTTPException(HTTPStatus.NOT_FOUND, "There is no WebSocket at this path.")
             await response_to(error)(self._scope, self._receive, self._send)

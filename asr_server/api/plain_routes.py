@@ -1,8 +1,6 @@
-"""Calls the endpoints of recordings without FastAPI's routing, which takes a tenth of a short request's time.
+"""Call the endpoints of recordings without FastAPI's routing, a tenth of a short request's time.
 
-Installed by `app.py` as the innermost middleware: replies, ids, the log and metrics are those that FastAPI
-would give. All other requests go on to FastAPI, which documents these routes too. Runs in the API process, on
-its event loop; never blocks it.
+The innermost middleware, so replies, ids, log and metrics stay the same. FastAPI documents these routes.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from asr_server.api.errors import HANDLED, reply_to
 
 class PlainRoutes:
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
-        """`routes`: endpoints and dependencies take the request alone, and endpoints return a response."""
         self._app = app
         self._routes = {route.path: route for route in routes if isinstance(route, APIRoute)}
 
@@ -45,8 +42,6 @@ class PlainRoutes:
 
 
 class TrailingSlashes:
-    """Serve a path with a slash at its end as the path without it."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 

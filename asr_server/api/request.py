@@ -67,7 +67,6 @@ def parse_fields(pairs: Iterable[tuple[str, str]], fields_type: type[F]) -> F:
 def split_unknown(
     pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]
 ) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
-    """Returns the fields that `fields_type` has, and the names of all others."""
     known: list[tuple[str, str]] = []
     unknown: dict[str, None] = {}
     for name, value in pairs:
@@ -79,7 +78,7 @@ def split_unknown(
 
 
 def _gather(pairs: Iterable[tuple[str, str]], fields_type: type[AudioFields]) -> dict[str, Any]:
-    """Joins lists from `name[]`, `name`, `a,b`, `["a"]`, objects from `name[key]`; empty means absent."""
+    """Join lists from `name[]`, `name`, `a,b`, `["a"]` and objects from `name[key]`; empty means absent."""
     gathered: dict[str, Any] = {}
     for name, value in pairs:
         match = _NAME.fullmatch(name)
@@ -109,7 +108,7 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
 
 
 def _items(param: str, value: str, is_entry: bool) -> list[Any]:
-    """Return the entries of an array: JSON, or else separated by commas unless `value` is one entry."""
+    """Return an array's entries: JSON, or comma-separated unless `value` is one entry."""
     try:
         items = loads(value)
     except UnicodeEncodeError:
@@ -174,7 +173,6 @@ def _check_combinations(fields: TranscriptionFields) -> None:
 
 
 def _check_speakers(fields: AudioFields) -> None:
-    """Speakers are told apart by channels, or else by their voices, which transcriptions alone do."""
     if fields.channels == "split":
         _check_split(fields)
     if not isinstance(fields, TranscriptionFields):
@@ -232,7 +230,6 @@ class TranscriptionRequest:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """Return who speaks in the left and in the right channel; empty: the channels are mixed."""
         names = tuple(self.fields.known_speaker_names) or DEFAULT_SPEAKERS
         return names if self.fields.channels == "split" else ()
 
@@ -242,7 +239,6 @@ class TranscriptionRequest:
 
     @property
     def count(self) -> SpeakerCount | None:
-        """Return how many voices to tell apart; None: none are."""
         fields = self.fields
         if not isinstance(fields, TranscriptionFields) or fields.channels == "split":
             return None
@@ -290,7 +286,6 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: ModelRegis
 
 
 def parse_translation_request(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
-    """Raises InvalidValue, ModelNotFound."""
     fields, ignored, model = _parse(pairs, TranslationFields, models)
     transcriber = model.transcriber
     if not transcriber.can_translate:
@@ -341,7 +336,6 @@ def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object
 
 
 def _gives_times(fields: AudioFields) -> bool:
-    """Return whether times are needed; with separate channels they also decide the order of the text."""
     return _shows_segments(fields) or fields.channels == "split"
 
 

@@ -52,7 +52,7 @@ audio = APIRouter(prefix="/v1/audio", dependencies=[Depends(require_key)], tags=
     response_model=None,
 )
 async def transcribe(request: Request) -> Response:
-    """A recording as text, in its own language."""
+    """Return a recording's text in its own language."""
     return TranscriptionResponse(get_state(request), parse_transcription_request)
 
 
@@ -63,7 +63,7 @@ async def transcribe(request: Request) -> Response:
     response_model=None,
 )
 async def translate(request: Request) -> Response:
-    """A recording as English text."""
+    """Return a recording's text in English."""
     return TranscriptionResponse(get_state(request), parse_translation_request)
 
 
@@ -76,7 +76,7 @@ models = APIRouter(prefix="/v1/models", dependencies=[Depends(require_key)], tag
 @probes.head("/ping", include_in_schema=False)
 @probes.get("/ping", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
 async def health(request: Request) -> Response:
-    """Live: the event loop turns. 503 only once every replica has been given up for good."""
+    """Return 200 while the event loop runs, 503 once every replica has been given up."""
     get_state(request).models.check_health()
     return JSONResponse({"status": "ok"})
 
@@ -84,7 +84,7 @@ async def health(request: Request) -> Response:
 @probes.head("/ready", include_in_schema=False)
 @probes.get("/ready", response_model=Status, responses=error_responses(*ENGINE_ERRORS))
 async def ready(request: Request) -> Response:
-    """An engine can take work. 503 while loading or once given up."""
+    """Return 200 when an engine can take work, else 503."""
     get_state(request).models.require_ready()
     return JSONResponse({"status": "ready"})
 
@@ -92,14 +92,14 @@ async def ready(request: Request) -> Response:
 @probes.head("/version", include_in_schema=False)
 @probes.get("/version", responses=error_responses())
 async def version() -> Version:
-    """Of the server."""
+    """Return the server version."""
     return Version(version=__version__)
 
 
 @probes.head("/load", include_in_schema=False)
 @probes.get("/load", responses=error_responses())
 async def load(request: Request) -> Load:
-    """Requests in flight, how many were rejected so far, and what each replica is doing."""
+    """Return requests in flight, rejected requests, and each replica's work."""
     state = get_state(request)
     return Load(
         server_load=state.admission.num_in_flight,
@@ -114,7 +114,6 @@ async def load(request: Request) -> Load:
 
 
 def _replica(model: ServedModel, replica_state: ReplicaState) -> ReplicaLoad:
-    """Describes a replica as of its last heartbeat, at most a second or so ago."""
     heartbeat = replica_state.heartbeat
     return ReplicaLoad(
         model=model.name,
@@ -141,7 +140,7 @@ async def list_models(request: Request) -> ModelList:
 async def get_model(
     name: Annotated[str, PathParameter(description="One of its names.")], request: Request
 ) -> Model:
-    """The model under one of its names."""
+    """Return the model under one name."""
     state = get_state(request)
     return _model(name, state.models.choose(name), state)
 

@@ -1,7 +1,6 @@
-"""The request fields and response bodies of the routes, as OpenAI's audio API names them.
+"""Request fields and response bodies, as OpenAI's audio API names them.
 
-The bodies of transcripts are in `asr_server.formats`, because the command line writes them too. Used by the
-rest of `api` and by `realtime`, in the API process. Types only: reads no state of the server.
+Transcript bodies are in `asr_server.formats`. Types only.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def loads(text: str) -> Any:
     """Parse JSON.
 
     Raises:
-        UnicodeEncodeError: it has half a surrogate pair, which is no text.
-        ValueError: it is no JSON.
+        UnicodeEncodeError: half a surrogate pair.
+        ValueError: no JSON.
     """
     value = json.loads(text)
     json.dumps(value, ensure_ascii=False).encode()
@@ -56,7 +55,6 @@ def loads(text: str) -> Any:
 
 
 def _chunking_from_wire(value: Any) -> Any:
-    """`auto`, or a JSON string of it or of an object; flattened fields have become an object before."""
     if not isinstance(value, str):
         return value
     with contextlib.suppress(ValueError, RecursionError):  # not JSON: a bare word
@@ -65,7 +63,7 @@ def _chunking_from_wire(value: Any) -> Any:
 
 
 class Chunking(BaseModel):
-    """How to cut: where speech begins and ends. Without it, chunks are full and cut at quiet points."""
+    """Cut at speech. Without it, chunks are full and cut at quiet points."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -100,7 +98,6 @@ SpeakerName = Annotated[str, AfterValidator(_speaker_name), Field(max_length=64)
 
 
 def check_keyword(term: str) -> str:
-    """Raise ValueError for what OpenAI refuses in a term."""
     if any(mark in term for mark in "<>\r\n"):
         raise ValueError("A keyword is one term, without '<', '>' or a line break")
     return term
@@ -119,7 +116,7 @@ OnlyFalse = Annotated[bool, AfterValidator(_only_false)]
 
 
 class AudioFields(BaseModel):
-    """What both endpoints take, the uploaded `file` apart."""
+    """The fields of both endpoints, except `file`."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -200,7 +197,6 @@ class AudioFields(BaseModel):
 
     @property
     def is_streamed(self) -> bool:
-        """Return whether the reply is a stream; verbose_json is whole whatever `stream` says."""
         return self.stream and self.response_format != "verbose_json"
 
 
@@ -248,7 +244,7 @@ class TranslationFields(AudioFields):
 
 
 class TextDelta(Body):
-    """Text that is final, and follows that of the events before."""
+    """Final text that continues the events before."""
 
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     """The kind of event."""
@@ -263,8 +259,6 @@ class TextDelta(Body):
 
 
 class TextDone(Body):
-    """The end of the transcript."""
-
     type: Literal["transcript.text.done"] = "transcript.text.done"
     """The kind of event."""
     text: str
@@ -303,7 +297,7 @@ class ErrorDetail(Body):
 
 
 class ErrorBody(Body):
-    """Every error has this body."""
+    """The body of every error."""
 
     error: ErrorDetail
     """The error."""
@@ -352,7 +346,7 @@ class Version(Body):
 
 
 class ReplicaLoad(Body):
-    """What a replica was doing at its last heartbeat, a second or so ago."""
+    """A replica's work at its last heartbeat."""
 
     model: str
     """The first name of its model."""

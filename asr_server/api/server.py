@@ -1,7 +1,4 @@
-"""Runs the API process from start to stop: its event loop, its signals and the drain at its end.
-
-Called by `cli.serve`. Runs in the API process; imports no torch, and knows no routes.
-"""
+"""Run the API process: event loop, signals and drain. Knows no routes."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(models_settings: Sequence[Settings]) -> int:
-    """Serves until told to stop (SIGINT, SIGTERM); requests in flight then have `drain_s` to finish.
-
-    Returns the exit status.
-    """
+    """Serve until SIGINT or SIGTERM; requests in flight get `drain_s`. Return the exit status."""
     settings = models_settings[0]  # what is not of a model is the same in all
     _warn_of_few_files(raise_open_files_limit(), settings)
     pool = PreprocessPool(settings.preprocess_workers)
@@ -95,7 +89,6 @@ def _warn_of_few_files(limit: int, settings: Settings) -> None:
 
 
 def _sockets(settings: Settings) -> list[socket.socket] | None:
-    """Return the sockets for HTTP; None: uvicorn makes them."""
     if settings.reuse_port:
         return list(shared_sockets(settings.host, settings.port))
     own = listening_on(settings.host, settings.port).get("sock")
@@ -103,7 +96,7 @@ def _sockets(settings: Settings) -> list[socket.socket] | None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which drains before it stops listening, so that probes are still answered."""
+    """uvicorn's server that drains while it still answers probes."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
@@ -113,7 +106,7 @@ class Server(uvicorn.Server):
         self.exit_status = STOPPED
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Prints the address once it listens: with port 0 the port is not known before."""
+        """Print the address once it listens: port 0 is resolved only then."""
         await super().startup(sockets)
         freeze_gc()
         if self.started:
@@ -151,15 +144,13 @@ class Server(uvicorn.Server):
             logger.warning("Wyoming has no authentication: anyone who can reach port %d can transcribe", port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the drain, a second one ends it. The process exits with a status of its
-        own: uvicorn would raise the signal anew.
-        """
+        """Drain at the first signal, stop at the second. uvicorn would raise the signal again."""
         self._state.models.expect_ends()
         self._hurry = self.should_exit
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Returns whether to stop. uvicorn calls it ten times a second."""
+        """Return whether to stop. uvicorn calls it ten times a second."""
         return await super().on_tick(counter) or self._state.models.failed_to_start is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -170,7 +161,6 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _drain(self) -> None:
-        """Waits for the work in flight; requests not finished in time are answered 503."""
         limit_s, started_at = self._state.settings.drain_s, time.monotonic()
         end = started_at + limit_s
         if self._state.settings.reuse_port:  # the other servers take new connections
@@ -192,5 +182,4 @@ class Server(uvicorn.Server):
 
     @property
     def _num_in_flight(self) -> int:
-        """Counts requests, also those still being received or replied to, and realtime sessions."""
         return self._state.admission.num_open + self._state.realtime.num_active

@@ -1,7 +1,6 @@
-"""The random key that signs client secrets: kept beside the file of API keys, or for the process alone.
+"""The random key that signs client secrets, kept beside the key file or in memory.
 
-It has nothing in common with an API key, so that a client secret tells nothing by which one could be guessed.
-Read once, before the API process listens. Used by `auth.py`. Signs nothing itself.
+Unrelated to API keys, so a secret helps nobody to guess one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def signing_key(key_file: Path | None) -> bytes:
-    """Return the key beside this file, which servers with the same file share; make it if there is none."""
+    """Return the key beside this file, shared by servers; make it if missing."""
     if key_file is None:
         return secrets.token_bytes(NUM_BYTES)
     path = key_file.with_name(key_file.name + SUFFIX)
@@ -41,7 +40,6 @@ def signing_key(key_file: Path | None) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Make the whole file appear at once. Another server may make it first: then that one is kept."""
     descriptor, whole = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # 0600
     try:
         with open(descriptor, "wb") as file:

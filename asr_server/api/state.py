@@ -1,8 +1,4 @@
-"""The objects that all routes share, created once in `create_app`, and the limit on sessions.
-
-`RealtimeSessions` limits the sessions of `/v1/realtime`, and ends them when the server ends. Runs in the API
-process, on its event loop; never blocks it. Used by `api`, `realtime` and `wyoming.py`.
-"""
+"""The objects that all routes share, and the limit of realtime sessions."""
 
 from __future__ import annotations
 
@@ -29,8 +25,7 @@ SERVICE_RESTART: Final = 1012  # the official client connects again
 
 
 class _Session(Protocol):
-    def end(self, code: int, reason: str) -> None:
-        """Commits the audio so far, sends its text, and closes."""
+    def end(self, code: int, reason: str) -> None: ...
 
 
 class RealtimeSessions:
@@ -75,7 +70,7 @@ class RealtimeSessions:
                 self._is_empty.set()
 
     async def drain(self, limit_s: float) -> None:
-        """Ends every session: each commits its audio, sends its text, and closes. Waits `limit_s` at most."""
+        """End every session in order; wait at most `limit_s`."""
         self.is_draining = True
         for session in self._active:
             session.end(SERVICE_RESTART, "The server is shutting down.")
@@ -99,7 +94,6 @@ class AppState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request for a transcript, from its headers on, and no realtime session."""
         return not (self.admission.num_open or self.realtime.num_active)
 
 
@@ -118,7 +112,7 @@ async def require_admin_key(request: Request) -> None:
 
 
 async def require_azure_key(request: Request) -> None:
-    """Take the key from `api-key`, else as everywhere. Raises InvalidApiKey."""
+    """Take the key from `api-key` or the usual header. Raises InvalidApiKey."""
     if key := request.headers.get("api-key"):
         get_state(request).api_keys.check(f"Bearer {key}")
     else:

@@ -1,8 +1,7 @@
-"""Bounds a connection from its first byte, where it begins with a TLS handshake.
+"""Bound a connection from its first byte, before TLS.
 
-An event loop makes a protocol known of a connection only after its handshake: silent sockets would neither
-count nor end. So the HTTP protocol is given the plain connection first, and the encrypted one after it. Used
-by `server.py`. Runs in the API process, on its event loop.
+Event loops announce a connection after its handshake, so silent sockets would neither count nor end. Here
+the HTTP protocol gets the plain connection first.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ SPARE_S: Final = 5.0  # the ticks of the HTTP protocol end a handshake before th
 
 
 def http_protocol(settings: Settings, uploads: UploadStore) -> Callable[..., asyncio.Protocol]:
-    """Makes the value of uvicorn's setting `http`."""
     bounded = partial(BoundedHttpProtocol, settings=settings, uploads=uploads)
     if not settings.ssl_certfile:
         return bounded
@@ -41,7 +39,7 @@ def http_protocol(settings: Settings, uploads: UploadStore) -> Callable[..., asy
 
 
 class TlsHandshake(asyncio.Protocol):
-    """Takes a connection over from the event loop, which has accepted it without TLS."""
+    """Take over a connection that was accepted without TLS."""
 
     def __init__(self, http: BoundedHttpProtocol, context: ssl.SSLContext, limit_s: float) -> None:
         self._http = http
@@ -75,8 +73,6 @@ class TlsHandshake(asyncio.Protocol):
 
 
 class _TransportInHandshake(asyncio.Transport):
-    """Stands for a connection that can only be closed yet."""
-
     def __init__(self, connection: socket.socket, handshake: asyncio.Task[None]) -> None:
         super().__init__({"socket": connection})
         self._task = handshake

@@ -1,7 +1,6 @@
-"""Answers one transcription request: reads the form, transcribes, and sends the reply, whole or as events.
+"""Answer one transcription request: read the form, transcribe, reply whole or as events.
 
-Server-sent events have OpenAI's streaming shapes. Called by `routes.py`. Runs in the API process, on its
-event loop; never blocks it: long transcripts are rendered in a thread.
+Long transcripts are rendered in a thread, so the event loop never blocks.
 """
 
 from __future__ import annotations
@@ -60,12 +59,9 @@ STREAM_END: Final = b"data: [DONE]\n\n"
 
 
 class EventWriter:
-    """Turns transcript deltas into events. The deltas joined are the text of the last event."""
+    """Turn deltas into OpenAI's events. Joined deltas are the last event's text."""
 
     def __init__(self, fields: AudioFields, options: RenderOptions = DEFAULTS) -> None:
-        """With `diarized_json` each segment is an event that names its speaker: where channels are apart
-        behind a delta of its own, else at the end, when all voices are known.
-        """
         self._fields = fields
         self._options = options
         self._text = ""  # of the segments so far
@@ -73,7 +69,6 @@ class EventWriter:
         self._num_text_tokens = 0
 
     def delta(self, delta: TranscriptDelta) -> bytes:
-        """Returns the events of a delta; none for a delta without text."""
         self._num_audio_tokens += delta.num_audio_tokens
         self._num_text_tokens += delta.num_text_tokens
         if not delta.text:
@@ -119,7 +114,7 @@ class EventWriter:
         return self._usage() if self._fields.stream_continuous_usage_stats else None
 
     def _usage(self) -> TokensUsage:
-        """Counts tokens: strict clients refuse a usage by duration in a stream."""
+        """Count tokens: strict clients refuse durations in a stream."""
         return TokensUsage(
             input_tokens=self._num_audio_tokens,
             output_tokens=self._num_text_tokens,
@@ -154,9 +149,9 @@ logger = logging.getLogger(__name__)
 
 
 class TranscriptionResponse(Response):
-    """A response whose work happens while it is sent, so that one task owns the request from end to end.
+    """A response that works while it is sent, so that one task owns the request.
 
-    Errors before the first byte become an error body, because the application's handlers see them.
+    Errors before the first byte become error bodies.
     """
 
     def __init__(
@@ -167,12 +162,6 @@ class TranscriptionResponse(Response):
         file_name: str = FILE,
         file_head: bytes = b"",
     ) -> None:
-        """
-        Args:
-            make_reply: a whole reply in another server's form; None: OpenAI's.
-            file_name: of the form's part with the recording.
-            file_head: bytes that precede the recording, such as a header that clients leave out.
-        """
         super().__init__()
         self._state = state
         self._parse_request = parse_request
@@ -219,7 +208,7 @@ def _form(state: AppState, scope: Scope, file_name: str) -> Form:
 
 
 def _require_connection(scope: Scope) -> None:
-    """Raises Overloaded on a connection that is kept for requests without a body."""
+    """Raise Overloaded on a connection reserved for requests without a body."""
     if scope.get("state", {}).get(OVER_LIMIT):
         raise Overloaded(
             f"Too many connections are open: {naming('max_connections')}.", retry_after_s=RETRY_CONNECTION_S
@@ -227,7 +216,6 @@ def _require_connection(scope: Scope) -> None:
 
 
 async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made]) -> Made:
-    """Returns `make()`, which takes long for a long transcript: then a thread runs it."""
     if len(transcript.segments) <= SEGMENTS_INLINE:
         return make()
     return await asyncio.to_thread(make)
@@ -237,7 +225,6 @@ async def _run_in_thread_if_long(transcript: Transcript, make: Callable[[], Made
 async def transcribing(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive
 ) -> AsyncIterator[tuple[RequestSession, SpeakerTrack | None]]:
-    """Holds a place among the requests in flight and the upload, both only while the block runs."""
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
         async with cancel_on_disconnect(receive), state.admission.acquire(), request.model.using():
@@ -265,13 +252,11 @@ async def transcribing(
 async def _transcript(
     session: RequestSession, track: SpeakerTrack | None, request: TranscriptionRequest
 ) -> Transcript:
-    """The whole transcript, with speakers where voices are told apart."""
     transcript = session.transcript()
     return await track.label(transcript, request.model.transcriber.tokenizer) if track else transcript
 
 
 async def _speaker_track(state: AppState, request: TranscriptionRequest) -> SpeakerTrack | None:
-    """Listens for voices where the request asks for that. Raises InvalidValue for a bad reference."""
     if request.count is None:
         return None
     assert isinstance(request.fields, TranscriptionFields)
@@ -285,7 +270,6 @@ async def _speaker_track(state: AppState, request: TranscriptionRequest) -> Spea
 
 
 def body_response(transcript: Transcript, request: TranscriptionRequest) -> Response:
-    """Make the whole reply to a request that does not stream."""
     response_format = request.fields.response_format
     body = render(transcript, response_format, request.render_options)
     media_type = _MEDIA_TYPES[response_format]
@@ -322,10 +306,9 @@ async def _stream(
 
 
 class _EventStream:
-    """Begins with the first write, so that an error before it can still have a status of its own.
+    """Start at the first write, so that earlier errors get their own status.
 
-    A task sends what has been written, so that a client that reads slowly does not hold up the transcription.
-    What it has not read yet is kept, at most the transcript.
+    A task sends, so that a slow reader does not delay the transcription. At most the transcript is kept.
     """
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
@@ -368,7 +351,6 @@ class _EventStream:
         self.write(event(body_of(error), exclude_none=False))
 
     async def end(self) -> None:
-        """Waits until all has been sent. Cancelled, it sends no more."""
         self._is_complete = True
         self._has_more.set()
         assert self._sending is not None

@@ -1,7 +1,7 @@
-"""Read requests that ask for another protocol than WebSocket as if they did not ask.
+"""Ignore requests to upgrade to anything but WebSocket.
 
-`curl --http2` and Java's HttpClient send `Upgrade: h2c` with every request, and take a reply by HTTP/1.1.
-httptools drops the body of such a request. Used by `connections.py`, in the API process. Knows no routes.
+`curl --http2` and Java's HttpClient send `Upgrade: h2c` and accept HTTP/1.1; httptools drops their
+bodies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Receiver(Protocol):
 
 
 class ParserIgnoringUpgrades:
-    """An `httptools.HttpRequestParser` that reads the head again without its Upgrade header."""
+    """An `httptools.HttpRequestParser` that reads the head again without Upgrade."""
 
     def __init__(self, receiver: _Receiver) -> None:
         self._receiver = receiver
@@ -27,7 +27,6 @@ class ParserIgnoringUpgrades:
 
     @property
     def ignores_upgrade(self) -> bool:
-        """Return whether the head that has been read is about to be read again."""
         is_upgrade = self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
         return is_upgrade and not self._receiver._should_upgrade()
 

@@ -1,7 +1,6 @@
-"""Holds uploads, each once and all within bounds: few bytes in memory, more in the temporary folder.
+"""Hold uploads once, within bounds: few bytes in memory, more in the temporary folder.
 
-No file has a name. Used by `form.py` and `wyoming.py`. Runs in the API process; writes to the disk in
-threads, never on the event loop. Decodes no audio.
+Files are unnamed and written in threads. Decodes no audio.
 """
 
 from __future__ import annotations
@@ -29,20 +28,17 @@ logger = logging.getLogger(__name__)
 
 
 class Sender(Protocol):
-    """The connection that an upload arrives on."""
-
     @property
     def bytes_per_s(self) -> float: ...
 
-    def make_room(self, full: str) -> None:
-        """Close the connection; `full` names the limit that others wait at."""
+    def make_room(self, full: str) -> None: ...
 
 
 class UploadStore:
-    """Counts the bytes that all uploads together hold in memory and on the disk.
+    """The bytes of all uploads, in memory and on disk.
 
     Args:
-        max_disk_bytes: 0 takes half of what the temporary folder has free.
+        max_disk_bytes: 0 means half of the temporary folder's free space.
     """
 
     def __init__(self, max_memory_bytes: int, max_disk_bytes: int = 0) -> None:
@@ -58,12 +54,12 @@ class UploadStore:
 
     @property
     def rate_factor(self) -> float:
-        """Return how many times the least rate uploads must have: it grows as the disk's share is used up."""
+        """Return the factor of the least rate, which grows as the disk fills."""
         free_share = 1 - self.disk_bytes / self._disk_limit_bytes
         return 1 / max(free_share, LEAST_FREE_SHARE)
 
     def take_disk(self, upload: Upload, num_bytes: int) -> None:
-        """Make room by closing slower uploads, the slowest first. Raises StorageUnavailable."""
+        """Make room by closing slower uploads, slowest first. Raises StorageUnavailable."""
         limit = self._disk_limit_bytes = self._disk_limit()
         while self.disk_bytes + num_bytes > limit:
             slowest = min(self.arriving, key=lambda other: other.bytes_per_s, default=upload)
@@ -83,7 +79,7 @@ def _full(limit_bytes: int) -> str:
 
 
 class Upload:
-    """Every method but `close` raises StorageUnavailable where there is no room, or no temporary folder."""
+    """Every method but `close` raises StorageUnavailable without room or folder."""
 
     def __init__(self, max_bytes: int, store: UploadStore, sender: Sender | None = None) -> None:
         self.num_bytes = 0
@@ -102,7 +98,7 @@ class Upload:
         return math.inf if self._sender is None else self._sender.bytes_per_s
 
     def add(self, data: bytes | memoryview) -> None:
-        """Raises UploadTooLarge as soon as the limit is passed."""
+        """Raises UploadTooLarge at the limit."""
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
             raise too_large(self._max_bytes)
@@ -116,7 +112,7 @@ class Upload:
             self._file.write(data)
 
     async def spill_to_disk(self) -> None:
-        """Moves the upload to the disk, in a thread, if it or all uploads together take too much memory."""
+        """Move to the disk, in a thread, if memory exceeds its limits."""
         limit = WRITE_BYTES if self._is_on_disk else MEMORY_BYTES
         if self._has_given_up or not self._num_in_memory:
             return
@@ -124,7 +120,6 @@ class Upload:
             await self._to_disk(self._append if self._is_on_disk else self._move)
 
     async def source(self) -> BinaryIO:
-        """Returns the whole upload. Valid until `close`."""
         if self._is_on_disk:
             await self._to_disk(self._append)
         self._store.arriving.discard(self)
@@ -141,13 +136,11 @@ class Upload:
         self._count_memory(-num_bytes)
 
     def make_room(self, full: str) -> None:
-        """End the upload before it is complete, because others wait at the limit that `full` names."""
         assert self._sender is not None
         self._give_up_disk()
         self._sender.make_room(full)
 
     def _give_up_disk(self) -> None:
-        """Count as free what becomes free as soon as the request notices that its connection is closed."""
         self._has_given_up = True
         self._store.disk_bytes -= self._num_on_disk
         self._num_on_disk = 0
@@ -177,7 +170,7 @@ class Upload:
         self._store.memory_bytes += num_bytes
 
     def close(self) -> None:
-        """Frees the memory or the file. May be called more than once."""
+        """Free memory or file. May be repeated."""
         self._unwritten.clear()
         self._count_memory(-self._num_in_memory)
         self._give_up_disk()

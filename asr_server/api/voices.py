@@ -1,7 +1,6 @@
-"""Reads the references of known speakers: data URLs with a few seconds of somebody's voice.
+"""Read the references of known speakers: data URLs of a few seconds.
 
-Used by `transcribe.py`, on the event loop of the API process; the threads of the preprocess pool decode. What
-is read lives as long as its request.
+Threads of the preprocess pool decode. References live as long as their request.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ _DATA_URL: Final = re.compile(r"data:[\w.+/;=-]*;base64,", re.ASCII)
 
 
 async def decode_reference(url: str, pool: PreprocessPool) -> Samples:
-    """The samples of a data URL. Raises InvalidValue: it is none, no audio, or too short or too long."""
     match = _DATA_URL.match(url)
     try:
         content = base64.b64decode(url[match.end() :], validate=True) if match else b""

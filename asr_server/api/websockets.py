@@ -1,8 +1,4 @@
-"""Bound what one WebSocket may cost: frames, a handshake that cannot be read, bytes behind the close.
-
-Given to uvicorn by `server.py`. Runs in the API process, on its event loop; never blocks it. Knows no events
-of the realtime API.
-"""
+"""Bound one WebSocket's frames, unreadable handshakes and bytes behind its close. Knows no events."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._num_bytes_after_close = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop what nobody will read: 40 MB of messages would stay until the garbage is next collected."""
+        """Drop unread messages: 40 MB would wait for the garbage collector."""
         super().connection_lost(exc)
         self.frames = []
         self.conn.reader.buffer = bytearray()
@@ -66,7 +62,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.abort()
 
     async def send(self, message: Any) -> None:
-        """Count a refusal by HTTP as an answer: uvicorn logs it as a handshake left open."""
+        """Count a refusal by HTTP as an answer, or uvicorn logs an open handshake."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and self.close_sent:
             self.handshake_complete = True
@@ -92,7 +88,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     def _refuse_handshake(self, reason: Exception) -> None:
-        """Answer a request to upgrade that is no handshake: it is a POST, or has a line too long to read."""
+        """Refuse an upgrade that is no handshake: a POST, or a line too long."""
         causes = (reason, reason.__cause__)
         is_too_large = any(isinstance(cause, SecurityError) for cause in causes)
         text = f"No WebSocket handshake: {reason.__cause__ or reason}."

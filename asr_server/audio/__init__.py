@@ -1,5 +1,4 @@
-"""Decodes recordings of any format to 16 kHz mono and cuts them into chunks, in threads of its own.
+"""Decode recordings of any format to 16 kHz mono and cut them into chunks.
 
-Runs in threads of the API process (or of `asr-server transcribe`) and, for FFmpeg, in processes of its own.
-Used by `transcription`, `api`, `realtime`, `wyoming.py` and `offline`. Knows neither HTTP nor the engine.
+Runs in threads of the API process; FFmpeg has processes of its own. Knows neither HTTP nor the engine.
 """

@@ -1,8 +1,4 @@
-"""The protocol of an open file that gives blocks (arrays of samples) of its own rate and layout.
-
-Implemented by `wav.py` and `sndfile.py` in the preprocess threads, and by `ffmpeg_decoder.py` in the FFmpeg
-processes. Types only.
-"""
+"""The protocol of an open file that returns blocks of its own rate and layout."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ Block = npt.NDArray[np.float32]  # [frames, channels] at the file's own rate, fu
 
 
 class Decoder(Protocol):
-    """One open file. Not thread-safe."""
-
     sample_rate: int
     num_channels: int
     duration_s: float | None  # what the file's header says, which need not be so; None: nothing
@@ -30,11 +24,11 @@ class Decoder(Protocol):
     has_more: bool  # known at the end: this decoder stopped where another one may be able to go on
 
     def read(self) -> Block:
-        """The next block, of a few seconds at most; one without frames is the end. The next call may use
-        its memory again: fresh memory for each block costs more than converting the samples does.
+        """Return the next block, a few seconds at most; an empty one is the end. The next call may reuse
+        its memory.
 
         Raises:
-            InvalidAudio: nothing at all could be read.
+            InvalidAudio: nothing could be read.
         """
         ...
 
@@ -42,4 +36,4 @@ class Decoder(Protocol):
 
 
 class CannotOpen(Exception):
-    """This decoder does not read this file; another one may."""
+    pass

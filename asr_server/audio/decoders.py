@@ -1,7 +1,6 @@
-"""Opens a file with the decoder of its family, known by its first bytes: names and types are not trusted.
+"""Open a file with the decoder of its family, known by its first bytes.
 
-Runs in the preprocess threads of the API process, for `recording.py`. Imports no FFmpeg: all that is not WAV,
-FLAC, MP3 or AIFF goes to `ffmpeg_client.py`, which asks a process that has it.
+Names and types are not trusted. `ffmpeg_client.py` reads everything but WAV, FLAC, MP3 and AIFF.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ Family = Literal["wav", "sndfile", "ffmpeg"]
 
 
 def sniff(fd: int) -> Family:
-    """The family whose decoder is tried first.
+    """Return the family of the decoder to try first.
 
-    libsndfile reads Ogg Vorbis too, but 1.7 times slower than FFmpeg, and only the first of chained streams.
+    FFmpeg reads Ogg Vorbis 1.7 times faster than libsndfile, and chained streams too.
     """
     head = os.pread(fd, 64, 0)
     if not head:
@@ -35,14 +34,12 @@ def sniff(fd: int) -> Family:
 
 
 def _is_mp3(fd: int, head: bytes) -> bool:
-    """MPEG audio of layer 3, after an ID3 tag of any size (cover art)."""
     if size := id3_size(head):
         head = os.pread(fd, 4, size)
     return len(head) >= 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2
 
 
 def open_native(fd: int) -> Decoder | None:
-    """A decoder that runs in a thread of this process; None: FFmpeg's libraries have to try."""
     family = sniff(fd)
     try:
         if family == "wav":

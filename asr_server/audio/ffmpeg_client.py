@@ -47,8 +47,6 @@ STATUS: Final = struct.Struct("<i")  # from the forkserver: the process's id, an
 
 
 class DecodeTask(msgspec.Struct):
-    """The message that goes to a decode process with the file."""
-
     limits: AudioLimits
     split_channels: bool
     choice: TrackChoice
@@ -56,8 +54,6 @@ class DecodeTask(msgspec.Struct):
 
 
 class Opened(msgspec.Struct):
-    """The answer that comes before the first samples."""
-
     duration_s: float | None  # by the file's header
     num_channels: int
     tracks_read: tuple[Track, ...]
@@ -82,8 +78,6 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 
 @dataclass
 class DecodeProcess:
-    """The server's side of one decode process."""
-
     connection: socket.socket
     status_fd: int  # the read end of a pipe, into which the forkserver writes its id and how it ended
 
@@ -92,10 +86,10 @@ class DecodeProcess:
         os.close(self.status_fd)
 
     def ended_by_the_file(self) -> bool:
-        """Whether the file ended the process: a codec's crash, abort or endless loop is the file's fault.
+        """Return whether the file is at fault: a codec's crash, abort or endless loop.
 
-        The file is not at fault where the process got SIGKILL (the system was out of memory, say) or SIGALRM
-        (it waited and used no processor), or could not be forked, or its forkserver is gone too.
+        It is not after SIGKILL (out of memory), SIGALRM (waiting without processor time), a failed fork,
+        or the end of the forkserver.
         """
         if self._number() is None:  # its id
             return False
@@ -105,7 +99,6 @@ class DecodeProcess:
         return not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in SIGNALS_OF_THE_SYSTEM
 
     def kill(self) -> bool:
-        """Kill a process that has not ended. Returns whether its forkserver then tells of its end."""
         pid = self._number()
         if pid is None:
             return False
@@ -114,7 +107,6 @@ class DecodeProcess:
         return self._number() is not None
 
     def _number(self) -> int | None:
-        """Return the next number that the forkserver tells; None: it tells none, or is gone."""
         poll = select.poll()
         poll.register(self.status_fd, select.POLLIN)
         if not poll.poll(STATUS_WAIT_MS) or not (packed := os.read(self.status_fd, STATUS.size)):
@@ -124,8 +116,6 @@ class DecodeProcess:
 
 
 class DecodeProcesses:
-    """Owns the forkserver. Thread-safe."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._forkserver: subprocess.Popen[bytes] | None = None
@@ -133,15 +123,15 @@ class DecodeProcesses:
         self._idle: list[DecodeProcess] = []
 
     def start(self) -> None:
-        """Returns at once; the forkserver then takes half a second to load its libraries."""
+        """Return at once; the libraries take half a second to load."""
         with self._lock:
             self._start()
 
     def take(self, message: bytes, fd: int) -> DecodeProcess:
-        """A process that nobody else uses and that has been given this file.
+        """Return a free process that has been given this file.
 
         Raises:
-            OSError: the system has no handles, memory or processes left for one.
+            OSError: no handles, memory or processes are left.
         """
         with self._lock:
             while self._idle:
@@ -151,7 +141,6 @@ class DecodeProcesses:
         return _given(process, message, fd)
 
     def give_back(self, process: DecodeProcess) -> None:
-        """Takes back a process whose last file is done, so that it sends nothing more."""
         with self._lock:
             if len(self._idle) < MAX_IDLE and self._forkserver is not None:
                 self._idle.append(process)
@@ -159,7 +148,6 @@ class DecodeProcesses:
         process.close()
 
     def restart(self) -> None:
-        """Kills a forkserver that does not answer, and idle processes, which may be frozen too."""
         with self._lock:
             self._stop()
             self._start()
@@ -169,7 +157,6 @@ class DecodeProcesses:
             self._close_idle()
 
     def shutdown(self) -> None:
-        """Processes that are at work end with their recordings."""
         with self._lock:
             self._stop()
 
@@ -194,7 +181,6 @@ class DecodeProcesses:
         return process
 
     def _adopt(self, fds: list[int]) -> None:
-        """Has a process forked that owns these ends of its connection and of the pipe for its exit status."""
         self._start()
         try:
             self._send(fds)
@@ -240,7 +226,6 @@ class DecodeProcesses:
 
 
 def _given(process: DecodeProcess, message: bytes, fd: int) -> DecodeProcess:
-    """The process, once it has been given the file. Raises OSError; the process is closed then."""
     try:
         with contextlib.ExitStack() as opened:
             own = [opened.enter_context(open(f"/dev/fd/{fd}", "rb", buffering=0)) for _ in range(NUM_OPENED)]
@@ -263,14 +248,14 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeProcessSilent(ConnectionError):
-    """The process neither answers nor ends: it is stopped, or waits for a disk."""
+    pass
 
 
 class RemoteStream:
     """A file decoded, mixed and resampled in a decode process; see `stream.Stream`.
 
-    The process works only while a thread waits for it, so that the number of threads bounds how many do. One
-    that the system has ended is replaced once; what had been read already is decoded anew and left out.
+    The process works only while a thread waits, so threads bound the load. A process that the system
+    ended is replaced once; samples already read are skipped.
     """
 
     def __init__(
@@ -282,7 +267,6 @@ class RemoteStream:
         choice: TrackChoice = DEFAULT_TRACK,
         channel: int | None = None,
     ) -> None:
-        """Raises DecodingUnavailable."""
         self.truncated = False
         self.duration_s: float | None = None
         self.tracks_read: tuple[Track, ...] = ()
@@ -297,7 +281,6 @@ class RemoteStream:
         self._process: DecodeProcess | None = self._take()
 
     def read(self) -> Samples | None:
-        """Raises DecodingUnavailable, RequestError."""
         if self._ended:
             return None
         try:
@@ -341,7 +324,6 @@ class RemoteStream:
         return None
 
     def _replace(self, error: ConnectionError) -> None:
-        """Raises InvalidAudio where the file is at fault, DecodingUnavailable the second time."""
         assert self._process is not None
         if self._closed.is_set():
             raise invalid_audio("The file was closed.") from error
@@ -361,7 +343,7 @@ class RemoteStream:
         self._process = self._take()
 
     def _kill(self) -> None:
-        """Whatever has frozen this process may have frozen idle ones, or all: these are replaced with it."""
+        """Replace idle processes too: they may be frozen as well."""
         assert self._process is not None
         if self._process.kill():
             decode_processes.drop_idle()
@@ -380,7 +362,6 @@ class RemoteStream:
         return kind, self._receive(size)
 
     def _receive(self, size: int) -> npt.NDArray[np.uint8]:
-        """Exactly `size` bytes, giving up when the recording is closed. Uses its memory again."""
         if size > len(self._content):
             self._content = np.empty(size, np.uint8)
         assert self._process is not None

@@ -1,10 +1,8 @@
-"""Decodes one audio track of a file with FFmpeg's libraries, on the container's time line.
+"""Decode one audio track with FFmpeg, on the container's time line.
 
-Runs in the FFmpeg processes alone: the API process never imports this file. FFmpeg's own queue gathers frames
-into one array per second of audio, because an array for each frame would cost as much as decoding.
-
-A track that begins after the picture, or whose time stamps have gaps, gets silence there: times are then
-those of a player. Frames without time stamps follow each other.
+Runs in the FFmpeg processes alone. FFmpeg's queue gathers frames into arrays of a second; one array a
+frame would cost as much as decoding. Gaps in the time stamps, and a late start, become silence, so that
+times are a player's.
 """
 
 from __future__ import annotations
@@ -50,11 +48,6 @@ class FfmpegDecoder:
     def __init__(
         self, fd: int, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
     ) -> None:
-        """Reads the open file from its beginning. Nobody else may read from this descriptor meanwhile.
-
-        Raises CannotOpen where FFmpeg does not know the file, InvalidAudio where no audio is in it, and
-        NoSuchTrack.
-        """
         self._fd, self._limits = fd, limits or AudioLimits()
         self.truncated = self.has_more = False
         self._container = self._open()
@@ -86,7 +79,6 @@ class FfmpegDecoder:
             raise CannotOpen(str(error)) from error
 
     def _open_track(self, choice: TrackChoice) -> None:
-        """Open the first track in the order of choice that has sound."""
         self.tracks = tracks_of(self._container)
         if not self.tracks:
             raise invalid_audio("The file has no audio stream.")
@@ -121,7 +113,6 @@ class FfmpegDecoder:
         self._blocks = self._gather(first, packets)
 
     def _decode(self) -> Iterator[Iterator[Any]]:
-        """The frames of each packet, stepping over packets that are damaged."""
         index = self._stream.index
         packets = self._container.demux(*self._watched_streams())
         while True:
@@ -143,11 +134,11 @@ class FfmpegDecoder:
                 self.truncated = self.truncated or bytes(packet)[:3] not in _TAGS
 
     def _watched_streams(self) -> list[Any]:
-        """Where the file states the length of the whole alone, the other streams may be the longer ones."""
+        """Return the other streams if the file states only its total length: they may be longer."""
         return [self._stream] if self._track_s() is not None else list(self._container.streams)
 
     def _falls_short(self) -> bool:
-        """Whether a container holds less than the length that it states. Raw streams only guess theirs."""
+        """Return whether a container holds less than it states; raw streams only guess."""
         line = self._time_line
         if self._track_s() is not None:
             return (self.duration_s or 0.0) - (line.end_s - line.start_s) > MISSING_S
@@ -157,18 +148,17 @@ class FfmpegDecoder:
         return (self._container_s() or 0.0) - max(line.end_s, self._others_end_s) > MISSING_S
 
     def _track_s(self) -> float | None:
-        """The length that an MP4 states for the track. For other containers FFmpeg may make one up."""
         stream = self._stream
         if not self._container.format.name.startswith("mov") or not stream.duration:
             return None
         return float(stream.duration * stream.time_base)
 
     def _container_s(self) -> float | None:
-        """The length that the container states; None where it states none, as a browser's WebM."""
+        """Return the container's length; None if unstated, as in a browser's WebM."""
         return self._container.duration / av.time_base if self._container.duration else None
 
     def _gather(self, first: Any, packets: Iterator[Iterator[Any]]) -> Iterator[Block]:
-        """Blocks of about GROUP_S. The loop body runs once a frame, so it has to be cheap."""
+        """Yield blocks of about GROUP_S. The body runs once a frame, so it must be cheap."""
         adapter = _Adapter(first)
         time_line = self._time_line
         fifo = av.AudioFifo()
@@ -190,7 +180,7 @@ class FfmpegDecoder:
             yield _to_block(fifo.read())
 
     def _silence(self, duration_s: float) -> Iterator[Block]:
-        """Raises AudioTooLong before any of it, where the time stamps go beyond the limit."""
+        """Raise AudioTooLong before any silence if time stamps exceed the limit."""
         self._limits.check_decoded(0, self._time_line.end_s - self._time_line.start_s)
         num_left = round(duration_s * self.sample_rate)
         block = np.zeros((min(num_left, int(GROUP_S * self.sample_rate)), self.num_channels), np.float32)
@@ -200,7 +190,6 @@ class FfmpegDecoder:
 
 
 def another_file_follows(fd: int) -> bool:
-    """Return whether a second MP4 or AIFF lies behind the first, of which FFmpeg reads nothing."""
     length = os.fstat(fd).st_size
     at, num_ftyp = 0, 0
     for _ in range(MAX_BOXES):
@@ -234,8 +223,6 @@ def _stated(text: str | None) -> str | None:
 
 
 class _TimeLine:
-    """Compares the frames' time stamps with the samples so far. Times are the container's, in seconds."""
-
     def __init__(self, container: Any, stream: Any, first: Any) -> None:
         self._tick_s = float(stream.time_base)
         self._max_gap_s = MAX_TRANSPORT_GAP_S if container.format.name in _TRANSPORTS else np.inf
@@ -248,7 +235,6 @@ class _TimeLine:
         self.end_s = first_s  # of the frames so far
 
     def gap_before(self, frame: Any) -> float:
-        """Count the frame, and return the seconds that are missing before it."""
         gap_s = 0.0 if frame.pts is None else frame.pts * self._tick_s - self.end_s
         if not -RESTART_S <= gap_s <= MIN_GAP_S:
             self.end_s += gap_s
@@ -261,7 +247,7 @@ class _TimeLine:
 
 
 class _Adapter:
-    """Brings frames into one format: some streams change theirs on the way."""
+    """Bring frames to one format: some streams change theirs."""
 
     def __init__(self, first: Any) -> None:
         self._first = first
@@ -298,7 +284,7 @@ def _kind(frame: Any) -> tuple[str, int, int]:
 
 
 def _to_block(frame: Any) -> Block:
-    """A frame as [frames, channels] float32, full scale 1.0; planar samples stay planar underneath."""
+    """Return a frame as [frames, channels] float32; planar samples stay planar underneath."""
     array = frame.to_ndarray()  # planar: [channels, frames]; packed: [1, frames * channels]
     samples: Block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
     kind = frame.format.name.removesuffix("p")

@@ -1,9 +1,7 @@
-"""The processes that decode with FFmpeg: one that forks the others, and what each of these does.
+"""The processes that decode with FFmpeg: one that forks the others, and the forks.
 
-`ffmpeg_client.py` starts the first. It loads FFmpeg's libraries once and has no threads, so that forking it
-is quick and safe.
-
-Runs in the FFmpeg processes alone: the API process never imports this file. Knows one file at a time.
+The first loads the libraries once and has no threads, so forking is quick and safe. The API process never
+imports this file.
 """
 
 from __future__ import annotations
@@ -60,7 +58,6 @@ MAX_DATA_BYTES = 1 << 30  # for one decode process; a usual one needs 60 MB
 
 
 def main(socket_fd: int) -> None:
-    """Forks a decode process for each connection that arrives, until the server closes its end."""
     _import_all_of_pyav()
     leave_stopping_to_the_parent()
     gain_no_privileges()
@@ -90,7 +87,7 @@ def _import_all_of_pyav() -> None:
 
 
 def _fork(status_fds: dict[int, int], status_fd: int) -> int:
-    """As os.fork, or FORK_FAILED: the server then sees its connection closed, and no status."""
+    """Fork, or return FORK_FAILED: the server then sees a closed connection."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # until it is known whose status it would be
     try:
         pid = os.fork()
@@ -124,7 +121,6 @@ def _tell(status_fd: int, number: int) -> None:
 
 
 def _run_decode_process(connection_fd: int) -> None:
-    """Runs a decode process to its end; never returns into its parent's code."""
     try:
         confine()
         with socket.socket(fileno=connection_fd) as connection:
@@ -136,7 +132,6 @@ def _run_decode_process(connection_fd: int) -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """One file after another, until the server closes the connection."""
     while True:
         message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE, NUM_OPENED)
         if not message:
@@ -149,7 +144,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def decode(connection: socket.socket, fds: list[int], task: DecodeTask) -> None:
-    """Answers each request for a block of one file.
+    """Answer each request for a block of one file.
 
     Raises:
         OSError: the server has closed the connection.
@@ -180,7 +175,7 @@ def decode(connection: socket.socket, fds: list[int], task: DecodeTask) -> None:
 
 
 def _gathered(stream: Stream) -> bytearray:
-    """Several blocks in one answer: to be woken for each costs more than to send it. Empty at the end."""
+    """Return several blocks at once, because each wake-up costs more than sending; empty at the end."""
     answer = bytearray()
     while len(answer) < ANSWER_BYTES and (block := stream.read()) is not None:
         answer += block.data
@@ -188,7 +183,6 @@ def _gathered(stream: Stream) -> bytearray:
 
 
 def set_alarms(cpu_s: float, wall_s: float) -> None:
-    """Nobody handles these signals, so they end the process even within a codec's endless loop."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, wall_s)
 
@@ -222,7 +216,6 @@ def _one_track(fd: int, task: DecodeTask, number: int) -> DecodedStream:
 
 
 def _is_one_of_two_voices(decoder: FfmpegDecoder) -> bool:
-    """Return whether the file has two tracks of one channel each, as recorders of calls write them."""
     return decoder.num_channels == 1 and len(decoder.tracks) == 2
 
 

@@ -1,6 +1,6 @@
-"""The levels of G.711's codes, for WAV files and realtime sessions.
+"""The levels of G.711's codes.
 
-A code of either law is a sign, three bits of exponent and four of mantissa (ITU-T G.711). Tables only.
+A code is a sign, three bits of exponent and four of mantissa (ITU-T G.711).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FULL_SCALE: Final = 2.0**15
 
 
 def _mu_law() -> Table:
-    """All bits are inverted, and the magnitude has a bias of 132."""
+    """Decode mu-law: all bits inverted, the magnitude biased by 132."""
     codes = ~_CODES & 0xFF
     exponent, mantissa = (codes >> 4) & 7, codes & 15
     magnitude = (((mantissa << 3) + 132) << exponent) - 132
@@ -25,7 +25,7 @@ def _mu_law() -> Table:
 
 
 def _a_law() -> Table:
-    """Every other bit is inverted, and the lowest exponent is linear."""
+    """Decode A-law: every other bit inverted, the lowest exponent linear."""
     codes = _CODES ^ 0x55
     exponent, mantissa = (codes >> 4) & 7, codes & 15
     magnitude = np.where(

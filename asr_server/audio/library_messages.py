@@ -1,9 +1,7 @@
-"""Logs what the C libraries of decoding print to standard error, each line marked as a library's.
+"""Log what C libraries print to standard error, marked as a library's.
 
-Runs in a thread of the API process. Used by `decoders.py`; touches no stderr of Python's and no file.
-
-libmpg123, which is part of libsndfile, prints a line or two for each damage, but not its name. The decoder
-itself tells whether a file is damaged; so these lines are for `--log-level debug`.
+libmpg123 prints each damage without its name; the decoder itself reports damaged files, so these lines
+are for `--log-level debug`.
 """
 
 from __future__ import annotations
@@ -21,11 +19,10 @@ logger = logging.getLogger(__name__)
 
 @cache
 def log_messages_of_libraries() -> None:
-    """From now on the lines that C code of this process prints to its `stderr` are logged. Python's own is
-    left alone, and so is file descriptor 2, to which a crash is reported.
+    """Log lines that C code prints to `stderr` from now on.
 
-    The pipe does not wait for its reader: lines that do not fit are lost. Does nothing where the C library
-    is not glibc, whose `stderr` is a variable that may be set (its manual, "Standard Streams").
+    Python's stderr and descriptor 2 stay as they are. Lines that do not fit the pipe are lost. Needs
+    glibc, where `stderr` can be set (its manual, "Standard Streams").
     """
     if platform.libc_ver()[0] != "glibc":
         return

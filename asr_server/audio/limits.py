@@ -1,8 +1,4 @@
-"""The limits on one recording, and the errors that name the limit and its setting.
-
-Runs in the API process and, sent along with a file, in the FFmpeg processes. Used by the files of this
-folder, `api` and `offline`. Knows no HTTP; does not decode.
-"""
+"""The limits on one recording; each error names the limit and its setting."""
 
 from __future__ import annotations
 
@@ -27,8 +23,6 @@ def invalid_audio(reason: str) -> InvalidAudio:
 
 @dataclass(frozen=True)
 class AudioLimits:
-    """Bounds on one recording, each the setting of the same name, and the longest chunk cut from it."""
-
     max_audio_s: float = Settings.max_audio_s
     max_decoded_bytes: int = Settings.max_decoded_bytes
     max_sample_rate: int = Settings.max_sample_rate
@@ -45,7 +39,6 @@ class AudioLimits:
         return int(self.chunk_s * SAMPLE_RATE)
 
     def check_layout(self, sample_rate: int, num_channels: int) -> None:
-        """Raises before any memory is spent on a header that asks for too much of it."""
         if sample_rate < MIN_SAMPLE_RATE or num_channels < 1:
             raise invalid_audio(f"The file claims {num_channels} channels at {sample_rate} Hz.")
         if sample_rate > self.max_sample_rate:
@@ -56,7 +49,7 @@ class AudioLimits:
             raise _over(what, f"{self.max_channels}", "max_channels", TooManyChannels)
 
     def check_decoded(self, num_bytes: int, duration_s: float) -> None:
-        """Raises for what has been decoded so far: headers lie, samples do not."""
+        """Raise for the samples decoded so far: headers lie."""
         if num_bytes > self.max_decoded_bytes:
             raise _over("decoded size", f"{self.max_decoded_bytes} bytes", "max_decoded_bytes")
         if duration_s > self.max_audio_s:

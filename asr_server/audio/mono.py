@@ -1,11 +1,7 @@
-"""Brings samples to full scale 1.0, mixes channels into one and resamples to 16 kHz.
+"""Scale samples to 1.0, mix channels and resample to 16 kHz.
 
-Runs in the preprocess threads of the API process and in the FFmpeg processes for `stream.py`. Realtime
-sessions use the resampler. Reads no file.
-
-The weights of a mix are those of film sound: dialogue lies in the centre, effects in front and behind (ITU-R
-BS.775 has them by half of their power). Where a file does not state which channel lies where, all count the
-same. One side of a stereo recording may be inverted: then their difference is heard, not their sum.
+Mixing weights are film sound's: dialogue in the centre, effects in front and behind at half their power
+(ITU-R BS.775). Unknown layouts count equally. If two sides cancel out, their difference is used.
 """
 
 from __future__ import annotations
@@ -38,13 +34,13 @@ _LOUD_POWER: Final = 0.05
 
 
 class FloatScale:
-    """Scales floats that were written at the scale of integers (numpy without dividing) to 1.0."""
+    """Scale floats at the scale of integers (numpy without dividing) to 1.0."""
 
     def __init__(self) -> None:
         self._scale = 1.0
 
     def push(self, block: Block) -> Block:
-        """Return the block without NaN and huge values: one NaN would silence the resampling filter."""
+        """Return the block without NaN and huge values, which would silence the filter."""
         flat = block.ravel(order="K")  # no copy
         with np.errstate(over="ignore", invalid="ignore"):
             if self._scale == 1.0 and np.einsum("i,i->", flat, flat) <= _LOUD_POWER * len(flat):
@@ -59,7 +55,6 @@ class FloatScale:
 
 
 def _integer_scale(flat: Samples) -> float:
-    """Return the scale of the integers that these floats were, or 1.0. Damage has values beyond any."""
     levels = np.abs(flat[np.isfinite(flat)])
     if not len(levels):
         return 1.0
@@ -70,20 +65,19 @@ def _integer_scale(flat: Samples) -> float:
 
 
 def _are_integers(flat: Samples, loudest: float) -> bool:
-    """Return whether quiet samples are whole numbers; those of full scale 1.0 never are."""
+    """Return whether quiet samples are whole numbers, unlike floats at full scale 1.0."""
     return loudest >= 2 and all(np.array_equal(part, np.round(part)) for part in (flat[:512], flat))
 
 
 class Mono16k:
-    """Mixes channels, then resamples with soxr's HQ filter (linear phase).
+    """Mix channels, then resample with soxr's HQ filter (linear phase).
 
-    A block that is 16 kHz mono already comes back as it is. The next `push` may use the memory again.
+    A block of 16 kHz mono is returned unchanged. The next `push` may reuse the memory.
     """
 
     def __init__(
         self, sample_rate: int, num_channels: int, layout: Sequence[str] = (), channel: int | None = None
     ) -> None:
-        """`layout`: FFmpeg's name of each channel; empty: unknown. `channel`: that one alone."""
         self._channel = 0 if num_channels == 1 else channel
         self._num_channels = num_channels
         self._weights = mix_weights(num_channels, layout)
@@ -94,7 +88,7 @@ class Mono16k:
         self._resampler = _resampler(sample_rate, 1)
 
     def push(self, block: Block) -> Samples:
-        """[frames, channels] in, [samples] out; the filter holds some back until `finish`."""
+        """Turn [frames, channels] into [samples]; the filter holds some back until `finish`."""
         mono = self._mixed(block) if self._channel is None else block[:, self._channel]
         return mono if self._resampler is None else self._resampler.resample_chunk(mono)
 
@@ -108,7 +102,7 @@ class Mono16k:
         return self._mixed_sides(block, mono) if self._num_channels == 2 else self._weighted(block, mono)
 
     def _mixed_sides(self, block: Block, mono: Samples) -> Samples:
-        """Return half the sum of both sides, or half their difference once these cancel each other out."""
+        """Return half the sum of both sides, or half their difference if they cancel out."""
         if len(block) >= self._num_judged and self._cancel_out(block[::_JUDGED_STEP]):
             self._is_inverted = not self._is_inverted
         (np.subtract if self._is_inverted else np.add)(block[:, 0], block[:, 1], out=mono)
@@ -123,9 +117,7 @@ class Mono16k:
         return both + 2 * common < _CANCELLED * both
 
     def _weighted(self, block: Block, mono: Samples) -> Samples:
-        """`block.mean(axis=1)` costs more than decoding MP3 does, and a matrix product may wake BLAS's own
-        threads, which then fight with ours.
-        """
+        """Avoid `block.mean(axis=1)`, slower than MP3 decoding, and BLAS's own threads."""
         mono[:] = 0.0
         for channel, weight in enumerate(self._weights):
             if weight:
@@ -134,7 +126,6 @@ class Mono16k:
 
 
 def mix_weights(num_channels: int, layout: Sequence[str]) -> list[np.float32]:
-    """Return each channel's weight in the mix; together they are 1."""
     weights = [_WEIGHTS.get(name, _WEIGHT_BEHIND) for name in layout]
     if len(weights) != num_channels or not sum(weights):
         weights = [1.0] * num_channels
@@ -142,13 +133,11 @@ def mix_weights(num_channels: int, layout: Sequence[str]) -> list[np.float32]:
 
 
 class Stereo16k:
-    """Keeps two channels apart: each is resampled as `Mono16k` would resample it alone."""
-
     def __init__(self, sample_rate: int) -> None:
         self._resampler = _resampler(sample_rate, 2)
 
     def push(self, block: Block) -> Samples:
-        """[frames, 2] in, [samples, 2] out; the filter holds some back until `finish`."""
+        """Turn [frames, 2] into [samples, 2]; the filter holds some back until `finish`."""
         return (
             np.ascontiguousarray(block) if self._resampler is None else self._resampler.resample_chunk(block)
         )

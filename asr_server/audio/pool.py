@@ -1,9 +1,7 @@
-"""The bounded thread pool in which recordings are decoded, slice by slice.
+"""The bounded thread pool that decodes recordings, slice by slice.
 
-Each slice queues behind those of other recordings, so that a long file cannot hold a thread for minutes.
-
-Belongs to the event loop of the API process and never blocks it: a slice runs in a thread. Made by `api` and
-`offline`, used by `transcription`. Knows no HTTP and no model.
+Slices of all recordings share one queue, so a long file cannot hold a thread. Belongs to the event loop,
+which it never blocks. Knows no HTTP and no model.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ QUEUED_PER_WORKER = 16
 
 @dataclass
 class PreprocessStats:
-    """Numbers for `/metrics`; written under the pool's lock."""
-
     queued: int = 0  # now
     busy: int = 0  # now
     slices: int = 0  # decoded
@@ -42,10 +38,9 @@ class PreprocessStats:
 
 
 class PreprocessPool:
-    """Threads that decode slices of recordings. Belongs to one event loop."""
+    """Threads that decode slices. Belongs to one event loop."""
 
     def __init__(self, num_workers: int, max_queued: int | None = None) -> None:
-        """At most `max_queued` slices lie in the queue; further callers wait for a place in it, in order."""
         self.num_workers = num_workers
         self.stats = PreprocessStats()
         self._lock = threading.Lock()
@@ -58,17 +53,15 @@ class PreprocessPool:
 
     @property
     def held_bytes(self) -> int:
-        """Samples decoded but not yet in a chunk: at most about one window for each open recording."""
+        """Return the decoded bytes not yet in a chunk, about one window a recording."""
         return sum(recording.held_bytes for recording in self._recordings)
 
     def warm_up(self) -> None:
-        """Starts what the first file would otherwise wait for. Returns at once."""
+        """Start what the first file would wait for. Return at once."""
         decode_processes.start()
 
     async def decode_slice(self, recording: Recording, max_chunks: int = 1) -> DecodeSlice:
-        """Decodes one slice in a thread; `max_chunks` is what the caller has room for. Cancelled, it closes
-        the recording as soon as no thread is in it.
-        """
+        """Decode a slice of at most `max_chunks` in a thread. Cancelled, it closes the recording."""
         self._recordings.add(recording)
         before_s = recording.duration_s
         try:
@@ -83,7 +76,6 @@ class PreprocessPool:
         return decoded
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Runs any other blocking work in a thread, by the same queue."""
         queued_at = time.monotonic()
         self._count(queued=1)
         try:
@@ -115,14 +107,12 @@ class PreprocessPool:
             raise
 
     def shutdown(self) -> None:
-        """Waits for the slices being decoded; those that queue are dropped."""
         for recording in self._recordings:
             recording.close()
         self._executor.shutdown(cancel_futures=True)
         decode_processes.shutdown()
 
     def _settle(self, result: asyncio.Future[T], outcome: tuple[T | None, BaseException | None]) -> None:
-        """Runs in the event loop: the only call from a thread that a slice costs it."""
         self._places.release()
         value, error = outcome
         if result.cancelled():

@@ -1,11 +1,8 @@
-"""Decodes one recording into chunks, slice by slice. `pool.py` runs the slices in its threads.
+"""Decode one recording into chunks, slice by slice.
 
-A slice is one task of the pool: decode until a chunk is ready. Runs in threads of the API process, and may
-not touch its event loop. Used by `api`, `wyoming.py` and `offline`, which open recordings, and by
-`transcription`. Knows no HTTP.
-
-Decoders read from a file descriptor, without calling Python. Where a file's two channels are kept apart, both
-are cut from the same pass, each at its own quiet points.
+A slice decodes until a chunk is ready. Runs in threads; never touches the event loop. Decoders read a
+file descriptor without calling Python. Split channels come from one pass, each cut at its own quiet
+points.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ Source = Path | BinaryIO  # a file that is open is one of the system's, and stay
 
 
 def open_source(source: Source) -> io.FileIO:
-    """The same file with a position of its own, where the system allows; an unlinked one too.
+    """Open the same file with its own position, even if it is unlinked.
 
     Raises:
         OSError: it cannot be opened.
@@ -52,7 +49,7 @@ def open_source(source: Source) -> io.FileIO:
 
 
 def memory_file() -> BinaryIO:
-    """A nameless file, in memory where the system has such."""
+    """Return a nameless file, in memory if possible."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("asr-upload", os.MFD_CLOEXEC), "w+b")
     return tempfile.TemporaryFile()
@@ -73,14 +70,13 @@ class DecodeSlice(NamedTuple):
 
 
 class Cancelled(Exception):
-    """The recording was closed while it was being decoded."""
+    pass
 
 
 class Recording:
-    """Resumable: each slice decodes until a piece is ready. One slice at a time, each in any thread.
+    """A resumable decoder: one slice at a time, each in any thread.
 
-    `close` may be called from anywhere at any time and never waits: a slice being decoded ends at its next
-    block.
+    `close` may be called from anywhere and never waits.
     """
 
     def __init__(
@@ -93,9 +89,10 @@ class Recording:
         choice: TrackChoice = DEFAULT_TRACK,
         channel: int | None = None,
     ) -> None:
-        """`channel`: that one alone, not the mix of all. `chunking` None: full chunks, cut at the quietest
-        places. `listener` gets all samples of a mixed recording as they are decoded, in the thread that
-        decodes.
+        """Args:
+        channel: decode this one, not the mix.
+        chunking: cut by speech; None: full chunks, cut at the quietest places.
+        listener: takes all samples of a mixed recording, in the decoding thread.
         """
         self.truncated = False
         self.work_s = 0.0
@@ -123,31 +120,27 @@ class Recording:
 
     @property
     def duration_s(self) -> float:
-        """Seconds decoded so far; the file's exact length once finished."""
+        """Return the seconds decoded so far, finally the exact length."""
         return self._splitters[0].num_samples / SAMPLE_RATE
 
     @property
     def settled_s(self) -> float:
-        """Every chunk, of any channel, that begins before this time has been given."""
         return min(splitter.num_settled for splitter in self._splitters) / SAMPLE_RATE
 
     @property
     def held_bytes(self) -> int:
-        """Samples decoded but not yet in a chunk."""
         return sum(splitter.held_bytes for splitter in self._splitters)
 
     def of_channel(self, channel: int) -> Recording:
-        """Return the speech of one channel of the same file, which must still be open."""
         return Recording(
             self._origin, self._limits, chunking=CLEAR_SPEECH, choice=self._choice, channel=channel
         )
 
     def next_slice(self, max_chunks: int = 1) -> DecodeSlice:
-        """Decodes on until a chunk is ready, or several if they come fast: as many as the caller has room
-        for, but the file's first one leaves at once. Ends early when a bounded amount of work is done.
+        """Decode until a chunk is ready, up to `max_chunks` if they come fast; the first leaves at once.
 
         Raises:
-            InvalidAudio, AudioTooShort, AudioTooLong: the recording is closed then.
+            InvalidAudio, AudioTooShort, AudioTooLong: the recording is closed.
             Cancelled: `close` was called.
         """
         try:
@@ -161,7 +154,7 @@ class Recording:
         return decoded
 
     def close(self) -> None:
-        """Releases everything, now or when the slice being decoded ends. May be called again."""
+        """Release everything, now or when the slice ends. May be repeated."""
         self._closed.set()
         if self._inside.acquire(blocking=False):
             try:
@@ -194,7 +187,6 @@ class Recording:
         return DecodeSlice(pieces, self._finished)
 
     def _step(self) -> list[Piece]:
-        """One block further."""
         if self._stream is None:
             self._stream = self._open()
         samples = self._stream.read()
@@ -267,8 +259,6 @@ class Recording:
 
 
 class ChunkSource:
-    """One chunk whose samples are at hand, in the place of a recording that is decoded."""
-
     truncated = False
     tracks_read: tuple[Track, ...] = ()
 

@@ -1,9 +1,7 @@
-"""Decodes FLAC, MP3 and AIFF with libsndfile, and sees where it stops before the file does.
+"""Decode FLAC, MP3 and AIFF with libsndfile, and notice when it stops early.
 
-Runs in the preprocess threads of the API process, for `decoders.py`. libsndfile reads by file descriptor: a
-callback into Python would need the interpreter lock. It trusts a header's count of samples; files whose
-header counts too few, and files joined together, have more behind it. What follows is looked for by the
-frames' own marks (RFC 9639; ISO 11172-3; ID3 and APE tags as id3.org and Hydrogenaudio describe them).
+It reads by descriptor: callbacks would need the interpreter lock. It trusts the header's count, but
+joined files hold more. What follows is found by frame marks (RFC 9639; ISO 11172-3; ID3 and APE tags).
 """
 
 from __future__ import annotations
@@ -35,14 +33,11 @@ FLAC_LAYOUTS: Final = {
 
 
 class SndfileDecoder:
-    """Calls libsndfile's read itself. soundfile's own method seeks after every block, which costs a tenth of
-    the time, and drops a whole block when something in it is damaged.
-    """
+    """Call libsndfile directly: soundfile seeks after every block and drops damaged blocks whole."""
 
     tracks_read: tuple[Track, ...] = ()
 
     def __init__(self, fd: int) -> None:
-        """Raises CannotOpen where libsndfile does not."""
         log_messages_of_libraries()
         os.lseek(fd, 0, os.SEEK_SET)
         try:
@@ -99,7 +94,7 @@ _MP3_SYNC: Final = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")
 
 
 def mp3_follows(fd: int, position: int) -> bool:
-    """Return whether frames of layer 3 follow at `position`, perhaps behind tags."""
+    """Return whether layer 3 frames follow, perhaps behind tags."""
     data = os.pread(fd, MAX_TAGS, position)
     while size := _tag_size(data):
         position += size
@@ -110,7 +105,6 @@ def mp3_follows(fd: int, position: int) -> bool:
 
 
 def _tag_size(data: bytes) -> int:
-    """Return the size of the tag at the start of the data; 0: there is none."""
     if data.startswith(b"TAG"):
         return 128
     if data.startswith(b"APETAGEX") and len(data) >= 24:
@@ -119,7 +113,6 @@ def _tag_size(data: bytes) -> int:
 
 
 def id3_size(data: bytes) -> int:
-    """Return the size of an ID3v2 tag at the start of the data; 0: there is none."""
     if not data.startswith(b"ID3") or len(data) < 10:
         return 0
     size = sum((byte & 0x7F) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=True))
@@ -127,7 +120,6 @@ def id3_size(data: bytes) -> int:
 
 
 def _is_mp3_frame(data: bytes, start: int) -> bool:
-    """Return whether a frame begins here that the next one, or the end of the data, follows."""
     size = _mp3_frame_size(data[start : start + 4])
     end = start + size
     return size > 0 and (data[end : end + 2] == data[start : start + 2] or end == len(data))
@@ -152,21 +144,17 @@ _FLAC_JOINED: Final = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
 
 
 def flac_of_another_format_follows(fd: int, position: int) -> bool:
-    """Return whether a FLAC of another rate or number of channels lies near: FFmpeg would take its samples
-    for those of the first.
-    """
     data = os.pread(fd, _FLAC_SCANNED, max(4, position - _FLAC_BUFFER))
     first = _flac_format(os.pread(fd, 21, 0))
     return any(_flac_format(data[m.start() : m.start() + 21]) != first for m in _FLAC_JOINED.finditer(data))
 
 
 def _flac_format(head: bytes) -> int:
-    """Return 20 bits of the sample rate and 3 of the number of channels."""
     return int.from_bytes(head[18:21], "big") >> 1
 
 
 def flac_follows(fd: int, position: int, num_read: int) -> bool:
-    """Return whether another FLAC, or a frame behind the `num_read` samples read, lies near `position`."""
+    """Return whether another FLAC, or a frame behind the `num_read` samples, is near `position`."""
     start = max(4, position - _FLAC_BUFFER)
     data = os.pread(fd, _FLAC_SCANNED, start)
     if _FLAC_JOINED.search(data):
@@ -179,7 +167,6 @@ def flac_follows(fd: int, position: int, num_read: int) -> bool:
 
 
 def _flac_end_sample(header: bytes, max_block: int) -> int | None:
-    """Return the number of the sample behind a frame; None: the bytes are no frame's header."""
     if len(header) < 16 or header[2] >> 4 == 0 or header[2] & 15 == 15 or header[3] & 1:
         return None
     coded, size_at = _flac_number(header, 4)
@@ -201,7 +188,6 @@ def _flac_block_size(code: int, stated: bytes) -> int:
 
 
 def _flac_number(header: bytes, start: int) -> tuple[int | None, int]:
-    """Return a number coded as in UTF-8, of up to seven bytes, and where it ends."""
     first = header[start]
     num_more = max(0, 8 - (first ^ 0xFF).bit_length() - 1)
     if num_more > 6 or (first & 0xC0) == 0x80:

@@ -1,16 +1,13 @@
-"""Cuts samples into chunks: at the quietest point in reach, or one for each stretch of speech where asked to.
+"""Cut samples into chunks: at the quietest point in reach or, on request, around stretches of speech.
 
-Runs in the preprocess threads of the API process for `recording.py`, which uses both ways. Realtime sessions
-use the first on the event loop; it skips long silences between chunks. Reads no file and knows no requests.
+Reads no file and knows no requests.
 
-A place to cut is judged by the mean level in decibels of the fifth of a second around it, which tells a pause
-between words (150 ms and more) from the closure of a stop consonant (60 ms).
+A cut is judged by the mean level of the 200 ms around it, which tells pauses (150 ms and more) from stop
+consonants (60 ms).
 
-Speech is looked for where a request has a `chunking_strategy`. OpenAI's normalises loudness before it looks
-for voices, and so does this, for the detector and the model alike; the default way leaves samples as they
-are. The level of a place is that of the vowels around it: the morphological closing of the levels of 50 ms,
-which bridges pauses (the quieter of both sides counts) and still jumps just where the loudness does. Sound is
-amplified by no more than it is louder than the quiet around it, so that noise stays as it is.
+A `chunking_strategy` looks for speech. Like OpenAI's, it first evens loudness, for detector and model.
+The level of a place is its vowels': the morphological closing of 50 ms levels, which bridges pauses and
+follows jumps. Gain is at most the distance to the quiet around, so noise stays as it is.
 """
 
 from __future__ import annotations
@@ -37,10 +34,10 @@ MARGIN = SAMPLE_RATE // 4  # of silence kept around speech
 
 
 class Splitter:
-    """Takes blocks of samples, gives pieces that tile them exactly.
+    """Turn blocks of samples into pieces that tile them exactly.
 
     Args:
-        min_rest_samples: left behind a cut for the next chunk; it is waited for.
+        min_rest_samples: samples to wait for behind a cut.
     """
 
     def __init__(self, max_chunk_samples: int, min_rest_samples: int = MIN_REST) -> None:
@@ -55,12 +52,11 @@ class Splitter:
 
     @property
     def num_samples(self) -> int:
-        """Samples taken so far."""
         return self._start + self._num_held
 
     @property
     def num_settled(self) -> int:
-        """The number of samples, from the start, of which every chunk has been given."""
+        """Return the samples before the first chunk still to come."""
         return self._start
 
     @property
@@ -68,13 +64,10 @@ class Splitter:
         return 4 * self._num_held
 
     def drop(self) -> None:
-        """Forgets the samples it holds, but not how many there were."""
         self._start, self._num_held, self._buffer = self.num_samples, 0, np.empty(0, np.float32)
 
     def push(self, samples: Samples) -> list[Piece]:
-        """The pieces whose ends are known now: a chunk's end is known once as many samples as the next chunk
-        must have are there behind it. Copies the samples.
-        """
+        """Return the pieces with known ends. Copies the samples."""
         pieces: list[Piece] = []
         while len(samples):
             if self._num_held == self._size:
@@ -92,7 +85,6 @@ class Splitter:
         return pieces + self._report_silence()
 
     def _split(self, last: bool) -> list[Piece]:
-        """Takes a silence, a chunk or both from the start of the buffer."""
         held = self._buffer[: self._num_held]
         skip, take = self._next_chunk(held, last)
         self._num_silent += skip
@@ -105,10 +97,9 @@ class Splitter:
         return pieces
 
     def _next_chunk(self, held: Samples, last: bool) -> tuple[int, int]:
-        """Samples of silence to skip, and samples of a chunk after them; either may be 0, not both.
+        """Return the samples of silence to skip, and of the chunk behind it.
 
-        With `last`, nothing follows what is held. Otherwise a leading silence is all that is taken at once:
-        the rest is looked at again when the buffer is full.
+        Unless this is the `last` call, a leading silence is taken alone.
         """
         # Where more follows, what lies behind the longest chunk need not be measured yet.
         near = held if last else held[: self._max_chunk + HOPS_PER_LEVEL * HOP]
@@ -139,20 +130,17 @@ class Splitter:
 
 
 def _trimmed(loud: npt.NDArray[np.intp], end: int) -> int:
-    """The end of a chunk that may go on to `end`: a silence before its end is left to the next piece."""
     before = loud[loud * HOP < end]
     speech_end = (int(before[-1]) + HOPS_PER_LEVEL) * HOP if len(before) else 0
     return speech_end + MARGIN if end - speech_end >= MIN_SILENCE else end
 
 
 def quietest_cut(powers: Powers) -> int:
-    """The sample at which so much sound is best cut: in the latest of the long pauses within reach, but not
-    in its first half.
+    """Return the best cut: in the latest long pause of the second half.
 
-    A place counts as a pause when the fifth of a second around it is not much louder than the quiet of this
-    recording; how much that is depends on how far apart its sound and its quiet are. A pause is long if it
-    lasts half as long as the longest or more: sentences end there. At its end the cut falls in the middle of
-    the quietest 20 ms.
+    A pause is where 200 ms are not much louder than the recording's quiet, relative to its range. It is
+    long if at least half as long as the longest: sentences end there. At its end, cut amid the quietest
+    20 ms.
     """
     reach = decibels(powers[-min(REACH_HOPS, len(powers) // 2) :])
     means = np.convolve(reach, np.full(HOPS_PER_PAUSE, 1 / HOPS_PER_PAUSE), mode="valid")
@@ -185,8 +173,6 @@ PerBlock = npt.NDArray[np.float32]
 
 
 class LoudnessNormalizer:
-    """Takes consecutive samples and gives as many back; it holds 1.9 s of them, to be that much later."""
-
     def __init__(self) -> None:
         self._held = np.empty(0, np.float32)  # samples not given back yet
         self._levels = np.empty(0, np.float32)  # of blocks given back that those held still see
@@ -207,7 +193,6 @@ class LoudnessNormalizer:
         return self._give_back(padded, num_blocks, num_blocks)[:num_samples]
 
     def _give_back(self, held: Samples, num_known: int, num_given: int) -> Samples:
-        """Gives back the first `num_given` held blocks, amplified by the levels of the first `num_known`."""
         if not num_given:
             return np.empty(0, np.float32)
         blocks = held[: num_known * BLOCK].reshape(-1, BLOCK)
@@ -222,7 +207,7 @@ class LoudnessNormalizer:
         return given.reshape(-1)
 
     def _ramps(self, gains: PerBlock, num_given: int) -> npt.NDArray[np.float32]:
-        """Gains, [num_given, BLOCK]; between two blocks the lower of both, which keeps every peak in."""
+        """Return gains [num_given, BLOCK]; between blocks the lower holds every peak."""
         before = gains[0] if self._last_gain is None else self._last_gain
         self._last_gain = float(gains[num_given - 1])
         around = np.concatenate([[before], gains[: num_given + 1]])
@@ -240,7 +225,6 @@ def _variances(blocks: npt.NDArray[np.float32]) -> PerBlock:
 
 
 def _gains(levels: PerBlock) -> PerBlock:
-    """The factors by which the samples of each block are to be multiplied."""
     speech = _greatest(-_greatest(-_greatest(levels, REACH), REACH), EDGE)
     quiet = -_greatest(-levels, REACH)
     lift_db = np.clip(speech - quiet - STEADY_DB, 0.0, MAX_GAIN_DB)
@@ -249,7 +233,6 @@ def _gains(levels: PerBlock) -> PerBlock:
 
 
 def _greatest(values: PerBlock, reach: int) -> PerBlock:
-    """For each value, the greatest within `reach` of it."""
     outside = np.full(reach, -np.inf, np.float32)
     greatest = np.concatenate([outside, values, outside])
     reached = 1  # values from each on, of which it is the greatest
@@ -260,8 +243,9 @@ def _greatest(values: PerBlock, reach: int) -> PerBlock:
 
 
 class VoiceSplitter(Splitter):
-    """A chunk begins `prefix_padding_ms` before speech and ends once nobody has spoken for
-    `silence_duration_ms`. One that would be longer than a window is cut at the quietest place in reach.
+    """Begin a chunk `prefix_padding_ms` before speech; end it after `silence_duration_ms` without.
+
+    Longer ones are cut at the quietest place.
     """
 
     def __init__(self, max_chunk_samples: int, chunking: VoiceChunking) -> None:
@@ -307,7 +291,6 @@ class VoiceSplitter(Splitter):
         return 0, quietest_cut(powers(held)[: min(self._max_chunk, len(held) - self._min_rest) // HOP])
 
     def _chunk_end(self, stretches: list[tuple[int, int]]) -> int:
-        """The end behind the first stretch. A pause too short for both paddings is shared."""
         end = stretches[0][1]
         if len(stretches) == 1:
             return end + self._silence
@@ -315,7 +298,6 @@ class VoiceSplitter(Splitter):
         return min(end + self._silence, max(next_start - self._padding, (end + next_start) // 2))
 
     def _stretches(self, num_held: int) -> list[tuple[int, int]]:
-        """First and last sample of the buffer's speech; shorter pauses than asked for are part of it."""
         edges = (runs(self._speech) + self._first_frame) * FRAME - self._start
         joined: list[tuple[int, int]] = []
         for start, end in edges.clip(0, num_held).tolist():
@@ -324,7 +306,6 @@ class VoiceSplitter(Splitter):
         return [stretch for stretch in joined if stretch[1] > 0]
 
     def _score(self, held: Samples, last: bool) -> None:
-        """Adds the frames that have come, and forgets those before the buffer."""
         new = held[self._num_scored - self._start :]
         self._num_scored += len(new)
         probabilities = self._detector.push(new)

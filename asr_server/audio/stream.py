@@ -1,8 +1,4 @@
-"""Reads a file as blocks (arrays of samples) of 16 kHz, mixed or two channels apart, and checks limits.
-
-Runs in the preprocess threads of the API process for `recording.py`, and in the FFmpeg processes. Knows no
-requests, and no event loop.
-"""
+"""Read a file as 16 kHz blocks, mixed or with two channels apart, and check limits. Knows no requests."""
 
 from __future__ import annotations
 
@@ -21,29 +17,21 @@ from asr_server.errors import InvalidAudio, NotStereo
 
 
 class Stream(Protocol):
-    """The file as `Recording` reads it, whether the decoder is in this process or in one of its own."""
-
     @property
     def truncated(self) -> bool: ...
 
     @property
-    def duration_s(self) -> float | None:
-        """The length that the file's header states, known once the first block is read."""
-        ...
+    def duration_s(self) -> float | None: ...
 
     @property
-    def num_channels(self) -> int:
-        """Those of the file, known once the first block is read."""
-        ...
+    def num_channels(self) -> int: ...
 
     @property
-    def tracks_read(self) -> tuple[Track, ...]:
-        """The tracks that are read of a file that has several, known once the first block is read."""
-        ...
+    def tracks_read(self) -> tuple[Track, ...]: ...
 
     def read(self) -> Samples | None:
-        """The next block, [samples] or with channels apart [samples, 2], perhaps empty; None is the end. The
-        next call may use its memory again.
+        """Return the next block, [samples] or [samples, 2], perhaps empty; None is the end. Memory is
+        reused.
         """
         ...
 
@@ -51,12 +39,9 @@ class Stream(Protocol):
 
 
 class DecodedStream:
-    """A decoder in this process."""
-
     def __init__(
         self, decoder: Decoder, limits: AudioLimits, split_channels: bool = False, channel: int | None = None
     ) -> None:
-        """`channel`: that one alone, not the mix of all."""
         limits.check_layout(decoder.sample_rate, decoder.num_channels)
         if decoder.has_exact_duration:
             limits.check_decoded(0, decoder.duration_s or 0.0)
@@ -90,14 +75,12 @@ class DecodedStream:
         return next(self._blocks, None)
 
     def body(self) -> Iterator[Samples]:
-        """Everything but the last few samples."""
         while len(block := self._decoder.read()):
             self._num_bytes += block.nbytes
             scaled = block if self._scale is None else self._scale.push(block)
             yield self._counted(self._to_16k.push(scaled))
 
     def tail(self) -> Iterator[Samples]:
-        """The last few samples, which the resampling filter holds back until it knows what follows."""
         yield self._counted(self._to_16k.finish())
 
     def close(self) -> None:
@@ -125,8 +108,6 @@ def _stereo(decoder: Decoder) -> Stereo16k:
 
 
 class PairedStream:
-    """Two tracks of one file as two channels; the shorter one ends in silence."""
-
     def __init__(self, *streams: DecodedStream) -> None:
         self._streams = streams
         self._held: list[Samples] = [np.empty(0, np.float32) for _ in streams]
@@ -165,7 +146,6 @@ class PairedStream:
             stream.close()
 
     def _fill(self, number: int) -> bool:
-        """Read on where nothing is held. Returns whether the track may go on."""
         if len(self._held[number]):
             return True
         samples = self._streams[number].read()
@@ -175,10 +155,9 @@ class PairedStream:
 
 
 class FallbackStream:
-    """A decoder in this process, and another stream that reads on where it stops before the file does.
+    """A local decoder, and another stream that continues where it stops early.
 
-    libsndfile gives up at damage, and at the end of the first of several MP3s joined together; FFmpeg goes
-    on. The other stream starts again from the beginning: what has been read already is left out.
+    libsndfile stops at damage and at the first of joined MP3s. The other stream skips what was read.
     """
 
     def __init__(self, stream: DecodedStream, open_fallback: Callable[[], Stream]) -> None:

@@ -1,8 +1,4 @@
-"""Chooses which audio tracks of a file are read.
-
-Used by `recording.py` and `api` in the API process, and by `ffmpeg_decoder.py` in the FFmpeg processes.
-Decodes nothing.
-"""
+"""Choose a file's audio tracks. Decodes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ MAX_TRACK = 999
 
 
 class TrackChoice(msgspec.Struct, frozen=True):
-    """The tracks that a request names. Neither numbers nor language: the file's default decides."""
+    """The requested tracks; empty uses the file's default."""
 
     numbers: tuple[int, ...] = ()
     language: str = ""
@@ -28,7 +24,7 @@ DEFAULT_TRACK = TrackChoice()
 
 
 def parse_choice(text: str, split_channels: bool) -> TrackChoice:
-    """Read a number, a language's code, or with channels apart two numbers (`1,2`). Raises InvalidValue."""
+    """Read a number, a language code or, for split channels, two numbers (`1,2`). Raises InvalidValue."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         return DEFAULT_TRACK
@@ -60,7 +56,7 @@ def ranked(tracks: Sequence[Track], choice: TrackChoice) -> list[Track]:
 
 
 def require_only_track(choice: TrackChoice) -> None:
-    """Check a choice for a format that has one track without a language. Raises NoSuchTrack."""
+    """Check a choice for a format with one track. Raises NoSuchTrack."""
     if choice != DEFAULT_TRACK:
         ranked([Track(1)], choice)
 

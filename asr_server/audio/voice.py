@@ -1,11 +1,7 @@
-"""Tells speech from other sound, by Silero's detector.
+"""Detect speech with Silero's detector. Decides nothing about text; imports no torch.
 
-Runs in the preprocess threads of the API process, for `split.py` and `transcription/voice_check.py`; realtime
-sessions push their samples on its event loop. Imports no torch; decides nothing about text.
-
-The weights are those of the package silero-vad (MIT), in a graph of our own that takes a third of the time
-(`tools/make_voice_detector.py`). It runs in onnxruntime, many frames in a call, with the interpreter lock
-free meanwhile.
+The weights are silero-vad's (MIT), in a graph that takes a third of the time
+(`tools/make_voice_detector.py`). onnxruntime scores many frames a call without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -65,9 +61,9 @@ Probabilities = npt.NDArray[np.float32]  # [num_frames], that somebody speaks
 
 
 class VoiceDetector:
-    """Takes consecutive samples as they come, gives a probability for each whole frame.
+    """Score each whole frame of consecutive samples.
 
-    Once loaded, 0.15 ms for a frame alone, 0.25 ms for eight together.
+    0.15 ms for a frame, 0.25 ms for eight.
     """
 
     def __init__(self) -> None:
@@ -86,7 +82,6 @@ class VoiceDetector:
         return np.concatenate([self._run(held[call[0] - CONTEXT - FRAME : call[-1]]) for call in calls])
 
     def finish(self) -> Probabilities:
-        """Scores the last, unfinished frame, if there is one."""
         missing = CONTEXT + FRAME - len(self._rest)
         return self.push(np.zeros(missing, np.float32)) if missing < FRAME else np.empty(0, np.float32)
 
@@ -99,8 +94,9 @@ class VoiceDetector:
 
 
 def _window_parts(samples: Samples) -> tuple[Samples, Samples]:
-    """[num_windows, HALF_WINDOW] twice: of each window, the sum and the difference of the samples at the same
-    distance from its middle. A frame's last window ends with a mirror of the frame's end.
+    """Return each window's sum and difference around its middle, [num_windows, HALF_WINDOW] each.
+
+    The last window ends with a mirror of the frame.
     """
     windows = _strided(np.append(samples, samples[-CONTEXT:]), 2 * HALF_WINDOW, HALF_WINDOW)
     before, after = windows[:, 1 : HALF_WINDOW + 1], windows[:, : HALF_WINDOW - 1 : -1]
@@ -113,25 +109,20 @@ def _window_parts(samples: Samples) -> tuple[Samples, Samples]:
 
 
 def _strided(samples: Samples, size: int, step: int) -> npt.NDArray[np.float32]:
-    """[num_parts, size], a part beginning every `step` samples.
-
-    A view, as `sliding_window_view` gives it; that takes as long as the whole network for a frame.
-    """
+    """Return a view [num_parts, size], a part every `step` samples; `sliding_window_view` is slow."""
     shape, strides = ((len(samples) - size) // step + 1, size), (step * samples.itemsize, samples.itemsize)
     return np.ndarray(shape, samples.dtype, samples, strides=strides)
 
 
 def speech_probabilities(samples: Samples) -> Probabilities:
-    """Scores every frame of a recording that begins and ends here."""
     detector = VoiceDetector()
     return np.concatenate([detector.push(samples), detector.finish()])
 
 
 def holds_speech(samples: Samples) -> bool:
-    """Return whether anybody is likely to speak: a doubtful text of sound without speech is dropped.
+    """Return whether somebody probably speaks; doubtful text without speech is dropped.
 
-    For a short sound the detector's answer depends much on where its frames begin. So unless it is certain at
-    once, it scores the sound three times, each a third of a frame later, and the mean counts.
+    Short sounds depend on where frames begin: unless certain at once, take the mean of three phases.
     """
     first, *others = PHASES
     heard = _sustained_probability(samples, first)
@@ -141,29 +132,24 @@ def holds_speech(samples: Samples) -> bool:
 
 
 def _sustained_probability(samples: Samples, phase: int) -> float:
-    """The highest probability that MIN_SPEECH_FRAMES frames reach."""
     return float(np.sort(_score_isolated(samples, phase))[-MIN_SPEECH_FRAMES])
 
 
 def certain_speech_s(samples: Samples) -> list[Stretch]:
-    """Start and end in seconds of each stretch in which somebody certainly speaks, in order."""
     return possible_and_certain_speech_s(samples)[1]
 
 
 def possible_speech_s(samples: Samples) -> list[Stretch]:
-    """Start and end in seconds of each stretch in which somebody may speak, in order: a word or more."""
     return possible_and_certain_speech_s(samples)[0]
 
 
 def possible_and_certain_speech_s(samples: Samples) -> tuple[list[Stretch], list[Stretch]]:
-    """Return both, for one hearing."""
     probabilities = _score_isolated(samples)[SILENCE // FRAME :]
     possible_s = _stretches_s(probabilities, 0.0, MIN_SPEECH_FRAMES)
     return possible_s, _stretches_s(probabilities, CERTAIN, MIN_CERTAIN_FRAMES)
 
 
 def _stretches_s(probabilities: Probabilities, threshold: float, min_frames: int) -> list[Stretch]:
-    """Stretches in which somebody may speak, with so many frames at least as likely as `threshold`."""
     return [
         (first * FRAME_S, end * FRAME_S)
         for first, end in runs(is_speech(probabilities, POSSIBLE)).tolist()
@@ -172,14 +158,13 @@ def _stretches_s(probabilities: Probabilities, threshold: float, min_frames: int
 
 
 def next_speech_s(samples: Samples, min_pause_s: float = PAUSE_S) -> float | None:
-    """When somebody certainly begins to speak, behind a pause; None: nobody does."""
     return _behind_pause_s(certain_speech_s(samples), min_pause_s)
 
 
 def missed_speech_s(samples: Samples) -> float | None:
-    """Return when somebody certainly begins to speak whom the text before `samples` does not mean.
+    """Return when speech certainly begins that the text before `samples` misses, or None.
 
-    That is behind a pause, or for longer than the text's end can be too early; None: nobody does.
+    It begins behind a pause, or lasts longer than the text may end too early.
     """
     speech_s = certain_speech_s(samples)
     begins_s = _behind_pause_s(speech_s, PAUSE_S)
@@ -203,15 +188,12 @@ def _behind_pause_s(speech_s: Iterable[tuple[float, float]], min_pause_s: float)
 
 
 def _score_isolated(samples: Samples, phase: int = 0) -> Probabilities:
-    """Scores samples evened in loudness, with a little silence before (`phase` samples more) and behind:
-    without them the detector misses short words that stand alone.
-    """
+    """Score evened samples between silences: short words alone are missed otherwise."""
     before, behind = np.zeros(SILENCE + phase, np.float32), np.zeros(SILENCE, np.float32)
     return speech_probabilities(np.concatenate([before, _evened(samples), behind]))
 
 
 def _evened(samples: Samples) -> Samples:
-    """Even the loudness: without offset and hum, and with clicks no louder than what they would drown."""
     if not len(samples):
         return samples
     centred = _without_hum(samples - np.float32(samples.mean(dtype=np.float64)))
@@ -221,7 +203,7 @@ def _evened(samples: Samples) -> Samples:
 
 
 def _without_hum(samples: Samples) -> Samples:
-    """Subtract the period before or behind from each period that is nearly the same: buzzing is no voice."""
+    """Subtract neighbouring periods that are nearly equal: buzzing is no voice."""
     num_periods = len(samples) // HUM_PERIOD
     end = num_periods * HUM_PERIOD
     periods = samples[:end].reshape(num_periods, HUM_PERIOD)
@@ -241,7 +223,7 @@ def _without_hum(samples: Samples) -> Samples:
 
 
 def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool = False) -> list[bool]:
-    """Return whether each frame is speech: it begins at the threshold, and goes on down to a little below."""
+    """Return whether each frame is speech, with hysteresis below the threshold."""
     flags: list[bool] = []
     for probability in probabilities.tolist():
         was_speech = probability >= threshold - (HYSTERESIS if was_speech else 0.0)
@@ -251,14 +233,11 @@ def is_speech(probabilities: Probabilities, threshold: float, was_speech: bool =
 
 @cache
 def _session() -> InferenceSession:
-    """Loaded with the first use, and shared."""
     return load_onnx(DETECTOR)
 
 
 def load_onnx(path: Path) -> InferenceSession:
-    """Loads a model; it may run in several threads at once, in one thread a call. It keeps as much memory for
-    the next call as the largest one so far has taken.
-    """
+    """Load a model for any thread, one thread a call. It keeps the memory of its largest call."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,9 +1,8 @@
-"""Reads WAV as people have it: every span of samples in the file, whatever its header counts.
+"""Read WAV as people have it: every span of samples, whatever the header counts.
 
-Runs in the preprocess threads of the API process, for `decoders.py`. RIFF and RF64, extensible headers,
-streams whose size was never filled in (Multimedia Programming Interface and Data Specifications 1.0; EBU Tech
-3306). A recorder that crashed leaves a size that is too small: what follows is read where it is sound.
-Several data chunks, and several files of one format joined together, are read one after another.
+RIFF and RF64, extensible headers and unset sizes (Multimedia Programming Interface and Data
+Specifications 1.0; EBU Tech 3306). Sound behind too small a size, several data chunks and joined files
+are read on.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ class WavDecoder:
     tracks_read: tuple[Track, ...] = ()
 
     def __init__(self, fd: int) -> None:
-        """Raises CannotOpen where the file is no WAV, or one of a kind that only FFmpeg knows."""
         self.fd = fd
         self.truncated = self.has_more = False
         self._format, first = _read_header(fd, 0)
@@ -96,19 +94,18 @@ class WavDecoder:
         pass
 
     def _converted(self, data: Bytes) -> Samples:
-        """The samples of whole frames: a last one that is cut in the middle is dropped."""
         whole = len(data) - len(data) % self._frame_bytes
         samples = self._samples[: whole // self._sample_bytes]
         self._convert(data[:whole], samples)
         return samples
 
     def _duration_s(self, spans: list[Span]) -> float:
-        """A header that gives no size, or too large a one, counts as far as the file goes."""
+        """Return the length; a size that is missing or too large means the end of the file."""
         sizes = (max(0, min(end, self._file_end) - start) for start, end in spans)
         return sum(size // self._frame_bytes for size in sizes) / max(1, self.sample_rate)
 
     def _spans(self, first: Span) -> Iterator[Span]:
-        """Yield every span of samples; what may be sound and cannot be read counts as truncated."""
+        """Yield every span; unreadable sound counts as truncated."""
         yield first
         start, end = first
         for _ in range(MAX_CHUNKS):
@@ -142,7 +139,6 @@ class WavDecoder:
         return name == b"data" or name in _METADATA or (is_name and at + 8 + size <= self._file_end)
 
     def _joined(self, at: int) -> Span | None:
-        """The samples of another file that begins here, of the same format."""
         try:
             wav_format, span = _read_header(self.fd, at)
         except CannotOpen:
@@ -153,7 +149,7 @@ class WavDecoder:
         return span
 
     def _unclaimed(self, start: int, end: int) -> Iterator[Span]:
-        """Yield what no chunk claims: sound whose size was never filled in, zeros or something else."""
+        """Yield what no chunk claims: sound of unset size, zeros or else."""
         end -= (end - start) % self._frame_bytes
         if self._file_end - end < MIN_REST_BYTES:
             return
@@ -167,7 +163,7 @@ class WavDecoder:
 
 
 def _is_sound(samples: Samples) -> bool:
-    """Return whether samples are no random bytes, which are loud and do not follow from each other."""
+    """Return whether samples are not random bytes, which are loud and uncorrelated."""
     if not np.isfinite(samples).all():
         return False
     power = float(np.mean(np.square(samples, dtype=np.float64)))
@@ -180,7 +176,6 @@ _NO_END = 1 << 62
 
 
 def _read_header(fd: int, start: int) -> tuple[_Format, Span]:
-    """The format of the file that begins at `start`, and where its samples lie. Raises CannotOpen."""
     magic = os.pread(fd, 12, start)
     if magic[:4] not in _RIFFS or magic[8:12] != b"WAVE":
         raise CannotOpen("not a RIFF/WAVE file")
@@ -196,7 +191,6 @@ def _read_header(fd: int, start: int) -> tuple[_Format, Span]:
 
 
 def _chunks(fd: int, offset: int) -> Iterator[tuple[bytes, int, int]]:
-    """(name, size, offset of the content) of each RIFF chunk."""
     while len(head := os.pread(fd, 8, offset)) == 8:
         name, size = struct.unpack("<4sI", head)
         yield name, size, offset + 8
@@ -220,7 +214,6 @@ def _parse_format(content: bytes) -> _Format:
 
 
 def _converter(wav_format: _Format) -> tuple[Convert, int]:
-    """Return how bytes become samples, and how many bytes one sample has."""
     sample_bytes = (wav_format.bits + 7) // 8
     if wav_format.tag in (_ALAW, _MULAW) and sample_bytes == 1:
         return _looked_up(A_LAW if wav_format.tag == _ALAW else MU_LAW), 1
@@ -260,7 +253,7 @@ def _from_8_bit(data: Bytes, samples: Samples) -> None:
 
 
 def _from_24_bit(data: Bytes, samples: Samples) -> None:
-    """Three bytes into the upper part of 32 bits, so that the sign comes along."""
+    """Shift three bytes to the top of 32 bits, to keep the sign."""
     wide = np.zeros((len(samples), 4), np.uint8)
     wide[:, 1:] = data.reshape(-1, 3)
     np.multiply(wide.view("<i4")[:, 0], np.float32(2.0**-31), out=samples, casting="same_kind")

@@ -35,7 +35,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetLanguage(msgspec.Struct, frozen=True, tag=True):
-    """Answers `LanguageDetected`: the replica holds the chunk's slot until this arrives."""
+    """Answer `LanguageDetected`: the chunk's slot waits for it."""
 
     id: ChunkId
     language: str
@@ -46,15 +46,13 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Finish what was taken, then stop."""
+    pass
 
 
 Command = Submit | SetLanguage | Cancel | Drain
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """The settings that a replica's engine runs with."""
-
     device: str
     dtype: str
     num_slots: int
@@ -63,7 +61,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class Credit(msgspec.Struct, frozen=True, tag=True):
-    """The replica will take `count` more chunks. The first one says that the replica is ready."""
+    """Take `count` more chunks. The first credit means that the replica is ready."""
 
     count: int
     num_slots: int = 0  # with the first one: how many chunks the replica decodes at once
@@ -71,7 +69,7 @@ class Credit(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot be started, and not with another try either: the model or the device is at fault."""
+    """The engine can never start: the model or the device is at fault."""
 
     reason: str
 
@@ -82,8 +80,6 @@ class LanguageDetected(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChunkTimes(msgspec.Struct, frozen=True, array_like=True):
-    """How long a chunk was encoded and decoded."""
-
     encode_s: float
     decode_s: float  # language detection and fallbacks included
 
@@ -95,15 +91,13 @@ class Result(msgspec.Struct, frozen=True, tag=True):
 
 
 class EarlyResult(msgspec.Struct, frozen=True, tag=True):
-    """The segments closed so far. The chunk's result will begin with these tokens, or be these tokens."""
+    """The segments closed so far. The chunk's result begins with these tokens."""
 
     id: ChunkId
     result: ChunkResult
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """This chunk cannot be decoded; the replica itself goes on."""
-
     id: ChunkId
     message: str
 
@@ -112,8 +106,6 @@ STEP_TIME_BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
-    """A histogram of the engine's steps since its start."""
-
     counts: tuple[int, ...] = ()  # within each bound and not the one before; the last: above them all
     sum_s: float = 0.0
 
@@ -128,19 +120,15 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Grows with each beat, except while the engine hangs."""
+        """Return numbers that grow with each beat, except while the engine hangs."""
         return self.num_steps, self.num_layers
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    """The replica is done with the arrays at these places of the shared memory."""
-
     offsets: tuple[int, ...]
 
 
 class LogLine(msgspec.Struct, frozen=True, tag=True):
-    """A line logged by a replica on another host, ready to be printed."""
-
     text: str
 
 
@@ -150,15 +138,12 @@ Event = (
 
 
 class EngineServer(Protocol):
-    """The replica's end."""
-
-    def receive(self, wait_s: float) -> list[Command]:
-        """Returns every command that has arrived; waits up to `wait_s` for the first."""
+    def receive(self, wait_s: float) -> list[Command]: ...
 
     def send(self, event: Event) -> None: ...
 
     def heartbeats(self) -> AbstractContextManager[Callable[[Heartbeat], None]]:
-        """Gives the heartbeat thread, which enters and leaves it, what sends heartbeats."""
+        """Give the heartbeat thread a function that sends heartbeats."""
 
     def close(self) -> None: ...
 
@@ -173,11 +158,10 @@ class InlineEngineClient:
         self.commands.put(command)
 
     async def receive(self) -> Event | None:
-        """Returns the next event, and None after the last one."""
         return await self._events.get()
 
     def deliver(self, event: Event | None) -> None:
-        """Called from the replica's thread, with None at its end. Dropped once the loop has closed."""
+        """Deliver from the replica's thread, None at its end. Drop events once the loop has closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 

@@ -1,16 +1,8 @@
-"""Memory that two processes share and that vanishes with them: an unnamed file in memory (memfd).
+"""Unnamed memory that two processes share (memfd). It vanishes with them and needs no /dev/shm.
 
-The writer puts arrays into it with one copy; the reader looks at them where they are, and says when it is
-done with one. Nothing has a name in the file system, so that nothing is left behind however the processes
-end, and a container's small /dev/shm is not touched.
-
-A header with its length precedes each array, so that the reader needs nothing but an offset. Freed memory is
-kept for the next arrays, the lowest first, so that the same few pages are written again and again. Memory
-beyond `KEPT_BYTES` is given back to the system once nothing after it is in use.
-
-This file also turns arrays and tensors into bytes with a type and a shape, and back. The API process writes,
-a replica reads. Used by `wire.py` and `zeromq.py`; knows no messages. Torch is loaded only by a process that
-has it already or that receives a tensor.
+The writer copies arrays in; the reader uses them in place and reports when they are dropped. A header
+with the length precedes each array. Freed memory is reused lowest first, so few pages are touched; memory
+beyond `KEPT_BYTES` goes back to the system. Knows no messages. Loads torch only for a tensor.
 """
 
 from __future__ import annotations
@@ -48,9 +40,9 @@ def is_array(value: Any) -> bool:
 
 
 def type_name(value: Any) -> str:
-    """`<f4` for an array, `torch.bfloat16` for a tensor.
+    """Return `<f4` for an array, `torch.bfloat16` for a tensor.
 
-    Raises NotImplementedError for types that are no numbers.
+    Raises NotImplementedError if the type is not numeric.
     """
     if _is_tensor(value):
         return str(value.dtype)
@@ -60,7 +52,6 @@ def type_name(value: Any) -> str:
 
 
 def as_bytes(value: Any) -> Bytes:
-    """The content [num_bytes] in its own order: a view where it is contiguous, else one copy."""
     if _is_tensor(value):
         import torch
 
@@ -71,10 +62,7 @@ def as_bytes(value: Any) -> Bytes:
 
 
 def from_bytes(content: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any] | torch.Tensor:
-    """The array or tensor on this memory, which is not copied.
-
-    Raises ValueError when type, shape and content do not fit together.
-    """
+    """Return the array or tensor on this memory. Raises ValueError if type, shape and content do not fit."""
     # An array is taken as it is: a buffer made of it would refer to the memory alone, which may be used again
     # as soon as the array itself is gone.
     data = content if isinstance(content, np.ndarray) else np.frombuffer(content, np.uint8)
@@ -123,10 +111,7 @@ _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 
 class SharedMemoryWriter:
-    """The writing end. One thread writes; `release` is called by the same one."""
-
     def __init__(self, size: int = SIZE) -> None:
-        """Raises OSError where the system has no such files."""
         self.fd = os.memfd_create("asr-server-arrays", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, size)
         self._bytes = np.frombuffer(mmap.mmap(self.fd, min(size, MAPPED_BYTES)), np.uint8)
@@ -139,7 +124,7 @@ class SharedMemoryWriter:
         return sum(self._used.values())
 
     def write(self, value: Any) -> int | None:
-        """Copies an array or tensor in; its offset, or None when there is no room for it."""
+        """Copy an array in and return its offset, or None if there is no room."""
         content = as_bytes(value)
         length = -(-(len(content) + HEADER_BYTES) // ALIGNMENT) * ALIGNMENT
         offset = self._allocate(length)
@@ -156,9 +141,9 @@ class SharedMemoryWriter:
         return offset
 
     def _write_by_system(self, header: bytes, content: Bytes, offset: int) -> bool:
-        """New pages are filled without being cleared first: twice as fast as to touch them in the mapping.
+        """Return False if no memory is left, where the mapping would end the process.
 
-        False where no memory is left; the mapping would end the process.
+        New pages are not cleared first: twice as fast as by the mapping.
         """
         try:
             return os.pwritev(self.fd, [header, content.data], offset) == HEADER_BYTES + len(content)
@@ -166,7 +151,6 @@ class SharedMemoryWriter:
             return False
 
     def release(self, offset: int) -> None:
-        """Frees the array there, once the reader is done with it. An offset not in use is ignored."""
         self._used.pop(offset, None)
         kept = max((KEPT_BYTES, *(offset + length for offset, length in self._used.items())))
         if self._end > kept:
@@ -174,12 +158,11 @@ class SharedMemoryWriter:
             self._end = kept
 
     def close(self) -> None:
-        """Let go of the memory at once, whoever still refers to this. It goes when the reader does so too."""
+        """Free the memory at once; it vanishes when the reader closes too."""
         self._bytes = np.empty(0, np.uint8)
         os.close(self.fd)
 
     def _allocate(self, length: int) -> int | None:
-        """Takes the first gap between the arrays in use that is long enough."""
         end = 0
         for offset, used in sorted(self._used.items()):
             if offset - end >= length:
@@ -197,7 +180,7 @@ class SharedMemoryWriter:
 
 
 def create_shared_memory() -> SharedMemoryWriter | None:
-    """Returns None where the system has no unnamed files in memory: arrays then go with their messages."""
+    """Return None where the system has no memfd; arrays then go with their messages."""
     try:
         return SharedMemoryWriter()
     except (OSError, AttributeError) as error:
@@ -206,10 +189,9 @@ def create_shared_memory() -> SharedMemoryWriter | None:
 
 
 class SharedMemoryReader:
-    """The reading end. `take_released` lists the arrays that were dropped, by whichever thread."""
+    """The reading end. `take_released` lists the dropped arrays."""
 
     def __init__(self, fd: int) -> None:
-        """Maps the writer's file; `fd` may be closed afterwards."""
         self._size = os.fstat(fd).st_size
         self._bytes = np.frombuffer(mmap.mmap(fd, self._size, prot=mmap.PROT_READ), np.uint8)
         self._released: deque[int] = deque()
@@ -217,9 +199,9 @@ class SharedMemoryReader:
         self._in_use: set[int] = set()
 
     def read(self, offset: int) -> npt.NDArray[np.uint8]:
-        """The bytes of the array at `offset`, read-only, valid until nobody holds any view of them.
+        """Return the bytes at `offset`, read-only, valid while a view exists.
 
-        Raises ValueError where no array can be, or where one is still in use.
+        Raises ValueError if no array can be there, or one is in use.
         """
         with self._lock:
             if not 0 <= offset <= self._size - HEADER_BYTES or offset % ALIGNMENT or offset in self._in_use:
@@ -233,7 +215,6 @@ class SharedMemoryReader:
         return content
 
     def take_released(self) -> list[int]:
-        """Offsets of the arrays that have been dropped since the last call."""
         released = []
         while self._released:
             released.append(self._released.popleft())
@@ -245,4 +226,4 @@ class SharedMemoryReader:
 
 
 class _Region(np.ndarray[Any, Any]):
-    """One array's bytes, a type of its own so that views keep it alive instead of the whole memory."""
+    """One array's bytes; a type of its own, so that views keep it alive, not the whole memory."""

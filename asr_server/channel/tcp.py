@@ -1,14 +1,10 @@
-"""Both ends of the connection for processes of several hosts: ZeroMQ over TCP, encrypted, with keys.
+"""Both ends of a connection between hosts: ZeroMQ over TCP with CURVE encryption.
 
-Samples go along with their messages. A connection that breaks is never made again, because what was under
-way on it may be lost: the replica ends itself, and the API process replaces it. Only the kernels of the two
-hosts check that the other is still there (TCP keep-alive), so that a process that pauses loses nothing.
+A broken connection is never restored, because messages may be lost: the replica ends and is replaced. TCP
+keep-alive detects a lost host, so a paused process loses nothing.
 
-The encryption is CURVE's (https://rfc.zeromq.org/spec/26/): whoever connects must hold the one secret key
-that was made for the replica, the listening end shows by its own key that it is the server.
-
-`dispatch/ray.py` has the client in the API process, on its event loop, which it never blocks;
-`replica/main.py` has the server in a replica. Imports neither of them, and no torch.
+CURVE (https://rfc.zeromq.org/spec/26/): the client proves that it holds the replica's secret key, the
+server shows its own. Imports no torch.
 """
 
 from __future__ import annotations
@@ -55,22 +51,18 @@ logger = logging.getLogger(__name__)
 
 
 def make_curve_keys() -> tuple[CurveKeys, CurveKeys]:
-    """Fresh keys for the API's end and for the replica's."""
     (public, secret), (other_public, other_secret) = zmq.curve_keypair(), zmq.curve_keypair()
     ours = CurveKeys(public.decode(), secret.decode(), other_public.decode())
     return ours, CurveKeys(other_public.decode(), other_secret.decode(), public.decode())
 
 
 def connect_with(keys: CurveKeys, socket: zmq.Socket[bytes]) -> None:
-    """To be called before `connect`."""
     socket.curve_publickey = keys.public.encode()
     socket.curve_secretkey = keys.secret.encode()
     socket.curve_serverkey = keys.peer.encode()
 
 
 class _OnlyPeer:
-    """A provider of credentials, in pyzmq's terms: lets in who holds the secret key of this public one."""
-
     def __init__(self, peer: str) -> None:
         self._peer = peer.encode()
 
@@ -79,10 +71,9 @@ class _OnlyPeer:
 
 
 class TcpEngineClient(ZmqEngineClient):
-    """Listens on free ports of `host` for the one replica that holds the key."""
+    """Listen on free ports of `host` for the replica that holds the key."""
 
     def __init__(self, host: str) -> None:
-        """Raises OSError: no file handles, or `host` is no address of this machine."""
         self._host = f"[{host}]" if ":" in host else host
         self._authenticator: AsyncioAuthenticator | None = None
         self._monitors: list[zmq.asyncio.Socket] = []
@@ -109,7 +100,6 @@ class TcpEngineClient(ZmqEngineClient):
         self.address = Address(_endpoint(self._events), _endpoint(self._commands), keys=theirs)
 
     def _watch(self, socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
-        """Starts a task that logs once when somebody without the key connects."""
         monitor = zmq.asyncio.Socket(self._context, zmq.PAIR)
         monitor.connect(_start_monitor(socket, _REFUSED))
         self._monitors.append(monitor)
@@ -134,7 +124,7 @@ class TcpEngineClient(ZmqEngineClient):
 
 
 class TcpEngineServer(ZmqEngineServer):
-    """Connects once. When a connection cannot be made or breaks, `on_lost` is called, from another thread."""
+    """Connect once. Call `on_lost`, from another thread, when the connection fails or breaks."""
 
     def __init__(self, address: Address, on_lost: Callable[[], None]) -> None:
         self._monitors: list[zmq.Socket[bytes]] = []
@@ -161,12 +151,10 @@ class TcpEngineServer(ZmqEngineServer):
             self._monitors.append(monitor)
 
     def log_handler(self) -> logging.Handler:
-        """Sends what is logged to the API process. Closed with this end."""
         self._log_handler = LogHandler(self._connect(zmq.PUSH, self._address.events, MAX_LOG_LINES_QUEUED))
         return self._log_handler
 
     def _call_when_lost(self, on_lost: Callable[[], None]) -> None:
-        """Owns the monitors from here on, until `close` ends the context."""
         poller = zmq.Poller()
         for monitor in self._monitors:
             poller.register(monitor, zmq.POLLIN)
@@ -189,7 +177,7 @@ class TcpEngineServer(ZmqEngineServer):
 
 
 class LogHandler(logging.Handler):
-    """Never waits: lines beyond the queue's room are lost."""
+    """Never wait: lines beyond the queue's room are lost."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         super().__init__()
@@ -207,7 +195,6 @@ class LogHandler(logging.Handler):
 
 
 def _start_monitor(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, events: int) -> str:
-    """Returns the address at which the socket reports these events from now on."""
     address = f"inproc://monitor-{socket.fileno()}"
     socket.monitor(address, events)
     return address

@@ -1,10 +1,8 @@
-"""Messages to frames and back: msgpack for what is small, arrays beside it. No pickle.
+"""Messages to frames and back: msgpack, with arrays beside it. No pickle.
 
-An array below `INLINE_BYTES` rides inside the message. A larger one is written into memory that both
-processes share, where there is any and it has room; else it becomes a frame beside the message, so that
-nothing is packed twice. The reader uses the received bytes without copying them. Frames beside the message
-and the threshold are those of vLLM's tensor transport (pull request 16432). Runs in the API process and in
-replicas. Used by `zeromq.py` and `tcp.py`; knows no sockets.
+An array below `INLINE_BYTES` is part of the message; a larger one lies in shared memory or, without room
+there, in its own frame. The threshold and frames follow vLLM's tensor transport (pull request 16432). The
+reader does not copy. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -33,12 +31,10 @@ T = TypeVar("T")
 
 
 class MalformedMessage(Exception):
-    """The frames are no message of this family, or its arrays do not fit together."""
+    """The frames are no message of this family, or its arrays do not fit."""
 
 
 class _Array(msgspec.Struct, array_like=True):
-    """Represents an array within a message: its bytes, or its frame's number, or its offset."""
-
     type_name: str
     shape: tuple[int, ...]
     inline: bytes | None = None
@@ -47,25 +43,17 @@ class _Array(msgspec.Struct, array_like=True):
 
 
 class Wire(Generic[T]):
-    """Encodes and decodes one family of messages."""
-
     def __init__(self, message_type: Any) -> None:
         self._message_type = message_type
 
     def encode(self, message: T, shared: SharedMemoryWriter | None = None) -> list[Frame]:
-        """The header frame, then a frame for each large array that is not in shared memory.
-
-        The frames alias the arrays' memory.
-        """
+        """Return the header frame, and a frame for each large array, which aliases its memory."""
         frames: list[Frame] = [b""]
         frames[0] = msgspec.msgpack.encode(message, enc_hook=_array_writer(frames, shared))
         return frames
 
     def decode(self, frames: Sequence[Frame], shared: SharedMemoryReader | None = None) -> T:
-        """Arrays of the result are read-only views of `frames` or of shared memory.
-
-        Raises MalformedMessage.
-        """
+        """Return the message; its arrays are read-only views. Raises MalformedMessage."""
         try:
             message: T = msgspec.msgpack.decode(
                 frames[0],

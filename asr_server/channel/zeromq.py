@@ -1,15 +1,8 @@
-"""Both ends of the connection for processes of one host: ZeroMQ over Unix sockets in a private folder.
+"""Both ends of a connection on one host: ZeroMQ over Unix sockets in a private folder.
 
-`dispatch/processes.py` has the client in the API process, on its event loop, which it never blocks;
-`replica/main.py` has the server in a replica. Imports neither of them, and no torch.
-
-Samples cross in memory that both processes share, see `shared_memory.py`. Where that is full they go along in
-frames, each of which is copied once into ZeroMQ's own memory, so that the sender holds nothing after it. A
-folder of sockets carries its owner's lock, which the system releases when the owner ends.
-
-`tcp.py` builds the ends for several hosts on these, and adds encryption.
-
-`ChildSpec` and `ReplicaSpec` are a new process's settings: a line of JSON, by pipe or as a call's argument.
+Samples cross in shared memory (`shared_memory.py`), or in frames when it is full. The folder carries its
+owner's lock, which the system releases. `tcp.py` adds encryption. `ChildSpec` and `ReplicaSpec` are a new
+process's settings. Imports no torch.
 """
 
 from __future__ import annotations
@@ -38,7 +31,6 @@ PREFIX: Final = "asr-ipc-"
 
 class SocketFolder:
     def __init__(self) -> None:
-        """Raises OSError when the folder for temporary files is full or gone."""
         lock = None
         while lock is None:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -51,9 +43,9 @@ class SocketFolder:
 
 
 def remove_abandoned_folders() -> None:
-    """Remove the folders of this user's servers that were killed.
+    """Remove the folders of this user's killed servers.
 
-    What others put there under such a name stays: it is not descended into, and its lock is not taken.
+    Folders made by others stay: they are neither entered nor locked.
     """
     for path in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
         with contextlib.suppress(OSError):  # it is no folder, or it is removed meanwhile
@@ -65,14 +57,13 @@ def remove_abandoned_folders() -> None:
 
 
 def _remove_flat(path: Path) -> None:
-    """Raises OSError where there is a folder in it: no server makes one."""
+    """Raise OSError if there is a folder in it: no server makes one."""
     for entry in path.iterdir():
         entry.unlink()
     path.rmdir()
 
 
 def _lock(path: Path) -> int | None:
-    """An open handle that holds the folder's lock; None when somebody else holds it or the folder is gone."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -88,8 +79,6 @@ def _lock(path: Path) -> int | None:
 
 
 class CurveKeys(msgspec.Struct, frozen=True):
-    """The keys of one end: its own pair and the public key of the other end, as Z85 text."""
-
     public: str
     secret: str
     peer: str
@@ -106,7 +95,7 @@ logger = logging.getLogger(__name__)
 
 
 class Address(msgspec.Struct, frozen=True):
-    """The endpoints and keys of one connection. Secret: sent by pipe or as an argument of a call only."""
+    """Endpoints and keys of a connection. Secret: send it by pipe or as an argument only."""
 
     events: str
     commands: str
@@ -115,12 +104,9 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class ZmqEngineClient:
-    """Binds a pair of sockets for one incarnation of a replica; a restarted one gets a new pair."""
-
     address: Address
 
     def __init__(self) -> None:
-        """Raises OSError: no file handles, no space, or a folder whose path is too long for a socket."""
         _require_file_handles()
         self.shared: SharedMemoryWriter | None = None
         self._context = zmq.Context()
@@ -142,7 +128,6 @@ class ZmqEngineClient:
             raise
 
     def _listen(self) -> None:
-        """Binds both sockets and sets `address`."""
         self._folder = SocketFolder()
         self.shared = create_shared_memory()
         prefix = f"ipc://{self._folder.path}/"
@@ -156,7 +141,7 @@ class ZmqEngineClient:
         self._commands.send_multipart(wire.commands.encode(command, self.shared), flags=zmq.DONTWAIT)
 
     async def receive(self) -> Event:
-        """Returns the next event; from then on commands can be sent too. Drops and logs other messages."""
+        """Return the next event; afterwards commands can be sent. Drop and log other messages."""
         while True:
             frames = await self._events.recv_multipart()
             if not self._is_connected:
@@ -165,7 +150,6 @@ class ZmqEngineClient:
                 return event
 
     def receive_now(self) -> Event | None:
-        """Returns the next event if it has arrived already: cheaper than `receive` for several at once."""
         if not self._is_connected:
             return None
         with contextlib.suppress(zmq.Again):
@@ -176,7 +160,6 @@ class ZmqEngineClient:
         return None
 
     def _event_in(self, frames: list[bytes]) -> Event | None:
-        """Decodes an event; None where the message is no event, or one for this end alone."""
         try:
             event = wire.events.decode(frames)
         except wire.MalformedMessage as error:
@@ -192,16 +175,14 @@ class ZmqEngineClient:
         return None
 
     def _remove_names_once_connected(self, event: Event) -> None:
-        """Removes the sockets' names once all three of the replica's sockets are connected: a heartbeat and
-        another event have come, and commands can go. So no name is left, however both processes end.
-        """
+        """Remove the sockets' names once all three are connected, so that none is left behind."""
         self._heard.add(isinstance(event, Heartbeat))
         if len(self._heard) == 2 and self._folder is not None:
             self._folder.remove()
             self._folder = None
 
     async def _wait_until_connected(self) -> None:
-        """The two sockets connect each at its own pace: an event may come before commands can go."""
+        """Wait for both sockets: an event may come before commands can go."""
         poller = zmq.asyncio.Poller()
         poller.register(self._commands, zmq.POLLOUT)
         await poller.poll(CONNECT_LIMIT_MS)
@@ -218,7 +199,7 @@ class ZmqEngineClient:
 
 
 def _require_file_handles() -> None:
-    """libzmq ends the whole process when it finds no file handle; this raises OSError before it tries."""
+    """Raise OSError without a free handle; libzmq would end the process."""
     with contextlib.ExitStack() as opened:
         for _ in range(FILE_HANDLES):
             opened.enter_context(open(os.devnull))
@@ -226,7 +207,6 @@ def _require_file_handles() -> None:
 
 class ZmqEngineServer:
     def __init__(self, address: Address) -> None:
-        """The handle of the shared memory, where there is one, is closed here."""
         self._shared: SharedMemoryReader | None = None
         if address.shared_fd is not None:
             self._shared = SharedMemoryReader(address.shared_fd)
@@ -237,18 +217,16 @@ class ZmqEngineServer:
         self._commands = self._connect(zmq.PULL, address.commands)
 
     def _connect(self, kind: int, endpoint: str, max_queued: int = 0) -> zmq.Socket[bytes]:
-        """Args: max_queued: messages; 0: no limit."""
         socket = self._context.socket(kind)
         self._configure(socket)
         socket.setsockopt(zmq.SNDHWM if kind == zmq.PUSH else zmq.RCVHWM, max_queued)
         socket.connect(endpoint)
         return socket
 
-    def _configure(self, socket: zmq.Socket[bytes]) -> None:
-        """Called before the socket connects."""
+    def _configure(self, socket: zmq.Socket[bytes]) -> None: ...
 
     def receive(self, wait_s: float) -> list[Command]:
-        """Returns all commands that have arrived; drops and logs other messages."""
+        """Return all commands that have arrived; drop and log other messages."""
         self._tell_released()
         received: list[Command] = []
         if not self._commands.poll(timeout=int(wait_s * 1000)):
@@ -271,7 +249,7 @@ class ZmqEngineServer:
 
     @contextlib.contextmanager
     def heartbeats(self) -> Iterator[Callable[[Heartbeat], None]]:
-        """By a socket of its own, because ZeroMQ's sockets belong to one thread each."""
+        """Use a socket of its own: a ZeroMQ socket belongs to one thread."""
         with self._connect(zmq.PUSH, self._address.events, MAX_HEARTBEATS_QUEUED) as socket:
             socket.linger = 100
 

@@ -1,10 +1,8 @@
-"""Makes a directory in Hugging Face's layout for a model in another program's format, which stays as it is.
+"""Make a directory in Hugging Face's layout for a model in another program's format.
 
-The directory has the small files (sizes, rules of generation, tokenizer) and a note of where each tensor lies
-in the other program's file (`files.STORED`): everything else in this server reads one layout, and no weight
-is copied. It lies in the cache under a name that changes with the file's path, size and date, and with the
-contents of the small files beside it. Runs in the process that starts the server or a replica. Used by
-`find.py`, `model/weights.py` and `cli/models.py`; imports no torch.
+It holds the small files and a note of each tensor's place in the other file (`files.STORED`), so no
+weight is copied. Its name in the cache depends on the file's path, size and date, and on the small files'
+contents.
 """
 
 from __future__ import annotations
@@ -60,15 +58,14 @@ FindTexts = Callable[[str], Path]
 
 
 def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
-    """Returns the directory in Hugging Face's layout for the model `source`; makes it if need be.
+    """Return the directory for `source`; make it if necessary.
 
     Args:
         source: a CTranslate2 folder, a `.pt` of openai-whisper or a ggml file of whisper.cpp.
-        find_texts: gives a directory with the tokenizer of the published model of that name, for models
-            that come without one.
-        revision: the hub's commit that it comes from.
+        find_texts: returns a directory with the tokenizer of a published model.
+        revision: the hub's commit of the source.
     Raises:
-        CheckpointError: it is none of these, damaged or quantized, or no tokenizer is found.
+        CheckpointError: unknown, damaged or quantized, or no tokenizer is found.
     """
     source = source.absolute()
     path = source / CTRANSLATE2 if source.is_dir() else source
@@ -92,19 +89,17 @@ def adopt(source: Path, find_texts: FindTexts, revision: str = "") -> Path:
 
 
 def _digests(source: Path) -> list[str]:
-    """Return the sums of the small files that are read beside the weights; empty where one is missing."""
     paths = [source / name for name in _SMALL_FILES]
     return [hashlib.sha256(read_small(path)).hexdigest() if path.exists() else "" for path in paths]
 
 
 def source_of(directory: Path) -> Path:
-    """Returns the model that the directory was made for by `adopt`; else the directory itself."""
     note = read_optional_json(directory / STORED)
     return Path(note["source"]) if note else directory
 
 
 def read_foreign(source: Path) -> ForeignModel:
-    """The model in a CTranslate2 folder, a `.pt` or a ggml file. Raises CheckpointError where it is none."""
+    """Read a CTranslate2 folder, a `.pt` or a ggml file. Raises CheckpointError."""
     if source.is_dir():
         return read_ctranslate2(source / CTRANSLATE2)
     return read_ggml(source) if begins_with(source, GGML) else read_openai(source)
@@ -119,12 +114,12 @@ def _put_in_place(made: Path, target: Path) -> None:
 
 
 def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -> None:
-    """Writes everything but the weights in Hugging Face's layout into `target`.
+    """Write everything but the weights into `target`.
 
     Args:
-        texts: a directory with the tokenizer: the source itself, or another checkpoint's.
+        texts: a directory with the tokenizer.
     Raises:
-        CheckpointError: what these directories hold cannot be used.
+        CheckpointError: a file in these directories cannot be used.
     """
     config = model.config()
     own = source if source.is_dir() else None
@@ -154,9 +149,9 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
 
 
 def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:
-    """The directory with the model's tokenizer: its own, or that of a published model of its vocabulary.
+    """Return a directory with the tokenizer: the model's own, or a published model's of its vocabulary.
 
-    A .pt or ggml file has none that could be used. Raises CheckpointError.
+    A .pt or ggml file has no usable one. Raises CheckpointError.
     """
     if (source / "tokenizer.json").exists():
         return source
@@ -174,10 +169,6 @@ def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:
 
 
 def _rules(directory: Path) -> dict[str, Any]:
-    """Returns the contents of generation_config.json, or of a CTranslate2 folder's config.json in its place.
-
-    Only the entries that hold for every model with that vocabulary; tokens are found by their names.
-    """
     path = directory / "generation_config.json"
     config = read_json(path if path.exists() else directory / "config.json")
     return {
@@ -189,7 +180,6 @@ def _rules(directory: Path) -> dict[str, Any]:
 
 
 def _add_cantonese(tokenizer: dict[str, Any], rules: dict[str, Any]) -> None:
-    """Makes a tokenizer of 99 languages, and its rules, those of large-v3 with its 100."""
     shifted = [token | {"id": _shifted(token["id"])} for token in tokenizer["added_tokens"]]
     last_language = next(token for token in shifted if token["id"] == _CANTONESE - 1)
     tokenizer["added_tokens"] = [*shifted, last_language | {"id": _CANTONESE, "content": "<|yue|>"}]

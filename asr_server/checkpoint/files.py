@@ -1,8 +1,6 @@
-"""Reads a checkpoint's small files: its JSON, and how much audio its encoder takes at once.
+"""Read a checkpoint's small files: its JSON and the encoder's audio window.
 
-A checkpoint's author is not trusted: files are regular and bounded, and numbers are looked at before use.
-Runs in every process. Used by `checkpoint`, `api`, `dispatch`, `audio`, `offline`, `engine` and `model`;
-imports no torch.
+A checkpoint's author is not trusted: files must be regular and bounded. Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ MAX_SMALL_BYTES: Final = 6 << 20
 
 @contextmanager
 def reading(path: Path, *damaged: type[Exception]) -> Iterator[None]:
-    """Raises CheckpointError, which names the file, for OSError and for the errors that say it is damaged."""
+    """Raise CheckpointError, with the file's name, for OSError and `damaged`."""
     try:
         yield
     except OSError as error:
@@ -36,7 +34,7 @@ def reading(path: Path, *damaged: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to read. A pipe or a device, which could be read without end, raises CheckpointError."""
+    """Open a regular file. A pipe or device, which could be endless, raises CheckpointError."""
     with reading(path), open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise CheckpointError(f"{path} is no regular file")
@@ -44,18 +42,16 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a pipe that nobody writes into at once."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def begins_with(path: Path, *beginnings: bytes) -> bool:
-    """Whether the file's first bytes are one of these. Raises CheckpointError where it cannot be read."""
     with opened(path) as file:
         return file.read(max(map(len, beginnings))).startswith(beginnings)
 
 
 def read_small(path: Path) -> bytes:
-    """Raises CheckpointError where the file cannot be read, or is larger than any of a Whisper model."""
+    """Read the file. Raises CheckpointError if it is unreadable or larger than any of Whisper's."""
     with opened(path) as file:
         content = file.read(MAX_SMALL_BYTES + 1)
     if len(content) > MAX_SMALL_BYTES:
@@ -64,7 +60,6 @@ def read_small(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises CheckpointError where there is no such file, or no JSON object in it."""
     try:
         content = json.loads(read_small(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -75,7 +70,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """The same, but empty where there is no such file."""
     return read_json(path) if path.exists() else {}
 
 
@@ -94,13 +88,12 @@ _MAX_CHUNK_S: Final = 3600.0  # the window bounds it further
 
 
 def _short(value: object) -> str:
-    """Return what the file has there, for a message of one line."""
     return repr(value)[:80]
 
 
 @dataclass(frozen=True)
 class AudioWindow:
-    """How much audio the checkpoint's encoder takes at once, and how much of it one chunk should fill."""
+    """The audio that the encoder takes at once, and how much a chunk should fill."""
 
     num_positions: int = 1500  # of the encoder
     max_chunk_s: float = 0.0  # what the checkpoint itself asks for; 0: nothing, its chunks fill the window
@@ -116,28 +109,28 @@ class AudioWindow:
         return self.num_positions / POSITIONS_PER_S
 
     def chunk_s(self, max_chunk_s: float) -> float:
-        """The longest chunk to cut. 0 leaves it to the checkpoint; the window bounds it either way."""
+        """Return the longest chunk to cut; 0 means the checkpoint's own limit."""
         return min(max_chunk_s or self.max_chunk_s or self.duration_s, self.duration_s)
 
     def for_short_audio(self, mode: str, lengths: tuple[int, ...] = SHORT_LENGTHS) -> AudioWindow:
-        """The same window; `tail`: chunks are encoded in the least of these lengths that holds them."""
+        """Return the window that encodes chunks in the shortest of `lengths` (`tail`)."""
         if mode == "exact":
             return self
         return replace(self, short_lengths=tuple(n for n in lengths if n < self.num_positions))
 
     def positions_for(self, num_samples: int) -> int:
-        """Returns in how many positions of the encoder a chunk of `num_samples` is encoded."""
         least = -(-num_samples * POSITIONS_PER_S // SAMPLE_RATE) + MARGIN_POSITIONS
         return next((length for length in self.short_lengths if length >= least), self.num_positions)
 
     @classmethod
     def from_directory(cls, directory: Path) -> AudioWindow:
-        """Reads config.json's `max_source_positions` and, where there is a preprocessor_config.json, two
-        keys of this server's own: `max_chunk_s`, for a checkpoint that errs less in shorter chunks, and
-        `padding` ("zeros"), for one that is to be read as openai-whisper reads it, to the digit.
+        """Read `max_source_positions`, and two keys of ours in preprocessor_config.json.
+
+        `max_chunk_s` is for checkpoints that err less in shorter chunks; `padding` ("zeros") pads as
+        openai-whisper.
 
         Raises:
-            CheckpointError: the two files contradict each other, or ask for other features than Whisper's.
+            CheckpointError: the files contradict each other, or ask for features that Whisper lacks.
         """
         config = read_json(directory / "config.json")
         path = directory / "preprocessor_config.json"

@@ -40,7 +40,7 @@ _OPTIONAL = (
 
 
 def check_directory(directory: Path) -> None:
-    """Reads names, sizes and headers only.
+    """Check names, sizes and headers.
 
     Raises:
         CheckpointError: it is no Whisper checkpoint, or a file is missing or cut short.
@@ -73,18 +73,17 @@ def _check_tokenizer(directory: Path, config: dict[str, Any]) -> None:
 
 
 def resolve_checkpoint(name: str) -> Path:
-    """The directory of a complete checkpoint given as a directory, a file, a hub name or a short name.
-
-    What is in no cache is fetched.
+    """Return the directory of a complete checkpoint: a directory, file, hub name or short name. Fetch it
+    if needed.
 
     Raises:
-        CheckpointError: there is no such checkpoint, it is of another kind, or a file of it is missing.
+        CheckpointError: there is none, it is of another kind, or a file is missing.
     """
     return checkpoint_on_disk(name) or _usable(fetch(published(name)))
 
 
 def checkpoint_on_disk(name: str) -> Path | None:
-    """As `resolve_checkpoint`, without a download: None where one is needed. Raises CheckpointError."""
+    """Return the checkpoint's directory, or None if it must be downloaded. Raises CheckpointError."""
     path = Path(os.path.expanduser(name))
     if name == EMBEDDED_MODEL.name and not path.exists():
         return EMBEDDED_MODEL
@@ -98,7 +97,6 @@ def checkpoint_on_disk(name: str) -> Path | None:
 
 
 def cached(model: Published) -> Path | None:
-    """The first usable copy of the model in the own cache or the Hugging Face cache."""
     for directory in _copies(model):
         try:
             return _usable(directory)
@@ -108,7 +106,7 @@ def cached(model: Published) -> Path | None:
 
 
 def tokenizer_of(name: str) -> Path:
-    """A directory that has the tokenizer of the checkpoint of that name, and its rules of generation.
+    """Return a directory with the checkpoint's tokenizer and rules of generation.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it cannot be fetched.
@@ -117,17 +115,13 @@ def tokenizer_of(name: str) -> Path:
 
 
 def revision_of(directory: Path) -> str:
-    """Returns the hub's commit of a checkpoint in a cache; empty for any other directory."""
     if noted := read_optional_json(directory / STORED).get("revision"):  # `adopt` made the directory
         return str(noted)
     return directory.name if directory.parent.name == "snapshots" else repository_and_revision(directory)[1]
 
 
 def name_elsewhere(directory: Path) -> str:
-    """Returns the name by which another host finds this checkpoint.
-
-    The embedded one and those in caches have other paths there; any other must have the same path.
-    """
+    """Return the name by which another host finds this checkpoint: a path only if it is in no cache."""
     if directory == EMBEDDED_MODEL:
         return EMBEDDED_MODEL.name
     source = source_of(directory)
@@ -140,7 +134,6 @@ def name_elsewhere(directory: Path) -> str:
 
 
 def _copies(model: Published) -> Iterator[Path]:
-    """Directories that may hold the model, the likeliest first."""
     if found := fetched(model):
         yield found
     for repository in (model.repository, *model.cached):
@@ -152,7 +145,6 @@ def _copies(model: Published) -> Iterator[Path]:
 
 
 def _usable(path: Path) -> Path:
-    """The directory to serve a model on disk from. Raises CheckpointError."""
     if path.is_file() or is_ctranslate2(_files(path)):
         path = adopt(path, tokenizer_of, revision_of(path))
     check_directory(path)

@@ -1,7 +1,6 @@
-"""Defines the result of the readers of other programs' formats, and explains which formats are refused.
+"""The result of reading other programs' formats, and why some formats are refused.
 
-Reads names and first bytes only. Runs where a checkpoint is looked for: in the first process, or in a replica
-on another host. Used by `find.py`, `sources.py`, `adopt.py` and `readers.py`; imports no torch.
+Reads names and first bytes only; imports no torch.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ _ZIP, _GGUF = b"PK\x03\x04", b"GGUF"
 
 
 def is_ctranslate2(files: Collection[str]) -> bool:
-    """Return whether a directory or a repository with these files holds a CTranslate2 model."""
     return CTRANSLATE2 in files and any(file.startswith("vocabulary.") for file in files)
 
 
 def check_foreign_file(path: Path) -> None:
-    """Raises CheckpointError where this is no file of openai-whisper or whisper.cpp, by its first bytes."""
+    """Raise CheckpointError unless its first bytes are openai-whisper's or whisper.cpp's."""
     if begins_with(path, GGML, _ZIP):
         return
     if begins_with(path, _GGUF):
@@ -40,7 +38,6 @@ def check_foreign_file(path: Path) -> None:
 
 
 def explain_listing(name: str, files: Collection[str]) -> str | None:
-    """Why a directory or a hub repository with these files cannot be served; None where it can."""
     endings = {Path(file).suffix for file in files}
     if is_ctranslate2(files) or PICKLED in files or ".safetensors" in endings:
         return None if "config.json" in files else f"{name} has no config.json"
@@ -54,7 +51,6 @@ def explain_listing(name: str, files: Collection[str]) -> str | None:
 
 
 def _use_original(name: str) -> str:
-    """Says that the file was made from a checkpoint that can be served."""
     if published := published_name(name):
         return f"Use the model that it was made from: {published}"
     return "Use the checkpoint that it was made from: DIRECTORY or ORGANISATION/NAME"
@@ -83,15 +79,13 @@ _RENAMED: Final = (
 
 
 def hugging_face_name(name: str) -> str:
-    """`decoder.blocks.0.attn_ln.bias` of openai-whisper is `decoder.layers.0.self_attn_layer_norm.bias`."""
+    """Translate openai-whisper's name: `blocks.0.attn_ln` to `layers.0.self_attn_layer_norm`."""
     for pattern, renamed in _RENAMED:
         name = re.sub(pattern, renamed, name)
     return name
 
 
 class ForeignModel(NamedTuple):
-    """A Whisper model in another program's format, in Hugging Face's terms."""
-
     path: Path  # of the file with the weights
     tensors: StoredTensors  # by Hugging Face's names, without the leading `model.`
     encoder_heads: int
@@ -100,10 +94,10 @@ class ForeignModel(NamedTuple):
     decoder_layers: int = 0
 
     def config(self) -> dict[str, Any]:
-        """config.json. The ids of special tokens are left to generation_config.json and the tokenizer.
+        """Return config.json without special tokens.
 
         Raises:
-            CheckpointError: a tensor that tells a size is missing.
+            CheckpointError: a tensor that gives a size is missing.
         """
         try:
             width, num_mels, _ = self.tensors["encoder.conv1.weight"].shape

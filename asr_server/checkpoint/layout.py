@@ -1,7 +1,6 @@
-"""Checks that a checkpoint's tensors are exactly those of the model that its config.json describes.
+"""Check that the tensors are exactly those that config.json describes.
 
-Nothing is left out in silence: a layer too many, a projection of its own or a scale of another program
-changes the text. Used by `find.py`, which has the headers alone, and by `model/weights.py`; imports no torch.
+A surplus layer, an own projection or a foreign scale would change the text silently. Imports no torch.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _SIZES: Final = (
 
 
 def check_weights(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError where a file is missing or cut short, or the weights are of another model."""
+    """Raise CheckpointError if a file is missing or cut short, or the weights are another model's."""
     tensors = {
         name: tensor.shape for file in find_weights(directory) for name, tensor in file.tensors.items()
     }
@@ -41,7 +40,7 @@ def check_weights(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_layout(shapes: Shapes, config: Mapping[str, Any], directory: Path) -> None:
-    """Raises CheckpointError where a tensor is missing, of another shape, or not the model's."""
+    """Raise CheckpointError if a tensor is missing, surplus or of another shape."""
     sizes = _checked_sizes(config, directory)
     is_tied = config.get("tie_word_embeddings", True) is not False
     if problem := next(_contradictions(shapes, sizes, is_tied), None):
@@ -87,7 +86,6 @@ def _contradictions(shapes: Shapes, sizes: Mapping[str, int], is_tied: bool) -> 
 
 
 def _num_layers(shapes: Shapes, part: str) -> int:
-    """Count them: the highest number may be any."""
     matches = (re.match(rf"{part}\.layers\.(\d+)\.", name) for name in shapes)
     return len({match[1] for match in matches if match})
 

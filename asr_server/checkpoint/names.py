@@ -1,10 +1,7 @@
-"""Lists the published Whisper models: short names, where each is fetched from, and the sums of its files.
+"""The published Whisper models: short names, sources and sums.
 
-Revisions and sums are facts of the repositories named; a model without a revision is taken as its repository
-has it, by the sums that the hub states. The alignment heads are openai-whisper's (`whisper/__init__.py`),
-chosen there by how well they follow the speech, for files that do not name theirs (.pt and ggml). Runs in the
-first process or a replica. Used by the rest of `checkpoint` and by `cli/models.py`; reads no file and asks
-nobody.
+Models without a revision are taken in their current state, checked by the hub's sums. Alignment heads are
+openai-whisper's (`whisper/__init__.py`), for files that name none. Reads no file.
 """
 
 from __future__ import annotations
@@ -26,8 +23,6 @@ _TURBO_LAYERS: Final = 4
 
 @dataclass(frozen=True)
 class Wheels:
-    """Packages of the package index that hold a model's files, whole or in parts to be put together."""
-
     requirements: tuple[str, ...]  # NAME==VERSION
     members: Mapping[str, tuple[str, ...]]  # the file's name to its parts, by their paths in the wheels
     tag: tuple[str, str] | None = None  # interpreter and platform of the wheel, where each has its own
@@ -35,8 +30,6 @@ class Wheels:
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """A published model, and where it is fetched from."""
-
     name: str
     repository: str  # on the hub
     num_bytes: int  # of the files that are fetched, nearly
@@ -192,16 +185,13 @@ _FILE_ENDINGS: Final = (".pt", ".pth", ".bin", ".gguf", ".safetensors")
 
 
 def published(name: str) -> Published:
-    """The model of that name: `large-v3`, `whisper-large-v3` and `openai/whisper-large-v3` are one.
-
-    Any other ORGANISATION/NAME means that repository in its current state.
-    """
+    """Return the model of that name; `large-v3` and `openai/whisper-large-v3` are one."""
     short = SHORT_NAMES.get(name.removeprefix("whisper-"))
     return short or _BY_REPOSITORY.get(name) or Published(name, name, 0, num_languages=0)
 
 
 def check_hub_name(name: str) -> None:
-    """Raises CheckpointError where nothing on the hub can have this name, without asking it."""
+    """Raise CheckpointError for a name that the hub cannot have."""
     if name.endswith(_FILE_ENDINGS):
         raise CheckpointError(f"there is no file {name}")
     if _ON_THE_HUB.fullmatch(published(name).repository) and not name.startswith("."):
@@ -217,9 +207,9 @@ def check_hub_name(name: str) -> None:
 
 
 def published_name(text: str) -> str | None:
-    """The short name of the published model that a file or directory seems to be, by its name.
+    """Guess the published model's short name from a file or directory name.
 
-    `ggml-large-v3-q5_0.bin` is `large-v3`, `faster-distil-whisper-large-v3` is `distil-large-v3`.
+    `ggml-large-v3-q5_0.bin` is `large-v3`.
     """
     plain = text.lower().replace("distil-whisper", "distil")
     for name in sorted(SHORT_NAMES, key=len, reverse=True):
@@ -229,9 +219,6 @@ def published_name(text: str) -> str | None:
 
 
 def base_model(config: Mapping[str, Any]) -> str | None:
-    """Returns the short name of the published model of this width and vocabulary; other models of these
-    sizes were most likely made from it.
-    """
     size, vocabulary = _WIDTHS.get(config.get("d_model", 0)), config.get("vocab_size")
     if size is None:
         return None
@@ -260,10 +247,10 @@ _HEADS: Final = {  # the number of decoder layers, and `LAYER:HEADS` of those th
 
 
 def published_heads(config: Mapping[str, Any], name: str | None) -> list[tuple[int, int]]:
-    """(decoder layer, head) of the published model with these sizes; none where there is no such model.
+    """Return (decoder layer, head) of the published model with these sizes, or none.
 
     Args:
-        name: tells large-v1 from large-v2, whose sizes are the same.
+        name: tells large-v1 from large-v2, which have the same sizes.
     """
     base = base_model(config)
     if base == "large-v2" and name == "large-v1":

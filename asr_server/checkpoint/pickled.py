@@ -1,9 +1,8 @@
-"""Reads where the tensors lie in what `torch.save` wrote, such as a `.pt` of openai-whisper.
+"""Find the tensors in files of `torch.save`, such as a `.pt` of openai-whisper.
 
-Since torch 1.6 that is a zip archive, not compressed, with a pickle that describes the tensors and a member
-for each tensor's numbers. The pickle is read by an unpickler that knows nothing but dictionaries and the
-descriptions of tensors: no code that may be inside runs. It is Python's own and not the one in C, for which
-five bytes can reserve gigabytes. Used by `adopt.py`, `model/weights.py` and `speakers`; imports no torch.
+These are uncompressed zip archives with a pickle and a member for each tensor. The unpickler knows only
+dictionaries and tensors, so no code runs. It is Python's own: five bytes can make C's reserve gigabytes.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ class _Tensor(NamedTuple):
 
 
 class _Archive(NamedTuple):
-    """An archive of torch, opened."""
-
     file: _LimitedFile
     members: zipfile.ZipFile
     content: Any  # what was saved
@@ -73,7 +70,7 @@ class _Archive(NamedTuple):
 
 
 class _LimitedFile(io.FileIO):
-    """Refuses to read more than `max_bytes` at once: `zipfile` reads the list of members so."""
+    """Refuse to read more than `max_bytes` at once, as `zipfile` does for its list."""
 
     max_bytes = _MAX_DESCRIPTION_BYTES
 
@@ -84,10 +81,10 @@ class _LimitedFile(io.FileIO):
 
 
 def read_openai(path: Path) -> ForeignModel:
-    """The model in the file `path`, of which only the descriptions of its tensors are read.
+    """Read the descriptions of the tensors in `path`.
 
     Raises:
-        CheckpointError: the file is cut short or damaged, or another one.
+        CheckpointError: it is cut short, damaged or of another kind.
     """
     with _archive(path, "checkpoint of openai-whisper") as archive:
         tensors = {
@@ -100,9 +97,8 @@ def read_openai(path: Path) -> ForeignModel:
 
 
 def check_pickled(path: Path) -> None:
-    """Raises CheckpointError where the list of members is damaged, or one is compressed.
-
-    What torch reads from such a file takes no more memory than the file.
+    """Raise CheckpointError if the archive is damaged or compressed, so that torch reads no more than the
+    file.
     """
     with (
         opened(path) as opened_file,
@@ -113,12 +109,11 @@ def check_pickled(path: Path) -> None:
 
 
 def read_torch(path: Path, key: str | None = None) -> dict[str, npt.NDArray[np.float32]]:
-    """The float32 tensors that `torch.save` wrote as one dictionary of names, or as entry `key` of another.
-
-    Other objects in the file are not made: in their places stands nothing of use.
+    """Read the float32 tensors of a saved dictionary, or of its entry `key`. Other objects are not
+    created.
 
     Raises:
-        CheckpointError: the file is cut short or damaged, or holds something else.
+        CheckpointError: it is cut short, damaged or of another kind.
     """
     import numpy as np
 
@@ -134,7 +129,9 @@ def read_torch(path: Path, key: str | None = None) -> dict[str, npt.NDArray[np.f
 
 @contextmanager
 def _archive(path: Path, kind: str, unpickler: type[_Unpickler] | None = None) -> Iterator[_Archive]:
-    """Open it, read its pickle. Raises CheckpointError, also for what is wrong within the `with` block."""
+    """Open an archive and read its pickle. Raises CheckpointError, also for errors within the `with`
+    block.
+    """
     with opened(path) as opened_file, _damaged_is_refused(path):
         try:
             with _LimitedFile(opened_file.fileno(), closefd=False) as file, zipfile.ZipFile(file) as members:
@@ -160,7 +157,6 @@ def _check_members(members: zipfile.ZipFile) -> None:
 
 
 def _unpickle(members: zipfile.ZipFile, unpickler: type[_Unpickler]) -> tuple[Any, str]:
-    """Returns what was saved, and the folder in the archive with the tensors' numbers."""
     _check_members(members)
     (pickled,) = (name for name in members.namelist() if name.endswith("/data.pkl"))
     content = unpickler(io.BytesIO(members.read(pickled))).load()
@@ -187,8 +183,6 @@ def _data_offset(file: io.FileIO, member: zipfile.ZipInfo) -> int:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Takes descriptions of tensors for what they are, and refuses everything else that has a name."""
-
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
@@ -227,7 +221,6 @@ class _Unpickler(pickle._Unpickler):
         self.stack[-1].update(items)
 
     def load_build(self) -> None:
-        """Leave out the attributes of an object: none here needs any."""
         self.stack.pop()
 
     def refuse(self) -> None:
@@ -244,8 +237,6 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Ignored(dict[Any, Any]):
-    """Stands for an object of a class that is not needed, whatever is done to it."""
-
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
@@ -254,7 +245,7 @@ class _Ignored(dict[Any, Any]):
 
 
 class _LenientUnpickler(_Unpickler):
-    """Puts `_Ignored` in the place of what is unknown, which so runs no code either."""
+    """Replace unknown objects by `_Ignored`; no code runs."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:

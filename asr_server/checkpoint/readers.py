@@ -1,14 +1,11 @@
-"""Reads where the tensors lie in models of CTranslate2 and whisper.cpp (ggml).
+"""Find the tensors in models of CTranslate2 and whisper.cpp (ggml), by their headers.
 
-Only headers are read, and neither torch nor numpy is imported. Used by `adopt.py`, in the first process or a
-replica.
+CTranslate2's `model.bin` follows its `specs/model_spec.py`, version 6: counts and lengths, little-endian,
+then pairs of names of the same contents. Variables follow `specs/whisper_spec.py` and
+`transformer_spec.py`.
 
-CTranslate2's `model.bin` (faster-whisper) has the layout of its `specs/model_spec.py`, version 6: numbers and
-the lengths of names and contents, little-endian, then pairs of names that mean the same contents. Whisper's
-variables are those of `specs/whisper_spec.py` and `specs/transformer_spec.py`.
-
-A ggml file has the layout of whisper.cpp's `convert-pt-to-ggml.py`: eleven little-endian sizes, mel filters
-and vocabulary, which are not needed, then tensors under openai-whisper's names until the file ends.
+ggml follows whisper.cpp's `convert-pt-to-ggml.py`: eleven sizes, mel filters and vocabulary, then tensors
+under openai-whisper's names. Imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -67,10 +64,10 @@ _PATH: Final = re.compile(r"(encoder|decoder)(?:/layer_(\d+))?/(.+)/(\w+)")
 
 
 def read_ctranslate2(path: Path) -> ForeignModel:
-    """The model in the file `path`, of which only names and sizes are read.
+    """Read names and sizes.
 
     Raises:
-        CheckpointError: the file is cut short, of another version, or no Whisper model.
+        CheckpointError: it is cut short, of another version, or no Whisper model.
     """
     with opened(path) as file, reading(path, struct.error, EOFError, ValueError, IndexError):
         variables, numbers = _read_variables(file)
@@ -80,7 +77,6 @@ def read_ctranslate2(path: Path) -> ForeignModel:
 
 
 def _read_variables(file: BinaryIO) -> tuple[StoredTensors, dict[str, int]]:
-    """The tensors by CTranslate2's names, and the numbers that are stored among them."""
     if (version := _number(file, "I")) != _VERSION:
         raise CheckpointError(
             f"{file.name} is of version {version} of CTranslate2's layout, or of another program; "
@@ -119,14 +115,12 @@ def _number(file: BinaryIO, kind: str) -> int:
 
 
 def _count(file: BinaryIO) -> int:
-    """Read how many tensors follow, or how many second names."""
     if (count := _number(file, "I")) > MAX_TENSORS:
         raise EOFError
     return count
 
 
 def _text(file: BinaryIO) -> str:
-    """Reads a text with its length before it and a zero after it."""
     length = _number(file, "H")
     if len(text := file.read(length)) < length:
         raise EOFError
@@ -156,7 +150,6 @@ def _hugging_face_tensors(variables: StoredTensors) -> StoredTensors:
 
 
 def _is_unknown(path: str, stored: StoredTensor, variables: StoredTensors) -> bool:
-    """Return whether it is neither a number, a scale, nor the embedding under its second name."""
     is_scale = path.removesuffix("_scale") in variables and path.endswith("_scale")
     is_tied = path == _PROJECTION and stored == variables.get("decoder/embeddings/weight")
     return bool(stored.shape) and not is_scale and not is_tied
@@ -170,10 +163,10 @@ _MAX_WORDS: Final = 1 << 17
 
 
 def read_ggml(path: Path) -> ForeignModel:
-    """The model in the file `path`, of which only names and sizes are read.
+    """Read names and sizes.
 
     Raises:
-        CheckpointError: the weights are quantized, or the file is cut short or damaged.
+        CheckpointError: it is quantized, cut short or damaged.
     """
     with opened(path) as file, reading(path, struct.error, ValueError, EOFError):
         file.seek(len(GGML))

@@ -1,9 +1,8 @@
 """Download a published model from the Hugging Face hub.
 
-The files are fetched with one client and our own limits, because huggingface_hub tries again for longer than
-a start may wait, and checks no sums. Of that library come the endpoint and the token. Every file is checked
-by the model's own sum. Progress is a bar on a terminal, else lines in the log. Used by `fetch.py` and
-`wheels.py`, in the first process or in a replica on another host. Blocks: never call it on an event loop.
+Own requests with own limits: huggingface_hub retries for too long and checks no sums. It supplies
+endpoint and token. Progress is a bar on a terminal, else log lines. Blocks: never call it on an event
+loop.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class DownloadProgress:
-    """Tells how far the download of one model is; to be used in a `with` statement."""
-
     def __init__(self, what: str, num_bytes: int) -> None:
-        """`what`: the model and where it comes from. `num_bytes` in all; 0: not known."""
         self._what, self._num_bytes = what, num_bytes
         self._done = 0
         self._bar: Any = None
@@ -79,7 +75,6 @@ class DownloadProgress:
             self._bar.stop()
 
     def reached(self, num_bytes: int) -> None:
-        """Sets how many bytes have arrived."""
         self._done = num_bytes
         if self._bar is not None:
             self._bar.update(self._task, completed=num_bytes)
@@ -96,7 +91,6 @@ def _in_mb(num_bytes: int) -> str:
 
 
 def has_sum(path: Path, expected: str) -> bool:
-    """Whether the file has this sum: sha256, or with 40 digits the one that git names a small file by."""
     is_sha256 = len(expected) == 64
     git_blob = b"blob %d\0" % path.stat().st_size
     digest = hashlib.sha256() if is_sha256 else hashlib.sha1(git_blob)  # nosec B324 # the hub has no other
@@ -111,11 +105,11 @@ class _File(NamedTuple):
 
 
 def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str:
-    """Downloads the files of the model into `folder`, and returns the commit that they are of.
+    """Download the model's files into `folder`; return their commit.
 
     Raises:
-        NotFetched: the hub cannot be reached, refuses, has no such model, or a download broke off.
-        CheckpointError: what it has is in a format that cannot be served.
+        NotFetched: the hub is unreachable, refuses, lacks the model, or the download broke off.
+        CheckpointError: its format cannot be served.
     """
     import httpx2
     from huggingface_hub import constants, get_token
@@ -139,7 +133,6 @@ def download_from_hub(model: Published, folder: Path, with_weights: bool) -> str
 
 
 def _list_files(client: httpx2.Client, model: Published) -> tuple[str, list[_File]]:
-    """The commit and its files, with their sums."""
     url = f"/api/models/{model.repository}/revision/{quote(model.revision, safe='')}"
     asked = in_daemon_thread(lambda: _read_list(client, url, model.repository), "hub")
     try:  # with a limit of ours: a name's look-up may take longer than any timeout of the client
@@ -171,7 +164,6 @@ def _read_list(client: httpx2.Client, url: str, repository: str) -> bytes:
 
 
 def _checked(pattern: re.Pattern[str], value: Any) -> str:
-    """Return a text of the hub that becomes part of a path here."""
     if type(value) is not str or not pattern.fullmatch(value):
         raise ValueError(f"{str(value)[:80]!r} is not of the form {pattern.pattern}")
     return value
@@ -202,7 +194,7 @@ def _wanted(model: Published, listed: list[_File], with_weights: bool) -> list[_
 
 
 def _weights(names: list[str]) -> list[str]:
-    """The files of one set of weights: many repositories hold the same ones in several formats."""
+    """Choose one set of weights: repositories hold several formats."""
     if SINGLE in names:
         return [SINGLE]
     if INDEX in names:
@@ -211,7 +203,7 @@ def _weights(names: list[str]) -> list[str]:
 
 
 def _download(client: httpx2.Client, url: str, file: _File, folder: Path, progress: DownloadProgress) -> None:
-    """Continues where an earlier try ended. Deletes a file whose sum is wrong."""
+    """Continue an earlier download. Delete a file with a wrong sum."""
     import httpx2
 
     target, part = folder / file.name, folder / f"{file.name}.{file.sum[:12]}{UNFINISHED}"
@@ -264,7 +256,6 @@ def _download_rest(
 
 
 def _check_status(answer: httpx2.Response, what: str) -> None:
-    """Says what the hub's refusal of a repository or file means, where it is one."""
     match answer.status_code, answer.headers.get("X-Error-Code", ""):
         case status, _ if status < 400:
             return

@@ -1,8 +1,6 @@
-"""Finds where a checkpoint's tensors lie in its files, by reading headers alone.
+"""Find a checkpoint's tensors by reading headers.
 
-So a wrong size gives an error of one line before an engine is started. Every length, count and place in a
-header is looked at before it is used, against the size of the file. Used by the rest of `checkpoint` and by
-`model/weights.py`; imports no torch and loads no weights.
+Every length, count and offset is checked against the file's size. Imports no torch and loads no weights.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _SHARD: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
 
 class StoredTensor(NamedTuple):
-    """The place of a tensor in a file: its numbers row by row, little-endian, from the byte `offset` on."""
+    """A tensor's place in a file: row by row, little-endian, from the byte `offset`."""
 
     dtype: str  # as safetensors names them: F32, F16, BF16, I8 ...
     shape: tuple[int, ...]
@@ -56,11 +54,10 @@ class StoredTensor(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first byte after it; its scale may lie anywhere."""
+        """Return the first byte after it; its scale may lie anywhere."""
         return self.offset + math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def rows(self, first: int, count: int) -> StoredTensor:
-        """Returns a tensor of its rows from `first` on."""
         num_bytes = math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
         scale = self.scale.rows(first, count) if self.scale and self.scale.shape else self.scale
         return StoredTensor(self.dtype, (count, *self.shape[1:]), self.offset + first * num_bytes, scale)
@@ -75,7 +72,7 @@ class WeightsFile(NamedTuple):
 
 
 def checked(dtype: Any, shape: Iterable[Any], offset: Any, num_bytes: int) -> StoredTensor:
-    """Return the tensor. Raises ValueError where it does not lie whole in a file of `num_bytes`."""
+    """Return the tensor. Raises ValueError if it exceeds a file of `num_bytes`."""
     sizes = tuple(shape)
     if type(dtype) is not str or dtype not in ITEM_BYTES:
         raise ValueError(f"numbers of type {str(dtype)[:20]} are not read")
@@ -92,12 +89,10 @@ def _is_within(number: Any, limit: int) -> bool:
 
 
 def find_weights(directory: Path) -> list[WeightsFile]:
-    """The files that hold the checkpoint's tensors, with what is in each.
-
-    A pickled file has no header: `PICKLED` comes with no tensors.
+    """Return the files that hold tensors, with their contents; `PICKLED` has none.
 
     Raises:
-        CheckpointError: there are none, or one is missing, cut short, or another one than it was.
+        CheckpointError: a file is missing, cut short or changed.
     """
     if (directory / STORED).exists():
         return [read_stored(directory)]
@@ -106,14 +101,14 @@ def find_weights(directory: Path) -> list[WeightsFile]:
 
 
 def write_stored(directory: Path, path: Path, tensors: StoredTensors, **more: str) -> None:
-    """Notes in `directory` that the file at `path` holds its tensors. `more` goes into the note as it is."""
+    """Note in `directory` that `path` holds these tensors, and add `more` to the note."""
     about = path.stat()
     note = {"path": str(path), "num_bytes": about.st_size, "modified_ns": about.st_mtime_ns, **more}
     (directory / STORED).write_text(json.dumps(note | {"tensors": tensors}), encoding="utf-8")
 
 
 def read_stored(directory: Path) -> WeightsFile:
-    """Raises CheckpointError where the file is no longer the one that was noted."""
+    """Read the note. Raises CheckpointError if the file has changed."""
     note = read_json(directory / STORED)
     try:
         path, noted = Path(note["path"]), (note["num_bytes"], note["modified_ns"])
@@ -151,7 +146,6 @@ def _shards(index: Path) -> list[str]:
 
 
 def _check_file(path: Path) -> StoredTensors:
-    """Its tensors; none for a pickled file, which has no header."""
     if begins_with(path, _GIT_LFS):
         raise CheckpointError(f"{path} is only a pointer to the weights: run `git lfs pull` there")
     if path.suffix != ".safetensors":
@@ -167,7 +161,6 @@ def _check_file(path: Path) -> StoredTensors:
 
 
 def _read_header(file: BinaryIO) -> StoredTensors:
-    """Reads the header of a safetensors file: eight bytes of length, a JSON object; the tensors follow."""
     num_bytes, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
     begin = 8 + length
     if begin > num_bytes:

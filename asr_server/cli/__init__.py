@@ -1,7 +1,6 @@
 """The command `asr-server`: `serve`, `transcribe`, `models`, `convert` and `health`.
 
-Called by `__main__.py`. Runs in the first process, which `serve` makes the API process. Turns flags into
-settings and calls what does the work; does none of it.
+Turns flags into settings and calls what does the work.
 """
 
 from __future__ import annotations

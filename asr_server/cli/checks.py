@@ -1,6 +1,6 @@
-"""Checks settings against this machine, its files and the model, before anything heavy starts.
+"""Check settings against this machine, its files and the model, before anything heavy starts.
 
-Each check yields a line for each wrong setting. Used by `cli/options.py` and its commands; imports no torch.
+Each check yields a line for each wrong setting. Imports no torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ def tensor_parallel(settings: Settings) -> Iterator[str]:
 
 
 def _why_no_cuda() -> str:
-    """Returns why CUDA cannot work; empty if it may."""
     if Path("/dev/kfd").exists():
         return ""  # an AMD GPU, which torch calls cuda too
     try:
@@ -96,7 +95,6 @@ def chunk_length(settings: Settings) -> Iterator[str]:
 
 
 def model_fits(settings: Settings, directory: Path) -> Iterator[str]:
-    """Check what only the checkpoint's own sizes decide."""
     window_s = AudioWindow.from_directory(directory).duration_s
     if settings.max_chunk_s > window_s:
         reason = f"must be at most the model's window, {window_s:g}"
@@ -156,7 +154,7 @@ def key_file(settings: Settings) -> Iterator[str]:
 
 
 def address(settings: Settings) -> Iterator[str]:
-    """Binds the port and frees it again, so that its errors are reported before the model loads."""
+    """Bind the port and free it again, to report errors before the model loads."""
     yield from _why_not_on(settings, "port")
 
 

@@ -1,7 +1,4 @@
-"""The commands `asr-server models`, which lists and fetches models, and `asr-server convert`.
-
-Added to the command by `cli/__init__.py`. Runs in the first process. `checkpoint` and `model` do the work.
-"""
+"""The commands `asr-server models` and `asr-server convert`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Make the options of a command from the fields of `config.Settings`, in sections, and check their values.
+"""Make a command's options from `config.Settings`, in sections, and check their values.
 
-All wrong settings are reported together, before anything heavy starts. Used by the commands `serve` and
-`transcribe`, in the process that the user starts. Imports no torch.
+All wrong settings are reported together. Imports no torch.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class SettingsError(Exception):
-    """Something is wrong with the settings: `problems` has a line for each wrong one."""
+    """Wrong settings: `problems` has a line for each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -47,13 +46,13 @@ def checked_settings(
     checks: tuple[Check, ...] = (),
     before_fetch: Callable[[Settings], None] = lambda _: None,
 ) -> Settings:
-    """Returns the settings with these values, the defaults for the others, and the model as a directory.
+    """Return the settings, with defaults, and the model as a directory.
 
-    A model is fetched, but not before all else is known to be right. Where `values` have no model, and the
-    default cannot be had, the embedded one takes its place, and `why_embedded` says why.
+    A model is fetched last. If the default is unavailable, the embedded model replaces it, and
+    `why_embedded` says why.
 
     Args:
-        before_fetch: called with the settings, once all else is known to be right.
+        before_fetch: called once all else is right.
     Raises:
         SettingsError: something is wrong.
     """
@@ -81,7 +80,6 @@ def _with_embedded_model(settings: Settings, reason: str) -> Settings:
 
 
 def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """Returns the settings, with others in place of wrong values, and a line for each wrong value."""
     try:
         return Settings(**values), []
     except ValidationError as error:
@@ -103,8 +101,6 @@ _SERVICE_LINK: Final = re.compile(
 
 
 def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any], Any]:
-    """Adds an option for every setting, but for those left out, to a click command."""
-
     def decorate(command: Any) -> Any:
         for setting in reversed(FIELDS):
             if setting not in leave_out:
@@ -119,10 +115,9 @@ def settings_from(
     checks: tuple[Check, ...],
     model_name: str | None = None,
 ) -> Settings:
-    """Returns a command's settings; `model_name` is its argument, which wins over `--model`.
+    """Return a command's settings; the argument `model_name` wins over `--model`.
 
-    Where some are wrong, it prints a line for each and ends the command. The log is set up before a model is
-    fetched, because that is logged.
+    Prints wrong ones and ends the command. Sets up the log before a model is fetched.
     """
     given = dict(options)
     if model_name:
@@ -142,7 +137,6 @@ def exit_with(problems: list[str]) -> NoReturn:
 
 
 def print_error(error: object) -> None:
-    """Print an error in one line: it may repeat what another server has sent."""
     click.echo(f"Error: {printable(str(error))}", err=True)
 
 
@@ -153,7 +147,7 @@ def configure_log(settings: Settings) -> None:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Name each variable that is written like a setting's but belongs to none."""
+    """Yield a line for each variable that looks like a setting's but is none."""
     known = [environment_name(setting) for setting in FIELDS]
     for name in sorted(environment):
         if name.startswith("ASR_SERVER_") and name not in known and not _SERVICE_LINK.fullmatch(name):
@@ -164,7 +158,6 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _option(setting: str) -> Callable[[Any], Any]:
-    """Makes the option of one setting. It takes any text: `checked_settings` reports what is wrong."""
     field, flag = FIELDS[setting], flag_name(setting)
     is_switch = field.annotation is bool
     return click.option(
@@ -187,8 +180,6 @@ def _metavar(kind: Any) -> str:
 
 
 class _SettingOption(click.Option):
-    """Takes an empty flag or variable for the default, where the setting takes no empty text."""
-
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = os.environ.get(environment_name(self.name or ""))
         is_linked_port = self.name in _PORTS and value is not None and _LINKED_PORT.fullmatch(value)
@@ -202,8 +193,6 @@ class _SettingOption(click.Option):
 
 
 class _Switch(click.types.BoolParamType):
-    """Passes on an environment variable that is neither true nor false: `checked_settings` refuses it."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return super().convert(value, param, ctx)
@@ -212,13 +201,12 @@ class _Switch(click.types.BoolParamType):
 
 
 class SectionedCommand(click.Command):
-    """A command whose options are listed under headings; those of no section come under "Options", the first.
+    """A command with options under headings; others come first, under "Options".
 
-    A section that gives its names as a tuple lists them in that order, others in the order of declaration.
+    Tuples keep their order, other sections the order of declaration.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **attributes: Any) -> None:
-        """`sections`: heading to the names of its parameters."""
         super().__init__(*args, **attributes)
         self._headings = dict.fromkeys(("Options", *sections))
         orders = [names for names in sections.values() if isinstance(names, tuple)]
@@ -226,7 +214,6 @@ class SectionedCommand(click.Command):
         self._heading_of = {name: heading for heading, names in sections.items() for name in names}
 
     def _place(self, parameter: click.Parameter) -> int:
-        """Its place in its section; behind all that have one, where the section has no order."""
         return self._place_of.get(parameter.name or "", len(self._place_of))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,7 +1,6 @@
-"""The commands `asr-server serve`, and `asr-server health`: Docker's health check.
+"""The commands `asr-server serve` and `asr-server health`, Docker's health check.
 
-Added to the command by `cli/__init__.py`. `serve` runs in the process that was started, which becomes the API
-process when it calls `api/server.py`; `health` is a process of its own. Serves nothing itself.
+`serve`'s process becomes the API process.
 """
 
 from __future__ import annotations
@@ -133,7 +132,6 @@ def health(pid: int) -> None:
 
 
 def _arguments_of(pid: int) -> list[str]:
-    """Returns what follows `serve` on the command line of the process; empty if there is no such process."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     except OSError:

@@ -1,8 +1,4 @@
-"""Defines the command `asr-server transcribe`. Added to the command by `cli/__init__.py`.
-
-Runs in the first process. Turns flags into settings and a job, and calls `asr_server.offline` with them;
-transcribes nothing itself.
-"""
+"""The command `asr-server transcribe`: flags into settings and a job for `asr_server.offline`."""
 
 from __future__ import annotations
 
@@ -48,7 +44,6 @@ OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
 
 
 def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Splits the formats: `--format srt,json` and `--format srt --format json` are the same."""
     given = [name.strip() for value in values for name in value.split(",")]
     names = [name for entry in given for name in FORMATS_AS_IN_WHISPER.get(entry, (entry,))]
     for name in names:
@@ -214,7 +209,6 @@ _JOB_OPTIONS: Final = (
 
 
 def _layout(options: dict[str, Any]) -> SubtitleLayout:
-    """Removes the layout's options from `options` and returns them as a layout."""
     from asr_server.formats.subtitles import SubtitleLayout
 
     options["raw"] = options.pop("subtitles") == "raw"
@@ -225,9 +219,6 @@ def _layout(options: dict[str, Any]) -> SubtitleLayout:
 
 
 def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[tuple[str, ...], SpeakerCount | None]:
-    """Removes the options of speakers from `options`. Returns the names of two channels, or how many
-    voices to tell apart: one of the two at most.
-    """
     is_split, given = options.pop("channels") == "split", options.pop("speakers")
     if "diarized_json" in job["formats"] and job["task"] == "translate":
         raise click.UsageError("--format diarized_json does not go with a translation.")
@@ -241,7 +232,6 @@ def _speakers(options: dict[str, Any], job: dict[str, Any]) -> tuple[tuple[str, 
 
 
 def _count(wanted: str) -> SpeakerCount:
-    """`auto`, `3`, or `2-4`."""
     from asr_server.speakers.clustering import SpeakerCount
 
     match = re.fullmatch(r"(\d{1,2})(?:-(\d{1,2}))?", wanted)
@@ -255,7 +245,6 @@ def _count(wanted: str) -> SpeakerCount:
 
 
 def _run(options: dict[str, Any], job: dict[str, Any]) -> int:
-    """Transcribes here or on a server, and returns the exit status."""
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     if job["quiet"]:
@@ -293,7 +282,6 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
-    """Transcribes on a server: `--model` names one of its models, and flags of a local engine are refused."""
     given = [name for name in sorted(LOCAL_SETTINGS) if _is_flag_given(name)]
     if given or job["manifest"]:
         flag = flag_name(given[0]) if given else "--manifest"
@@ -308,6 +296,6 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
 
 
 def _is_flag_given(name: str) -> bool:
-    """Whether it is on the command line itself: the environment may be meant for a server on this machine."""
+    """Return whether the flag is on the command line; variables may be meant for a local server."""
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE

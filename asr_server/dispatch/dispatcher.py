@@ -1,14 +1,8 @@
-"""Decides which chunk goes to which replica, and when.
+"""Decide which chunk goes to which replica, and when.
 
-Runs on the event loop of the API process and never blocks it; imports no torch but for `--executor inline`.
-`api` and `offline` start and stop it; `transcription` sends chunks through the `RequestHandle` that `open`
-gives.
-
-A replica grants credits, each a leave to send it one more chunk; without one a chunk waits here, where it can
-still be cancelled or sent to another replica. The order is that of `queue.py`, and no request holds more than
-three quarters of all slots (places for chunks in the replicas). Chunks that a replica had in flight when it
-ended are sent again, each alone: see `Isolation`. When the first replica is ready, `describe` says in one
-line of the log what is being served.
+A replica grants credits, one a chunk; without credit, chunks wait here, where they can be cancelled or
+moved. `queue.py` orders them; a request holds at most three quarters of all slots. Chunks of a lost
+replica are sent again, each alone (`Isolation`). `describe` logs what is served.
 """
 
 from __future__ import annotations
@@ -53,7 +47,6 @@ _IN_8_BITS = {"cache_dtype": "the audio's keys and values", "encoder_dtype": "en
 
 
 def describe(settings: Settings, engine: EngineInfo, num_replicas: int) -> str:
-    """What is served, in one line. `engine` is that of the first ready replica; the others are alike."""
     revision = revision_of(Path(settings.model)) or f"of the files in {settings.model}"
     reasons = engine.reasons
 
@@ -88,7 +81,6 @@ logger = logging.getLogger(__name__)
 
 
 def create_executor(settings: Settings) -> Executor:
-    """The executor that `--executor` names."""
     if settings.executor == "inline":
         from asr_server.dispatch.inline import InlineExecutor  # brings torch into this process
 
@@ -103,8 +95,6 @@ def create_executor(settings: Settings) -> Executor:
 
 
 class Dispatcher:
-    """Owns the replicas' supervisor and the chunks that wait for replicas or lie with them."""
-
     def __init__(
         self,
         settings: Settings,
@@ -147,21 +137,18 @@ class Dispatcher:
         self.supervisor = self._new_supervisor()
 
     def serve_in_order(self) -> None:
-        """From now on requests are finished in the order in which they came, rather than side by side."""
         self._queue.serve_in_order()
 
     def drain(self) -> None:
-        """Before a stop: requests are finished in the order in which they came."""
         self.draining = True
         self.serve_in_order()
 
     async def stop(self) -> None:
-        """Fails the chunks that are still waiting: let requests finish before. Ends the replicas."""
+        """Fail waiting chunks and end the replicas."""
         self.fail_all(self._refusal or _no_engine)
         await self.supervisor.stop()
 
     def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
-        """Fails every chunk: those that are here, and those that come from now on."""
         self._refusal = error
         for chunk in self._chunks.values():
             chunk.fail(error())
@@ -175,12 +162,10 @@ class Dispatcher:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks waiting and in flight."""
         return len(self._chunks)
 
     @property
     def num_slots(self) -> int:
-        """Chunks decoded at once by all replicas."""
         return sum(state.num_slots for state in self.supervisor.replica_states)
 
     # -- Chunks in --
@@ -282,7 +267,6 @@ class Dispatcher:
         self.engine = engine
 
     def _finish(self, state: ReplicaState, id: ChunkId) -> PendingChunk | None:
-        """The chunk that is answered; None: the answer is to an earlier attempt, or its request has left."""
         if id not in state.in_flight:
             return None
         state.in_flight.remove(id)
@@ -292,7 +276,7 @@ class Dispatcher:
         return chunk
 
     def steps_in_flight(self, request: RequestHandle) -> int:
-        """The most steps that a replica has taken while it had one and the same chunk of this request."""
+        """Return the most steps that a replica took with one chunk of this request."""
         return max(
             (
                 state.heartbeat.num_steps - chunk.sent_at_step
@@ -322,7 +306,6 @@ class Dispatcher:
         self._try_send(state, SetLanguage(event.id, language))
 
     def _on_gone(self, state: ReplicaState) -> None:
-        """Sends the chunks of a replica that has ended again."""
         state.credit = 0
         self._num_ended += state.ready
         suspects = [chunk for id in state.in_flight if (chunk := self._chunks.pop(id, None))]

@@ -1,8 +1,4 @@
-"""Runs a replica in a thread of this process, for tests and debugging: one stack trace shows all.
-
-The engine's thread runs in the API process, which then imports torch: the only file of the folder that may.
-Imported by `dispatcher.py` for `--executor inline` alone; driven by `supervisor.py`.
-"""
+"""Run a replica in a thread of this process, for tests and debugging. Imports torch."""
 
 from __future__ import annotations
 
@@ -65,9 +61,7 @@ class InlineReplica:
         return [event]
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """A thread cannot be ended from outside: it stops once its running chunks are done. One that hangs
-        is left behind.
-        """
+        """Stop after running chunks: threads cannot be killed, so a hung one is left behind."""
         self._client.send(Drain())
         await asyncio.to_thread(self._thread.join, CLOSE_LIMIT_S)
         if self._thread.is_alive():

@@ -1,8 +1,6 @@
-"""Starts replicas as processes of this machine (the default executor), and speaks to one while it lives.
+"""Start replicas as processes of this machine, the default executor.
 
-Runs on the event loop of the API process; imports no torch, and knows nothing of requests. Made by
-`dispatcher.py`, driven by `supervisor.py`.
-`RemoteReplica` is the base of this executor's replicas and of those in `ray.py`, which end theirs otherwise.
+`RemoteReplica` is also the base of `ray.py`'s. Imports no torch; knows no requests.
 """
 
 from __future__ import annotations
@@ -31,14 +29,12 @@ MAX_EVENTS = 32  # handled in one round of the event loop
 
 class RemoteReplica(ABC):
     def __init__(self, name: str, client: ZmqEngineClient, end: asyncio.Future[Any]) -> None:
-        """`end` is done once the process has ended."""
         self.name = name
         self._client = client
         self._end = end
 
     @abstractmethod
-    def _exit_message(self) -> str:
-        """Return how the process ended. May be called only once it has."""
+    def _exit_message(self) -> str: ...
 
     @abstractmethod
     async def close(self, drain_s: float = 0.0) -> None: ...
@@ -53,7 +49,7 @@ class RemoteReplica(ABC):
             raise ReplicaGone(f"{self.name} is not connected") from None
 
     async def receive(self) -> list[Event]:
-        """Raises ReplicaGone, once all that it has sent has been received."""
+        """Raises ReplicaGone after the last event."""
         await asyncio.sleep(0)  # more events that have come together must not hold up all else
         return self._receive_now() or [await self._receive_next(), *self._receive_now()]
 
@@ -71,7 +67,6 @@ class RemoteReplica(ABC):
             event.cancel()
 
     async def _drain(self, limit_s: float) -> None:
-        """Asks the replica to finish and leave by itself, and waits so long for it."""
         if limit_s > 0 and not self._end.done():
             with contextlib.suppress(zmq.Again):
                 self._client.send(Drain())
@@ -106,7 +101,7 @@ class MultiprocessExecutor:
         pass
 
     async def launch(self, index: int) -> ProcessReplica:
-        """Raises OSError: no file handles, no memory, no space, no folder for temporary files."""
+        """Raises OSError: no file handles, memory, space or temporary folder."""
         client = ZmqEngineClient()
         shared_fd = client.address.shared_fd
         try:
@@ -135,22 +130,20 @@ class MultiprocessExecutor:
         return ProcessReplica(f"replica {index}", process, client)
 
     def device_of(self, index: int) -> dict[str, str]:
-        """The environment that shows a replica only its own GPUs, one for each rank, dealt out in turn."""
         if not self._devices:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._devices[index % len(self._devices)])}
 
     def cores_of(self, index: int) -> tuple[int, ...]:
-        """The cores that the replica is kept to; none: it may use all.
+        """Return the replica's cores; none means all.
 
-        On one GPU each replica mostly waits for its host thread, which should not wait for another's too.
+        On a GPU, each replica waits for its host thread, which should not wait for another's.
         """
         share_gpu = bool(self._devices) and self.num_on_device(index) > 1
         pinned = share_gpu if self._settings.pin_cores == "auto" else self._settings.pin_cores == "on"
         return cores_of(index, self._settings.replicas) if pinned else ()
 
     def num_on_device(self, index: int) -> int:
-        """Replicas that share the device of this one."""
         num_devices = max(1, len(self._devices))
         return len(range(index % num_devices, self._settings.replicas, num_devices))
 

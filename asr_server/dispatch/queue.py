@@ -1,17 +1,11 @@
-"""One request's place in the dispatcher, its chunks on their way to a result, and the order they are sent in.
+"""A request's place in the dispatcher, its chunks, and the order they are sent in.
 
-Runs on the event loop of the API process and never blocks it. `transcription` holds a `RequestHandle`;
-`dispatcher.py` owns the queue. Sends nothing to replicas itself.
+Fairness is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk's finish tag is the virtual
+time of its end if all requests had equal shares; the smallest goes first. Short requests pass long ones,
+and none starves. A chunk costs a padded encode and its expected tokens.
 
-Fairness between requests is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk gets, as it
-comes, a finish tag: the virtual time at which it would be finished if every request had an equal share. The
-smallest tag goes first. A short request so passes a long one of the same age, and none starves, because tags
-never change. A chunk costs a padded encode plus what it is expected to decode, not its seconds alone.
-
-`Isolation` finds the chunk that ends replicas, without harm to those beside it. When a replica dies, freezes
-or hangs, any of its chunks may have been the reason. They are suspects until they have a result, and are
-decoded one at a time with nothing beside them. While there are any, one replica is reserved for them: it
-finishes what it has, then takes one suspect after another.
+`Isolation` finds the chunk that ends replicas. All chunks of a lost replica are suspects, decoded one at
+a time on a reserved replica that has finished its work.
 """
 
 from __future__ import annotations
@@ -37,8 +31,6 @@ OnEarlyResult = Callable[[ChunkResult], None]
 
 
 class ChunkTaker(Protocol):
-    """The methods of the dispatcher that a request's handle calls."""
-
     chunks_ahead: int
 
     async def enqueue(self, chunk: PendingChunk) -> ChunkResult: ...
@@ -50,7 +42,7 @@ class ChunkTaker(Protocol):
 
 @dataclass(eq=False)
 class RequestHandle:
-    """Made by `Dispatcher.open`. Its owner calls `wait_for_capacity`, `submit` and `cancel`."""
+    """Made by `Dispatcher.open`; its owner calls `wait_for_capacity`, `submit` and `cancel`."""
 
     request_id: str
     number: int  # requests are counted in the order in which they come
@@ -64,7 +56,6 @@ class RequestHandle:
     _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_for_capacity(self) -> int:
-        """Return how many more chunks this request may decode now; waits until there is one."""
         while (room := self.dispatcher.chunks_ahead - self.num_waiting) <= 0:
             self._has_capacity.clear()
             await self._has_capacity.wait()
@@ -78,11 +69,10 @@ class RequestHandle:
         on_language: OnLanguage | None = None,
         on_early_result: OnEarlyResult | None = None,
     ) -> ChunkResult:
-        """Sends one chunk and waits for its result.
+        """Send one chunk and wait for its result.
 
-        `on_language` gets the probabilities of the languages, when `options.language` is None and the model
-        has several, and returns the one to go on with. `on_early_result` gets the segments closed so far,
-        where `options.early_results` asks for them; begun again on another replica, perhaps different ones.
+        `on_language` chooses from the probabilities if `options.language` is None. `on_early_result` gets
+        the closed segments if `options.early_results` is set; another replica may report different ones.
 
         Raises ChunkFailed, and EngineUnavailable when no replica is left.
         """
@@ -90,11 +80,10 @@ class RequestHandle:
         return await self.dispatcher.enqueue(PendingChunk(submit, self, on_language, on_early_result))
 
     def steps_in_flight(self) -> int:
-        """The most steps that a replica has taken while it had one and the same chunk of this request."""
+        """Return the most steps that a replica took with one chunk of this request."""
         return self.dispatcher.steps_in_flight(self)
 
     def cancel(self) -> None:
-        """Drops all that waits or runs for this request. Does nothing where nothing does."""
         self.dispatcher.cancel(self)
 
     def on_dequeued(self) -> None:
@@ -105,7 +94,7 @@ class RequestHandle:
 
 @dataclass(eq=False)
 class PendingChunk:
-    """A chunk without a result. Its samples are kept, so that nothing is lost where a replica ends."""
+    """A chunk without a result. Its samples are kept for another replica."""
 
     submit: Submit
     request: RequestHandle
@@ -157,7 +146,7 @@ class FairQueue:
         self._in_order = False
 
     def set_finish_tag(self, chunk: PendingChunk) -> None:
-        """For a new chunk; one that is sent again keeps its own."""
+        """Tag a new chunk; one sent again keeps its tag."""
         window, num_samples, request = self._window, len(chunk.submit.samples), chunk.request
         cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
         cost += DECODE_COST * num_samples / window.num_samples
@@ -172,9 +161,7 @@ class FairQueue:
         return not chunk.request.is_live, chunk.request.number
 
     def pop(self, max_in_flight: float) -> PendingChunk | None:
-        """The next chunk. A request with `max_in_flight` chunks on replicas is passed over, so that a
-        newcomer finds a free slot; its chunks come back with `release`.
-        """
+        """Return the next chunk; pass over requests with `max_in_flight` chunks until `release`."""
         while self._heap:
             chunk = heapq.heappop(self._heap)[2]
             if chunk.request.num_in_flight >= max_in_flight and not self._in_order:
@@ -185,13 +172,13 @@ class FairQueue:
         return None
 
     def release(self, request: RequestHandle) -> None:
-        """Notes that the request has one chunk less on replicas."""
         for chunk in self._throttled.pop(request, ()):
             self.push(chunk)
 
     def serve_in_order(self) -> None:
-        """From now on the oldest request gets all it can use. Before a stop, and for the files of one user,
-        it is better that some requests finish than that all are half done. Live speech goes before files.
+        """Give the oldest request all it can use; live speech goes first.
+
+        Before a stop, some finished requests are better than many halves.
         """
         chunks = [chunk for _, _, chunk in sorted(self._heap)]
         self._in_order = True
@@ -201,7 +188,6 @@ class FairQueue:
         self._throttled.clear()
 
     def remove(self, request: RequestHandle) -> None:
-        """Frees the request's samples at once."""
         self._throttled.pop(request, None)
         self._heap = [item for item in self._heap if item[2].request is not request]
         heapq.heapify(self._heap)
@@ -227,12 +213,11 @@ class Isolation:
         self._trial: _Trial | None = None
 
     def add(self, chunk: PendingChunk) -> None:
-        """Adds a suspect. Those that have ended fewer replicas are tried first: the innocent wait least."""
         order = (chunk.submit.id.attempt, chunk.finish_tag, next(self._sequence))
         heapq.heappush(self._suspects, (*order, chunk))
 
     def reserved(self, states: list[ReplicaState]) -> ReplicaState | None:
-        """The replica that takes suspects only: the one closest to having nothing to do."""
+        """Return the replica for suspects: the one closest to idle."""
         if self._trial and self._trial.is_running:
             return self._trial.state
         if not self._suspects:
@@ -241,7 +226,6 @@ class Isolation:
         return min(ready, key=lambda state: len(state.in_flight), default=None)
 
     def next_trial(self, states: list[ReplicaState]) -> tuple[ReplicaState, PendingChunk] | None:
-        """A suspect, and the idle replica on which it is to be tried now."""
         state = self.reserved(states)
         if state is None or state.in_flight or state.credit < 1:
             return None

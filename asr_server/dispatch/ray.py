@@ -1,9 +1,7 @@
-"""Starts replicas as actors over a Ray cluster: for many hosts. Imported for `--executor ray` alone.
+"""Start replicas as actors of a Ray cluster, for many hosts. Imported for `--executor ray` alone.
 
-Runs in the API process; imports no torch. Made by `dispatcher.py`, driven by `supervisor.py`. Each replica
-has a placement group of its own, on the host with the most room. Ray starts processes there and tells when
-one has ended; all else is as in `processes.py`, over TCP. Calls of Ray's functions block, and some for good
-once the cluster is gone: none is made on the event loop, each in a thread of its own, with a limit.
+Each replica has its own placement group. Ray starts and watches processes; all else is as in
+`processes.py`, over TCP. Ray's calls block, some for ever, so each runs in a thread with a limit.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ T = TypeVar("T")
 
 class RayExecutor:
     def __init__(self, settings: Settings) -> None:
-        """Starts nothing yet."""
         self._settings = replace(
             settings, api_key="", admin_key="", model=name_elsewhere(Path(settings.model))
         )
@@ -61,7 +58,7 @@ class RayExecutor:
         self._host = ""
 
     async def start(self) -> int:
-        """Raises StartImpossible where there is no cluster to join."""
+        """Raises StartImpossible where there is no cluster."""
         try:
             return await _in_thread(self._join, JOIN_LIMIT_S)
         except StartImpossible:
@@ -71,7 +68,7 @@ class RayExecutor:
             raise StartImpossible(f"no Ray cluster at {self._settings.ray_address}: {reason}") from error
 
     async def launch(self, index: int) -> RayReplica:
-        """Waits for a place in the cluster, as long as it takes. Raises OSError and what Ray raises."""
+        """Wait for a place as long as it takes. Raises OSError and Ray's errors."""
         client = TcpEngineClient(self._host)
         try:
             spec = ReplicaSpec(index, client.address, self._settings, self._num_on_device)
@@ -94,7 +91,6 @@ class RayExecutor:
     # -- In the thread --
 
     def _join(self) -> int:
-        """Connects to the cluster and asks for places; returns the number of replicas."""
         self._address = self._cluster.enter_context(cluster_address(self._settings.ray_address))
         ray = _ray()
         ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR)
@@ -117,7 +113,6 @@ class RayExecutor:
         return num_replicas
 
     def _start_actor(self, index: int, spec: ReplicaSpec) -> tuple[Any, Future[None], Future[None]]:
-        """Has replica `index` started once it has a place; returns its actor and futures of start and end."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         actor_class = _ray().remote(
@@ -133,7 +128,6 @@ class RayExecutor:
         return actor, began, call.remote(spec.to_line(), __version__).future()
 
     async def _until_begun(self, index: int, began: asyncio.Future[None]) -> None:
-        """Wait until the actor runs. Raises OSError once the cluster is gone, of which Ray says nothing."""
         waited_s = 0.0
         while not (await asyncio.wait((began,), timeout=PLACE_WAIT_S))[0]:
             await self._check_answers()
@@ -148,9 +142,7 @@ class RayExecutor:
         await _in_thread(lambda: check_answers(self._address), CALL_LIMIT_S)
 
     def _leave(self) -> None:
-        """Disconnects, but not while another call is under way, such as one that waits for a place: Ray would
-        close the connection under that call, and neither might return.
-        """
+        """Disconnect when no call is under way: Ray would close its connection, and neither might return."""
         for thread in threading.enumerate():
             if thread.name == CALL_THREAD and thread is not threading.current_thread():
                 thread.join(CALL_LIMIT_S)
@@ -191,12 +183,10 @@ class RayReplica(RemoteReplica):
 
 
 def _ray() -> Any:
-    """The module `ray`, untyped: its types say little."""
     import ray
 
     return ray
 
 
 async def _in_thread(function: Callable[[], T], limit_s: float) -> T:
-    """Raises TimeoutError; the thread is then left behind."""
     return await asyncio.wait_for(asyncio.wrap_future(in_daemon_thread(function, CALL_THREAD)), limit_s)

@@ -1,9 +1,7 @@
-"""Starts a Ray cluster of this machine alone, where there is none to join, for as long as the server runs.
+"""Start a Ray cluster of this machine alone for as long as the server runs.
 
-Runs in the API process for `ray.py`, and in that of `asr-server transcribe` for `offline/manifest_run.py`.
-Calls block: `ray.py` makes them in a thread. Only `main`, a process of its own, imports Ray, none torch.
-`LocalCluster` starts `python -m asr_server.dispatch.ray_cluster`, which owns the cluster's processes and
-ends them when its standard input ends, however the server ends. Ray would leave some behind after SIGKILL.
+`LocalCluster` starts a process that owns the cluster and ends it when its standard input closes; after a
+SIGKILL, Ray would leave processes. Only that process imports Ray. Calls block.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ _FAILURE: Final = "the cluster did not start: "
 
 
 def address_to_join(address: str) -> str:
-    """Return the address of the cluster that the setting means; empty: none, start one.
+    """Return the cluster's address for this setting, or an empty text to start one. Raises OSError.
 
-    Asks without Ray, which reads its environment when imported. Raises OSError.
+    Asks without Ray, which reads its environment when imported.
     """
     if address == "local":
         return ""
@@ -52,7 +50,7 @@ def address_to_join(address: str) -> str:
 
 
 def _current_cluster() -> str:
-    """Return the address that `ray start` has left: any user may leave one, but recordings go to it."""
+    """Return the address that `ray start` left; it must belong to this user."""
     try:
         with open(os.open(_CURRENT_CLUSTER, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
             owner, address = os.fstat(file.fileno()).st_uid, file.read(_MAX_ADDRESS).strip()
@@ -65,10 +63,7 @@ def _current_cluster() -> str:
 
 
 def check_answers(address: str) -> None:
-    """Raises OSError where nothing listens, or something that does not speak gRPC as Ray does.
-
-    Ray itself would try for a minute or more, and then write many lines.
-    """
+    """Raise OSError unless something speaks gRPC there. Ray would try for a minute."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:
         return
@@ -83,17 +78,13 @@ def check_answers(address: str) -> None:
 
 
 def _check_greeting(frame: bytes) -> None:
-    """Raises OSError unless these bytes begin HTTP/2, by which gRPC speaks."""
     if frame[3:4] != _SETTINGS_FRAME:
         raise OSError("what listens there is not Ray")
 
 
 @contextmanager
 def cluster_address(address: str) -> Iterator[str]:
-    """Gives the address of the cluster that the setting names, or of one that ends with the block.
-
-    Raises OSError.
-    """
+    """Give the named cluster's address, or start a cluster for the block. Raises OSError."""
     if joined := address_to_join(address):
         check_answers(joined)
         yield joined
@@ -107,10 +98,9 @@ def cluster_address(address: str) -> Iterator[str]:
 
 
 class LocalCluster:
-    """Called from a thread: starting takes seconds."""
+    """Takes seconds to start: call it from a thread."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
         self._process = subprocess.Popen(  # nosec B603 # our own module, without a shell
             [sys.executable, "-m", "asr_server.dispatch.ray_cluster"],
             stdin=subprocess.PIPE,

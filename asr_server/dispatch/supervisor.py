@@ -1,16 +1,10 @@
-"""Keeps each replica running: launch, watch, close, pause, again. `ReplicaState` is what is known of one.
+"""Keep each replica running: launch, watch, close, pause, again.
 
-Runs in tasks on the event loop of the API process and never blocks it; imports no torch. Used by
-`dispatcher.py`. It knows no requests: chunks are the dispatcher's. `Executor` and `Replica` are the protocols
-by which it calls `inline.py`, `processes.py` and `ray.py`, which start replicas.
+Knows no requests. `Executor` and `Replica` are the protocols of the executors.
 
-Two signs of life are watched. A replica is frozen when nothing comes from it any more, and hung when its
-heartbeats go on but its engine makes no progress: no step, and no layer within a step. A slow machine is
-neither: `Patience` grows with the longest wait for progress, and with each replica that it has ended.
-
-All limits are counted in ticks of the watch, which this process's own event loop makes. While that loop
-stands still (a paused container, a debugger, one long callback) nothing is counted, so that a pause of this
-process is never taken for the silence of a replica.
+A replica is frozen when nothing comes from it, and hung when heartbeats come without progress of steps or
+layers. A slow machine is neither: `Patience` grows with the longest wait, and with each replica it ended.
+Limits are counted in ticks of this event loop, so its own pauses count for nothing.
 """
 
 from __future__ import annotations
@@ -35,46 +29,41 @@ from asr_server.core import ChunkId
 
 
 class ReplicaGone(Exception):
-    """The replica has ended, wanted or not."""
+    pass
 
 
 class StartImpossible(ReplicaGone):
-    """No replica will start, however often it is tried."""
+    pass
 
 
 class Replica(Protocol):
-    """The API side's hold on one running replica."""
-
     name: str
 
     def send(self, command: Command) -> None:
         """Never blocks. Raises ReplicaGone."""
 
     async def receive(self) -> list[Event]:
-        """The next events, at least one. Raises ReplicaGone once there is nobody left to send one."""
+        """Return the next events, at least one. Raises ReplicaGone when none can come."""
 
-    async def close(self, drain_s: float = 0.0) -> None:
-        """Lets it finish for `drain_s`, then ends it. After this nothing of it remains."""
+    async def close(self, drain_s: float = 0.0) -> None: ...
 
 
 class Executor(Protocol):
     async def start(self) -> int:
-        """Called once, before any launch. Returns how many replicas to launch. Raises StartImpossible."""
+        """Return how many replicas to launch; called once. Raises StartImpossible."""
 
     async def launch(self, index: int) -> Replica:
-        """Starts replica `index`; it is ready when its first `Credit` comes.
+        """Start replica `index`; its first `Credit` makes it ready.
 
-        May wait for a place for any time: only what follows has a limit.
+        May wait for a place without limit.
         """
 
     async def stop(self) -> None:
-        """Called once, when every replica has been closed, or when `start` has raised."""
+        """Called once, after all replicas are closed or `start` has raised."""
 
 
 @dataclass(frozen=True)
 class ReplicaLimits:
-    """How long a replica may keep its watch waiting, and the watch the next launch."""
-
     tick_s: float = 0.5
     frozen_after_s: float = FROZEN_AFTER_S
     startup_s: float = 900.0  # from the launch to the first credit
@@ -91,7 +80,7 @@ PATIENCE_KEPT = 0.999  # at each heartbeat with progress: half of it is lost in 
 
 @dataclass(eq=False)
 class Patience:
-    """The longest wait for an engine's progress of late, kept from a replica to the one in its place."""
+    """The longest recent wait for progress, kept across replacements."""
 
     longest_wait_s: float = 0.0
 
@@ -103,14 +92,12 @@ class Patience:
         self.longest_wait_s = max(wait_s, self.longest_wait_s * PATIENCE_KEPT)
 
     def on_hung(self, wait_s: float, limits: ReplicaLimits) -> None:
-        """Allow the next replica twice as long: this one may have been slow."""
+        """Allow the next replica twice as long."""
         self.longest_wait_s = max(self.longest_wait_s, 2.0 * wait_s / limits.hung_after_waits)
 
 
 @dataclass(eq=False)
 class ReplicaState:
-    """The state of one replica, from its launch to its end."""
-
     replica: Replica
     limits: ReplicaLimits = USUAL_LIMITS
     patience: Patience = field(default_factory=Patience)
@@ -133,14 +120,12 @@ class ReplicaState:
         self.ready_at_s = self.progress_at_s = self.watched_s
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """An engine without work steps too, so that a step is due at any time."""
         if self.ready and heartbeat.progress > self.heartbeat.progress:
             self.patience.on_progress(self.watched_s - self.progress_at_s)
             self.progress_at_s = self.watched_s
         self.heartbeat = heartbeat
 
     def on_tick(self) -> None:
-        """Raises ReplicaGone for a replica that does not start in time, is frozen or hangs."""
         limits = self.limits
         self.watched_s += limits.tick_s
         name, silent_s = self.replica.name, self.watched_s - self.heard_at_s
@@ -163,8 +148,6 @@ logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Owns the executor, and the tasks that keep its replicas running."""
-
     def __init__(
         self,
         executor: Executor,
@@ -190,16 +173,15 @@ class Supervisor:
 
     @property
     def given_up(self) -> bool:
-        """Return whether no replica is left and none will be launched again."""
+        """Return whether no replica is left or will be launched."""
         return self._num_given_up == self.num_replicas
 
     @property
     def failed_to_start(self) -> bool:
-        """Return whether it gave up before any replica was ready: the setup is at fault, not the load."""
+        """Return whether it gave up before any replica was ready: the setup is at fault."""
         return self.given_up and not self.was_ready and not self._is_stopping
 
     async def until_ready(self) -> None:
-        """Wait for the first replica, or until none will come."""
         while not (self.was_ready or self.given_up or self._is_stopping):  # noqa: ASYNC110
             await asyncio.sleep(READY_POLL_S)  # the handler of a signal cannot set an event
 
@@ -207,10 +189,7 @@ class Supervisor:
         self._task = asyncio.create_task(self._supervise_all(), name="supervise replicas")
 
     def expect_ends(self) -> None:
-        """Stop reporting replicas that end: a signal to the whole group reaches those that still load too.
-
-        Safe to call from a signal handler.
-        """
+        """Stop reporting ended replicas: group signals reach loading ones too. Signal-safe."""
         self._is_stopping = True
 
     async def stop(self) -> None:
@@ -232,7 +211,7 @@ class Supervisor:
             await self._executor.stop()
 
     async def _supervise(self, index: int) -> None:
-        """Launch a replica again and again. Only before any replica was ready is it given up."""
+        """Relaunch a replica for ever; give up only before any was ready."""
         failed_starts = early_ends = 0
         patience = Patience()
         while True:
@@ -255,7 +234,6 @@ class Supervisor:
             self._on_given_up()
 
     async def _launch_and_run(self, index: int, patience: Patience) -> ReplicaState | None:
-        """Run a replica to its end; return None if it could not be watched. Whatever goes wrong is logged."""
         try:
             replica = await self._executor.launch(index)
             return await self._run(ReplicaState(replica, self.limits, patience))
@@ -266,7 +244,6 @@ class Supervisor:
             return None
 
     async def _run(self, state: ReplicaState) -> ReplicaState:
-        """Run a replica from its launch to its end."""
         self.replica_states.append(state)
         drain_s = 0.0
         try:
@@ -289,7 +266,7 @@ class Supervisor:
         return state
 
     async def _watch(self, state: ReplicaState) -> None:
-        """Raises ReplicaGone, the reason to replace the replica, or errors that are no fault of a replica."""
+        """Raises ReplicaGone to replace the replica, or errors that are not its fault."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive_all(state))
@@ -322,7 +299,6 @@ class Supervisor:
         state.num_slots = credit.num_slots or state.num_slots
 
     def _note(self, impossible: StartImpossible) -> None:
-        """Notes why no start is possible; logs it only where the server does not end for it and say so."""
         if self.was_ready:
             self._log(str(impossible))
         self.last_failure = str(impossible)
@@ -333,7 +309,7 @@ class Supervisor:
 
 
 async def _finish(ending: Coroutine[None, None, None]) -> None:
-    """Await the end of a replica also when a stop comes meanwhile: what it holds would be left open."""
+    """Await a replica's end even during a stop, to close what it holds."""
     task = asyncio.create_task(ending)
     try:
         await asyncio.shield(task)
@@ -343,9 +319,7 @@ async def _finish(ending: Coroutine[None, None, None]) -> None:
 
 
 def _early_ends(before: int, state: ReplicaState | None) -> int:
-    """Count the replicas in a row that ended early. Those that a chunk may have ended count as one: the
-    dispatcher gives such a chunk up.
-    """
+    """Count early ends in a row; those that a chunk may have caused count as one."""
     if state is None or not state.ready:
         return before + 1
     if state.watched_s - state.ready_at_s >= state.limits.steady_s:

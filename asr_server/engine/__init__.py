@@ -1,7 +1,6 @@
-"""The engine of one replica: takes commands, gives events, one step at a time.
+"""The engine of one replica: takes commands, emits events, one step at a time.
 
-Runs in the replica's process. Driven by `replica/loop.py`, and by `replica/ranks.py` in further ranks. Knows
-slots and chunks, not HTTP, files or text.
+Driven by `replica`. Knows slots and chunks, not HTTP, files or text.
 """
 
 import os

@@ -1,7 +1,6 @@
-"""The host's record of one chunk in the engine: prompt, tokens so far, tries, result.
+"""The host's record of one chunk: prompt, tokens, tries, result.
 
-A submitted chunk and its options are checked before anything is computed. Runs in the replica's process, on
-the engine's thread. Used by all of `engine` that handles sequences; knows no tensors and no device.
+Checks a chunk and its options before anything is computed. Knows no tensors and no device.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _TOKENS_PER_LOOP_CHECK: Final = 16
 
 @dataclass(eq=False)
 class ActiveChunk:
-    """A chunk from submission to result. Its slots change when others free up before them.
+    """A chunk from submission to result. Its slots change as others free up.
 
-    Its first try is a beam search, which has one hypothesis while the model is sure, or with a `beam_size`
-    of 1 greedy decoding, as for a translation, and where the client asks for a temperature or penalties.
+    The first try is a beam search; it is greedy for a `beam_size` of 1, a translation, a temperature or
+    penalties.
     """
 
     id: ChunkId
@@ -79,20 +78,16 @@ class ActiveChunk:
 
     @property
     def slot(self) -> int:
-        """Returns its first slot, which it has from admission to its end; -1 before that."""
         return self.slots[0] if self.slots else -1
 
     def end_with_audio(self, first_time: int) -> None:
-        """Lets no segment begin where the audio has ended, which would say the last sentence again. With
-        whole windows texts are openai-whisper's, which has such segments.
+        """Let no segment begin after the audio's end, where it would repeat the last sentence.
 
-        Args:
-            first_time: the token of the timestamp 0.
+        Whole windows keep openai-whisper's texts, which have such segments. `first_time` is timestamp 0.
         """
         self.audio_end = first_time - (-len(self.samples) * POSITIONS_PER_S // SAMPLE_RATE)
 
     def drop_samples(self) -> None:
-        """Frees the samples once they are encoded, and keeps their number and pauses."""
         if self.options.word_timestamps:
             self.pauses = find_pauses(self.samples)
         self.samples = np.broadcast_to(np.float32(0), len(self.samples))
@@ -103,13 +98,11 @@ class ActiveChunk:
 
     @property
     def position(self) -> int:
-        """The text position of the token that the next step feeds."""
         tokens = self.tokens if self.beam is None else self.beam.running[0].tokens
         return len(self.prompt) - 1 + len(tokens)
 
     @cached_property
     def is_restricted(self) -> bool:
-        """Return whether tokens are drawn from a part of the vocabulary only (top-k, top-p or min-p)."""
         return (self.options.top_k, self.options.top_p, self.options.min_p) != (0, 1.0, 0.0)
 
     @cached_property
@@ -122,7 +115,7 @@ class ActiveChunk:
         )
 
     def set_prompt(self, specials: SpecialTokens, num_positions: int) -> None:
-        """Sets the prompt, and the most tokens that may follow it.
+        """Set the prompt and the most tokens after it.
 
         Raises:
             ValueError: the checkpoint cannot translate.
@@ -140,7 +133,6 @@ class ActiveChunk:
         return self.temperature == 0 and not self.is_penalised
 
     def begin(self, end_of_text: int, boost: KeywordBoost | None = None) -> None:
-        """Begins the first try."""
         self.boost = boost
         if self.beam_size > 1 and self.is_greedy and self.options.task != "translate":
             size = self.beam_size, self.max_tokens
@@ -154,7 +146,6 @@ class ActiveChunk:
         return list(zip(self.slots, map(self.boost.row, states), strict=True))
 
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
-        """Adds a token; returns why the text ends with it, or None."""
         self.sum_logprob += logprob
         # NaN ends it at once: it is not to be moved into other slots.
         if token == end_of_text or self._begins_after_audio(token, end_of_text) or _is_no_number(logprob):
@@ -170,10 +161,9 @@ class ActiveChunk:
         return bool(self.tokens) and self.tokens[-1] > end_of_text and token >= self.audio_end
 
     def is_loop(self, tokens: Sequence[int], end_of_text: int) -> bool:
-        """Return whether the text repeats itself longer than anybody speaks. Looked at every few tokens.
+        """Return whether the text repeats itself longer than anybody speaks; checked every few tokens.
 
-        Asked of texts that are drawn or searched, which the ladder will reject: a greedy one is
-        openai-whisper's to its end.
+        Greedy texts are exempt: they follow openai-whisper to the end.
         """
         if len(tokens) < _FEWEST_LOOP_TOKENS or len(tokens) % _TOKENS_PER_LOOP_CHECK:
             return False
@@ -196,17 +186,16 @@ class ActiveChunk:
         )
 
     def result_of_beam(self, beam: BeamSearch, tokenizer: Tokenizer) -> ChunkResult:
-        """Returns the best text of a beam search that is over."""
         best = beam.best()
         self.tokens, self.logprobs = list(best.tokens), list(best.model_logprobs)
         self.sum_logprob = best.sum_logprob - sum(best.bonuses)
         return self.result("stop" if best.is_ended else "length", tokenizer)
 
     def next_early_result(self, tokenizer: Tokenizer) -> ChunkResult | None:
-        """The segments so far, where one more is closed, and they are plausible by themselves.
+        """Return the closed segments if there is a new one and they are plausible.
 
-        A segment closed at the audio's start is not reported: nothing could be read after it. A beam search
-        reports while one hypothesis runs, and is bound by its report: the result begins with it.
+        A segment closed at the audio's start is not reported: nothing could follow. The search is bound
+        by its report.
         """
         if not self.options.early_results or (self.beam is not None and len(self.beam.running) > 1):
             return None
@@ -227,7 +216,7 @@ class ActiveChunk:
         return result
 
     def keep_early_result(self, result: ChunkResult) -> ChunkResult:
-        """Returns the result, or the early one, where all of the result is to be read again or is silence."""
+        """Return the early result if the final one is silence or wholly unread."""
         early = self.early_result
         if early is None or not is_implausible(result, self.options):
             return result
@@ -238,11 +227,10 @@ class ActiveChunk:
         return early
 
     def times(self) -> ChunkTimes:
-        """To be called when it is finished: the time of the call is the end of decoding."""
         return ChunkTimes(self.encoded_at - self.admitted_at, time.monotonic() - self.encoded_at)
 
     def next_try(self, result: ChunkResult) -> bool:
-        """Return whether the result needs another try; if so, starts it at the next temperature."""
+        """Start the next temperature if the result needs it; return whether it does."""
         if self.early_result is not None or is_broken(result):
             return False
         self.tries.append(result)
@@ -265,15 +253,15 @@ class ActiveChunk:
         return above[0] <= HIGHEST_FOR_UNLIKELY or not self._fluent_tries()
 
     def best_result(self, result: ChunkResult) -> ChunkResult:
-        """Returns the likeliest try without repetition, as faster-whisper does. Where none of these is likely
-        enough, tries that repeat a little count too: somebody may say a sentence twice.
+        """Return the likeliest try without repetition, as faster-whisper does.
+
+        If none is likely enough, slightly repetitive ones count too: somebody may say a sentence twice.
         """
         if self.early_result is not None or is_broken(result):
             return result
         return self._best_try()
 
     def with_fallbacks(self, result: ChunkResult) -> ChunkResult:
-        """Returns the result with its number of fallbacks."""
         return msgspec.structs.replace(result, num_fallbacks=self.temperature_index)
 
     def _best_try(self) -> ChunkResult:
@@ -287,16 +275,11 @@ class ActiveChunk:
 
 
 def _repeats_a_little(result: ChunkResult) -> bool:
-    """Whether a repetitive text may be what somebody says. A loop that was ended early (`is_loop`) is not
-    shortened by much either, but has no end of its own.
-    """
+    """Return whether a repetitive text may be real speech; a loop that was cut off is not."""
     return result.finish_reason == "stop" and result.compression_ratio <= LOOP_COMPRESSION_RATIO
 
 
 def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
-    """Returns how many tokens there are up to the last segment that is closed, by the second of the two
-    timestamps around its text; `num_before` where there is none behind these.
-    """
     for end in range(len(tokens), max(1, num_before), -1):
         if tokens[end - 1] > first_time and tokens[end - 2] < first_time:
             return end
@@ -304,13 +287,13 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
 
 
 def compression_ratio(text: str) -> float:
-    """Return how much zlib shortens a text: high where it repeats itself. 0 for no text."""
+    """Return how much zlib shortens a text; 0 for no text."""
     raw = text.encode()
     return len(raw) / len(zlib.compress(raw))
 
 
 def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
-    """openai/whisper's rule: repetitive or unlikely, unless it is silence anyway."""
+    """Apply openai/whisper's rule: repetitive or unlikely, and not silence."""
     return is_implausible(result, options) and not is_silence(result, options)
 
 
@@ -320,17 +303,14 @@ def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
 
 
 def is_broken(result: ChunkResult) -> bool:
-    """Return whether the model's numbers were NaN."""
     return _is_no_number(result.avg_logprob)
 
 
 def _is_no_number(logprob: float) -> bool:
-    """Return whether it is NaN, from which the kernel makes a probability far above 1."""
     return not logprob <= 1.0
 
 
 def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
-    """Return whether the text is repetitive or unlikely."""
     return result.avg_logprob < options.logprob_threshold or is_repetitive(result, options)
 
 
@@ -339,14 +319,13 @@ def is_repetitive(result: ChunkResult, options: DecodingOptions) -> bool:
 
 
 def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positions: int) -> list[int]:
-    """Returns <|startofprev|> and the prompt's last tokens, at most half the positions less one."""
+    """Return <|startofprev|> and the prompt's last tokens, at most half the positions less one."""
     if not options.prompt_tokens or specials.start_of_prev is None:
         return []
     return [specials.start_of_prev, *options.prompt_tokens[-(num_positions // 2 - 1) :]]
 
 
 def sot_sequence(options: DecodingOptions, language: str | None, specials: SpecialTokens) -> list[int]:
-    """<|startoftranscript|>, language, task."""
     task = specials.translate if options.task == "translate" else specials.transcribe
     if options.task == "translate" and (task is None or not specials.is_multilingual):
         raise ValueError("this checkpoint cannot translate")
@@ -359,7 +338,7 @@ def sot_sequence(options: DecodingOptions, language: str | None, specials: Speci
 
 
 def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
-    """Raises ValueError where the vocabulary has no timestamp for the end of the window."""
+    """Raise ValueError if the vocabulary has no timestamp for the window's end."""
     last_s = (sizes.vocabulary - 1 - specials.timestamp_begin) / POSITIONS_PER_S
     if last_s < sizes.window.duration_s:
         raise ValueError(
@@ -368,10 +347,10 @@ def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
 
 
 def check(sequence: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -> None:
-    """Checks that the chunk can be decoded, and sets the language where only one is possible.
+    """Check the chunk; set the language if only one is possible.
 
     Raises:
-        ValueError: the chunk cannot be decoded as asked; the message says why.
+        ValueError: it cannot be decoded as asked.
     """
     options = sequence.options
     possible = candidates(options, specials)
@@ -395,9 +374,7 @@ def check(sequence: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -
 
 
 def candidates(options: DecodingOptions, specials: SpecialTokens) -> list[str]:
-    """Returns the languages to choose from: those of the request that the model knows, else all; none for an
-    English-only model.
-    """
+    """Return the languages to choose from; none for an English-only model."""
     if not specials.is_multilingual:
         return []
     wanted = [code for code in options.candidate_languages if code in specials.languages]

@@ -1,11 +1,9 @@
-"""Finds when each token was said, from the attention of the decoder's alignment heads to the audio.
+"""Find when each token was said, from the attention of the decoder's alignment heads.
 
-The method is openai/whisper's (timing.py): the text is fed once more, without timestamps and without the text
-before it; each head's attention is normalised over the tokens and smoothed over time; the mean of the heads
-is what dynamic time warping lays the tokens along, frame by frame in order. The audio's keys are those in the
-slot. Beyond that method, every token has a position of its own; and where a text leaves a tail of the audio
-unread, it is aligned with the audio before that tail alone: the tail's words are aligned when it is read
-again. Runs in the replica's process. Used by `runner.py`, `engine.py` and `ranks.py`; knows tokens, no words.
+The method is openai/whisper's (timing.py): feed the text once more, normalise each head's attention over
+the tokens, smooth it over time, and lay the tokens along the heads' mean by dynamic time warping. Beyond
+it, every token has its own position, and an unread tail is left out: its words are aligned when it is
+read again. Knows tokens, no words.
 """
 
 from __future__ import annotations
@@ -32,18 +30,16 @@ Matrix = npt.NDArray[np.floating]
 
 
 def first_frames(gain: Matrix, share_frames: bool = False) -> npt.NDArray[np.intp]:
-    """Returns the frame with which each row begins on the path of the greatest sum, from the first row and
-    frame to the last. A row is a text token, a frame an encoder position.
+    """Return the frame at which each row begins on the path of the greatest sum.
 
-    A step of the path goes to the next frame, and stays in its row or goes on to the next one, so that every
-    row has a frame of its own. Within a row the cheapest way to each frame is a running minimum: of what
-    reaching an earlier frame from the row above costs, less the costs up to there. So a row is a few
-    operations on arrays, and the way back needs one look a row.
+    A row is a text token, a frame an encoder position. Each step goes to the next frame, in the same row
+    or the next. Within a row the best way to each frame is a running minimum, so a row takes a few array
+    operations.
 
     Args:
-        gain: [rows, frames], the gain of a path for having a row at a frame.
-        share_frames: a step may also go to the next row in the same frame, as openai/whisper's path does.
-            More rows than frames cannot do otherwise.
+        gain: [rows, frames].
+        share_frames: allow the next row in the same frame, as openai/whisper does.
+            Needed if rows exceed frames.
     """
     num_rows, num_frames = gain.shape
     share_frames = share_frames or num_rows > num_frames
@@ -84,8 +80,6 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, eq=False)
 class PendingAlignment:
-    """A result whose token times are still on the device."""
-
     sequence: ActiveChunk
     result: ChunkResult
     num_tokens: int  # text tokens that are to have times
@@ -97,7 +91,6 @@ class PendingAlignment:
         return self.sums.is_ready()
 
     def aligned_result(self) -> ChunkResult:
-        """Waits until the device is done, and returns the result with its token times."""
         gain, attention = self.sums.array()
         first = first_frames(gain)
         peaks = _peaks(attention, first)
@@ -110,21 +103,17 @@ class PendingAlignment:
 
 
 def _peaks(attention: Matrix, first: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """The position that each row attends to most, among those from its first to the next row's."""
     ends = np.maximum([*first[1:], attention.shape[1]], first + 1)
     spans = zip(attention, first.tolist(), ends.tolist(), strict=True)
     return np.array([start + np.argmax(row[start:end]) for row, start, end in spans])
 
 
 def _of_length(times_s: npt.NDArray[np.floating], length: int) -> tuple[float, ...]:
-    """Cuts or extends to `length`: tokens without a position of their own get the last time."""
     values = times_s[:length].tolist()
     return (*values, *values[-1:] * (length - len(values)))
 
 
 class Aligner:
-    """Works on slots whose sequences are finished; overwrites what the cache holds of their text."""
-
     def __init__(
         self, model: Whisper, cache: DecoderCache, tokenizer: Tokenizer, transfers: Transfers
     ) -> None:
@@ -142,7 +131,6 @@ class Aligner:
     def start(
         self, finished: Sequence[tuple[ActiveChunk, ChunkResult]], slots: Slots
     ) -> list[PendingAlignment]:
-        """Aligns the sequences in these slots, or on CUDA begins to."""
         texts = [self._text(sequence, result) for sequence, result in finished]
         sums = [
             torch.zeros(2, text.num_rows, text.num_positions, device=self._model.device) for text in texts
@@ -170,13 +158,11 @@ class Aligner:
         return _Text(tokens, len(prompt) - 1, len(text), self._num_positions(num_samples))
 
     def _num_positions(self, num_samples: int) -> int:
-        """Returns how many positions of the encoder's output so many samples cover."""
         return min(max(1, num_samples // SAMPLES_PER_POSITION), self._model.sizes.audio_positions)
 
     def _queries(
         self, slots: Slots, numbers: Sequence[int], texts: Sequence[_Text]
     ) -> Iterator[tuple[int, Tensor]]:
-        """Returns each alignment layer's queries, [B, T, H, d]; after a text's end they are noise."""
         device, end_of_text = self._model.device, self._tokenizer.specials.end_of_text
         longest = max(len(text.tokens) for text in texts)
         padded = [text.tokens + [end_of_text] * (longest - len(text.tokens)) for text in texts]
@@ -194,7 +180,7 @@ class Aligner:
     def _add_layer(
         self, gain: Tensor, attention: Tensor, text: _Text, layer: int, query: Tensor, keys: Tensor
     ) -> None:
-        """Adds the layer's heads to `gain` and `attention`: query [T, H, d], keys [H, d, positions]."""
+        """Add a layer's heads to `gain` and `attention`: query [T, H, d], keys [H, d, positions]."""
         rows = slice(text.first_row, text.first_row + text.num_rows)
         for chosen in self._heads[layer]:
             scores = query[: len(text.tokens), chosen].transpose(0, 1).float() @ keys[chosen].float()
@@ -204,8 +190,6 @@ class Aligner:
 
 
 class _Text(NamedTuple):
-    """The tokens fed to the decoder: the prompt, the text, end-of-text."""
-
     tokens: list[int]
     first_row: int  # the position that predicts the first text token
     num_text: int  # text tokens, of which the last ones may have found no position
@@ -213,18 +197,17 @@ class _Text(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Positions that predict a text token, and the one that predicts the end."""
         return min(self.num_text + 1, len(self.tokens) - self.first_row)
 
 
 def normalise(attention: Tensor) -> Tensor:
-    """Return how far each token's attention [H, T, positions] lies above the mean of all tokens there."""
+    """Return each token's attention [H, T, positions] above the mean of all tokens."""
     std, mean = torch.std_mean(attention, dim=1, keepdim=True, correction=0)
     return (attention - mean) / std.clamp_(min=_TINY)
 
 
 def smooth(x: Tensor) -> Tensor:
-    """Medians of 7 neighbours [..., N], mirrored at both ends. A tenth of the time that sorting takes."""
+    """Return medians of 7 neighbours [..., N], mirrored at the ends; ten times as fast as sorting."""
     length = x.shape[-1]
     if length <= MEDIAN_WIDTH // 2:
         return x

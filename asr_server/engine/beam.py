@@ -1,12 +1,9 @@
-"""Beam search over one chunk's tokens: the host's record of it; `loop.py` has its slots.
+"""Beam search over one chunk's tokens; `loop.py` owns its slots.
 
-The rules are openai-whisper's (`decoding.py`: BeamSearchDecoder, with a patience of 1, and
-MaximumLikelihoodRanker), with another weight of a text's length (`LENGTH_PENALTY`), and with two of speech
-recognition's and one for timestamps (`_one_time`), by which a search is hardly wider than the doubt:
-hypotheses far below the likeliest are pruned, but for the greedy one (Steinbiss, Tran and Ney, "Improvements
-in beam search", 1994), and of those that have come to say the same the likelier one goes on alone
-(recombination, as of equal states of a language model). Runs in the replica's process. Used by `loop.py` and
-`active_chunk.py`; imports no torch and knows no device.
+The rules are openai-whisper's (`decoding.py`, patience 1), with another length penalty, and three that
+keep a search narrow. Timestamps count as one (`_one_time`). Unlikely hypotheses are pruned, but for the
+greedy one (Steinbiss, Tran and Ney, "Improvements in beam search", 1994). Hypotheses that say the same
+are recombined. Imports no torch.
 """
 
 from __future__ import annotations
@@ -32,13 +29,11 @@ _MAX_AHEAD = 2
 
 
 def num_candidates(width: int) -> int:
-    """Returns how many next tokens of each hypothesis are compared: one of them may be end-of-text."""
+    """Return how many next tokens of each hypothesis are compared; one may be end-of-text."""
     return width + 1 if width > 1 else 0
 
 
 class _Branch(NamedTuple):
-    """One of the next hypotheses."""
-
     sum_logprob: float
     parent: int  # which of the running hypotheses it continues
     token: int
@@ -47,8 +42,6 @@ class _Branch(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """The beginning of a text, or with `is_ended` a whole text."""
-
     tokens: tuple[int, ...] = ()  # end-of-text not included
     logprobs: tuple[float, ...] = ()  # of each token, with the bonus of keywords
     sum_logprob: float = 0.0  # end-of-text included
@@ -76,8 +69,6 @@ class Hypothesis(NamedTuple):
 
 
 class BeamSearch:
-    """The likeliest hypotheses of one chunk, each a token longer with every step."""
-
     def __init__(
         self,
         width: int,
@@ -115,11 +106,7 @@ class BeamSearch:
         return len(self.running[0].tokens) >= self._max_tokens
 
     def append_if_sure(self, token: int, logprob: float, lead: float) -> bool:
-        """Appends the likeliest next token where `advance` would keep it alone; else changes nothing.
-
-        Args:
-            lead: of the token, by `leads`.
-        """
+        """Append the token if `advance` would keep it alone; `lead` is of `leads`."""
         if not lead > self._margin or len(self.running) > 1 or self.ended or token >= self._end_of_text:
             return False
         (before,) = self.running
@@ -134,12 +121,12 @@ class BeamSearch:
         return True
 
     def advance(self, candidates: Sequence[Iterable[tuple[int, float]]]) -> list[int]:
-        """Goes on with the likeliest continuations.
+        """Continue with the likeliest candidates.
 
         Args:
-            candidates: for each running hypothesis its likeliest next tokens, with their log-probabilities.
+            candidates: each hypothesis's next tokens with log-probabilities.
         Returns:
-            for each hypothesis that runs now, which of those before it continues.
+            the index of each new hypothesis's parent.
         """
         branches = [
             _Branch(before.sum_logprob + logprob, parent, token, logprob, before.is_greedy and rank == 0)
@@ -185,7 +172,7 @@ class BeamSearch:
         return branch.sum_logprob - self._boost.potential(state)
 
     def _rank(self, branch: _Branch) -> tuple[bool, float]:
-        """What branches are sorted by. The greedy one is never among those for which there is no place."""
+        """Return the sort key. The greedy branch always has a place."""
         return self._is_pruned and branch.is_greedy, branch.sum_logprob
 
     def _following(
@@ -197,8 +184,9 @@ class BeamSearch:
         return self._within_audio(before, self._one_time(candidates))
 
     def _one_time(self, candidates: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:
-        """Only the likeliest of the timestamps, which come after end-of-text in the vocabulary, as likely as
-        all of them: when a sentence ends is seldom sure, that it ends is what counts against other words.
+        """Keep the likeliest timestamp, as likely as all of them together.
+
+        When a sentence ends is seldom sure; that it ends competes with other words.
         """
         if not self._is_pruned:
             return candidates
@@ -207,14 +195,13 @@ class BeamSearch:
     def _within_audio(
         self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
     ) -> Iterable[tuple[int, float]]:
-        """A segment that would begin where the audio has ended is the end of the text, as likely as both."""
         if self._audio_end == math.inf or not self._ends_segment(before):
             return candidates
         end, audio_end = self._end_of_text, self._audio_end
         return _as_one(list(candidates), lambda token: token == end or token >= audio_end, end)
 
     def bind(self, num_tokens: int) -> None:
-        """Drop ended texts that do not begin with the first `num_tokens` of the one hypothesis that runs."""
+        """Drop ended texts that do not begin with the first `num_tokens` of the running one."""
         reported = self.running[0].tokens[:num_tokens]
         self.ended = [text for text in self.ended if text.tokens[:num_tokens] == reported]
 
@@ -225,36 +212,33 @@ class BeamSearch:
         self.running = [self.running[index] for index in order]
 
     def best(self) -> Hypothesis:
-        """The likeliest for its length: of the ended ones, and where too few have ended of the others too.
-
-        Without any, because the model's numbers are none, one whose log-probability is NaN.
+        """Return the likeliest text for its length. If the model produced NaN, its log-probability is
+        NaN.
         """
         missing = max(0, self.width - len(self.ended))
         none = Hypothesis(sum_logprob=math.nan)
         return max([*self.ended, *self.running[:missing]], key=self._score, default=none)
 
     def _score(self, hypothesis: Hypothesis) -> float:
-        """Return how likely a text is for its length."""
         return hypothesis.sum_logprob / math.pow(max(1, len(hypothesis.tokens)), self._length_penalty)
 
     def _has_lost(self, hypothesis: Hypothesis) -> bool:
-        """Return whether a text that has ended is far likelier, and for its length likelier too."""
         best = max(self.ended, key=self._score, default=None)
         if best is None or hypothesis.sum_logprob >= best.sum_logprob - self._margin:
             return False
         return self._score(hypothesis) < self._score(best)
 
     def _find_same(self, hypothesis: Hypothesis, others: Sequence[Hypothesis]) -> tuple[int, float] | None:
-        """The place of the first that says the same, and the lead over it; None: there is none."""
         for place, each in enumerate(others):
             if (lead := self._lead(hypothesis, each)) is not None:
                 return place, lead
         return None
 
     def _lead(self, hypothesis: Hypothesis, other: Hypothesis) -> float | None:
-        """How much likelier the hypothesis is than another one that has come to the same words, or was there
-        a few tokens before, or will be; None where it has not. What took more tokens may be less likely, by
-        as much as leaves its score for its length the same: by that texts are compared in the end.
+        """Return the lead over a hypothesis with the same words, a few tokens earlier or later; None for
+        others.
+
+        A longer one may be less likely, as long as its score for its length is equal.
         """
         count, own, others = NUM_SAME_TOKENS, hypothesis.tokens, other.tokens
         if not self._is_pruned or len(own) < count:
@@ -271,7 +255,7 @@ class BeamSearch:
 
 
 def leads(logprobs: npt.NDArray[np.floating]) -> list[float]:
-    """Returns how far each row's first log-probability leads all others, even were they one token's.
+    """Return how far each row's first log-probability leads the sum of all others.
 
     Args:
         logprobs: [rows, candidates], the likeliest first.
@@ -297,9 +281,6 @@ def _unshifted(
 def _as_one(
     candidates: Sequence[tuple[int, float]], are_one: Callable[[int], bool], named: int | None = None
 ) -> Iterator[tuple[int, float]]:
-    """Candidates, the likeliest first, in which those that `are_one` are the first of them, or the token
-    `named`, as likely as all together.
-    """
     of_any = sum(math.exp(logprob) for token, logprob in candidates if are_one(token))
     is_told = not of_any > 0  # none of them is possible, or a number is none
     for token, logprob in candidates:

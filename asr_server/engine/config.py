@@ -1,8 +1,6 @@
-"""The configuration of an engine: chooses for this machine what is left open, and loads model and tokenizer.
+"""The configuration of an engine: resolve open choices for this machine; load model and tokenizer.
 
-`engine_info` says what an engine runs with, and why, in words for the operator. `load` takes from the
-checkpoint what an engine needs, whole or one rank's share. Runs in the replica's process, once at the start.
-Used by `engine.py`, `runner.py`, `encoding.py` and the ranks; computes no step.
+Runs once at the start; computes no step.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ SLOT_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free once the weigh
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The configuration of one engine. Only the model, its precision and `short_audio` change its results.
+    """Only the model, its precision and `short_audio` change results.
 
-    0, "auto" and None leave the choice to `resolved`, which knows the model and the device.
+    0, "auto" and None leave the choice to `resolved`.
     """
 
     model: str = ""  # the checkpoint's directory; read by `Engine.load` alone
@@ -63,10 +61,10 @@ class EngineConfig:
 
     @classmethod
     def from_settings(cls, settings: Settings, num_on_device: int = 1) -> EngineConfig:
-        """The configuration of one replica, which gets its share of the machine's cores and memory.
+        """Return the configuration of one replica, with its share of cores and memory.
 
         Args:
-            num_on_device: replicas that share this one's device.
+            num_on_device: replicas that share the device.
         """
         config = cls(**values_for(cls, settings))
         return replace(
@@ -79,17 +77,15 @@ class EngineConfig:
 
     @property
     def num_searches(self) -> int:
-        """How many chunks may have several hypotheses at once: on CPU all, as unused slots take no memory."""
+        """Return how many chunks may have several hypotheses; all on CPU, as unused slots take no memory."""
         return self.num_slots if self.device == "cpu" else -(-self.num_slots // _CHUNKS_PER_SEARCH)
 
     @property
     def num_texts(self) -> int:
-        """Slots for texts: one for each chunk, and those of further hypotheses."""
         return self.num_slots + self.num_searches * (self.beam_size - 1)
 
     @property
     def audio_dtype(self) -> torch.dtype | None:
-        """The type of the audio's keys and values in the cache; None: the model's."""
         if self.cache_dtype == "fp8":
             return FP8
         return torch.uint8 if "int8" in (self.dtype, self.cache_dtype) else None
@@ -97,7 +93,6 @@ class EngineConfig:
     def resolved(
         self, sizes: WhisperSizes, device: torch.device, dtype: torch.dtype, int8: bool = False
     ) -> EngineConfig:
-        """Returns the same configuration with every open choice made."""
         on_cpu = device.type == "cpu"
         workers = self.compute_workers or (
             min(_MAX_COMPUTE_WORKERS, torch.get_num_threads()) if on_cpu and self.num_ranks == 1 else 1
@@ -132,7 +127,7 @@ class EngineConfig:
 
 
 def choose_device(name: str) -> torch.device:
-    """Raises ValueError for a GPU that is not there, or that this build of torch cannot use."""
+    """Raise ValueError for a GPU that is missing or unusable."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -154,7 +149,7 @@ def _check_gpu() -> None:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the processor multiplies in it, else float32; so is what int8 leaves."""
+    """Resolve `auto`: bfloat16 if the processor multiplies in it, else float32."""
     if name not in ("auto", "int8"):
         return _DTYPES[name]
     if device.type == "cuda":
@@ -163,10 +158,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_int8(name: str, device: torch.device) -> bool:
-    """Whether products are in 8-bit integers; `auto`: where the processor has instructions for their sums.
-
-    Raises ValueError where they are asked for and the device has no kernels for them.
-    """
+    """Return whether to multiply in 8-bit integers; `auto` asks the processor. Raises ValueError."""
     if name == "auto":  # with AVX2 alone products of few rows take up to twice as long as in float32
         return device.type == "cpu" and can_multiply_in_int8() and bool(cpu_flags() & VNNI_FLAGS)
     if name == "int8" and (device.type != "cpu" or not can_multiply_in_int8()):
@@ -175,10 +167,7 @@ def choose_int8(name: str, device: torch.device) -> bool:
 
 
 def choose_cache_dtype(config: EngineConfig, device: torch.device) -> str:
-    """`auto` is int8 on a CPU that has kernels for it, unless a precision is asked for.
-
-    Raises ValueError where it is asked for and the device has none.
-    """
+    """Resolve `auto`: int8 on a CPU with kernels for it, unless a precision is set. Raises ValueError."""
     can = device.type == "cpu" and can_multiply_in_int8()
     if config.cache_dtype == "int8" and not can:
         raise ValueError(
@@ -188,7 +177,7 @@ def choose_cache_dtype(config: EngineConfig, device: torch.device) -> str:
 
 
 def check_fp8(config: EngineConfig, device: torch.device) -> None:
-    """Raises ValueError where 8-bit floats are asked for and the GPU does not multiply in them."""
+    """Raise ValueError if the GPU does not multiply in 8-bit floats."""
     settings = [name for name in ("cache_dtype", "encoder_dtype") if getattr(config, name) == "fp8"]
     if not settings or device.type != "cuda":
         return  # the CPU imitates them
@@ -208,9 +197,7 @@ def choose_num_slots(
     audio_dtype: torch.dtype | None = None,
     num_texts: float = 1,
 ) -> int:
-    """Returns as many slots as a share of the free memory holds, each with so many texts, up to the number
-    that still speeds up a step.
-    """
+    """Return the slots that a share of free memory holds, up to the number that speeds up a step."""
     share = SLOT_MEMORY_SHARE[device.type] * num_free_bytes
     # On CPU all parts of a slot lie in one memory.
     ranks_elsewhere = num_ranks if device.type == "cuda" else 1
@@ -219,9 +206,6 @@ def choose_num_slots(
 
 
 def free_bytes(device: torch.device, num_on_device: int = 1) -> int:
-    """Returns the memory that an engine may still take once its weights are loaded, if `num_on_device`
-    engines share the device's memory equally.
-    """
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what torch keeps unused would count as taken
         free, total = torch.cuda.mem_get_info(device)
@@ -231,11 +215,7 @@ def free_bytes(device: torch.device, num_on_device: int = 1) -> int:
 
 
 def engine_info(config: EngineConfig, kernels: str = "") -> EngineInfo:
-    """
-    Args:
-        config: with everything chosen.
-        kernels: which of them are used, and why; empty where there was nothing to choose.
-    """
+    """Describe a resolved configuration to the operator; `kernels` says which are used."""
     on_gpu = config.device == "cuda"
     reasons = {
         "device": _gpu(config) if on_gpu else "no GPU was found",
@@ -275,11 +255,9 @@ _M_MMAP_MAX = -4
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc not to give freed blocks back to the kernel in this process.
+    """Tell glibc to keep freed blocks.
 
-    Else every large intermediate result is mapped anew, and the page faults of a 5 MB result cost more than
-    the matrix product that fills it (2.5 times on the processor measured). Elsewhere than on
-    glibc nothing happens.
+    Otherwise the page faults of a 5 MB result cost 2.5 times the product that fills it.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -297,11 +275,10 @@ class Loaded(NamedTuple):
 
 
 def load(config: EngineConfig, shard: Shard = WHOLE) -> Loaded:
-    """Loads this share of what the configuration names.
+    """Load this share of the model.
 
     Raises:
-        CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there, or not
-            able to do what is asked for.
+        CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device missing or unable.
     """
     device = choose_device(config.device)
     check_fp8(config, device)

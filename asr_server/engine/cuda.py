@@ -1,9 +1,7 @@
-"""Has what an engine needs of a GPU beyond torch: streams, graphs, copies that the host does not wait for.
+"""CUDA streams, graphs and asynchronous copies.
 
-A decode step is hundreds of kernels, and launching them one by one takes longer than running them: it is
-recorded as CUDA graphs, one for each shape, of which the one that fits is replayed. On the CPU there are no
-streams and no graphs, and nothing is copied. Runs in the replica's process. Used by all of `engine` that
-computes; knows no Whisper.
+A decode step is hundreds of kernels, slower to launch than to run, so it is replayed as graphs, one for
+each shape. The CPU needs none of it. Knows no Whisper.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ def new_stream(priority: int = DEFAULT_PRIORITY) -> torch.cuda.Stream:
 
 
 class DecodeStream:
-    """The stream of everything but encodes and copies. `with decode_stream.entered():` launches on it."""
-
     def __init__(self, device: torch.device) -> None:
         self._stream = new_stream(DECODE_PRIORITY) if device.type == "cuda" else None
 
@@ -41,7 +37,6 @@ class DecodeStream:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def wait_for_current(self) -> None:
-        """Makes later launches on this stream wait for the caller's current stream."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
 
@@ -57,8 +52,6 @@ logger = logging.getLogger(__name__)
 
 
 class Replayable(Protocol):
-    """A computation recorded in several shapes."""
-
     def replay(self, *least: int) -> Tensor: ...
 
 
@@ -68,7 +61,7 @@ def record_graphs(
     device: torch.device,
     priority: int = DEFAULT_PRIORITY,
 ) -> Replayable | None:
-    """Graphs of a computation. None on CPU, and where recording fails, which is logged."""
+    """Record a computation. Return None on CPU, and log it where recording fails."""
     if device.type != "cuda":
         return None
     try:
@@ -83,19 +76,17 @@ def record_graphs(
 
 
 class Graphs:
-    """One computation in several shapes, in one memory pool: the largest first, so that the others fit in.
+    """One computation in several shapes and one memory pool, the largest first.
 
-    Recorded on a stream of its own: cuBLAS keeps a workspace for each stream, which all recordings from one
-    stream share, and their replays on several streams at once would then write into it together.
+    Recorded on its own stream: recordings of one stream share cuBLAS's workspace, and replays would
+    overwrite it.
     """
 
     def __init__(self, compute: Callable[..., Tensor], shapes: Collection[Shape], priority: int) -> None:
-        """
-        Args:
-            compute: is called with the numbers of a shape; reads always the same tensors.
-            shapes: all combinations of some sizes of each of their numbers.
-            priority: of its kernels. They keep that of the stream they are recorded on, whichever stream
-                they are replayed on (torch sets cudaGraphInstantiateFlagUseNodePriority).
+        """Args:
+        compute: takes the numbers of a shape; always reads the same tensors.
+        shapes: all combinations of sizes.
+        priority: of its kernels, whichever stream replays them (cudaGraphInstantiateFlagUseNodePriority).
         """
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = new_stream(priority)
@@ -126,11 +117,10 @@ class Graphs:
         return graph, output
 
     def _end_failed_capture(self, before: torch.cuda.Stream) -> None:
-        """Does what torch leaves out where a recording cannot be ended because something in it was illegal.
+        """Clean up after a recording that torch cannot end.
 
-        The stream of the recording would stay the current one. And for torch up to 2.12 (pull request 180395)
-        the recording would never end: no memory that several streams used would be given back any more, and
-        emptying the cache, as the next recording does first, would fail.
+        Its stream would stay current. Up to torch 2.12 (pull request 180395) it would never end, and
+        memory shared by streams would not be freed.
         """
         torch.cuda.set_stream(before)
         device = torch.cuda.current_device()
@@ -139,10 +129,10 @@ class Graphs:
             torch._C._cuda_releasePool(device, self._pool)
 
     def replay(self, *least: int) -> Tensor:
-        """Computes the smallest shape that covers `least`. The result is overwritten by the next replay.
+        """Compute the smallest shape that covers `least`; the next replay overwrites the result.
 
         Raises:
-            IndexError: there is none so large.
+            IndexError: none is so large.
         """
         graph, output = self._graphs[smallest(self._sizes, least)]
         graph.replay()
@@ -151,9 +141,7 @@ class Graphs:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """It may come upon graphs of an earlier engine, and to destroy one spoils the recording of another (torch
-    pull request 161037).
-    """
+    """Collecting an earlier engine's graph spoils a recording (torch pull request 161037)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -164,22 +152,21 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def sizes_of(shapes: Collection[Shape]) -> list[list[int]]:
-    """Returns, for each number of the shapes, its sizes in ascending order."""
     return [sorted(set(sizes)) for sizes in zip(*shapes, strict=True)]
 
 
 def smallest(sizes: Sequence[Sequence[int]], least: Shape) -> Shape:
-    """The smallest size of each number that is not below `least`. Raises IndexError: there is none."""
+    """Return the smallest sizes not below `least`. Raises IndexError."""
     return tuple(each[bisect_left(each, wanted)] for each, wanted in zip(sizes, least, strict=True))
 
 
 def row_buckets(num_rows: int) -> list[int]:
-    """1, 2, 4, 8, then steps of 8 up to 64, steps of 32 beyond, and the most there can be."""
+    """Return 1, 2, 4, 8, steps of 8 to 64, steps of 32, and the most."""
     return _up_to(num_rows, [1, 2, 4, *range(8, 65, 8), *range(96, num_rows, 32)])
 
 
 def context_buckets(num_positions: int) -> list[int]:
-    """Text positions that a step reads: most of what is said in 30 s fits in 128."""
+    """Return the text positions that steps read: most speech of 30 s fits in 128."""
     return _up_to(num_positions, [64, 128, 256])
 
 
@@ -188,10 +175,9 @@ def _up_to(most: int, sizes: list[int]) -> list[int]:
 
 
 class Transfers:
-    """On CUDA through pinned memory, so that the host never waits for a copy to start or end.
+    """Copies between host and device; on CUDA through pinned memory, without waiting.
 
-    Without `overlap` a copy takes its turn in the stream that it is made in. With it, one stream carries all
-    copies to the device and another all copies back, beside the computing (PyTorch pull request 115286).
+    With `overlap`, each direction has its own stream (PyTorch pull request 115286).
     """
 
     def __init__(self, device: torch.device, overlap: bool) -> None:
@@ -202,7 +188,6 @@ class Transfers:
             self._h2d, self._d2h = new_stream(), new_stream()
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """Copies to the device, for use in the current stream."""
         if self._device.type == "cuda" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
         if self._h2d is None:
@@ -215,9 +200,7 @@ class Transfers:
         return copied
 
     def to_host(self, tensor: Tensor) -> HostCopy:
-        """Copies what the current stream has computed. On a GPU `tensor` may be overwritten by what follows
-        there; on the CPU it is its own copy.
-        """
+        """Copy the current stream's result; a GPU's `tensor` may then be overwritten."""
         if self._d2h is None:
             return HostCopy(tensor)
         result = tensor.clone()
@@ -229,8 +212,6 @@ class Transfers:
 
 
 class HostCopy:
-    """A small tensor being copied to the host, after everything launched before it."""
-
     def __init__(self, tensor: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
         self._host = tensor
@@ -244,12 +225,11 @@ class HostCopy:
         return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def read(self) -> list[list[float]]:
-        """The values; waits until they are there."""
         values: list[list[float]] = self.array().tolist()
         return values
 
     def array(self) -> npt.NDArray[Any]:
-        """Returns the values as an array on the same memory; waits until they are there."""
+        """Wait for the values; return an array on the same memory."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.numpy()
@@ -264,5 +244,5 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 
 def pinned_like(tensor: Tensor) -> Tensor:
-    """Memory of the host that a GPU can write to while the host goes on. torch keeps it for the next one."""
+    """Return host memory that a GPU can write to; torch reuses it."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -1,7 +1,6 @@
-"""Encodes chunks and writes each decoder layer's cross-attention keys and values into slots.
+"""Encode chunks and write each decoder layer's audio keys and values into slots.
 
-There is one class for CPU, where the host waits, and one for CUDA, where it does not. Runs in the replica's
-process. Used by `runner.py`, `engine.py` and `ranks.py`; knows slots, not requests.
+The host waits on the CPU, not on CUDA. Knows slots, not requests.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _CUDA_LENGTHS = (250, 500, 750, 1000, 1250)
 
 
 class PendingEncode:
-    """Chunks being encoded into slots; on CPU this is done already."""
+    """Chunks being encoded into slots; on CPU, already encoded."""
 
     def __init__(self, encoded: torch.cuda.Event | None = None) -> None:
         self._encoded = encoded
@@ -37,14 +36,13 @@ class PendingEncode:
         return self._encoded is None or bool(self._encoded.query())  # type: ignore[no-untyped-call]
 
     def join(self) -> None:
-        """Makes later launches wait for these chunks; the host does not wait."""
         if self._encoded is not None:
             torch.cuda.current_stream().wait_event(self._encoded)
 
 
 class Encoder(Protocol):
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
-        """Fills the audio part of these slots, or begins to."""
+        """Fill the audio part of these slots, or begin to."""
         ...
 
     def close(self) -> None: ...
@@ -59,17 +57,17 @@ def make_encoder(
 
 @torch.inference_mode()
 def write_silence(model: Whisper, cache: DecoderCache, kernels: Kernels, is_shared: bool) -> Silence:
-    """Stores silence in the cache, which continues short audio with it."""
+    """Store silence in the cache, to continue short audio."""
     silence = model.encode_silence(kernels)
     cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared)
     return silence
 
 
 class CpuEncoder:
-    """Several chunks at once, the cores shared out between them; `start` returns when they are encoded.
+    """Encode several chunks at once, the cores shared between them.
 
-    A thread that has a chunk to itself waits for no other. Two threads in every product wait for each other a
-    hundred times a chunk, and when something else runs on one of the cores, each of these waits is long.
+    A thread with its own chunk never waits. Two threads in every product wait a hundred times a chunk,
+    longer when a core is busy.
     """
 
     shares_silence = True
@@ -118,7 +116,7 @@ class CpuEncoder:
 
 
 class CudaEncoder:
-    """Each batch on the next worker's stream, beside decoding. The host does not wait."""
+    """Encode each batch on the next worker's stream, beside decoding."""
 
     def __init__(
         self,
@@ -160,7 +158,6 @@ class CudaEncoder:
     def _by_length(
         self, slots: Sequence[int], chunks: Sequence[Samples]
     ) -> dict[int, list[tuple[int, Samples]]]:
-        """Slots and chunks by the number of positions that they are encoded in; usually all have the same."""
         groups: dict[int, list[tuple[int, Samples]]] = {}
         for slot, chunk in zip(slots, chunks, strict=True):
             groups.setdefault(self._window.positions_for(len(chunk)), []).append((slot, chunk))
@@ -177,8 +174,6 @@ class CudaEncoder:
 
 
 class _CudaWorker:
-    """A stream, and the encoder as graphs that replay on it: one for each size of batch and length."""
-
     def __init__(
         self,
         model: Whisper,
@@ -204,7 +199,6 @@ class _CudaWorker:
         return audio
 
     def encode(self, mel: Tensor) -> Tensor:
-        """[B, num_mels, num_frames] to [B, F, D], which the next call may overwrite."""
         if self._graphs is None or len(mel) > len(self._mel):
             audio: Tensor = self._encoder(mel, self._kernels, self._silence)
             return audio

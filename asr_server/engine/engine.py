@@ -1,10 +1,8 @@
 """The step loop: admit, encode, decode, emit.
 
-Chunks wait in one queue, first in, first out. A step takes some of them into free slots, encodes these, and
-then decodes one token of every sequence, so that new ones join while others run. Sequences lie in slots 0 to
-n - 1; where one leaves early, the next chunk or else the last sequence takes its place. A beam search takes a
-slot for each of its hypotheses, which share an audio slot. Runs in the replica's process, on one thread.
-Called by `replica/loop.py`; knows no HTTP, files or text.
+A step takes waiting chunks into free slots, encodes them and decodes one token of every chunk, so new
+ones join running ones. Active chunks fill slots 0 to n - 1: the next chunk or the last takes a freed
+place. A beam's hypotheses share an audio slot. Runs on one thread; knows no HTTP, files or text.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up sequences that are b
 
 
 class Engine:
-    """One replica's engine. Not thread-safe: one thread hands it commands and steps it."""
+    """One replica's engine. Not thread-safe."""
 
     def __init__(
         self,
@@ -62,11 +60,6 @@ class Engine:
         config: EngineConfig | None = None,
         broadcast: Broadcast | None = None,
     ) -> None:
-        """An engine on a model that is loaded already.
-
-        Args:
-            broadcast: tells the other ranks, where there are several and this one is the first.
-        """
         config = (config or EngineConfig()).resolved(model.sizes, model.device, model.dtype, model.int8)
         self.model = model
         self.tokenizer = tokenizer
@@ -95,10 +88,10 @@ class Engine:
 
     @classmethod
     def load(cls, config: EngineConfig, broadcast: Broadcast | None = None, shard: Shard = WHOLE) -> Engine:
-        """Loads the checkpoint that the configuration names, and an engine on it.
+        """Load the checkpoint and make an engine.
 
         Raises:
-            CheckpointError, ValueError, OSError: the checkpoint is damaged, or the device is not there.
+            CheckpointError, ValueError, OSError: the checkpoint is damaged or the device missing.
         """
         try:
             engine = cls(*load(config, shard), broadcast)
@@ -112,21 +105,19 @@ class Engine:
     # -- What others see ----------------------------------------------------------------------------------
 
     def initial_credit(self) -> Credit:
-        """Return how many chunks a dispatcher may send before any result comes back: one encode batch.
+        """Return how many chunks may be sent before a result: one encode batch.
 
-        A credit is a place in the queue before the slots, given back when its chunk leaves that queue:
-        the dispatcher, which has the rules of fairness, decides as late as it can.
+        A chunk gives its credit back when it leaves the queue, so that the dispatcher, which is fair,
+        decides late.
         """
         return Credit(self.encode_batch, self.num_slots, engine_info(self.config, self.kernels_report))
 
     @property
     def kernels_report(self) -> str:
-        """Which kernels are used, and why; empty where there was nothing to choose."""
         return self._runner.kernels_report
 
     @property
     def slots_in_use(self) -> int:
-        """Chunks that are being encoded, decoded or aligned."""
         return len(self._slots)
 
     @property
@@ -139,19 +130,19 @@ class Engine:
 
     @property
     def num_layers(self) -> int:
-        """Layers computed so far: progress within a step. May be read from any thread."""
+        """Return the layers computed so far, progress within a step. Thread-safe."""
         return self._layers.count
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step would do anything: not while all that is left waits for SetLanguage."""
+        """Return whether a step would do anything: not if all chunks wait for SetLanguage."""
         can_admit = bool(self._waiting) and self._num_admissible > 0
         aligning = self._to_align or self._aligning
         on_device = self._encoding or self._detecting or aligning or self._loop.has_work
         return bool(can_admit or on_device or self._encoded or self._events)
 
     def handle(self, command: Command) -> None:
-        """Takes a command. A chunk that cannot be decoded does not raise: the next step emits Failed."""
+        """Take a command. If a chunk cannot be decoded, the next step emits Failed."""
         match command:
             case Submit():
                 self._submit(ActiveChunk.from_submit(command, self.config.beam_size))
@@ -163,7 +154,7 @@ class Engine:
                 self.draining = True
 
     def step(self) -> list[Event]:
-        """Does one step of all chunks; returns the events since the last step."""
+        """Do one step; return the events since the last one."""
         self.num_steps += 1
         started_at, has_work = time.monotonic(), self.has_work
         with self._runner.launching():
@@ -176,7 +167,6 @@ class Engine:
         return self._emit()
 
     def close(self) -> None:
-        """Ends its threads, once their work is done."""
         self._runner.close()
 
     # -- Commands -----------------------------------------------------------------------------------------
@@ -216,9 +206,7 @@ class Engine:
     # -- Admit --------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[ActiveChunk]:
-        """Gives waiting chunks the lowest free slots, as many as may be encoded now: short ones are encoded
-        together, as many as fill a window for each worker, so that none waits long for another.
-        """
+        """Give waiting chunks free slots; short chunks fill a window for each worker."""
         count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
@@ -237,20 +225,16 @@ class Engine:
 
     @property
     def _num_admissible(self) -> int:
-        """Audio slots that are free."""
         return self.num_slots - self.slots_in_use
 
     def _encode_allowance(self) -> int:
-        """Chunks to encode in one step: fewer where that would stall sequences being decoded for long."""
+        """Return the chunks to encode in one step: few enough not to stall decoding."""
         if not self._loop.sequences or self._seconds_per_encode == 0.0:
             return self.encode_batch
         return max(1, min(self.encode_batch, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
 
     def _compact(self) -> None:
-        """Moves the last sequences into free slots before them, so that a step reads fewer slots.
-
-        Only those being decoded: audio may still be on its way into the slots of the others.
-        """
+        """Move the last decoding chunks into free slots before them, so that a step reads fewer."""
         if moves := self._slots.compact(self._loop.sequences):
             self._runner.move(moves, self._loop.context)
 
@@ -271,7 +255,6 @@ class Engine:
         self._take_encoded()
 
     def _take_encoded(self) -> None:
-        """Passes encoded chunks on to the decoder; waits for them where there is nothing else to do."""
         idle = not self._loop.has_work
         while self._encoding and (idle or self._encoding[0][0].is_done()):  # in the order they began
             pending, run = self._encoding.pop(0)
@@ -286,10 +269,7 @@ class Engine:
 
     @contextmanager
     def _failing(self, run: list[ActiveChunk], doing: str = "encoding") -> Iterator[None]:
-        """A lack of memory inside this context fails these chunks alone.
-
-        Any other error ends the replica, which is then replaced: after CUDA's errors every later call fails.
-        """
+        """Let a lack of memory fail these chunks alone; other errors end the replica."""
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
@@ -297,7 +277,6 @@ class Engine:
                 self._finish(sequence, Failed(sequence.id, f"{doing} failed: {error}"))
 
     def _prefill(self) -> None:
-        """Feeds prompts to encoded sequences, except the last token, which the decode step feeds."""
         ready, self._encoded = self._encoded, []
         unknown = [sequence for sequence in ready if self._needs_detection(sequence)]
         known = [sequence for sequence in ready if not self._needs_detection(sequence)]
@@ -316,7 +295,6 @@ class Engine:
         return sequence.language is None and bool(candidates(sequence.options, self.tokenizer.specials))
 
     def _report_languages(self) -> None:
-        """Emits LanguageDetected for sequences whose language probabilities have arrived."""
         idle = not self._loop.has_work
         while self._detecting and (idle or self._detecting[0][0].is_ready()):
             rows, run = self._detecting.pop(0)
@@ -325,7 +303,6 @@ class Engine:
                     self._events.append(LanguageDetected(sequence.id, self._candidates(sequence, row)))
 
     def _candidates(self, sequence: ActiveChunk, probabilities: list[float]) -> dict[str, float]:
-        """The languages that may be chosen; their probabilities add up to 1."""
         weights = dict(zip(self.tokenizer.specials.languages, probabilities, strict=True))
         asked = candidates(sequence.options, self.tokenizer.specials)
         total = sum(weights[code] for code in asked) or 1.0
@@ -342,7 +319,6 @@ class Engine:
     # -- Decode -------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
-        """One token for every sequence."""
         self._compact()
         for sequence, result in self._loop.step():
             if is_broken(result):
@@ -359,9 +335,7 @@ class Engine:
     # -- Align --------------------------------------------------------------------------------------------
 
     def _align(self) -> None:
-        """Gives tokens their times, of a few sequences a step: those that run do not wait for long where many
-        finish together. The slots are free as soon as the work is launched.
-        """
+        """Align a few chunks a step, so that running ones wait little; free slots at launch."""
         batch, self._to_align = self._to_align[:ALIGN_BATCH], self._to_align[ALIGN_BATCH:]
         if batch:
             with self._failing([sequence for sequence, _ in batch], "alignment"):
@@ -380,7 +354,6 @@ class Engine:
     # -- Emit ---------------------------------------------------------------------------------------------
 
     def _finish(self, sequence: ActiveChunk, event: Event | None = None) -> None:
-        """Frees what the sequence holds: its slot or its place in the queue."""
         sequence.finished = True
         if sequence.slot >= 0:
             self._slots.free(sequence)

@@ -1,7 +1,4 @@
-"""Decodes one token for every running sequence, with or without lookahead.
-
-Runs in the replica's process, on the engine's thread. Used by `engine.py`; `runner.py` launches the work.
-"""
+"""Decode one token for every running chunk, with or without lookahead. `runner.py` launches the work."""
 
 from __future__ import annotations
 
@@ -32,21 +29,13 @@ class LaunchedSearch(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step on the device, and the sequence of each of its rows."""
-
     rows: list[tuple[ActiveChunk, int, int]]  # sequence, its slot, and its restarts before this step
     searches: list[LaunchedSearch]
     report: HostCopy
 
 
 class Report:
-    """A step as the host reads it: lists with an entry for each slot."""
-
     def __init__(self, lines: npt.NDArray[np.float64]) -> None:
-        """
-        Args:
-            lines: [3 + 2 * candidates, slots], as `Runner.decode` returns them.
-        """
         self.tokens, self.logprobs, self.no_speech = lines[:3].tolist()
         self._candidates = lines[3:].reshape(2, -1, lines.shape[1])
         self._likeliest: list[float] = []
@@ -55,14 +44,13 @@ class Report:
             self._leads = leads(self._candidates[1].T)
 
     def append_if_sure(self, beam: BeamSearch, slot: int) -> bool:
-        """Continues a search of one hypothesis by the token that the device has chosen, if none is close."""
+        """Continue a search of one hypothesis by the device's token, if no other is close."""
         token = self.tokens[slot]
         return token == self._likeliest[slot] and beam.append_if_sure(
             int(token), self._likeliest_logprobs[slot], self._leads[slot]
         )
 
     def candidates(self, slots: Sequence[int]) -> list[Iterable[tuple[int, float]]]:
-        """Returns each slot's likeliest next tokens, with their log-probabilities."""
         rows = self._candidates[:, :, slots].transpose(2, 0, 1).tolist()
         return [zip(map(int, tokens), logprobs, strict=True) for tokens, logprobs in rows]
 
@@ -72,7 +60,7 @@ OnEarlyResult = Callable[[ActiveChunk, ChunkResult], None]
 
 
 class DecodeLoop:
-    """Gives every sequence one token a step, and says which are finished."""
+    """Give every chunk one token a step; return the finished ones."""
 
     def __init__(
         self,
@@ -100,7 +88,7 @@ class DecodeLoop:
 
     @property
     def context(self) -> int:
-        """Text positions that are looked at, in the next step or already."""
+        """Return the text positions that the next step reads."""
         unread = 0 if self._in_flight is None else 1
         last = max(sequence.position for sequence in self.sequences)
         return min(1 + unread + last, self._runner.model.sizes.text_positions)
@@ -112,14 +100,13 @@ class DecodeLoop:
         return self._step_overlapped() if self._overlapped and not is_boosted else self._step_plain()
 
     def _step_plain(self) -> Finished:
-        """Reads each step before the next one starts."""
         finished, self._in_flight = self._collect(self._in_flight), None
         return finished + self._collect(self._launch())
 
     def _step_overlapped(self) -> Finished:
-        """Starts step t + 1 from the tokens on the device; reads step t, copied to the host meanwhile.
+        """Start step t + 1 from tokens on the device while step t is copied.
 
-        A sequence that ended with step t is still computed in t + 1; that result is dropped.
+        A chunk that ended with step t is computed once more, and dropped.
         """
         launched = self._launch()
         finished = self._collect(self._in_flight)
@@ -127,7 +114,6 @@ class DecodeLoop:
         return finished
 
     def start(self, sequences: list[ActiveChunk]) -> None:
-        """Begins the first try of sequences that are fed with their prompts."""
         for sequence in sequences:
             keywords = sequence.options.keywords
             boost = keyword_boost(self._tokenizer, keywords) if keywords else None
@@ -136,7 +122,6 @@ class DecodeLoop:
         self.sequences.extend(sequences)
 
     def _start(self, sequences: list[ActiveChunk]) -> None:
-        """Sets slots to their prompts' ends: at first, and again at each step of the temperature ladder."""
         if sequences:
             self._runner.start([self._slot_start(sequence, sequence.slot) for sequence in sequences])
 
@@ -166,9 +151,9 @@ class DecodeLoop:
         return Launched(rows, searches, self._runner.decode(plan))
 
     def _waiting_searches(self) -> set[int]:
-        """Returns the ids of the sequences that take no part in the next step. With lookahead a search of
-        several hypotheses waits until the host has said how these go on; a single one goes on with the token
-        that the device has chosen.
+        """Return the chunks that skip the next step.
+
+        With lookahead, a search of several hypotheses waits for the host.
         """
         in_flight = self._in_flight.searches if self._in_flight else []
         unread = (
@@ -197,7 +182,6 @@ class DecodeLoop:
     # -- Collect ------------------------------------------------------------------------------------------
 
     def _collect(self, launched: Launched | None) -> Finished:
-        """Hands the tokens of a step to their sequences."""
         if launched is None:
             return []
         report = Report(launched.report.array())
@@ -216,7 +200,6 @@ class DecodeLoop:
         return finished
 
     def _collect_tokens(self, launched: Launched, report: Report) -> Finished:
-        """Gives each sequence without a beam its token; returns the tries that ended with it."""
         ended: Finished = []
         end_of_text = self._tokenizer.specials.end_of_text
         for sequence, slot, restarts in launched.rows:
@@ -234,7 +217,6 @@ class DecodeLoop:
     # -- Beam search --------------------------------------------------------------------------------------
 
     def _collect_searches(self, launched: Launched, report: Report) -> Finished:
-        """Continues searches with their likeliest hypotheses; returns those that ended."""
         ended: Finished = []
         branches: list[tuple[int, SlotStart]] = []
         for sequence, beam, slots, restarts in launched.searches:
@@ -260,12 +242,12 @@ class DecodeLoop:
     def _branch(
         self, sequence: ActiveChunk, beam: BeamSearch, parents: list[int], chosen: Sequence[int]
     ) -> list[tuple[int, SlotStart]]:
-        """Gives each hypothesis a slot, that of its parent where it can.
+        """Give each hypothesis a slot, its parent's if possible.
 
         Args:
-            chosen: the token by which each slot's text has gone on already, on the device.
+            chosen: the token that the device has appended to each slot.
         Returns:
-            the slots that have to be set, and for each the slot of its parent.
+            the slots to set, each with its parent's slot.
         """
         slots_before = list(sequence.slots)
         order = _in_place(parents)
@@ -291,7 +273,6 @@ class DecodeLoop:
         return branches
 
     def _branch_waiting(self) -> None:
-        """Goes on with searches that waited for slots, in order."""
         waiting, self._waiting = self._waiting, []
         branches: list[tuple[int, SlotStart]] = []
         for sequence, beam, parents in waiting:
@@ -306,13 +287,7 @@ class DecodeLoop:
 
 
 def _in_place(parents: list[int]) -> list[int]:
-    """Orders hypotheses so that as many as can be take the places of their parents.
-
-    Args:
-        parents: of each hypothesis, the place of the one that it continues.
-    Returns:
-        for each place the index of a hypothesis.
-    """
+    """Order hypotheses so that most take their parents' places; return the hypothesis of each place."""
     count = len(parents)
     first = {parent: index for index, parent in reversed(list(enumerate(parents))) if parent < count}
     others = iter(sorted({*range(count)} - {*first.values()}))

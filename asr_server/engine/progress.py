@@ -1,7 +1,4 @@
-"""Counts the engine's layers, and its steps by their time. Heartbeats carry both to the API process.
-
-Runs in the replica's process: the engine's thread writes, the heartbeat's reads. Used by `engine.py`.
-"""
+"""Count the engine's layers and step times, which heartbeats carry to the API process."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from asr_server.model import Whisper
 
 
 class LayerCount:
-    """The layers that a model has computed outside of CUDA graphs, which are short."""
+    """The layers computed outside of CUDA graphs."""
 
     def __init__(self, model: Whisper) -> None:
         layers = (*model.encoder.layers, *model.decoder.layers)
@@ -40,7 +37,7 @@ def _remove(hooks: Sequence[RemovableHandle]) -> None:
 
 
 class StepTimer:
-    """Counts each step under the smallest bound that it keeps within. One thread writes, others may read."""
+    """A histogram of steps. One thread writes, others may read."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)  # the last one: longer than every bound

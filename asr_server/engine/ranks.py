@@ -1,11 +1,8 @@
-"""Several ranks as one engine (tensor parallelism): rank 0 says what is done next, and every rank does it.
+"""Several ranks as one engine (tensor parallelism).
 
-Rank 0 has the engine: it admits, chooses and finishes, which depend on wall time. Before its runner does
-anything it tells the other ranks, by one of the messages below, in the same order. The other ranks have a
-runner but no engine, and call `follow`. All ranks compute the same tokens by themselves: each sum over the
-ranks gives all of them the same bits (`model.Shard`), and the rest is the same computation on the same kind
-of device. Runs in every rank's process. Used by `engine.py`, `loop.py` and `replica`; starts no process
-itself.
+Rank 0 has the engine and sends each operation before it runs it, because its choices depend on wall time.
+The others call `follow`. All ranks compute the same tokens: sums give all of them the same bits. Starts
+no process.
 """
 
 from __future__ import annotations
@@ -37,8 +34,6 @@ T = TypeVar("T")
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first message: rank 0's configuration, with everything chosen."""
-
     config: EngineConfig
 
 
@@ -95,11 +90,11 @@ Broadcast = Callable[[Operation], None]
 
 
 class RanksFailed(Exception):
-    """One rank could not do its part: the ranks no longer agree, and all of them have to be replaced."""
+    """One rank failed, so all must be replaced."""
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """Raises ValueError where the model cannot be split among that many ranks, or devices are missing."""
+    """Raise ValueError if the model cannot be split or devices are missing."""
     Shard(0, config.num_ranks).check(WhisperSizes.from_directory(Path(config.model)))
     if choose_device(config.device).type == "cuda" and torch.cuda.device_count() < config.num_ranks:
         raise ValueError(
@@ -109,11 +104,11 @@ def check_ranks(config: EngineConfig) -> None:
 
 
 def join(config: EngineConfig, rank: int, store: str, links: Sequence[socket.socket]) -> Shard:
-    """Connects the ranks; waits until all are there.
+    """Connect the ranks; wait for all.
 
     Args:
-        store: a file that all ranks can open and that begins empty.
-        links: rank 0's to the others; another rank's to rank 0.
+        store: an empty file that all ranks can open.
+        links: from rank 0 to the others, or from a rank to rank 0.
     """
     if choose_device(config.device).type == "cpu":
         add_up = SocketSum(rank, links)
@@ -130,7 +125,7 @@ def join(config: EngineConfig, rank: int, store: str, links: Sequence[socket.soc
 
 
 class LeadingRunner:
-    """Rank 0's runner: each call that computes is sent to the other ranks before it is made here."""
+    """Rank 0's runner: send each operation to the other ranks, then run it."""
 
     def __init__(self, runner: Runner, broadcast: Broadcast) -> None:
         self.model = runner.model
@@ -176,9 +171,7 @@ class LeadingRunner:
         self._runner.close()
 
     def _together(self, operation: Operation, compute: Callable[[], T]) -> T:
-        """Tells the other ranks first. An error that would otherwise fail these chunks alone, such as a lack
-        of memory, ends the replica: nobody knows whether the other ranks had it too.
-        """
+        """Tell the other ranks first. Any error ends the replica: the others may not share it."""
         self._broadcast(operation)
         try:
             return compute()
@@ -187,7 +180,7 @@ class LeadingRunner:
 
 
 def follow(loaded: Loaded, receive: Callable[[], Operation | None]) -> None:
-    """Runs a rank other than 0 until None comes. Every error is raised: it ends the whole replica."""
+    """Run another rank until None arrives. Every error ends the replica."""
     begin = receive()
     if not isinstance(begin, Begin):
         return
@@ -233,12 +226,10 @@ def _finished(sequence: ActiveChunk, result: ChunkResult) -> FinishedSlot:
 
 
 def _sequence(finished: FinishedSlot) -> ActiveChunk:
-    """Rebuilds the parts of a sequence that alignment needs."""
     samples = np.broadcast_to(np.float32(0), finished.num_samples)
     slots, audio_slot = [finished.slot], finished.audio_slot
     return ActiveChunk(ChunkId("", 0), samples, finished.options, finished.language, slots, audio_slot)
 
 
 def _result(finished: FinishedSlot) -> ChunkResult:
-    """Rebuilds the parts of a result that alignment needs."""
     return ChunkResult(finished.tokens, (), 0.0, 0.0, 0.0, 0.0, None, finished.finish_reason)

@@ -1,7 +1,6 @@
-"""The device's side of a step: encode, prefill, decode. Knows slots, not requests.
+"""The device's side of a step: encode, prefill, decode.
 
-Runs in the replica's process, on the engine's thread, and in every further rank. Called by `engine.py`,
-`loop.py` and `ranks.py`. Nothing here waits for a GPU: the host reads each `HostCopy` later.
+Nothing waits for a GPU: the host reads each `HostCopy` later. Knows slots, not requests.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ from asr_server.model.kernels.candidates import choose_kernels
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The contents of the next decode step, known on the host without asking the device."""
-
     num_rows: int  # slots 0 to num_rows - 1 are decoded
     context: int  # text positions that are looked at
     sampled: tuple[int, ...] = ()  # rows that draw at a temperature
@@ -106,7 +103,7 @@ class Runner:
         self._decode_stream.wait_for_current()  # where weights and caches were filled
 
     def launching(self) -> AbstractContextManager[object]:
-        """Every other method is called inside this context, so that launches keep their order."""
+        """Return the context in which every other method is called, to keep launches in order."""
         return self._decode_stream.entered()
 
     def close(self) -> None:
@@ -117,7 +114,7 @@ class Runner:
     def encode(
         self, slots: Sequence[int], audio_slots: Sequence[int], chunks: Sequence[Samples]
     ) -> PendingEncode:
-        """Fills these audio slots, or on CUDA begins to; the slots attend to them from now on."""
+        """Fill these audio slots, or begin to; the slots attend to them."""
         on_device = self._transfers.to_device(torch.tensor([slots, audio_slots]))
         self.cache.attend_to(slots, audio_slots, on_device)
         return self._encoder.start(audio_slots, chunks)
@@ -126,10 +123,10 @@ class Runner:
 
     @torch.inference_mode()
     def prefill(self, slots: Sequence[int], prompts: list[list[int]], sot_index: int) -> None:
-        """Feeds prompts of equal length to these slots.
+        """Feed prompts of equal length.
 
         Args:
-            sot_index: of <|startoftranscript|>; the scores after it tell how likely each chunk is silence.
+            sot_index: of <|startoftranscript|>; its scores give the probability of silence.
         """
         block = self._block(slots)
         self.cache.begin_text(slots, block, len(prompts[0]))
@@ -140,21 +137,16 @@ class Runner:
 
     @torch.inference_mode()
     def language_probabilities(self, slots: Sequence[int]) -> HostCopy:
-        """How likely each language is, in the order of the special tokens: a line for each of these slots.
-
-        From one decoder step on the same encoder output.
-        """
+        """Return each slot's language probabilities, in the order of the special tokens."""
         start = [[self._specials.start_of_transcript]] * len(slots)
         hidden = self._feed(self._block(slots), start)[:, 0]
         return self._transfers.to_host(self._probabilities(hidden)[:, self._language_tokens])
 
     @torch.inference_mode()
     def start(self, starts: Sequence[SlotStart]) -> None:
-        """Sets slots to the ends of their prompts, from where `decode` goes on."""
         self.state.begin(starts, self._specials.timestamp_begin - 1, self._transfers)
 
     def _feed(self, slots: Slots, prompts: list[list[int]]) -> Tensor:
-        """The prompts' hidden states, [B, T, D]."""
         tokens = self._transfers.to_device(torch.tensor(prompts))
         positions = torch.arange(tokens.shape[1], device=self.model.device).expand_as(tokens)
         rows = self.cache.rows(slots, positions, context=tokens.shape[1])
@@ -165,7 +157,6 @@ class Runner:
         return self.model.decoder.logits(hidden).softmax(-1)
 
     def _block(self, slots: Sequence[int]) -> Slots:
-        """Returns a slice where the slots are consecutive, which needs no copy of the cache; else indices."""
         if list(slots) == list(range(slots[0], slots[0] + len(slots))):
             return slice(slots[0], slots[0] + len(slots))
         return self._transfers.to_device(torch.tensor(slots))
@@ -174,15 +165,14 @@ class Runner:
 
     @torch.inference_mode()
     def decode(self, plan: StepPlan) -> HostCopy:
-        """One token for every row.
+        """Decode one token for every row.
 
-        In two halves, each of which replays a graph on CUDA: the likeliest tokens of every row, then the
-        change of state. Between them, rows that draw or have penalties choose for themselves. A beam search
-        whose host chooses other tokens goes on with these by `branch`.
+        Two graphs on CUDA: the likeliest tokens, then the change of state. Between them, rows that draw
+        or have penalties choose. `branch` corrects a beam search.
 
         Returns:
-            [3 + 2 * candidates, rows]: tokens, log-probabilities, no-speech; where there are beam searches a
-            line for each of the likeliest tokens, then one for each of their log-probabilities.
+            [3 + 2 * candidates, rows]: tokens, log-probabilities, no-speech, then for beam searches the
+            likeliest tokens and their log-probabilities.
         """
         if self._score_graphs is not None:
             scores = self._score_graphs.replay(plan.num_rows, plan.context)
@@ -198,7 +188,6 @@ class Runner:
         return self._transfers.to_host(chosen)
 
     def _score(self, num_rows: int, context: int) -> Tensor:
-        """Scores [B, vocabulary] of the next token; the likeliest tokens become the chosen ones."""
         state = self.state[:num_rows]
         positions = state.position[:, None]
         rows = self.cache.rows(slice(0, num_rows), positions, context, state.active)
@@ -212,7 +201,6 @@ class Runner:
         return self._tokens[:num_rows], self._logprobs[:num_rows], self._candidates[:, :num_rows]
 
     def _choose_by_options(self, scores: Tensor, plan: StepPlan) -> None:
-        """Replaces the choice of the rows whose options ask for more than the likeliest token."""
         for choosing, is_drawn in ((plan.sampled, True), (plan.penalised, False)):
             for rows in rows_at_once(len(choosing), scores.device):
                 index, state, allowed = self._allowed(scores, choosing[rows])
@@ -233,7 +221,6 @@ class Runner:
         self._candidates.index_copy_(1, index, candidates)
 
     def _allowed(self, scores: Tensor, rows: Sequence[int]) -> tuple[Tensor, SlotState, Tensor]:
-        """Some rows' indices on the device, their states, and a copy of their scores by the rules."""
         index = self._transfers.to_device(torch.tensor(rows))
         state, allowed = self.state[index], scores[index]
         if self._kernels.choose_token is not None:  # which leaves the scores as they are
@@ -241,13 +228,11 @@ class Runner:
         return index, state, allowed
 
     def _advance(self, num_rows: int) -> Tensor:
-        """Appends the chosen tokens to the slots; the report for the host."""
         limits = self._specials.timestamp_begin, self._specials.end_of_text
         return self.state[:num_rows].end_step(*self._choice(num_rows), *limits, self._kernels)
 
     @torch.inference_mode()
     def branch(self, sources: Sequence[int], starts: Sequence[SlotStart]) -> None:
-        """Copies the text of the slots `sources` into those of `starts`, which go on from there."""
         pairs = zip(sources, starts, strict=True)
         moves = [(source, start) for source, start in pairs if source != start.slot]
         if moves:
@@ -260,14 +245,13 @@ class Runner:
 
     @torch.inference_mode()
     def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:
-        """Finds when the tokens of these sequences were said; on CUDA only begins to."""
+        """Find when the tokens were said; on CUDA, launch the work."""
         return self._aligner.start(finished, self._block([sequence.slot for sequence, _ in finished]))
 
     # -- Slots --------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def move(self, moves: Sequence[tuple[int, int]], length: int) -> None:
-        """Moves sequences from some slots into free ones, with their first `length` text positions."""
         on_device = self._transfers.to_device(torch.tensor(moves))
         self.cache.copy_text(moves, on_device, length)
         self.state.move(*on_device.unbind(1))

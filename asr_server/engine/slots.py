@@ -1,8 +1,6 @@
-"""The device's record of each slot, and the host's record of which sequence holds which slots.
+"""The device's state of each slot, as columns, and the host's record of who holds which slot.
 
-On the device each property of the slots is a tensor with an entry for each slot (a column), so that a step is
-a few operations on columns. Runs in the replica's process. Used by `engine.py`, `loop.py`, `runner.py`,
-`tokens.py` and `ranks.py`; computes no token.
+Computes no token.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from asr_server.model.kernels import Kernels
 
 @dataclass(frozen=True)
 class SlotStart:
-    """How decoding begins in one slot, or goes on."""
+    """The point at which decoding begins or continues in one slot."""
 
     slot: int
     prompt: Sequence[int]
@@ -33,7 +31,7 @@ class SlotStart:
 
 @dataclass
 class SlotState:
-    """Columns over slots; a slice of them is a `SlotState` that shares its memory."""
+    """Columns over slots; a slice shares its memory."""
 
     token: Tensor  # the last token, whose successor the next step computes
     position: Tensor  # of that token
@@ -80,11 +78,10 @@ class SlotState:
         self.active.index_fill_(0, sources, False)
 
     def begin(self, starts: Sequence[SlotStart], before_first_time: int, transfers: Transfers) -> None:
-        """Sets slots to the ends of their prompts and of the tokens after these. Which tokens these are is
-        not noted in `generated`: a beam search has no penalties.
+        """Set slots to the ends of their prompts.
 
-        All values cross to the device in one copy: on CUDA, storing a Python number in a tensor makes the
-        host wait for the device, once for each number.
+        All values cross in one copy: each number stored by itself would make the host wait for CUDA.
+        `generated` is not set: a beam search has no penalties.
         """
         rows = [_start_row(start, before_first_time) for start in starts]
         table = torch.tensor(rows, dtype=torch.double)
@@ -104,9 +101,7 @@ class SlotState:
         end_of_text: int,
         kernels: Kernels,
     ) -> Tensor:
-        """Appends one token [B] to every row; [3 + lines, B], what the host reads of the step: tokens, their
-        log-probabilities, no-speech, and the candidates [lines, B].
-        """
+        """Append one token [B] to every row; return the host's report, [3 + lines, B]."""
         if kernels.advance is None:
             self.advance(tokens, first_time, end_of_text)
             return torch.cat([torch.stack([tokens, logprobs, self.no_speech]), candidates]).double()
@@ -117,7 +112,6 @@ class SlotState:
         return report
 
     def advance(self, tokens: Tensor, first_time: int, end_of_text: int) -> None:
-        """Appends one token [B] to every row."""
         self.active.logical_and_(tokens != end_of_text)
         last_position = self.generated.shape[1] - 1
         self.generated.scatter_(1, self.num_generated.clamp(max=last_position)[:, None], tokens[:, None])
@@ -143,7 +137,6 @@ _START_COLUMNS = (
 
 
 def _start_row(start: SlotStart, before_first_time: int) -> list[float]:
-    """The slot, then a value for each of `_START_COLUMNS`."""
     fed = [*start.prompt, *start.tokens]
     last, previous = fed[-1], fed[-2] if start.tokens else fed[-1]
     times = [token for token in start.tokens if token > before_first_time]
@@ -156,25 +149,19 @@ _SETTINGS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_p
 
 
 class SlotTable:
-    """Which sequence holds which slots and audio slots; a sequence knows its own too."""
+    """Which chunk holds which slots and audio slots."""
 
     def __init__(self, num_chunks: int, num_searches: int, beam_size: int) -> None:
-        """
-        Args:
-            num_searches: how many sequences may have more than one slot. So many can have `beam_size` of
-                them: none of these waits for another.
-        """
         self._holders: list[ActiveChunk | None] = [None] * (num_chunks + num_searches * (beam_size - 1))
         self._audio_holders: list[ActiveChunk | None] = [None] * num_chunks
         self._searching: set[int] = set()  # audio slots of the sequences with several slots
         self._num_searches = num_searches
 
     def __len__(self) -> int:
-        """Chunks that hold slots."""
         return len(self._audio_holders) - self._audio_holders.count(None)
 
     def place(self, sequence: ActiveChunk) -> None:
-        """Gives the sequence its first slot and its audio slot, the first that are free."""
+        """Give the chunk its first slot and audio slot."""
         sequence.audio_slot = self._audio_holders.index(None)
         self._audio_holders[sequence.audio_slot] = sequence
         self._add_slot(sequence)
@@ -185,9 +172,7 @@ class SlotTable:
         sequence.slots.append(slot)
 
     def resize(self, sequence: ActiveChunk, num_slots: int) -> bool:
-        """Gives the sequence as many slots, or takes them, the last first. False where too many sequences
-        have several already.
-        """
+        """Grow or shrink the chunk's slots. Return False if too many searches are wide already."""
         if num_slots == 1:
             self._searching.discard(sequence.audio_slot)
         elif sequence.audio_slot not in self._searching:
@@ -202,7 +187,6 @@ class SlotTable:
         return True
 
     def free(self, sequence: ActiveChunk) -> None:
-        """Frees all that the sequence holds."""
         for slot in sequence.slots:
             self._holders[slot] = None
         self._audio_holders[sequence.audio_slot] = None
@@ -210,7 +194,7 @@ class SlotTable:
         sequence.slots.clear()
 
     def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:
-        """Moves these sequences from the last slots into free ones before; returns the old and new slots."""
+        """Move chunks from the last slots into free ones; return old and new slots."""
         gaps = [slot for slot, holder in enumerate(self._holders) if holder is None]
         held = [(slot, sequence) for sequence in movable for slot in sequence.slots]
         moves: list[tuple[int, int]] = []
@@ -230,7 +214,6 @@ def _slot(held: tuple[int, ActiveChunk]) -> int:
 def grouped(
     sequences: Iterable[ActiveChunk], key: Callable[[ActiveChunk], object]
 ) -> list[list[ActiveChunk]]:
-    """Groups sequences by key, in the order of their slots."""
     groups: dict[object, list[ActiveChunk]] = {}
     for sequence in sorted(sequences, key=lambda sequence: sequence.slot):
         groups.setdefault(key(sequence), []).append(sequence)

@@ -1,7 +1,6 @@
-"""Sums tensors of the ranks of a replica on the CPU, through sockets that they inherit.
+"""Sum tensors of a replica's ranks on the CPU, through inherited sockets.
 
-Nothing listens, so that nobody else can take part; gloo would listen on TCP, and keep whoever connects.
-Made by `ranks.py`. Runs in every rank's process, in the thread that computes. Knows no model.
+Nothing listens, so nobody else can join, unlike gloo's TCP. Knows no model.
 """
 
 from __future__ import annotations
@@ -16,16 +15,14 @@ BUFFER_BYTES = 1 << 20
 
 
 class SocketSum:
-    """Rank 0 adds the others' parts in their order and sends the sum back: all have the same bits."""
+    """Rank 0 adds the parts in order and returns the sum, so all have the same bits."""
 
     def __init__(self, rank: int, links: Sequence[socket.socket]) -> None:
-        """`links`: rank 0's to the others; another rank's to rank 0."""
         self._leads, self._links = rank == 0, links
         for link in links:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
     def __call__(self, part: Tensor) -> None:
-        """Replace the part by the sum. Raises OSError where a rank has ended."""
         if self._leads:
             self._add_up(part)
         else:
@@ -42,7 +39,6 @@ class SocketSum:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return the tensor's own memory. It must be contiguous."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 

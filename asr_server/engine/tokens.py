@@ -1,9 +1,7 @@
-"""Chooses the next token for a whole batch: applies Whisper's rules, then takes the likeliest or draws one.
+"""Choose the next token for a batch: apply Whisper's rules, then take the likeliest or draw one.
 
-The rules are those of openai/whisper (decoding.py: SuppressTokens, SuppressBlank, ApplyTimestampRules); which
-tokens they concern is read from the checkpoint's generation_config.json. Tokens are drawn by each row's
-options: temperature, top-k, top-p, min-p, penalties. The likeliest is chosen by torch or by one kernel. Runs
-in the replica's process. Used by `runner.py`, `engine.py`, `loop.py` and `config.py`; knows no requests.
+The rules are openai/whisper's (decoding.py); generation_config.json names their tokens. Each row draws by
+its temperature, top-k, top-p, min-p and penalties. Knows no requests.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ ALWAYS, AT_BEGIN = 1, 2  # when a token is suppressed, as bits; the kernel knows
 
 @dataclass(frozen=True)
 class GenerationRules:
-    """The tokens that generation_config.json (or, in older checkpoints, config.json) forbids."""
+    """The tokens that generation_config.json, or an older config.json, forbids."""
 
     suppress: tuple[int, ...] = ()  # always
     suppress_at_begin: tuple[int, ...] = ()  # as the first token
@@ -52,7 +50,7 @@ class GenerationRules:
 
 
 class TokenRules:
-    """Sets the scores of forbidden tokens to minus infinity, without a loop over sequences."""
+    """Set forbidden scores to minus infinity, without a loop over chunks."""
 
     def __init__(
         self, rules: GenerationRules, specials: SpecialTokens, vocabulary: int, device: torch.device
@@ -73,7 +71,7 @@ class TokenRules:
         self.limits = (self._end_of_text, self._first_time, self._last_initial_time)
 
     def apply(self, scores: Tensor, state: SlotState) -> None:
-        """Changes `scores` [B, vocabulary] in place."""
+        """Change `scores` [B, vocabulary] in place."""
         scores.index_fill_(1, self._suppress, _NEVER)
         begin = state.num_generated == 0  # [B]
         at_begin = scores[:, self._suppress_at_begin]
@@ -101,9 +99,7 @@ class TokenRules:
 
 
 def _forbid(scores: Tensor, rows: Tensor) -> None:
-    """Sets all scores of some rows, a bool [B], to minus infinity: by a sum, of which the processor computes
-    many at once where it would fill one by one.
-    """
+    """Set rows, a bool [B], to minus infinity, by a vectorised sum."""
     scores.add_(torch.zeros(rows.shape, device=rows.device).masked_fill_(rows, _NEVER)[:, None])
 
 
@@ -120,7 +116,7 @@ _FACTORS: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64
 
 
 def noise_seed_of(seed: int, id: ChunkId, temperature: float) -> int:
-    """Returns the random seed of one try: the same in every process, whatever else is decoded."""
+    """Return the random seed of one try, equal in every process."""
     key = hashlib.blake2b(struct.pack("<qqqd", seed, id.chunk, id.part, temperature), digest_size=8).digest()
     return int.from_bytes(key, "little") >> (64 - NOISE_SEED_BITS)
 
@@ -129,17 +125,14 @@ _CPU_ROWS = 8
 
 
 def rows_at_once(num_rows: int, device: torch.device) -> Iterator[slice]:
-    """Yields blocks of rows for what needs much memory a row: on a GPU one of all, on CPU of eight each.
-
-    A row of scores has 200 kB, and a draw needs ten times that for a moment.
-    """
+    """Yield blocks of rows: all on a GPU, eight on CPU, where a draw needs 2 MB a row."""
     size = num_rows if device.type == "cuda" else _CPU_ROWS
     for start in range(0, num_rows, max(1, size)):
         yield slice(start, min(start + size, num_rows))
 
 
 def log_probabilities(scores: Tensor, tokens: Tensor) -> Tensor:
-    """[B]: how likely the chosen tokens [B] are under scores [B, vocabulary]."""
+    """Return the log-probabilities [B] of tokens [B] under scores [B, vocabulary]."""
     found = torch.empty(len(scores), device=scores.device)
     for rows in rows_at_once(len(scores), scores.device):
         likely = scores[rows].log_softmax(-1)  # half the time of logsumexp
@@ -151,10 +144,10 @@ _BLOCK = 128
 
 
 def top_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Returns the largest scores of each row of [B, vocabulary] and their tokens, [B, count] each.
+    """Return the largest scores and their tokens, [B, count] each.
 
-    On CPU they are looked for in the blocks with the largest maxima, in a third of the time. A `count` of 1
-    gives the first of equal scores.
+    The CPU searches the blocks with the largest maxima, in a third of the time. With 1, the first of
+    equals wins.
     """
     whole = scores.shape[1] // _BLOCK * _BLOCK
     if scores.is_cuda or whole < count * _BLOCK:
@@ -173,9 +166,9 @@ def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def penalise(scores: Tensor, state: SlotState, end_of_text: int) -> Tensor:
-    """Scores of text tokens lowered by how often they were generated; times and end-of-text stay free.
+    """Lower the scores of generated text tokens.
 
-    Repetition as in CTRL (Keskar et al. 2019), frequency and presence as in OpenAI's API.
+    Repetition follows CTRL (Keskar et al. 2019); frequency and presence OpenAI's API.
     """
     counts = torch.zeros_like(scores)
     seen = torch.arange(state.generated.shape[1], device=scores.device) < state.num_generated[:, None]
@@ -190,14 +183,12 @@ def penalise(scores: Tensor, state: SlotState, end_of_text: int) -> Tensor:
 
 
 def draw(scores: Tensor, state: SlotState, restricted: bool = True) -> Tensor:
-    """One token a row at its temperature, within its top-k, top-p and min-p.
+    """Draw one token a row, by the largest sum of score and noise (Gumbel 1954).
 
-    The token whose score and noise are the largest together, which is drawn as often as its probability says
-    (Gumbel 1954). Each token has noise of its own, so that scores which differ in the last digit, as another
-    batch or several ranks make them, change the draw only where two sums are that close.
+    Noise belongs to a token, so scores that differ in the last digit seldom change the draw.
 
     Args:
-        restricted: some row has a top-k, top-p or min-p. Without any, nothing needs to be sorted.
+        restricted: some row has top-k, top-p or min-p, which need sorting.
     """
     scores = scores / state.temperature[:, None]
     if restricted:
@@ -206,7 +197,6 @@ def draw(scores: Tensor, state: SlotState, restricted: bool = True) -> Tensor:
 
 
 def _gumbel_noise(state: SlotState, vocabulary: int) -> Tensor:
-    """[B, vocabulary], in double: for each row's next token, from its seed and how many it has already."""
     tokens = torch.arange(1, vocabulary + 1, device=state.noise_seed.device)
     counter = state.num_generated[:, None] * vocabulary + tokens
     bits = state.noise_seed[:, None] + counter * _INCREMENT
@@ -218,12 +208,11 @@ def _gumbel_noise(state: SlotState, vocabulary: int) -> Tensor:
 
 
 def _shifted(bits: Tensor, count: int) -> Tensor:
-    """Shifts bits to the right, filling with zeros: torch's own shift repeats the sign."""
+    """Shift right with zeros: torch's shift repeats the sign."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
 def _restrict(scores: Tensor, state: SlotState) -> Tensor:
-    """Scores [B, vocabulary] with those outside top-k, top-p and min-p at minus infinity."""
     vocabulary = scores.shape[1]
     probabilities, order = scores.softmax(-1).sort(dim=-1, descending=True)
     rank = torch.arange(vocabulary, device=scores.device)
@@ -287,11 +276,10 @@ def choose_likeliest(
     logprobs: Tensor,
     candidates: Tensor,
 ) -> None:
-    """Writes the rows' tokens and their log-probabilities to `tokens` and `logprobs` [B].
+    """Write tokens and log-probabilities [B], and `candidates` [2 * count, B]: tokens, then
+    log-probabilities.
 
-    To `candidates` [2 * count, B] go the likeliest tokens, and behind these their log-probabilities. Torch
-    applies the rules to `scores` [B, vocabulary] in place. The kernel leaves them as they are, and rows that
-    are not active without a choice.
+    Torch applies the rules to `scores` in place; the kernel leaves `scores` and inactive rows unchanged.
     """
     if kernels.choose_token is None:
         rules.apply(scores, state)
@@ -308,7 +296,7 @@ def choose_likeliest(
 
 
 def candidates(kernels: Kernels, rules: TokenRules, device: torch.device) -> Iterator[Candidate]:
-    """The kernels and torch on random scores and states of rows, for `choose_kernels`."""
+    """Yield the kernels beside torch on random rows, for `choose_kernels`."""
     end_of_text, first_time, _ = rules.limits
     generator = torch.Generator(device).manual_seed(0)
     shape = (_TRIED_ROWS, padded_vocabulary(rules.vocabulary, device))

@@ -1,7 +1,5 @@
-"""Computes one second of silence before the engine is ready, so that the first request compiles nothing.
-
-Runs in the replica's process, once at the start. Called by `engine.py`, for a GPU alone: there the first
-call of each kernel loads or compiles it, 1 to 2 s in all.
+"""Compute one second of silence before a GPU's engine is ready: each kernel's first call compiles it, 1
+to 2 s.
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ _TEXT = (0, 1)  # tokens that any vocabulary has as text
 
 
 def warm_up(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> None:
-    """Encodes, detects the language, feeds a prompt, decodes and aligns, in the first slot.
-
-    Raises ValueError where the model produces NaN.
-    """
+    """Encode, detect the language, prefill, decode and align in slot 0. Raises ValueError on NaN."""
     chunk = _chunk(runner, tokenizer)
     with runner.launching():
         runner.encode([0], [0], [chunk.samples]).join()
@@ -49,7 +44,6 @@ def _chunk(runner: Runner | LeadingRunner, tokenizer: Tokenizer) -> ActiveChunk:
 
 
 def _decode(runner: Runner | LeadingRunner, chunk: ActiveChunk) -> list[float]:
-    """Returns the log-probabilities of a few tokens."""
     contexts = [len(chunk.prompt) + step for step in range(_NUM_STEPS)]
     return [runner.decode(StepPlan(1, context)).read()[1][0] for context in contexts]
 

@@ -1,8 +1,4 @@
-"""The JSON bodies of a transcript, field by field as OpenAI's audio API names them.
-
-Used by `render.py`, `api` and `offline/remote.py`, in the API process or that of `asr-server transcribe`.
-Types only: makes no body from a transcript.
-"""
+"""The JSON bodies of a transcript, as OpenAI's audio API names their fields."""
 
 from __future__ import annotations
 
@@ -95,8 +91,6 @@ class VerboseWord(Body):
 
 
 class DiarizedSegment(Body):
-    """In the body, and as an event of a stream."""
-
     type: Literal["transcript.text.segment"] = "transcript.text.segment"
     """The kind of event."""
     id: str
@@ -114,8 +108,6 @@ class DiarizedSegment(Body):
 
 
 class Json(Body):
-    """`response_format` json."""
-
     text: str
     """What was said; empty where nothing was."""
     languages: list[Language]
@@ -142,8 +134,6 @@ class DroppedSegment(Body):
 
 
 class DiarizedJson(Body):
-    """`response_format` diarized_json."""
-
     task: Literal["transcribe"] = "transcribe"
     """What was done."""
     duration: float
@@ -161,8 +151,6 @@ class DiarizedJson(Body):
 
 
 class VerboseJson(Body):
-    """`response_format` verbose_json."""
-
     task: Literal["transcribe", "translate"]
     """What was done."""
     language: str

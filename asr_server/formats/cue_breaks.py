@@ -1,10 +1,7 @@
-"""Chooses where subtitles begin and where their lines break, by the rules that subtitlers work by.
+"""Choose where subtitles begin and lines break.
 
-Used by `subtitles.py`, in the API process or that of `asr-server transcribe`. Knows words of one speaker
-only: no segments, no formats.
-
-The limits are those of Netflix's timed text style guides (42 letters, two lines, 20 letters a second, 16
-letters a line of Chinese); a cue is held to at least one second.
+Limits follow Netflix's timed text style guides (42 letters, two lines, 20 letters a second, 16 letters a
+line of Chinese); a cue lasts at least a second. Knows words of one speaker only.
 """
 
 from __future__ import annotations
@@ -63,10 +60,9 @@ class ReadableCue(NamedTuple):
 
 
 def readable_cues(words: Sequence[Word], label_width: float = 0.0) -> Iterator[ReadableCue]:
-    """Yield cues of at most two lines, 1 to 7 s long, cut at sentences, clauses or small words.
+    """Yield cues of at most two lines and 1 to 7 s, cut at sentences, clauses or small words.
 
-    A label stands before the first line. A word wider than a line has a line to itself. A single word that
-    is spoken for less than a second is shown for one, in the pause that follows.
+    A label stands before the first line. Words wider than a line get their own.
     """
     starts = [
         first + start for first, end in _runs(words) for start in _cue_starts(words[first:end], label_width)
@@ -76,7 +72,6 @@ def readable_cues(words: Sequence[Word], label_width: float = 0.0) -> Iterator[R
 
 
 def _runs(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
-    """Yield the first word of each stretch without a pause, and the first one behind it."""
     pauses = (i for i, (a, b) in enumerate(pairwise(words), start=1) if b.start_s - a.end_s >= PAUSE_S)
     return pairwise([0, *pauses, len(words)]) if words else iter(())
 
@@ -89,7 +84,6 @@ def _cue(words: Sequence[Word], label_width: float, next_start_s: float) -> Read
 
 
 def _cue_starts(words: Sequence[Word], label_width: float) -> list[int]:
-    """Return the index of each cue's first word: the cheapest way to cut, by dynamic programming."""
     cuts = _Cuts(words, MAX_LINE_WIDTH - label_width)
     cost, previous = np.full(len(words) + 1, np.inf), [0] * (len(words) + 1)
     cost[0] = 0
@@ -105,8 +99,6 @@ def _cue_starts(words: Sequence[Word], label_width: float) -> list[int]:
 
 
 class _Cuts:
-    """Costs of cues within one run, over all first words at once."""
-
     def __init__(self, words: Sequence[Word], first_line_width: float) -> None:
         n = len(words)
         self._widths = np.array([0.0, *accumulate(letters_width(word.text) for word in words)])
@@ -120,7 +112,6 @@ class _Cuts:
         self._line_ends = np.maximum(self._widths.searchsorted(limits, "right") - 1, np.arange(n) + 1)
 
     def costs(self, lowest: int, end: int) -> npt.NDArray[np.float64]:
-        """Return the cost of the cues `lowest:end`, `lowest + 1:end` ... `end - 1:end`."""
         firsts = slice(lowest, end)
         widths = self._widths[end] - self._widths[firsts] - self._spaces[firsts]
         line_ends = np.minimum(self._line_ends[firsts], end)
@@ -143,7 +134,7 @@ class _Cuts:
 
 
 def break_cost(left: Word, right: Word) -> float:
-    """Return how bad a break between two words is; 0 at the end of a sentence."""
+    """Return the cost of a break between two words; 0 at a sentence's end."""
     text = left.text.rstrip().rstrip(_CLOSERS)
     if text.endswith(_SENTENCE_ENDS):
         return 0.0
@@ -155,7 +146,6 @@ def break_cost(left: Word, right: Word) -> float:
 
 
 def _lines(words: Sequence[Word], first_width: float) -> list[Sequence[Word]]:
-    """Break into two lines of about the same width, at a good place; one line where all fits."""
     if line_width(words) <= first_width or len(words) == 1:
         return [words]
     return min(
@@ -171,12 +161,10 @@ def _line_break_cost(first: Sequence[Word], second: Sequence[Word], first_width:
 
 
 def line_width(words: Sequence[Word]) -> float:
-    """Return the width of a line in Latin letters."""
     return letters_width("".join(word.text for word in words).strip())
 
 
 def letters_width(text: str) -> float:
-    """Return the width of a text in Latin letters; marks above a letter have none."""
     if text.isascii():
         return float(len(text))
     return sum(

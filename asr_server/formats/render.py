@@ -1,9 +1,4 @@
-"""Renders a transcript in each of OpenAI's response formats: JSON bodies, plain text and subtitles.
-
-Subtitles are laid out by `subtitles.py`. Used
-by `api`, `offline` and `cli/transcribe.py`, in the API process or that of `asr-server transcribe`; does not
-know where transcripts come from.
-"""
+"""Render a transcript in OpenAI's response formats: JSON bodies, text and subtitles."""
 
 from __future__ import annotations
 
@@ -36,8 +31,6 @@ FileFormat = ResponseFormat | Literal["tsv"]  # that of files besides, as whispe
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """Options of a rendered transcript besides its format."""
-
     with_logprobs: bool = False
     with_segments: bool = True
     with_words: bool = False
@@ -70,7 +63,6 @@ def render(transcript: Transcript, response_format: FileFormat, options: RenderO
 
 
 def _dump(body: BaseModel) -> str:
-    """Writes a body as JSON. Fields that are None are left out: nothing is null."""
     return body.model_dump_json(exclude_none=True)
 
 
@@ -119,7 +111,6 @@ def _segment(segment: Segment) -> VerboseSegment:
 
 
 def _words(transcript: Transcript) -> Iterator[VerboseWord]:
-    """Yields the words in the order of the text; if there are speakers, in the order in which they begin."""
     words = [(word, segment.speaker) for segment in transcript.segments for word in segment.words]
     if any(speaker is not None for _, speaker in words):
         words.sort(key=lambda each: each[0].start_s)
@@ -152,7 +143,6 @@ def diarized_segment(segment: Segment) -> DiarizedSegment:
 
 
 def _seconds(time_s: float) -> float:
-    """Rounds to the millisecond, which is finer than any time that is known here."""
     return round(time_s, 3)
 
 
@@ -165,13 +155,11 @@ def languages_body(transcript: Transcript) -> list[Language]:
 
 
 def tracks_body(transcript: Transcript) -> list[AudioTrack] | None:
-    """Return the tracks that were read; None for a file that has no choice of them."""
     bodies = [AudioTrack(number=t.number, language=t.language, title=t.title) for t in transcript.tracks]
     return bodies or None
 
 
 def dropped_body(transcript: Transcript) -> list[DroppedSegment] | None:
-    """Return the text that is left out; None: none is."""
     bodies = [
         DroppedSegment(start=_seconds(d.start_s), end=_seconds(d.end_s), text=d.text, reason=d.reason)
         for d in transcript.dropped

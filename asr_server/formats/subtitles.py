@@ -1,8 +1,7 @@
-"""Writes subtitles: SubRip and WebVTT.
+"""Write SubRip and WebVTT.
 
-By default cues are laid out to be read (`cue_breaks.py`); `raw` gives the model's segments, and limits of
-width and words lay them out as whisper's command does. Used by `render.py`, in the API process or that of
-`asr-server transcribe`.
+Cues are readable by default (`cue_breaks.py`); `raw` gives the model's segments, and limits of width and
+words whisper's layout.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ Line = Sequence[Word]
 
 @dataclass(frozen=True)
 class SubtitleLayout:
-    """How words are laid out in cues; None is no limit. All but raw segments need the words' times.
+    """Limits of cues; None is no limit. All but raw segments need word times.
 
-    With any limit, cues are those of whisper's command. With a width alone, a segment is one cue of as many
-    lines as it takes. With a width and a number of lines, cues are filled across segments.
+    With any limit, cues follow whisper's command: a width alone wraps each segment, with a number of
+    lines cues are filled across segments.
     """
 
     raw: bool = False  # the model's segments, as OpenAI gives them
@@ -60,8 +59,6 @@ class Piece(NamedTuple):
 
 
 class Cue(NamedTuple):
-    """One subtitle; its pieces joined are its text, line breaks included."""
-
     start_s: float
     end_s: float
     pieces: tuple[Piece, ...]
@@ -69,9 +66,10 @@ class Cue(NamedTuple):
 
 
 def cues(segments: Sequence[Segment], layout: SubtitleLayout, is_labelled: bool = False) -> list[Cue]:
-    """Return the cues in the order in which they begin. Each is of one speaker.
+    """Return cues by start, each of one speaker.
 
-    `is_labelled`: the speaker's label takes room in the first line.
+    Args:
+        is_labelled: reserve room for the speaker's label.
     """
     made = (
         cue._replace(speaker=speaker)
@@ -109,7 +107,6 @@ def _whisper_cues(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterat
 
 
 def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Sequence[Word]]:
-    """Yields the groups of words within which words may share a subtitle."""
     if layout.across_segments:
         yield [word for segment in segments for word in segment.words]
         return
@@ -120,7 +117,6 @@ def _runs(segments: Sequence[Segment], layout: SubtitleLayout) -> Iterator[Seque
 
 
 def _subtitles(words: Sequence[Word], layout: SubtitleLayout) -> Iterator[list[list[Word]]]:
-    """Fills lines with words, and subtitles with lines. A word wider than a line has a line to itself."""
     lines: list[list[Word]] = []
     width, last_start_s = 0, 0.0
     for word in words:
@@ -144,7 +140,6 @@ def _cue(lines: Sequence[Line]) -> Cue:
 
 
 def _highlighted(lines: Sequence[Line]) -> Iterator[Cue]:
-    """Repeats a subtitle with each word underlined in turn, and with none between two words."""
     shown_until_s = lines[0][0].start_s
     for word in chain(*lines):
         if word.start_s > shown_until_s:
@@ -165,12 +160,11 @@ def _pieces(lines: Sequence[Line], said: Word | None = None) -> tuple[Piece, ...
 
 
 def _one_line(text: str) -> str:
-    """Joins the lines of a text: a blank line within it would end the subtitle."""
+    """Join lines: a blank line would end the subtitle."""
     return " ".join(text.split())
 
 
 def srt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT) -> str:
-    """Writes SubRip: numbered from 1, commas before milliseconds, a blank line after each. Empty for none."""
     return "".join(
         f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n{_labelled(cue)}\n\n"
         for number, cue in enumerate(cues(segments, layout, is_labelled=True), start=1)
@@ -178,7 +172,6 @@ def srt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT) -
 
 
 def vtt(segments: Sequence[Segment], layout: SubtitleLayout = READABLE_LAYOUT) -> str:
-    """Returns WebVTT, whose text is markup: `&`, `<` and `>` are escaped."""
     blocks = (
         f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n{_voiced(cue)}\n\n"
         for cue in cues(segments, layout)
@@ -192,13 +185,12 @@ def _labelled(cue: Cue) -> str:
 
 
 def _voiced(cue: Cue) -> str:
-    """Returns the text, within WebVTT's voice tag if the speaker is known."""
     text = _text(cue, _escape)
     return f"<v {_escape(cue.speaker)}>{text}</v>" if cue.speaker else text
 
 
 def _text(cue: Cue, escape: Callable[[str], str]) -> str:
-    """Returns the text without arrows (`-->`), which would end the subtitle."""
+    """Remove arrows (`-->`), which would end the subtitle."""
     pieces = (f"<u>{escape(p.text)}</u>" if p.underlined else escape(p.text) for p in cue.pieces)
     return "".join(pieces).replace("-->", "->")
 
@@ -208,9 +200,6 @@ def _escape(text: str) -> str:
 
 
 def _clock(time_s: float, point: str) -> str:
-    """Writes a time as `HH:MM:SS,mmm`, with `point` for the comma; hours have more digits where they need
-    them.
-    """
     seconds, ms = divmod(round(time_s * 1000), 1000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)

@@ -1,6 +1,6 @@
-"""Whisper in torch: log-mel, encoder, decoder, and the weights of any checkpoint.
+"""Whisper in torch: log-mel, encoder, decoder and checkpoint weights.
 
-Runs in the replica's process. Used by `engine`; `asr-server convert` uses `weights.py`. Knows no requests.
+Runs in the replica's process; used by `engine`. Knows no requests.
 """
 
 from asr_server.model.cache import DecoderCache

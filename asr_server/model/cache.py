@@ -1,13 +1,8 @@
-"""The keys and values of every slot, allocated once because Whisper's lengths are bounded.
+"""The decoder's keys and values, allocated once for all slots.
 
-A slot holds the keys and values of one text's tokens, an audio slot those of one chunk's audio (written once,
-after encoding). `audio_of` says which audio a slot attends to: the hypotheses of a beam search share one.
-Texts being decoded lie side by side from slot 0 on, so that a decode step reads one contiguous block.
-
-`DecoderCache.rows` gives some slots for one call of the decoder, and how its layers attend to them: by
-torch's products, which gather slots that do not lie side by side, by `OwnBlocks` on the CPU, or by the
-flash-decode kernel, which reads slots in place. Runs in a replica's process. Used by `whisper.py` and
-`engine`; knows no requests.
+A slot holds one text; an audio slot holds one chunk's audio. `audio_of` maps slots to audio slots, so the
+hypotheses of a beam share one. Active slots lie side by side from 0, so a step reads one block. Used by
+`whisper.py` and `engine`; knows no requests.
 """
 
 from __future__ import annotations
@@ -39,28 +34,18 @@ Slots = slice | Tensor
 
 
 class CacheRows(Protocol):
-    """The slots of one call, to whose keys and values each layer attends."""
-
     kernels: Kernels  # in use
 
     def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Appends this call's keys and values; attends to all text up to each query.
-
-        Args:
-            query, key, value: [B, T, H, d], the query scaled.
-        Returns:
-            [B, T, D].
-        """
+        """Append keys and values, then attend to the text: [B, T, H, d] each (query scaled) to [B, T, D]."""
         ...
 
     def attend_audio(self, layer: int, query: Tensor) -> Tensor:
-        """[B, T, H, d], scaled, to [B, T, D]."""
+        """Attend to the audio: [B, T, H, d], scaled, to [B, T, D]."""
         ...
 
 
 class TorchRows:
-    """Slots side by side are read in place, others are copied."""
-
     def __init__(self, cache: DecoderCache, slots: Slots, positions: Tensor, context: int) -> None:
         self.kernels = cache.kernels
         self._cache = cache
@@ -76,9 +61,6 @@ class TorchRows:
         self._own_blocks = cache.own_blocks(self._audio_slots, positions.shape[1])
 
     def _rows_of_values(self) -> Tensor | None:
-        """Where in a layer's values those of each slot and head lie, int32 [B H, context]; None where they
-        are not read so.
-        """
         _, _, num_heads, num_positions, _ = self._cache.values.shape
         if not isinstance(self._slots, slice) or not sums_text_rows(self._cache.values):
             return None
@@ -108,7 +90,7 @@ class TorchRows:
 
 
 class FlashRows:
-    """Slots are read where they are; of each, as many positions as it has."""
+    """Read slots in place, each to its own length."""
 
     def __init__(
         self,
@@ -152,14 +134,13 @@ class FlashRows:
 
 
 def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
-    """As indices [B]."""
     if isinstance(slots, slice):
         return torch.arange(slots.start, slots.stop, device=device)
     return torch.tensor(slots, device=device) if isinstance(slots, list) else slots
 
 
 def side_by_side(slots: Sequence[int]) -> list[tuple[slice, slice]]:
-    """Stretches of consecutive numbers: the slots, and which of `slots` they are."""
+    """Split slots into stretches of consecutive numbers: the slots, and their places in `slots`."""
     starts = [i for i, slot in enumerate(slots) if i == 0 or slot != slots[i - 1] + 1]
     ends = [*starts[1:], len(slots)]
     return [
@@ -172,9 +153,7 @@ _MAX_KEY_BLOCK = 100
 
 
 def key_block(num_positions: int) -> int:
-    """Returns the block of positions, 2 s at most, in whose multiples a slot's own audio is stored and its
-    keys are read: the greatest that divides the window.
-    """
+    """Return the largest block of positions, at most 2 s, that divides the window."""
     return next(size for size in range(_MAX_KEY_BLOCK, 0, -1) if num_positions % size == 0)
 
 
@@ -189,7 +168,7 @@ _ROW_ALIGNMENT = 16
 
 
 def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """On CPU in pages that take no memory before they are written: most slots stay partly empty."""
+    """Allocate lazily on the CPU: most slots stay partly empty."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -198,16 +177,11 @@ def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Te
 
 
 class DecoderCache:
-    """Keys and values of every layer and slot, [layers, slots, H, positions, d] each.
+    """Keys and values of every layer and slot, [layers, slots, H, positions, d].
 
-    The keys of the audio are the other way round, [layers, audio slots, H, d, positions]: the form in which
-    both products of a decode step read their matrix row by row. In 8-bit floats both have a scale for each
-    audio slot and head: `audio_scales`, float32 [2, layers, audio slots, H], those of keys and those of
-    values. In 8-bit integers they are packed rows, of which the last dimension has the bytes; a row of keys
-    is a block of positions then, [layers, audio slots, H, blocks, d, bytes].
-
-    Where a chunk is shorter than its window, silence follows it: `write_silence`. On CPU all audio slots
-    share it; where a kernel reads slots, or the audio has scales, each has a copy.
+    Audio keys are transposed, [layers, audio slots, H, d, positions], so that both products read rows.
+    8-bit floats have `audio_scales`, float32 [2, layers, audio slots, H]. 8-bit integers are packed rows;
+    a row of keys is one block of positions. `write_silence` fills the window after a short chunk.
     """
 
     def __init__(
@@ -221,12 +195,11 @@ class DecoderCache:
         audio_dtype: torch.dtype | None = None,
         num_texts: int | None = None,
     ) -> None:
-        """
-        Args:
-            num_slots: audio slots, and slots unless `num_texts` says otherwise.
-            num_ranks: ranks that share out the heads.
-            audio_dtype: of the audio's keys and values, uint8 for packed rows; None: `dtype`.
-            num_texts: slots.
+        """Args:
+        num_slots: audio slots.
+        num_ranks: ranks that share the heads.
+        audio_dtype: uint8 for packed rows; None: `dtype`.
+        num_texts: slots; None: `num_slots`.
         """
         self.kernels = kernels
         num_texts = num_texts or num_slots
@@ -279,7 +252,6 @@ class DecoderCache:
         audio_dtype: torch.dtype | None = None,
         num_texts: float = 1,
     ) -> int:
-        """Of an audio slot and so many slots, on all ranks together."""
         text_bytes = round(num_texts * sizes.text_positions) * dtype.itemsize
         audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize
         whole = 2 * sizes.decoder_layers * sizes.width * (text_bytes + audio_bytes)
@@ -290,11 +262,9 @@ class DecoderCache:
         return whole
 
     def write_silence(self, keys_values: Iterable[tuple[Tensor, Tensor]], is_shared: bool = False) -> None:
-        """Return what follows the audio of every slot.
+        """Store each layer's silent keys [1, D, F] and values [1, F, D].
 
-        Args:
-            keys_values: each layer's keys [1, D, F] and values [1, F, D].
-            is_shared: slots share one copy where they can; the host must know how long their audio is.
+        With `is_shared`, slots share one copy where the host knows how long their audio is.
         """
         self.shares_silence = is_shared and not self.kernels.flash_decode and self.audio_scales is None
         keys, values = zip(*keys_values, strict=True)
@@ -309,7 +279,7 @@ class DecoderCache:
                 self.silent_keys[layer], self.silent_values[layer] = rounded_keys[0], rounded_values[0]
 
     def write_audio(self, slots: Sequence[int], keys_values: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Puts each layer's keys [B, D, N] and values [B, N, D] into B audio slots; silence follows them."""
+        """Write each layer's keys [B, D, N] and values [B, N, D] into B audio slots; silence follows."""
         # Slots side by side at once, and no indices: writing by these takes ten times what the memory needs.
         blocks = side_by_side(slots)
         heads, length = self.cross_keys.shape[2], 0
@@ -350,21 +320,16 @@ class DecoderCache:
         return keys.transpose(-3, -2).flatten(-2), values
 
     def attend_to(self, slots: Sequence[int], audio_slots: Sequence[int], on_device: Tensor) -> None:
-        """Gives each slot the audio that it attends to.
-
-        Args:
-            on_device: [2, B], the slots and the audio slots.
-        """
+        """Map slots to audio slots; `on_device` [2, B] holds both."""
         for slot, audio_slot in zip(slots, audio_slots, strict=True):
             self._audio_of[slot] = audio_slot
         self.audio_of.index_copy_(0, *on_device)
 
     def copy_text(self, moves: Sequence[tuple[int, int]], on_device: Tensor, length: int) -> None:
-        """Copies the first `length` text positions of some slots into others, which may be among them, and
-        which attend to the same audio then.
+        """Copy the first `length` positions between slots, and their audio slot; slots may overlap.
 
         Args:
-            moves: each source and target.
+            moves: sources and targets.
             on_device: [B, 2], the same.
         """
         sources, targets = on_device.unbind(1)
@@ -377,7 +342,7 @@ class DecoderCache:
         self.begin_text([target for _, target in moves], targets, length)
 
     def begin_text(self, slots: Sequence[int], on_device: Slots, length: int) -> None:
-        """Clears what earlier texts have left behind the first `length` positions of these slots."""
+        """Clear what earlier texts left behind the first `length` positions."""
         end = self.text_ends.restart(slots, length)
         if end > length:
             ids = slot_ids(on_device, self.keys.device)
@@ -385,8 +350,8 @@ class DecoderCache:
                 tensor[..., length:end, :].index_fill_(1, ids, 0)
 
     def audio_slots(self, slots: Slots) -> Slots | list[int]:
-        """Returns the audio slots of some slots: a slice where the host knows that they lie side by side in
-        this order, a list where it knows that they do not.
+        """Return the audio slots: a slice if the host knows that they are adjacent and in order, else a
+        list.
         """
         if isinstance(slots, Tensor) or self.audio_of.is_cuda:
             return self.audio_of[slots]
@@ -395,7 +360,7 @@ class DecoderCache:
         return block if audio_slots == list(range(block.start, block.stop)) else audio_slots
 
     def audio(self, layer: int, slots: Slots | list[int]) -> tuple[Tensor, Tensor]:
-        """Keys [B, H, d, F] and values [B, H, F, d] of some audio slots."""
+        """Return keys [B, H, d, F] and values [B, H, F, d]."""
         if self._packed:
             keys, values = self._read_packed(layer, slots)
         else:
@@ -413,12 +378,11 @@ class DecoderCache:
         )
 
     def has_short_audio(self, slots: Slots | list[int]) -> bool:
-        """Return whether shared silence follows the audio in any of these audio slots."""
         return self.shares_silence and bool((self.audio_lengths[slots] < self._num_positions).any())
 
     def own_blocks(self, slots: Slots | list[int], num_queries: int) -> OwnBlocks | None:
-        """The blocks for `num_queries` of each audio slot, kept from step to step until one is written. None:
-        torch's products read them.
+        """Return the blocks for `num_queries` of each audio slot, or None where torch's products read
+        them.
         """
         is_read = self._packed or (WEIGHTED_ROWS and self.has_short_audio(slots))
         if not is_read or num_queries > _MAX_QUERIES:
@@ -439,16 +403,14 @@ class DecoderCache:
 
     @property
     def _silent_slot(self) -> int:
-        """The audio slot that packed rows have for silence, behind all others."""
         return len(self.audio_lengths)
 
     @property
     def _num_positions(self) -> int:
-        """Positions of a window."""
         return self.cross_values.shape[3]
 
     def audio_keys(self, layer: int, slot: int, num_positions: int) -> Tensor:
-        """The first keys of one audio slot, [H, d, num_positions]."""
+        """Return one audio slot's first keys, [H, d, num_positions]."""
         if self._packed:
             keys = unpack_rows(self.cross_keys[layer, slot], self.keys.dtype)
             return keys.transpose(-3, -2).flatten(-2)[..., :num_positions]
@@ -458,11 +420,12 @@ class DecoderCache:
         return dequantise(keys, self.audio_scales[0, layer, slot, :, None, None], self.keys.dtype)
 
     def rows(self, slots: Slots, positions: Tensor, context: int, active: Tensor | None = None) -> CacheRows:
-        """Slots whose sequences stand at `positions` [B, T].
+        """Return the slots for one call.
 
         Args:
-            context: text positions that are looked at; more than any of `positions`.
-            active: bool [B], False where nobody will read what comes of a row; None: all are.
+            positions: [B, T].
+            context: text positions to read; more than any of `positions`.
+            active: bool [B], False for rows that nobody reads; None: all are active.
         """
         flash_decode, has_few = self.kernels.flash_decode, positions.shape[1] <= _MAX_QUERIES
         if flash_decode is not None and has_few:

@@ -1,8 +1,7 @@
 """Log-mel spectrograms as Whisper was trained on them, batched, on the model's device.
 
-The mel scale and its area normalisation are those of Slaney's Auditory Toolbox (1998), which librosa and
-Whisper use: linear up to 1 kHz, logarithmic above. Runs in the replica's process. Made by `whisper.py`,
-called by it and by `engine/encoding.py`; knows samples, not requests.
+Slaney's mel scale (Auditory Toolbox, 1998): linear up to 1 kHz, then logarithmic. Used by `whisper.py`
+and `engine/encoding.py`; knows samples, not requests.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def _mel_from_hz(hz: float) -> float:
 
 @lru_cache
 def mel_filters(num_mels: int) -> npt.NDArray[np.float32]:
-    """[num_mels, FFT_SIZE // 2 + 1]: overlapping triangles of equal area over 0 to 8 kHz."""
+    """Return [num_mels, FFT_SIZE // 2 + 1]: overlapping triangles of equal area over 0 to 8 kHz."""
     bins_hz = np.linspace(0, SAMPLE_RATE / 2, FFT_SIZE // 2 + 1)
     edges_hz = _hz_from_mel(np.linspace(0, _mel_from_hz(SAMPLE_RATE / 2), num_mels + 2))
     left, centre, right = (edges_hz[i : num_mels + i, None] for i in range(3))
@@ -50,13 +49,11 @@ def mel_filters(num_mels: int) -> npt.NDArray[np.float32]:
 
 
 class LogMel(nn.Module):
-    """Turns samples of several chunks into [B, num_mels, num_frames], each padded to `num_frames`: those of
-    the model's window, unless a call gives fewer.
+    """Turn samples into [B, num_mels, num_frames], padded to the window by default.
 
     Args:
-        pads_with_zeros: whether zeros in the spectrogram follow a chunk's own frames, as in openai-whisper's
-            and faster-whisper's `transcribe`, rather than samples of silence, as in transformers' feature
-            extractor.
+        pads_with_zeros: pad the spectrogram with zeros, as openai-whisper does, instead of the samples, as
+            transformers does.
     """
 
     filters: Tensor
@@ -70,19 +67,19 @@ class LogMel(nn.Module):
         self.register_buffer("window", torch.hann_window(FFT_SIZE), persistent=False)
 
     def forward(self, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
-        """Float32 whatever the model's precision. What lies beyond the window is cut off."""
+        """Return float32 in any precision; samples beyond the window are cut off."""
         device = self.window.device
         samples = self.gather(chunks, num_frames).to(device, non_blocking=True)
         return self.of_samples(samples, self.lengths(chunks).to(device), num_frames)
 
     def lengths(self, chunks: Sequence[Samples]) -> Tensor:
-        """Returns [B] on the host: how many frames each chunk fills."""
+        """Return the frames that each chunk fills, [B] on the host."""
         return torch.tensor([len(chunk) // HOP for chunk in chunks])
 
     def gather(self, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
-        """Returns [B, num_samples] on the host, as long as the longest chunk needs.
+        """Return [B, num_samples] on the host.
 
-        For a GPU the memory is pinned and as long as `num_frames`: cuFFT makes a plan for every shape.
+        For a GPU, memory is pinned and padded to `num_frames`: cuFFT plans every shape.
         """
         behind = FFT_SIZE // HOP  # frames that still see the last samples; beyond them is only silence
         # Around the last frame of a whole window transformers sees the sound mirrored, as `stft` does it;
@@ -102,9 +99,7 @@ class LogMel(nn.Module):
         return samples
 
     def of_samples(self, samples: Tensor, lengths: Tensor, num_frames: int | None = None) -> Tensor:
-        """Turns the results of `gather` and `lengths`, on the device, into [B, num_mels, num_frames]; without
-        `num_frames`, those of the whole window.
-        """
+        """Turn the results of `gather` and `lengths` into [B, num_mels, num_frames]."""
         num_frames = num_frames or self.num_frames
         spectrum = torch.stft(samples, FFT_SIZE, HOP, window=self.window, return_complex=True)[..., :-1]
         real, imaginary = torch.view_as_real(spectrum).square().unbind(-1)

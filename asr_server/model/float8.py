@@ -1,9 +1,7 @@
-"""8-bit floats (e4m3: three bits of mantissa, numbers up to 448), each group of them with a common scale.
+"""8-bit floats (e4m3, up to 448); each group of numbers has a common scale.
 
-They serve the audio's keys and values (`cache.py`) and the encoder's products, where asked for; the latter
-have a scale for each row of the input and each output. Memory is indexed as plain bytes, because not every
-operation of torch knows the type. Runs in the replica's process. Used by `cache.py`, `weights.py`, the
-kernels and `engine/config.py`; knows no requests.
+Used for the audio's keys and values and, on request, the encoder's products. Indexed as bytes, because
+some torch operations do not know the type. Knows no requests.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ TINY = 1e-12  # for what is all zeros
 
 
 def quantise(x: Tensor, dims: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Returns 8-bit floats and float32 scales, whose product is nearly x.
+    """Return 8-bit floats and float32 scales; their product is nearly x.
 
     Args:
-        dims: the numbers along these share a scale, by which the largest becomes 448; length 1 in the scales.
+        dims: the numbers along these share a scale.
     """
     scales = x.abs().amax(dims, keepdim=True).float().clamp_(min=TINY) / LARGEST
     return (x / scales).to(FP8), scales
@@ -35,15 +33,12 @@ def dequantise(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """Views 8-bit floats as bytes, which all operations know; other types stay as they are."""
+    """View 8-bit floats as bytes; return other types unchanged."""
     return x.view(torch.uint8) if x.dtype == FP8 else x
 
 
 class Float8Linear(Linear):
-    """A product in 8-bit floats: weights are rounded once, inputs in every call.
-
-    The CPU multiplies the rounded numbers in float32: it shows the error, and is slower than without.
-    """
+    """A product in 8-bit floats. The CPU multiplies the rounded numbers in float32, to show the error."""
 
     def __init__(self, num_inputs: int, num_outputs: int, gelu: bool = False) -> None:
         super().__init__(num_inputs, num_outputs, gelu)
@@ -69,14 +64,14 @@ class Float8Linear(Linear):
 
 
 def quantise_rows(x: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
-    """[rows, inputs] in 8-bit floats, with a scale for each row."""
+    """Quantise [rows, inputs] with one scale a row."""
     return quantise(x, -1) if kernels.quantise_rows is None else kernels.quantise_rows(x)
 
 
 def scaled_product(rows: Tensor, row_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
-    """x W^T + b, of 8-bit [rows, inputs] and weight [outputs, inputs] with scales [rows, 1] and [outputs, 1].
+    """Return x W^T + b for 8-bit [rows, inputs] and [outputs, inputs], both multiples of 16.
 
-    Both lengths of the weight are multiples of 16. torch gives bfloat16 for scales by row.
+    torch returns bfloat16 for scales by row.
     """
     bias = bias.to(torch.bfloat16)
     # Fast: Hopper then sums within its tensor cores, to fewer digits, more than enough for inputs of

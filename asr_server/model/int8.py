@@ -1,10 +1,8 @@
-"""Products in 8-bit integers on the CPU, by oneDNN: weights are rounded once, inputs in every call.
+"""Products in 8-bit integers on the CPU, by oneDNN.
 
-Each output of a weight and each row of the input has a scale, both symmetric, so that a row's result does not
-depend on how many others there are; one product of the encoder's has one scale for its whole input. Where the
-processor sums pairs of 8-bit products in 16 bits (AVX2 and AVX-512 without VNNI), weights get 7 bits, with
-which no such sum overflows. Runs in the replica's process, on the CPU alone. Used by `weights.py`,
-`whisper.py`, `cache.py`, `silence.py` and `engine/config.py`; knows no requests.
+Scales are symmetric, one an output and one an input row, so a row's result does not depend on the others.
+Without VNNI, pairs are summed in 16 bits; there weights get 7 bits, which cannot overflow. Knows no
+requests.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ _TINY = 1e-12  # for what is all zeros
 
 
 def can_multiply_in_int8() -> bool:
-    """Return whether oneDNN is in this build of torch, with its kernels for x86."""
     return hasattr(torch.ops.onednn, "qlinear_prepack") and bool(cpu_flags() & {"avx2"})
 
 
@@ -43,17 +40,12 @@ class Int8Weight:
         self._zeros = torch.zeros(len(weight), dtype=torch.int32)
 
     def product(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[N, inputs] to [N, outputs] in the same precision."""
         rounded, scales = round_rows(rows)
         product = self._multiply(rounded, rows.dtype)
         return product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales, out=product)
 
     def product_with_gelu(self, rows: Tensor, bias: Tensor) -> Tensor:
-        """As `product` with GELU (the exact one) on top, in one pass, for which all rows have one scale.
-
-        Args:
-            bias: float32.
-        """
+        """Multiply and apply the exact GELU in one pass, with one scale for all rows."""
         rounded, step, zero = round_together(rows)
         return self._multiply(rounded, rows.dtype, step, zero, bias, "gelu")
 
@@ -89,9 +81,7 @@ _TO_INTEGER = 1.5 * 2**23
 
 
 def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, inputs] as 8-bit numbers plus 128, and the scales [N, 1] that they are to be multiplied by, in the
-    precision of the rows: one that is rounded to bfloat16 makes 127.25 of 127 at most.
-    """
+    """Return [N, inputs] as 8-bit numbers plus 128, and scales [N, 1] in the precision of the rows."""
     rounded, scales = torch.empty_like(rows, dtype=torch.uint8), rows.new_empty(len(rows), 1)
     for block in _blocks(rows):
         exact = rows[block].float()
@@ -102,7 +92,7 @@ def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def round_together(rows: Tensor) -> tuple[Tensor, float, int]:
-    """[N, inputs] as 8-bit numbers in even steps from least to largest; the step, and the number for zero."""
+    """Return [N, inputs] as 8-bit numbers in even steps, the step, and the number for zero."""
     least, largest = (each.item() for each in torch.aminmax(rows))
     least, largest = min(least, 0.0), max(largest, 0.0)
     step = max(largest - least, _TINY) / 255
@@ -120,20 +110,20 @@ def _blocks(rows: Tensor) -> Iterator[slice]:
 
 
 def _write_rounded(numbers: Tensor, zero: int, out: Tensor) -> None:
-    """Writes float32 numbers, rounded, plus `zero`: 0 to 255 then. Changes `numbers`.
+    """Write rounded float32 numbers plus `zero`. Changes `numbers`.
 
-    torch is slow at making uint8 of float32, and fast at taking the lowest byte of an integer.
+    torch converts to uint8 slowly, and takes an integer's lowest byte fast.
     """
     out.copy_(numbers.add_(_TO_INTEGER + zero).view(torch.int32))
 
 
 def packed_row_bytes(length: int) -> int:
-    """Returns the bytes of a packed row: its numbers, then its least number and its step in float32."""
+    """Return the bytes of a packed row: its numbers, then minimum and step in float32."""
     return length + 8
 
 
 def pack_rows(matrix: Tensor) -> Tensor:
-    """[..., n] to bytes [..., n + 8]: each row in 256 even steps from its least number to its largest."""
+    """Pack [..., n] into bytes [..., n + 8]: each row in 256 even steps."""
     packed: Tensor = torch.ops.quantized.embedding_bag_byte_prepack(
         matrix.flatten(0, -2).float().contiguous()
     )
@@ -141,19 +131,18 @@ def pack_rows(matrix: Tensor) -> Tensor:
 
 
 def unpack_rows(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the rows given to `pack_rows`, rounded."""
     matrix: Tensor = torch.ops.quantized.embedding_bag_byte_unpack(packed.flatten(0, -2))
     return matrix.view(*packed.shape[:-1], -1).to(dtype)
 
 
 def sum_weighted_packed_rows(weights: Tensor, packed: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
-    """As `layers.sum_weighted_rows`, in half the time of bfloat16's.
+    """Do the work of `layers.sum_weighted_rows` in half of bfloat16's time.
 
     Args:
         weights: [N].
-        packed: any number of rows of m numbers.
-        rows: int32 [N], which of them have these weights.
-        starts: int32 [G], where in `rows` each sum begins.
+        packed: rows of m numbers.
+        rows: int32 [N], the row of each weight.
+        starts: int32 [G], start of each sum in `rows`.
     Returns:
         float32 [G, m].
     """
@@ -164,8 +153,6 @@ def sum_weighted_packed_rows(weights: Tensor, packed: Tensor, rows: Tensor, star
 
 
 class Int8Linear(Linear):
-    """A product in 8-bit integers."""
-
     def pack(self) -> None:
         self._int8_weight = Int8Weight(self.weight)
         self.weight = nn.Parameter(torch.empty(0))
@@ -176,7 +163,7 @@ class Int8Linear(Linear):
 
 
 class Int8EncoderLinear(Int8Linear):
-    """As `Int8Linear`; where GELU follows, the input has one scale: it must be one chunk's."""
+    """Use one input scale where GELU follows: the input must be one chunk."""
 
     def pack(self) -> None:
         super().pack()

@@ -1,7 +1,6 @@
-"""The parts of the encoder's and decoder's layers: products, attention, feed-forward.
+"""The parts of encoder and decoder layers: products, attention, feed-forward.
 
-Queries, keys and values of a layer are one product, and the queries' 1/sqrt(d) lies in the weights. Runs in
-the replica's process. Used by the rest of `model`; knows tensors, no requests.
+Queries, keys and values are one product, with 1/sqrt(d) in the weights. Knows tensors, no requests.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from asr_server.model.sizes import Shard
 
 
 class Linear(nn.Module):
-    """`y = x W^T + b`, with GELU (the exact one) on top where wanted."""
+    """`y = x W^T + b`, with the exact GELU on request."""
 
     weight: Tensor
     bias: Tensor
@@ -34,9 +33,7 @@ class Linear(nn.Module):
         self._packed: PackedWeight | None = None
 
     def pack(self) -> None:
-        """To be called once the weights are in. Where they can be packed, they cannot be read
-        or changed then.
-        """
+        """Pack the loaded weights, which can then be neither read nor changed."""
         self._packed = pack(self.weight)
         if self._packed is not None:
             self.weight = nn.Parameter(torch.empty(0))
@@ -52,34 +49,29 @@ class Linear(nn.Module):
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GELU of x W^T + b, [..., inputs] to [..., outputs], in 16 bits: on a GPU cuBLAS takes it before the
-    product is written for the first time.
+    """Return GELU(x W^T + b) in 16 bits; on a GPU, cuBLAS fuses it.
 
-    It takes GELU's approximation by tanh, which is off by 5e-4 at most: a tenth of what bfloat16 loses in the
-    encoder of whisper-base, but too much for float32.
+    Its tanh approximation is off by 5e-4, too much for float32.
     """
     rows = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
     return rows.view(*x.shape[:-1], -1)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """[..., D] to [..., H, d]."""
     return x.view(*x.shape[:-1], num_heads, -1)
 
 
 class Behind(NamedTuple):
-    """What a chunk's positions attend to in one layer of the encoder beside themselves."""
-
     keys_values: Tensor  # [M, 2 D]
     biases: Tensor | None  # [H, M], to be added to the scores; None: nothing
 
 
 def attend_audio(qkv: Tensor, num_heads: int, behind: Behind | None = None) -> Tensor:
-    """Attends from every audio position to every other, and to what follows them.
+    """Attend between all audio positions, and to those behind them.
 
     Args:
-        qkv: [B, F, 3 D], queries (scaled), keys and values side by side.
-        behind: M positions after those of `qkv`; None: there are none.
+        qkv: [B, F, 3 D], queries scaled.
+        behind: M more positions.
     Returns:
         [B, F, D].
     """
@@ -100,15 +92,13 @@ def attend_audio(qkv: Tensor, num_heads: int, behind: Behind | None = None) -> T
 
 
 def _biases(behind: Behind, length: int) -> Tensor | None:
-    """Returns what is added to the scores of a chunk's own positions and those behind, [H, F + M]."""
     return None if behind.biases is None else F.pad(behind.biases, (length, 0))
 
 
 def _attend_head_by_head(qkv: Tensor, num_heads: int, behind: Behind | None) -> Tensor:
-    """[F, 3 D] to [F, D] on CPU: the scores of one head at a time, which the cache can hold.
+    """Attend one head at a time, [F, 3 D] to [F, D]: its scores fit the CPU's cache.
 
-    Twice as fast as scaled_dot_product_attention without AMX, where that multiplies bfloat16 at the rate of
-    float32; with AMX it takes half the time of this.
+    Twice as fast as torch's attention without AMX, half as fast with it.
     """
     heads = split_heads(qkv, 3 * num_heads).transpose(0, 1).contiguous()  # [3 H, F, d]
     query, key, value = heads.chunk(3)
@@ -136,7 +126,7 @@ _QUERIES = 500  # whose scores are computed at once
 
 
 def _attend_in_onednn(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """[F, d] to the same, by oneDNN throughout: its softmax takes two thirds of the time of torch's."""
+    """Attend [F, d] to [F, d]; oneDNN's softmax takes two thirds of torch's time."""
     scores = F.linear(query.to_mkldnn(), keys, bias)
     return F.linear(scores.softmax(-1), values).to_dense()
 
@@ -144,13 +134,13 @@ def _attend_in_onednn(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor 
 def attend_cached(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, value_rows: Tensor | None = None
 ) -> Tensor:
-    """Attends from a few queries to the cached text positions.
+    """Attend from a few queries to cached text.
 
     Args:
         query: [B, T, H, d], scaled.
-        keys, values: [B, H, N, d]; with `value_rows`, `values` are any number of rows of d.
+        keys, values: [B, H, N, d]; with `value_rows`, `values` are rows of d.
         mask: [B, 1, T, N], added to the scores.
-        value_rows: int32 [B H, N], which of them are the values of a single query; None: `values` are.
+        value_rows: int32 [B H, N], a single query's rows.
     Returns:
         [B, T, D].
     """
@@ -171,13 +161,13 @@ def attend_cached(
 
 
 def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-    """Attends from a few queries to all cached audio positions.
+    """Attend from a few queries to all cached audio.
 
     Args:
         query: [B, T, H, d], scaled.
         keys: [B, H, d, F].
         values: [B, H, F, d].
-        rows: 0, 1, 2 ... up to B H F at least.
+        rows: 0, 1, 2 ... up to B H F.
     Returns:
         [B, T, D].
     """
@@ -191,9 +181,9 @@ def attend_cached_audio(query: Tensor, keys: Tensor, values: Tensor, rows: Tenso
 
 
 def _scores(query: Tensor, keys: Tensor) -> Tensor:
-    """Queries [B, T, H, d] times keys [B, H, d, N]: [B, H, T, N].
+    """Multiply [B, T, H, d] by [B, H, d, N] to [B, H, T, N].
 
-    On a GPU straight to float32: rounded to bfloat16, a score of 20 would be off by up to 0.06.
+    A GPU writes float32: in bfloat16, a score of 20 is off by up to 0.06.
     """
     query = query.transpose(1, 2)
     if not query.is_cuda or query.dtype == torch.float32:
@@ -203,17 +193,14 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def _weighted_sums(scores: Tensor, values: Tensor) -> Tensor:
-    """Values [B, H, N, d], weighted by the softmax of scores [B, H, T, N]: [B, T, H d]."""
     weights = scores.softmax(-1).to(values.dtype)
     return (weights @ values).transpose(1, 2).flatten(2)
 
 
 def sum_weighted_rows(weights: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
-    """Products of many vectors, each with a matrix of its own, of n of these rows: [G, n], [any, m] and the
-    rows' indices [G, n] to [G, m].
+    """Weight [G, n] rows of [any, m] to [G, m].
 
-    The layer made for looking up embeddings reads its rows at close to the memory's speed, 2.5 times as fast
-    as a batched matrix product with one row on the left.
+    The embedding layer reads rows near memory speed, 2.5 times as fast as a batched product.
     """
     return F.embedding_bag(rows, matrix, mode="sum", per_sample_weights=weights)
 
@@ -225,9 +212,7 @@ HAS_AMX = "amx_bf16" in cpu_flags()
 
 
 def sums_text_rows(values: Tensor) -> bool:
-    """Whether `attend_cached` reads these cached values fastest by their rows: in bfloat16, which its product
-    would first make float32.
-    """
+    """Return whether cached values are fastest by rows: in bfloat16."""
     return WEIGHTED_ROWS and values.dtype == torch.bfloat16 and not (values.is_cuda or HAS_AMX)
 
 
@@ -245,7 +230,6 @@ class FeedForward(nn.Module):
         self.down = linear(hidden // shard.count, width)
 
     def change(self, normed: Tensor, kernels: Kernels = TORCH) -> Tensor:
-        """Returns the feed-forward result for `normed`, to be added to the input before its norm."""
         return self.shard.sum(self.down(self.up(normed, kernels), kernels))
 
     def load(self, weights: Weights) -> None:
@@ -255,8 +239,6 @@ class FeedForward(nn.Module):
 
 
 class Within(Mapping[str, Tensor]):
-    """The weights under `prefix`, by the rest of their names; each is read when it is asked for."""
-
     def __init__(self, weights: Weights, prefix: str) -> None:
         self._weights = weights
         self._prefix = prefix
@@ -282,9 +264,7 @@ def load_weights(module: Linear | nn.LayerNorm, weights: Weights, name: str) -> 
 def load_packed(
     linear: Linear, weights: Weights, names: tuple[str, ...], shard: Shard, scale: float = 1.0
 ) -> None:
-    """Stacks the rank's share of projections; the first is multiplied by `scale`. Whisper's key has no bias,
-    so that it gets zeros.
-    """
+    """Stack the rank's projections; scale the first. Keys get a bias of zeros."""
     rows = [shard.outputs(weights[f"{name}.weight"]).float() for name in names]
     biases = [
         shard.outputs(weights[f"{name}.bias"]).float() if f"{name}.bias" in weights else torch.zeros(len(row))
@@ -295,11 +275,10 @@ def load_packed(
 
 
 def load_summed(linear: Linear, weights: Weights, name: str, shard: Shard) -> None:
-    """Loads a projection whose input is split among the ranks: their results are to be summed."""
+    """Load a projection with split inputs: ranks sum their results."""
     linear.weight.copy_(shard.inputs(weights[f"{name}.weight"]))
     linear.bias.copy_(shard.once(weights[f"{name}.bias"]))
 
 
 def query_scale(qkv: Linear, num_heads: int) -> float:
-    """1/sqrt(d), from a layer of `num_heads` queries, keys and values."""
     return float((len(qkv.bias) // (3 * num_heads)) ** -0.5)

@@ -1,12 +1,8 @@
-"""Weights on the CPU in the layout of the library that multiplies by them, reordered once instead of on every
-call.
+"""CPU weights, reordered once for the library that multiplies by them.
 
-oneDNN takes float32 and bfloat16: a decode step's products take two thirds of the time, and float32 ones
-half, next to torch's default. FBGEMM keeps float32 weights in float16 and computes in float32: where the
-weights are such numbers, as OpenAI published them, nothing is lost, and a product of few rows, which is as
-fast as its weights are read, takes half of oneDNN's time. It does so with AVX2 alone; where there is AVX-512
-it is not tried. Any number of rows is served by the same layout, and a row's result does not depend on how
-many others there are. Runs in the replica's process. Used by `layers.py`, `whisper.py` and `int8.py`.
+oneDNN takes float32 and bfloat16, in half to two thirds of torch's time. On AVX2, FBGEMM keeps float32
+weights in float16 where nothing is lost, in half of oneDNN's time. A row's result does not depend on the
+number of rows.
 """
 
 from __future__ import annotations
@@ -26,14 +22,12 @@ _EXPONENTS: Final = (0, 3)  # 3 undoes the queries' 1/sqrt(64), by which small w
 
 
 class PackedWeight(Protocol):
-    """A matrix [outputs, inputs]."""
-
     def product(self, x: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
-        """[..., inputs] to [..., outputs] in the same precision, with GELU (the exact one) where wanted."""
+        """Multiply [..., inputs] to [..., outputs], with the exact GELU on request."""
 
 
 def pack(weight: Tensor) -> PackedWeight | None:
-    """Returns the weight in the layout that is the fastest here; None: it is multiplied best as it is."""
+    """Return the weight in its fastest layout; None: it stays as it is."""
     half = in_float16(weight) if _fbgemm_serves(weight) else None
     if half is not None:
         return half
@@ -41,7 +35,6 @@ def pack(weight: Tensor) -> PackedWeight | None:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether oneDNN multiplies in this precision here."""
     if weight.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     if weight.dtype == torch.bfloat16:
@@ -57,8 +50,6 @@ def _fbgemm_serves(weight: Tensor) -> bool:
 
 
 class OneDnnWeight:
-    """In oneDNN's layout, in the precision that the weight has."""
-
     def __init__(self, weight: Tensor) -> None:
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
 
@@ -74,29 +65,23 @@ def _onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu:
 
 
 def padded_rows(rows: Tensor) -> Tensor:
-    """[N, inputs] with more rows behind, up to a multiple of 8 where there are more than 8 and less than 64.
+    """Pad 9 to 63 rows [N, inputs] to a multiple of 8.
 
-    oneDNN compiles kernels for each number of rows that it meets, and keeps them: 100 MB more for all
-    numbers that occur in decode steps. The products read their weights for most of the time, or compute 16
-    rows at once.
+    oneDNN keeps a kernel for each row count: 100 MB for all that occur.
     """
     missing = -len(rows) % _FEW_ROWS if _FEW_ROWS < len(rows) < _MANY_ROWS else 0
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def multiply(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x y^T + bias; in float32 twice as fast as torch's own product where that is MKL's on AMD."""
+    """Return x y^T + bias; in float32 on AMD, twice as fast as MKL."""
     return _onednn_product(x, y, bias) if can_pack(y) else F.linear(x, y, bias)
 
 
 class HalfWeight:
-    """The numbers of a float32 matrix in float16, multiplied by float32 and summed in it."""
+    """A float32 matrix stored in float16, multiplied and summed in float32."""
 
     def __init__(self, weight: Tensor, exponent: int) -> None:
-        """
-        Args:
-            weight: [outputs, inputs]; times 2^exponent, float16 has its numbers.
-        """
         scaled = weight.detach().float() * 2**exponent
         self._packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(scaled, None)
         self._input_scale = 2.0**-exponent
@@ -117,7 +102,7 @@ class HalfWeight:
 
 
 def in_float16(weight: Tensor) -> HalfWeight | None:
-    """The weight in float16 if that has its numbers; None: it has not."""
+    """Return the weight in float16 if exact, else None."""
     for exponent in _EXPONENTS:
         scaled = weight.detach() * 2**exponent
         if torch.equal(scaled.to(torch.float16).float(), scaled):

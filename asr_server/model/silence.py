@@ -1,11 +1,7 @@
-"""Attention over a short chunk's own audio and the silence after it, which is encoded once for all chunks.
+"""Attention over a short chunk's audio and the silence after it, which is encoded once for all chunks.
 
-A chunk that does not fill its window need not be encoded together with the silence after it. Its positions
-attend to the keys and values of a silent window (`Encoder.encode_silence`), and so does the decoder: one copy
-of them serves every slot. Only the chunk's effect on that silence is ignored. On the CPU, the encoder reads
-silence that is more than half a second away in means of half a second (`SilentLayer`). engine/README.md has
-what this costs and saves. `OwnBlocks` is the decoder's part of it, on the CPU. Runs in a replica's process.
-Used by `whisper.py` and `cache.py`; knows no requests.
+The chunk's effect on that silence is ignored. On the CPU, the encoder reads silence beyond half a second
+in means (`SilentLayer`). engine/README.md has costs and savings. `OwnBlocks` is the decoder's part.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ _EACH_QUERY = 5  # of so many, for the weights: neighbours hardly differ
 
 
 class SilentLayer(NamedTuple):
-    """One encoder layer's keys and values for a window without sound."""
+    """One encoder layer's keys and values for a silent window."""
 
     keys_values: Tensor  # [F, 2 D / ranks]
     means: Tensor  # [G, 2 D / ranks], of 25 positions each; empty: all positions are read
@@ -33,11 +29,10 @@ class SilentLayer(NamedTuple):
 
     @classmethod
     def of(cls, qkv: Tensor, num_heads: int) -> SilentLayer:
-        """Takes queries (scaled), keys and values side by side, [F, 3 D / ranks].
+        """Split queries (scaled), keys and values, [F, 3 D / ranks].
 
-        Attention to 25 positions is close to attention to one, whose key and value are their means by how
-        much the silence's own queries attend to each, and whose score is higher: by what the 25 together
-        have more, the mean over the same queries. Plain means, with log 25 more, are twice as far off.
+        25 positions act like one: mean key and value, weighted by the silence's own attention, with a
+        score raised by what the 25 have together. Plain means plus log 25 are twice as far off.
         """
         keys_values = qkv[:, qkv.shape[-1] // 3 :].clone()
         if qkv.is_cuda:  # where biases would keep attention from its fastest kernel
@@ -55,7 +50,7 @@ class SilentLayer(NamedTuple):
         return cls(keys_values, torch.stack(means).to(qkv.dtype), torch.stack(biases, 1).to(qkv.dtype))
 
     def behind(self, length: int) -> Behind:
-        """Return what follows `length` positions of a chunk: the next 25 as they are, then means."""
+        """Return what follows `length` positions: 25 as they are, then means."""
         first_mean = -(-length // _MEAN_POSITIONS) + 1
         near = self.keys_values[length : first_mean * _MEAN_POSITIONS]
         means = self.means[first_mean:]
@@ -66,23 +61,20 @@ class SilentLayer(NamedTuple):
 
 
 def _groups(key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Keys and values [H, F, d] of 25 positions after another; the last may be fewer."""
+    """Yield keys and values [H, F, d] by 25 positions; the last may be fewer."""
     for start in range(0, key.shape[1], _MEAN_POSITIONS):
         yield key[:, start : start + _MEAN_POSITIONS], value[:, start : start + _MEAN_POSITIONS]
 
 
 class Silence(NamedTuple):
-    """The encoder's results for a window without sound."""
-
     layers: tuple[SilentLayer, ...]
     audio: Tensor  # [1, F, D]
 
 
 class OwnBlocks(NamedTuple):
-    """Indices of each slot's own audio for the queries of one step, in blocks of consecutive positions.
+    """Block indices of each slot's own audio, for one step's queries.
 
-    Keys and values are read in place, as sums of weighted rows (`layers.sum_weighted_rows`). There are H R
-    sums: for each head, R queries.
+    Values are read in place as H R sums of weighted rows: for each head, R queries.
     """
 
     owners: Tensor  # [N], each block's sum
@@ -105,13 +97,12 @@ class OwnBlocks(NamedTuple):
         is_packed: bool,
         silent_slot: int | None,
     ) -> OwnBlocks:
-        """
-        Args:
-            slots: [R], of each query.
-            lengths: [R], positions of their audio, multiples of `block`.
-            num_positions: of the window.
-            is_packed: a block's keys are contiguous.
-            silent_slot: whose blocks follow those of each slot; None: silence is no slot.
+        """Args:
+        slots: [R], of each query.
+        lengths: [R], audio positions, multiples of `block`.
+        num_positions: of the window.
+        is_packed: a block's keys are contiguous.
+        silent_slot: slot with the blocks that follow each slot's own.
         """
         num_blocks = num_positions // block
         heads = torch.arange(num_heads)[:, None]
@@ -143,13 +134,13 @@ class OwnBlocks(NamedTuple):
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, silence: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Attends to each slot's own audio and the silence after it.
+        """Attend to each slot's audio and the silence after it.
 
         Args:
             query: [B, T, H, d], scaled; R = B T.
-            keys: [slots, H, d, F], or in packed rows [slots, H, blocks, d, bytes].
+            keys: [slots, H, d, F], or packed [slots, H, blocks, d, bytes].
             values: [slots, H, F, d], or [slots, H, F, bytes].
-            silence: keys [H, d, F] and values [H, F, d]; None where all slots have a whole window.
+            silence: keys [H, d, F] and values [H, F, d]; None for whole windows.
         Returns:
             [B, T, D].
         """
@@ -184,7 +175,7 @@ class OwnBlocks(NamedTuple):
 
 
 def _sums(weights: Tensor, matrix: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
-    """Sums of weighted rows: weights [N], matrix [any, m], rows [N], starts [G] to [G, m]."""
+    """Sum weighted rows: weights [N], matrix [any, m], rows [N], starts [G] to [G, m]."""
     if matrix.dtype == torch.uint8:
         return sum_weighted_packed_rows(weights, matrix, rows, starts)
     return F.embedding_bag(rows, matrix, starts, mode="sum", per_sample_weights=weights)

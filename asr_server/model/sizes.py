@@ -1,11 +1,8 @@
-"""The sizes of a checkpoint and its alignment heads, read from its files, and the share of each rank.
+"""A checkpoint's sizes and alignment heads, and each rank's share.
 
-Several ranks work as one replica (tensor parallelism) as in Megatron-LM (Shoeybi et al. 2019,
-https://arxiv.org/abs/1909.08053): attention is split by heads and the feed-forward by its inner columns, so
-that each block needs one sum over the ranks, at its end. Norms, the convolutions, positions and the
-vocabulary are whole on every rank: they are a few percent of the weights, and with the whole vocabulary every
-rank comes to the same scores and the same token without asking another. Runs in the replica's process, in
-every rank. Used by the rest of `model` and by `engine`; loads no weights.
+Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): attention
+is split by heads, the feed-forward by inner columns. Norms, convolutions, positions and vocabulary are
+whole on every rank, so all ranks choose the same token. Loads no weights.
 """
 
 from __future__ import annotations
@@ -37,18 +34,21 @@ class WhisperSizes:
 
     @property
     def audio_positions(self) -> int:
-        """Encoder positions of one window, 20 ms each."""
+        """Encoder positions of a window, 20 ms each."""
         return self.window.num_positions
 
     @property
     def num_frames(self) -> int:
-        """Log-mel frames of one window, 10 ms each."""
+        """Log-mel frames of a window, 10 ms each."""
         return 2 * self.audio_positions
 
     @classmethod
     def from_directory(cls, directory: Path) -> WhisperSizes:
-        """Raises ValueError where config.json describes something other than a Whisper model, CheckpointError
-        where there is none, or the audio window is not the one of its encoder.
+        """Read config.json.
+
+        Raises:
+            ValueError: it is not a Whisper model.
+            CheckpointError: it is missing, or the window does not fit the encoder.
         """
         config = read_json(directory / "config.json")
         if config.get("model_type") != "whisper":
@@ -79,10 +79,10 @@ logger = logging.getLogger(__name__)
 
 
 def read_alignment_heads(directory: Path, sizes: WhisperSizes) -> AlignmentHeads:
-    """Reads generation_config.json's heads, `[[layer, head], ...]`; openai/whisper's default if it has none.
+    """Read generation_config.json's `[[layer, head], ...]`, or openai/whisper's default.
 
     Raises:
-        ValueError: it names a head that the model does not have.
+        ValueError: the model lacks a head.
     """
     path = directory / "generation_config.json"
     pairs = read_optional_json(path).get("alignment_heads")
@@ -101,14 +101,14 @@ def read_alignment_heads(directory: Path, sizes: WhisperSizes) -> AlignmentHeads
 
 
 def upper_half(sizes: WhisperSizes) -> AlignmentHeads:
-    """All heads of the upper half of the decoder, as openai/whisper takes them where none are named."""
+    """Return all heads of the decoder's upper half, openai/whisper's default."""
     layers = range(sizes.decoder_layers // 2, sizes.decoder_layers)
     return {layer: list(range(sizes.decoder_heads)) for layer in layers}
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Share `rank` of `count` equal ones."""
+    """Share `rank` of `count`."""
 
     rank: int = 0
     count: int = 1
@@ -116,7 +116,6 @@ class Shard:
     """Replaces a rank's part by the sum over all ranks, the same to the last bit."""
 
     def check(self, sizes: WhisperSizes) -> None:
-        """Raises ValueError where the model cannot be split among `count` ranks."""
         parts = {
             "encoder_attention_heads": sizes.encoder_heads,
             "decoder_attention_heads": sizes.decoder_heads,
@@ -130,25 +129,24 @@ class Shard:
                 )
 
     def outputs(self, weight: Tensor) -> Tensor:
-        """This rank's rows of a weight [outputs, inputs], or entries of a bias."""
+        """Return this rank's rows of a weight or bias."""
         return weight.chunk(self.count)[self.rank]
 
     def inputs(self, weight: Tensor) -> Tensor:
-        """This rank's columns of a weight [outputs, inputs], whose product is to be summed."""
+        """Return this rank's columns of a weight; products are summed."""
         return weight.chunk(self.count, dim=1)[self.rank]
 
     def once(self, bias: Tensor) -> Tensor:
-        """Returns the bias of a product to be summed: rank 0 alone adds it, zeros elsewhere."""
+        """Return the bias on rank 0, zeros elsewhere."""
         return bias if self.rank == 0 else bias.new_zeros(bias.shape)
 
     def heads(self, heads: list[int], num_heads: int) -> list[int]:
-        """Returns which of these heads this rank has, by their indices within its share."""
         share = num_heads // self.count
         first = self.rank * share
         return [head - first for head in heads if first <= head < first + share]
 
     def sum(self, part: Tensor) -> Tensor:
-        """Sums over all ranks. May overwrite `part`."""
+        """Sum over all ranks. May overwrite `part`."""
         if self.count > 1:
             self.add_up(part)
         return part

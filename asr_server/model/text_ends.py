@@ -1,7 +1,6 @@
-"""How far the text of each slot has been written, so that a new text clears what lies behind it.
+"""Record how far each slot has been written, so that a new text clears the rest.
 
-A decode step reads every slot as far as the longest text. What lies behind a shorter one is masked, but NaN
-there would spoil it. Runs in a replica's process. Used by `cache.py`; imports no torch.
+A step reads all slots to the longest text. A shorter one is masked, but NaN would spoil it.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import numpy as np
 
 
 class TextEnds:
-    """For each slot a position before which everything was written that a text or a free row ever wrote."""
+    """For each slot, an upper bound of the positions ever written."""
 
     def __init__(self, num_slots: int, num_positions: int) -> None:
         self._ends = np.zeros(num_slots, np.int64)
         self._num_positions = num_positions
 
     def on_step(self, num_rows: int) -> None:
-        """Count one more position of these first slots: free ones among them run on."""
+        """Count one more position of the first slots, free ones included."""
         self._ends[:num_rows] += 1
 
     def extend(self, slots: Sequence[int], end: int) -> None:
@@ -27,7 +26,7 @@ class TextEnds:
         self._ends[rows] = np.maximum(self._ends[rows], end)
 
     def restart(self, slots: Sequence[int], end: int) -> int:
-        """Set the ends of new texts; return how far the ones before them reach."""
+        """Set the ends of new texts; return how far the old ones reach."""
         rows = list(slots)
         farthest = min(int(self._ends[rows].max()), self._num_positions)
         self._ends[rows] = end

@@ -1,8 +1,7 @@
-"""Reads the weights of a checkpoint, each tensor from its mapped file when the model asks for it.
+"""Read a checkpoint's weights from mapped files, each tensor on demand.
 
-`convert` writes a model in another program's format as a directory in Hugging Face's layout, for
-`asr-server convert` alone: the server reads these formats as they are. Runs in the replica's process, or in
-that of `asr-server convert`. Used by `engine/config.py` and `cli/models.py`; finds and fetches nothing.
+`convert` writes other programs' formats in Hugging Face's layout, for `asr-server convert`; the server
+reads them directly. Fetches nothing.
 """
 
 from __future__ import annotations
@@ -62,17 +61,15 @@ def load_whisper(
     fp8_encoder: bool = False,
     int8: bool = False,
 ) -> Whisper:
-    """The model of a Whisper directory as `resolve_checkpoint` gives it, or a rank's part of it, ready for
-    inference.
+    """Load a resolved Whisper directory, or a rank's part, ready for inference.
 
     Args:
-        fp8_encoder: the encoder's layers multiply in 8-bit floats.
-        int8: what is faster so is multiplied in 8-bit integers, on the CPU alone: the output projection, the
-            encoder's layers where AMX does not multiply them in bfloat16, and beside float32 the decoder's.
+        fp8_encoder: the encoder multiplies in 8-bit floats.
+        int8: on the CPU, multiply in 8-bit integers where faster: the output projection, the encoder without
+            AMX, and beside float32 the decoder.
     Raises:
-        CheckpointError: weights are missing or have other shapes than config.json says.
-        ValueError: config.json describes no Whisper model, or its alignment heads are not there, or
-            it cannot be split among that many ranks.
+        CheckpointError: weights are missing or do not match config.json.
+        ValueError: it is not a Whisper model, lacks alignment heads or cannot be split.
     """
     try:
         sizes = WhisperSizes.from_directory(directory)
@@ -95,7 +92,6 @@ def load_whisper(
 
 
 def _checked_weights(directory: Path) -> Mapping[str, Tensor]:
-    """Raises CheckpointError where they are damaged or another model's than config.json describes."""
     try:
         weights = read_weights(directory)
     except (EOFError, UnpicklingError, RuntimeError) as error:  # torch's message gives dangerous advice
@@ -119,11 +115,11 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def read_weights(directory: Path) -> Mapping[str, Tensor]:
-    """Every tensor by its Hugging Face name, without the leading `model.`.
+    """Return each tensor by its Hugging Face name, without `model.`.
 
     Raises:
         CheckpointError: a file is missing, cut short or damaged.
-        EOFError, UnpicklingError, RuntimeError: a pickled file is.
+        EOFError, UnpicklingError, RuntimeError: a pickled file is damaged.
     """
     files = find_weights(directory)
     if not any(file.tensors for file in files):
@@ -137,10 +133,7 @@ def read_weights(directory: Path) -> Mapping[str, Tensor]:
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """Tensors that are read where they lie in mapped files, each when it is asked for.
-
-    What is loaded is never in memory twice: the pages of the files are the operating system's to drop.
-    """
+    """Tensors in mapped files, read on demand, so nothing is in memory twice."""
 
     def __init__(self, files: list[WeightsFile]) -> None:
         self._stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
@@ -151,7 +144,6 @@ class StoredWeights(Mapping[str, Tensor]):
             self._bytes |= dict.fromkeys(tensors, content)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return each tensor's shape without reading one."""
         return {name: stored.shape for name, stored in self._stored.items()}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -184,13 +176,12 @@ _ORDINARY_MODE = 0o666  # less what the umask takes away
 
 
 def convert(source: Path, target: Path, tokenizer: str | None = None) -> None:
-    """Writes the model `source`, a .pt, ggml file or CTranslate2 folder, into the new directory `target`.
+    """Write a .pt, ggml or CTranslate2 model into the new directory `target`.
 
     Args:
-        tokenizer: the checkpoint (a name or a directory) whose tokenizer and rules of generation to take;
-            by default the model's own, or those of the published model with its vocabulary.
+        tokenizer: checkpoint that supplies the tokenizer; by default the model's own or a published one's.
     Raises:
-        CheckpointError: it is none of these models, the directory is not empty, or no tokenizer is found.
+        CheckpointError: unknown format, non-empty directory, or no tokenizer.
     """
     if target.exists() and (not target.is_dir() or os.listdir(target)):
         raise CheckpointError(f"{target} is there already: name a new directory")

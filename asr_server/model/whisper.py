@@ -1,9 +1,8 @@
-"""Whisper (Radford et al. 2022, https://arxiv.org/abs/2212.04356), for inference: encoder and decoder.
+"""Whisper (Radford et al. 2022, https://arxiv.org/abs/2212.04356) for inference: encoder and decoder.
 
-The encoder turns log-mel into what the decoder attends to; the decoder turns tokens and the audio's keys and
-values into scores. Runs in a replica's process. Made by `weights.py`, called by `engine`; knows no requests.
+Made by `weights.py`, called by `engine`; knows no requests.
 
-Shapes: B sequences, T positions of one call, F audio positions (1500 at most), D width, H heads, d = D / H.
+Shapes: B sequences, T positions of a call, F audio positions (at most 1500), D width, H heads, d = D / H.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(sizes.width)
 
     def forward(self, mel: Tensor, kernels: Kernels = TORCH, silence: Silence | None = None) -> Tensor:
-        """[B, num_mels, 2 F] to [B, F, D].
-
-        Args:
-            silence: fills the rest of the window; None: the F positions are all there is.
-        """
+        """Encode [B, num_mels, 2 F] to [B, F, D]; `silence` fills the rest of the window."""
         length = mel.shape[-1] // 2
         behind = silence.layers if silence and length < len(self.positions) else ()
         if behind:  # the convolutions look past the end, where the last frame goes on
@@ -70,7 +65,7 @@ class Encoder(nn.Module):
         return add_norm(x, change, self.norm, kernels)[1]
 
     def encode_silence(self, mel: Tensor, kernels: Kernels = TORCH) -> Silence:
-        """Encodes a silent window, whose log-mel is [1, num_mels, 2 F]."""
+        """Encode a silent window, [1, num_mels, 2 F]."""
         kept: list[SilentLayer] = []
 
         def keep(layer: nn.Module, inputs: object, qkv: Tensor) -> None:
@@ -105,12 +100,9 @@ class EncoderLayer(nn.Module):
     def forward(
         self, x: Tensor, change: Tensor, kernels: Kernels, behind: Behind | None
     ) -> tuple[Tensor, Tensor]:
-        """Takes x, [B, F, D], and a change that is yet to be added to it; returns the same two.
+        """Take x [B, F, D] and a change to be added to it; return the next two.
 
-        So each addition is one computation with the norm after it, which may be in the next layer.
-
-        Args:
-            behind: what follows.
+        So each addition fuses with the next norm.
         """
         x, normed = add_norm(x, change, self.norm, kernels)
         attended = attend_audio(self.qkv(normed, kernels), self.num_heads, behind)
@@ -125,7 +117,7 @@ class EncoderLayer(nn.Module):
 
 
 def add_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, kernels: Kernels) -> tuple[Tensor, Tensor]:
-    """x + change, and its norm: [B, F, D] each; `change` may be [F, D]."""
+    """Return x + change and its norm, [B, F, D] each; `change` may be [F, D]."""
     # Large checkpoints leave float16's range; transformers clamps each layer's output in the same way.
     limit = _FLOAT16_LIMIT if x.dtype == torch.float16 else None
     if kernels.add_norm is not None:
@@ -137,7 +129,7 @@ def add_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, kernels: Kernels) ->
 
 
 class Convolution(Linear):
-    """A convolution of width 3 over time, and GELU, as one product: [B, N, C] to [B, N / stride, D]."""
+    """A convolution of width 3 with GELU, as one product: [B, N, C] to [B, N / stride, D]."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__(3 * channels, width, gelu=True)
@@ -177,13 +169,11 @@ class Decoder(nn.Module):
         self._packed_embedding: PackedWeight | None = None
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Tensor:
-        """Hidden states of the next tokens.
+        """Return hidden states [B, T, D] of the next tokens.
 
         Args:
-            tokens, positions: [B, T], T consecutive positions of each sequence.
-            rows: the B slots of the cache that these sequences hold.
-        Returns:
-            [B, T, D]; `logits` turns them into scores.
+            tokens, positions: [B, T], consecutive positions.
+            rows: the cache slots of these sequences.
         """
         x, change = self._embed(tokens, positions)
         for layer in self.layers:
@@ -191,7 +181,7 @@ class Decoder(nn.Module):
         return add_norm(x, change, self.norm, rows.kernels)[1]
 
     def audio_queries(self, tokens: Tensor, positions: Tensor, rows: CacheRows) -> Iterator[Tensor]:
-        """Each layer's queries over the audio, [B, T, H, d]; a layer is computed when it is asked for."""
+        """Yield each layer's audio queries, [B, T, H, d], on demand."""
         x, change = self._embed(tokens, positions)
         for layer in self.layers:
             x, query = layer.attend_text(x, change, rows)  # type: ignore[operator]
@@ -204,16 +194,15 @@ class Decoder(nn.Module):
         return scaled, F.embedding(positions, self.positions)
 
     def new_scores(self, num_rows: int) -> Tensor | None:
-        """Returns a GPU's memory for `logits` to write into, [rows, padded vocabulary]; None on CPU."""
+        """Allocate a GPU's output for `logits`, [rows, padded vocabulary]; None on CPU."""
         if not self.embedding.is_cuda:
             return None
         return torch.empty(num_rows, len(self.embedding), device=self.embedding.device)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[..., D] to float32 [..., vocabulary]; the embedding is the output projection too.
+        """Project [..., D] to float32 [..., vocabulary], by the embedding.
 
-        Args:
-            out: rows of `new_scores`, for `hidden` [B, D]; the result is a view of them.
+        With `out`, rows of `new_scores`, the result is a view of them.
         """
         if self._int8_scores is not None:
             scores: Tensor = self._int8_scores(hidden.float())
@@ -228,9 +217,9 @@ class Decoder(nn.Module):
         return scores.narrow(-1, 0, self.vocabulary)
 
     def cross_keys_values(self, audio: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields each layer's keys [B, D, F] and values [B, F, D], from the encoder's [B, F, D].
+        """Yield each layer's keys [B, D, F] and values [B, F, D] from [B, F, D].
 
-        A layer is computed when it is asked for: for 8 chunks all 32 of large-v3 would be 2 GB.
+        On demand: for 8 chunks, large-v3's 32 layers would take 2 GB.
         """
         for layer in self.layers:
             yield layer.keys_of(audio), layer.cross_value(audio)  # type: ignore[operator]
@@ -251,11 +240,10 @@ class Decoder(nn.Module):
             layer.load(Within(weights, f"layers.{i}."))  # type: ignore[operator]
 
     def _load_int8_scores(self, scores: Int8Linear, weights: Weights) -> None:
-        """The output projection takes over the weights and biases of the norm before it.
+        """Fold the norm's weights and biases into the output projection.
 
-        Few of the norm's outputs are far larger than the others, and would leave these few of a row's bits;
-        in the projection's weights each token has a scale of its own. The mean of all rows, which adds the
-        same to every token's score, is left out. Without either the scores are off by four times as much.
+        The norm has a few large outputs, which would cost the others their bits. Scores would be four
+        times as far off. The mean over tokens, the same for each score, is left out.
         """
         embedding = weights["embed_tokens.weight"].float()  # not rounded to bfloat16 first
         centred = embedding - embedding.mean(0)
@@ -266,15 +254,13 @@ class Decoder(nn.Module):
 
 
 def _halved(matrix: Tensor) -> Tensor:
-    """The same numbers in float16, in half of float32's memory, where it has them all: OpenAI published its
-    weights in float16. Else the matrix itself.
-    """
+    """Return the matrix in float16 where that is exact, as in OpenAI's weights."""
     half = matrix.to(torch.float16)
     return half if matrix.dtype == torch.float32 and torch.equal(half.float(), matrix) else matrix
 
 
 def padded_vocabulary(vocabulary: int, device: torch.device) -> int:
-    """Rows of the output projection: on a GPU, so many that a row of scores begins at a multiple of 512."""
+    """Return the projection's rows; on a GPU, score rows are aligned to 512."""
     alignment = _VOCABULARY_ALIGNMENT if device.type == "cuda" else 1
     return -(-vocabulary // alignment) * alignment
 
@@ -297,13 +283,11 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(sizes.width, sizes.decoder_hidden, shard, linear)
 
     def forward(self, x: Tensor, change: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
-        """Takes x, [B, T, D], and a change that is yet to be added to it; returns the same two, as a layer of
-        the encoder does. Writes this call's keys and values into the cache.
-        """
+        """Take x [B, T, D] and a change, as an encoder layer does. Writes the cache."""
         return self.attend_audio(*self.attend_text(x, change, rows), rows)
 
     def attend_text(self, x: Tensor, change: Tensor, rows: CacheRows) -> tuple[Tensor, Tensor]:
-        """Returns [B, T, D] and the queries over the audio, [B, T, H, d]."""
+        """Return [B, T, D] and the audio queries, [B, T, H, d]."""
         x, normed = add_norm(x, change, self.norm, rows.kernels)
         query, key, value = split_heads(self.qkv(normed), 3 * self.num_heads).chunk(3, dim=2)
         change = self.shard.sum(self.out(rows.attend_text(self.index, query, key, value)))
@@ -316,7 +300,7 @@ class DecoderLayer(nn.Module):
         return x, self.feed_forward.change(normed, rows.kernels)
 
     def keys_of(self, audio: Tensor) -> Tensor:
-        """Cross-attention keys of the encoder's [B, F, D], transposed: [B, H d, F]. They have no bias."""
+        """Return transposed audio keys of [B, F, D], [B, H d, F]. They have no bias."""
         if audio.is_cuda:
             # Rows that begin at multiples of 16 bytes: else the product takes four times as long.
             length = audio.shape[1]
@@ -339,8 +323,6 @@ class DecoderLayer(nn.Module):
 
 
 class Whisper(nn.Module):
-    """Encoder and decoder of one checkpoint, with the log-mel that feeds them."""
-
     def __init__(
         self,
         sizes: WhisperSizes,
@@ -351,13 +333,6 @@ class Whisper(nn.Module):
         decoder_linear: type[Linear] = Linear,
         int8: bool = False,
     ) -> None:
-        """
-        Args:
-            encoder_linear, decoder_linear: compute the products of the layers.
-            int8: the output projection multiplies in 8-bit integers.
-        Raises:
-            ValueError: the model cannot be split among that many ranks.
-        """
         super().__init__()
         shard.check(sizes)
         self.sizes = sizes
@@ -385,11 +360,10 @@ class Whisper(nn.Module):
 
     @torch.inference_mode()
     def encode_silence(self, kernels: Kernels = TORCH) -> Silence:
-        """Encodes a whole window without sound."""
         return self.encoder.encode_silence(self.log_mel([np.empty(0, np.float32)]), kernels)
 
     def load_hugging_face(self, weights: Weights) -> None:
-        """Takes every weight from `weights`, named as Hugging Face names them without `model.`.
+        """Load weights by Hugging Face names without `model.`.
 
         Raises:
             KeyError: one is missing.

@@ -1,5 +1,4 @@
-"""Transcribes recordings for `asr-server transcribe`, in this process or on a server elsewhere (`remote.py`).
+"""Transcribe recordings for `asr-server transcribe`, here or on a server elsewhere.
 
-Runs in the process of `asr-server transcribe`, and for `--executor ray` in actors too. Called by
-`cli/transcribe.py`. Inputs go through a transcriber to outputs. Imports no torch and nothing of `api`.
+Inputs go through a transcriber to outputs. Imports no torch and nothing of `api`.
 """

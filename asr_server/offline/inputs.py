@@ -1,11 +1,7 @@
-"""Turns the arguments of the command line into recordings, and chooses the paths of their results.
+"""Turn arguments into recordings, and name their results. Blocks; decodes nothing.
 
-Runs in the process of `asr-server transcribe`, for `run.py`, `outputs.py` and `manifest*.py`. Its calls may
-block; it decodes nothing.
-
-Each recording is opened once, to see that it can be; only decoding tells whether it is audio. No two inputs
-share a result and no input is written over. Only names are compared: whether a result exists already is for
-`outputs.py` to check.
+No two inputs share a result, and no input is overwritten. Names alone are compared; `outputs.py` checks
+files.
 """
 
 from __future__ import annotations
@@ -37,8 +33,6 @@ ENDINGS: Final = frozenset(f".{name}" for name in FORMATS.split(", ")) | {
 
 @dataclass(frozen=True)
 class Input:
-    """One recording. Its result is named by the first of `result_names` that is not taken."""
-
     name: str  # for messages: the argument, or the path within a folder that is one
     source: Path | BinaryIO  # a stream has to be `buffered` first
     result_names: tuple[PurePath, ...]  # below the output folder, without a format's ending
@@ -46,14 +40,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no result for a name, in a line."""
-
     name: str
     reason: str
 
 
 def collect_inputs(arguments: Iterable[str], recursive: bool) -> tuple[list[Input], list[Failure]]:
-    """Every recording that the arguments name, each once, and the arguments that name none."""
     inputs: dict[str, Input] = {}
     failures: list[Failure] = []
     for argument in arguments:
@@ -66,9 +57,7 @@ def collect_inputs(arguments: Iterable[str], recursive: bool) -> tuple[list[Inpu
 
 
 def buffered(input: Input) -> Input:
-    """The input itself if it is a file. A stream is read to its end into a nameless file, since the
-    decoders' libraries need to seek. Raises OSError.
-    """
+    """Return the input; copy a stream to a nameless file, since decoders seek. Raises OSError."""
     if isinstance(input.source, Path):
         return input
     with contextlib.ExitStack() as stack, input.source as stream:
@@ -80,7 +69,7 @@ def buffered(input: Input) -> Input:
 
 
 def require_file(path: Path) -> None:
-    """Raises OSError where the path is no file or cannot be read."""
+    """Raises OSError unless the path is a readable file."""
     if not path.is_file():
         path.stat()
         raise OSError("neither a file nor a folder")
@@ -93,7 +82,6 @@ def reason_of(error: OSError) -> str:
 
 
 def _expand(argument: str, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
-    """Raises OSError where the argument cannot be read."""
     if not argument:  # an unset variable of a script: Path("") would be the working directory
         raise OSError("the name is empty")
     path = Path(argument)
@@ -122,9 +110,6 @@ def _file(path: Path, relative: PurePath) -> Input:
 
 
 def _longer_names(path: Path, num_parts: int) -> Iterator[PurePath]:
-    """Yield the last parts of the path, one folder more each time. The working directory makes no difference:
-    whoever goes on from another one finds the results of before. The last name is of this path alone.
-    """
     absolute = os.path.abspath(path)
     parts = Path(absolute).parts[1:]
     for count in range(num_parts + 1, len(parts) + 1):
@@ -146,8 +131,6 @@ def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> It
 
 
 def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Path]:
-    """Files with the ending of a recording, sorted; hidden ones are left out."""
-
     def note(error: OSError) -> None:
         failures.append(Failure(str(error.filename), reason_of(error)))
 
@@ -194,7 +177,6 @@ def result_paths(
 
 
 def _fitting(name: PurePath, ending: str) -> PurePath:
-    """Return the name with its ending, cut where a file's name may not be as long."""
     return name.parent / (cut_name(name.name, MAX_NAME_BYTES - len(ending), _digest(name)) + ending)
 
 
@@ -203,7 +185,6 @@ def _digest(name: str | PurePath) -> str:
 
 
 def cut_name(name: str, max_bytes: int, digest: str) -> str:
-    """Return the name; where it is too long, its beginning and the digest, which keeps it apart."""
     encoded = os.fsencode(name)
     if len(encoded) <= max_bytes:
         return name

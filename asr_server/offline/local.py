@@ -1,8 +1,6 @@
-"""Takes one recording to its transcript with the pipeline of this process, as a call of the command asked.
+"""Transcribe one recording with the pipeline of this process.
 
-Runs in the process of `asr-server transcribe`, or in an actor of `manifest_ray.py`, on the event loop, and
-imports no torch. `cli/transcribe.py` and `manifest*.py` make its transcriber. `run.py` knows the protocol
-`FileTranscriber` alone; `remote.py` has the transcriber that asks a server elsewhere.
+`run.py` knows only the protocol `FileTranscriber`; `remote.py` has the other one. Imports no torch.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class TranscribeJob:
 
     @property
     def has_several_inputs(self) -> bool:
-        """Judged by the arguments, not by the files found, so that a script's output keeps its shape."""
+        """Judge by arguments, not files, so that a script's output keeps its shape."""
         return len(self.arguments) > 1 or Path(self.arguments[0]).is_dir()
 
 
@@ -83,34 +81,24 @@ OnProgress = Callable[[float, float | None], None]  # seconds transcribed, and i
 
 class FileTranscriber(Protocol):
     @property
-    def model(self) -> str:
-        """The name of the model that hears, known while it runs."""
-        ...
+    def model(self) -> str: ...
 
     def running(self) -> AbstractAsyncContextManager[object]:
-        """Starts what it needs, and ends it with the block. Raises EngineUnavailable, InvalidValue."""
+        """Start and end what it needs. Raises EngineUnavailable, InvalidValue."""
         ...
 
     async def transcribe(self, source: Source, on_progress: OnProgress) -> Transcript:
-        """Many files may be under way at once.
+        """Transcribe one of many concurrent files.
 
         Raises:
-            RequestError, ChunkFailed, OSError: this file could not be transcribed.
-            EngineUnavailable, InvalidValue: no file can be.
+            RequestError, ChunkFailed, OSError: this file failed.
+            EngineUnavailable, InvalidValue: no file can succeed.
         """
         ...
 
 
 class LocalTranscriber:
-    """The server's pipeline in this process, its engine in processes of its own."""
-
     def __init__(self, settings: Settings, job: TranscribeJob) -> None:
-        """Starts nothing yet.
-
-        Raises:
-            InvalidValue: the model does not know the language, or cannot translate.
-            CheckpointError: voices are to be told apart, and the models for that are not here.
-        """
         if job.voices:
             try:
                 require_speaker_models()
@@ -133,9 +121,7 @@ class LocalTranscriber:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[LocalTranscriber]:
-        """Recordings are finished in the order in which they are begun, most of the machine for the oldest:
-        whoever interrupts has as many results as the time allowed.
-        """
+        """Finish recordings in order, so that an interruption leaves most results."""
         self._dispatcher.serve_in_order()
         await self._dispatcher.start()
         try:
@@ -147,9 +133,9 @@ class LocalTranscriber:
     async def transcribe(
         self, source: Source, on_progress: OnProgress, options: DecodingOptions | None = None
     ) -> Transcript:
-        """`options` are for this recording alone; None: those of the whole job.
+        """Transcribe with `options`, or the job's.
 
-        Raises ChunkFailed too where a model that nobody chose has heard nothing: most likely it could not.
+        Raises ChunkFailed if a model that nobody chose recognised nothing.
         """
         try:
             return await self._transcribe(source, on_progress, options or self.options)
@@ -180,7 +166,7 @@ class LocalTranscriber:
         return transcript
 
     def options_for(self, language: str | None, prompt: str | None) -> DecodingOptions:
-        """The job's options with the language and prompt of one recording. Raises InvalidValue."""
+        """Return the job's options with one recording's language and prompt. Raises InvalidValue."""
         own = self.options
         if language is not None:
             own = msgspec.structs.replace(own, language=self._transcriber.languages.given_code(language))

@@ -1,10 +1,7 @@
-"""Reads a manifest and has its lines transcribed and reported, for `manifest_run.py` and `manifest_ray.py`.
+"""Read a manifest; transcribe and report its lines. Imports no torch and no Ray.
 
-Runs in the process of `asr-server transcribe`, or in an actor of `manifest_ray.py`. Imports no torch, no Ray.
-
-A manifest is JSON lines, each of which names a recording; one line is held at a time. Results are written
-below one folder, each whole or not at all. A result's path follows from the entry's id alone, so that another
-run, on whichever machine, finds it. Reports are counted, and errors written to a file.
+A manifest is JSON lines, read one at a time. Results are written whole, at paths that follow from ids
+alone, so another run finds them. Errors go to a file.
 """
 
 from __future__ import annotations
@@ -38,8 +35,6 @@ _BLOCK_BYTES: Final = 1 << 20
 
 
 class _Line(msgspec.Struct):
-    """The fields of a line; others are ignored, since manifests of other tools have their own."""
-
     audio: Annotated[str, msgspec.Meta(min_length=1)]
     id: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     language: str | None = None
@@ -48,8 +43,6 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Entry:
-    """One recording that a manifest names."""
-
     offset: int  # of its line in the manifest, in bytes
     id: str  # names its results
     audio: Path
@@ -64,7 +57,7 @@ class BadLine:
 
 
 def read_entries(manifest: Path, start: int = 0, stop: int | None = None) -> Iterator[Entry | BadLine]:
-    """The lines that begin from byte `start` to before `stop`; blank ones are left out. Raises OSError."""
+    """Yield the lines that begin in bytes `start` to `stop`, without blank ones. Raises OSError."""
     decoder = msgspec.json.Decoder(_Line)
     for offset, line in _lines(manifest, start, stop):
         if line.strip():
@@ -101,7 +94,6 @@ def _repeats(offsets: np.ndarray, keys: np.ndarray) -> dict[int, int]:
 
 
 def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yields each line with its place; of one that is too long only the beginning."""
     with manifest.open("rb") as file:
         if start > 0:  # the line that `start` lies within belongs to the bytes before, unless it begins there
             file.seek(start - 1)
@@ -117,7 +109,6 @@ def _lines(manifest: Path, start: int, stop: int | None) -> Iterator[tuple[int, 
 
 
 def _skip_line(file: BinaryIO) -> None:
-    """To the beginning of the next line, without holding the rest of this one."""
     while (part := file.readline(_BLOCK_BYTES)) and not part.endswith(b"\n"):
         pass
 
@@ -145,13 +136,12 @@ class ManifestResults:
         self._job = job
 
     def is_done(self, id: str) -> bool:
-        """Return whether all results of this entry are there, and may stay."""
         if self._job.existing == "overwrite":
             return False
         return all(os.path.exists(self._path(id, ENDINGS[name])) for name in self._job.formats)
 
     def write(self, id: str, transcript: Transcript) -> None:
-        """Raises OSError if this result cannot be written, OutputError if no other could be either."""
+        """Raises OSError for this result, OutputError for all."""
         with ending_where_all_fail(self._folder):
             for name in self._job.formats:
                 content = rendered(transcript, name, self._job.render_options)
@@ -175,8 +165,6 @@ Outcome = Literal["transcribed", "skipped", "failed"]
 
 
 class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """The outcome of one line."""
-
     offset: int  # of the line in the manifest, in bytes
     outcome: Outcome
     id: str = ""
@@ -186,16 +174,13 @@ class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class JobStopped(msgspec.Struct, frozen=True, tag=True):
-    """Sent instead of reports by an actor that cannot go on with any line."""
+    """Sent by an actor that cannot continue with any line."""
 
     reason: str
 
 
 class Reports:
-    """Open while the job runs. The error file has a line for each line that failed in this run."""
-
     def __init__(self, folder: Path, num_lines: int, quiet: bool) -> None:
-        """Raises OutputError."""
         self.counts: dict[Outcome, int] = {"transcribed": 0, "skipped": 0, "failed": 0}
         self._audio_s = 0.0
         self._path = folder / ERROR_FILE
@@ -228,7 +213,6 @@ class Reports:
         self._errors.close()
 
     def add(self, report: LineReport) -> None:
-        """Raises OutputError where the error file cannot be written."""
         self.counts[report.outcome] += 1
         self._audio_s += report.duration_s
         if report.outcome == "failed":
@@ -268,7 +252,6 @@ class LineTranscriber:
         self._repeats = repeats
 
     def sorted_out(self, lines: Iterable[Entry | BadLine]) -> Iterator[Entry | LineReport]:
-        """The entries that are to be transcribed, and reports of the other lines. Looks at the disk."""
         for line in lines:
             if isinstance(line, BadLine):
                 yield LineReport(line.offset, "failed", error=line.reason)
@@ -283,7 +266,7 @@ class LineTranscriber:
                 yield line
 
     async def transcribe(self, entry: Entry) -> LineReport:
-        """Raises EngineUnavailable, OutputError: no further entry can be transcribed, or written."""
+        """Raises EngineUnavailable, OutputError: no entry can continue."""
         try:
             duration_s = await self._transcribe(entry)
         except (EngineUnavailable, OutputError):
@@ -294,7 +277,6 @@ class LineTranscriber:
         return LineReport(entry.offset, "transcribed", entry.id, str(entry.audio), duration_s=duration_s)
 
     async def _transcribe(self, entry: Entry) -> float:
-        """Returns the recording's length in seconds. Of a damaged one, what is readable is transcribed."""
         options = self._transcriber.options_for(entry.language, entry.prompt)
         await asyncio.to_thread(require_file, entry.audio)
         transcript = await self._transcriber.transcribe(entry.audio, lambda done_s, total_s: None, options)

@@ -1,12 +1,8 @@
-"""Runs a manifest job as a pool of actors over a Ray cluster. Imported only for `--executor ray`.
+"""Run a manifest as actors of a Ray cluster. Imported for `--executor ray` alone; imports no torch.
 
-`run_on_ray` runs in the process of `asr-server transcribe` (the driver), for `manifest_run.py`, and blocks;
-`PartTranscriber` runs in the actors' processes. Neither imports torch.
-
-A part here is a range of the manifest's bytes. The driver names parts by their numbers and takes reports; an
-actor reads its parts itself and does with each line what `manifest_run.py` does. So the driver holds neither
-lines nor texts. The lines that an actor had under way when its node was lost are done again elsewhere, except
-those whose results are there already.
+`run_on_ray` is the driver: it hands out byte ranges by number and takes reports, so it holds neither
+lines nor texts. `PartTranscriber` actors read and transcribe. A lost node's lines are done again unless
+their results exist.
 """
 
 from __future__ import annotations
@@ -54,11 +50,6 @@ _REPORT: Final = msgspec.json.Decoder(LineReport | JobStopped)
 def run_on_ray(
     settings: Settings, job: TranscribeJob, reports: Reports, repeats: Mapping[int, int], address: str
 ) -> None:
-    """Transcribes the manifest on the cluster of this address.
-
-    Raises:
-        OutputError: no further entry can be transcribed, or written.
-    """
     quiet = settings.log_level != "debug"
     if quiet:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # the driver's part of Ray writes to stderr
@@ -125,19 +116,18 @@ def _part_bytes(num_bytes: int, num_actors: int) -> int:
 
 
 def _absolute(job: TranscribeJob) -> TranscribeJob:
-    """Actors have working directories of their own."""
+    """Make paths absolute: actors have their own working directories."""
     assert job.manifest is not None
     assert job.output_dir is not None
     return replace(job, manifest=job.manifest.absolute(), output_dir=job.output_dir.absolute())
 
 
 class PartTranscriber:
-    """An actor: the pipeline with one replica of the engine. Takes parts of the manifest by their numbers."""
+    """An actor with one replica, which takes parts by number."""
 
     def __init__(
         self, settings: Settings, job: TranscribeJob, part_bytes: int, repeats: Mapping[int, int]
     ) -> None:
-        """Raises CheckpointError, InvalidValue."""
         assert job.manifest is not None
         assert job.output_dir is not None
         configure_logging(settings.log_level, settings.log_format, "actor")
@@ -175,6 +165,5 @@ class PartTranscriber:
 
 
 def _settings_elsewhere(settings: Settings) -> Settings:
-    """The settings for an actor: one replica, and the model by a name by which every node finds it."""
     model = name_elsewhere(Path(settings.model))
     return replace(settings, executor="multiprocess", replicas=1, model=model)

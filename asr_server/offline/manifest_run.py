@@ -1,7 +1,5 @@
-"""Takes a call of `asr-server transcribe --manifest` from its checks to its exit status.
-
-Runs in the process of `asr-server transcribe`. Called by `cli/transcribe.py`. Imports no torch, and Ray
-only for `--executor ray`.
+"""Run `asr-server transcribe --manifest`, from checks to exit status. Imports no torch, and Ray on
+request.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
 
 
 def transcribe_manifest(settings: Settings, job: TranscribeJob) -> int:
-    """Transcribes every entry that has no result yet. Returns the exit status of the command.
+    """Transcribe every entry without a result; return the exit status.
 
     Raises:
-        OutputError, InvalidValue: no entry can be transcribed or written; nothing was decoded.
+        OutputError, InvalidValue: nothing can be transcribed or written.
     """
     assert job.manifest is not None
     assert job.output_dir is not None
@@ -88,7 +86,7 @@ def _cancel(*_: object) -> None:
 
 
 class ManifestRun:
-    """One reader, which stays a few entries ahead, and as many entries under way as keep the engine busy."""
+    """One reader a few entries ahead, and enough entries under way to keep the engine busy."""
 
     def __init__(
         self, transcriber: LocalTranscriber, job: TranscribeJob, reports: Reports, repeats: Mapping[int, int]
@@ -102,7 +100,6 @@ class ManifestRun:
         self._entries: asyncio.Queue[Entry | None] = asyncio.Queue(maxsize=FILES_AT_ONCE)
 
     async def run(self) -> None:
-        """Raises EngineUnavailable, OutputError, OSError."""
         cancel_on_sigterm()
         try:
             async with self._transcriber.running(), asyncio.TaskGroup() as group:

@@ -1,8 +1,4 @@
-"""Writes results: as files in a folder, each whole or not at all, or to standard output in order.
-
-Runs in the process of `asr-server transcribe`; writes in threads, not on the event loop. `run.py` knows the
-protocol `Outputs` alone; `manifest*.py` use the functions. Knows no transcriber.
-"""
+"""Write results whole to files in a folder, or to standard output in order. Writes in threads."""
 
 from __future__ import annotations
 
@@ -29,36 +25,31 @@ from asr_server.telemetry import printable
 
 
 class OutputError(Exception):
-    """No result of any input can be written there any more; the message is one line."""
+    """No result can be written there any more."""
 
 
 class Outputs(ABC):
-    """Takes the result of each input, by the input's index, in any order."""
-
     def is_done(self, index: int) -> bool:
-        """Return whether this input can be skipped, because its results are there."""
         return False
 
     def prepare(self, index: int) -> Failure | None:
-        """Before the input is transcribed: why its result could not be written; None: it can."""
         return None
 
     def begin(self, indices: Sequence[int]) -> None:  # noqa: B027  (nothing to do is the usual case)
-        """Announces the inputs that will each be written or left out, in this order."""
+        ...
 
     @abstractmethod
     async def write(self, index: int, transcript: Transcript) -> str:
-        """Writes the result; says in which files. Raises OSError for this one, OutputError for all."""
+        """Write the result; return its files. Raises OSError for this one, OutputError for all."""
 
     async def leave_out(self, index: int) -> None:  # noqa: B027
-        """Says that there will be no result for this input."""
+        ...
 
     def close(self) -> None:  # noqa: B027
-        """Called when no more results come, perhaps because of an interruption."""
+        ...
 
 
 def rendered(transcript: Transcript, response_format: FileFormat, options: RenderOptions = DEFAULTS) -> bytes:
-    """UTF-8 whatever the locale says, ending in one line break."""
     return (render(transcript, response_format, options).rstrip("\n") + "\n").encode()
 
 
@@ -77,8 +68,6 @@ _FOR_EVERY_RESULT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 class FolderOutputs(Outputs):
-    """Writes a file for each input and format."""
-
     def __init__(self, folder: Path, inputs: Sequence[Input], job: TranscribeJob) -> None:
         self._inputs = inputs
         self._job = job
@@ -115,10 +104,10 @@ class FolderOutputs(Outputs):
 
 
 def check_writable(folder: Path) -> None:
-    """Makes the folder if need be and tries to write there: permissions alone do not tell.
+    """Make the folder and try to write: permissions alone do not tell.
 
     Raises:
-        OutputError: it cannot be made, or not be written to.
+        OutputError: it cannot be made or written.
     """
     probe = folder / _unique_name("probe")
     try:
@@ -136,9 +125,7 @@ def ignores_case(folder: Path) -> bool:
 
 
 async def _finished(write: Coroutine[Any, Any, str]) -> str:
-    """Waits until the write has ended: a result that is there must be told as done, so that a cancellation
-    takes effect only at the next wait.
-    """
+    """Wait for the write's end; a cancellation waits, so that a result is reported."""
     task = asyncio.create_task(write)
     try:
         return await asyncio.shield(task)
@@ -152,7 +139,7 @@ async def _finished(write: Coroutine[Any, Any, str]) -> str:
 
 @contextlib.contextmanager
 def ending_where_all_fail(folder: Path) -> Iterator[None]:
-    """Raise OutputError for an OSError that every other result would meet too: a full disk, say."""
+    """Raise OutputError for an OSError that all results would meet, as a full disk."""
     try:
         yield
     except OSError as error:
@@ -162,9 +149,9 @@ def ending_where_all_fail(folder: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a hidden file beside it, then rename it: half a result never has a result's name.
+    """Write a hidden file and rename it, so that half a result has no name.
 
-    Runs in several containers may write to one folder: their processes can have the same number.
+    Containers that share a folder may share process numbers.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(_unique_name("partial"))
@@ -185,7 +172,6 @@ def _unique_name(ending: str) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed runs have left in the folder and those within it."""
     before = time.time() - MAX_WRITE_S
     for partial in folder.rglob(f"{PARTIAL_PREFIX}*.partial"):
         with contextlib.suppress(OSError):  # another run sweeps too
@@ -198,9 +184,9 @@ MAX_HELD = 256  # results that wait for one before them
 
 
 class StandardOutput(Outputs):
-    """Prints each result as soon as those before it are printed.
+    """Print each result after those before it.
 
-    Several results stay apart: text formats by a header line, JSON as one object a line with its file's name.
+    Several text results have header lines; JSON is one object a line with the file's name.
     """
 
     def __init__(self, inputs: Sequence[Input], job: TranscribeJob) -> None:
@@ -224,7 +210,7 @@ class StandardOutput(Outputs):
         await self._add(index, b"")
 
     def close(self) -> None:
-        """Prints the results that still wait, although one before them is missing."""
+        """Print waiting results, although one before them is missing."""
         _print(b"".join(content for _, content in sorted(self._held.items())))
         self._held.clear()
 
@@ -249,7 +235,7 @@ class StandardOutput(Outputs):
 
 
 def _escaped(content: bytes) -> bytes:
-    """Escape a terminal's commands, which the text of another server may hold; valid within JSON too."""
+    """Escape a terminal's commands in another server's text; valid in JSON too."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", content.decode()).encode()
 
 

@@ -1,12 +1,7 @@
-"""Takes one recording to its transcript on a server elsewhere. `run.py` keeps several under way.
+"""Transcribe one recording on a server elsewhere. Imports no torch.
 
-Runs in the process of `asr-server transcribe --url`, on its event loop. Made by `cli/transcribe.py`. Loads no
-model and imports no torch.
-
-The answer is asked for as a stream: it tells how far the server is, and no proxy takes a long recording's
-silence for the end. Its last event becomes a transcript that renders as it would have on the server.
-Recordings are sent as they are read, and read again for another try; the server's answer says whether and
-when that makes sense. The only file that speaks HTTP as a client, beside the fetching of models.
+The answer is a stream, for progress and for proxies that end silent connections. Recordings are sent as
+they are read, and again if the server's answer allows it.
 """
 
 from __future__ import annotations
@@ -43,8 +38,6 @@ from asr_server.offline.local import OnProgress, TranscribeJob
 
 
 class Done(BaseModel):
-    """`transcript.text.done` as a server sends it that was asked to include segments."""
-
     text: str
     language: str
     duration: float
@@ -81,8 +74,8 @@ def _segment(body: VerboseSegment, words: tuple[Word, ...]) -> Segment:
 def _words_by_segment(
     segments: Sequence[VerboseSegment], words: Sequence[VerboseWord]
 ) -> Iterator[tuple[Word, ...]]:
-    """Words come in one list and without the spaces before them; the segments' texts have these. Where
-    speakers overlap, so do their words.
+    """Give each segment its words and their spaces, which the flat list lacks; overlapping speakers
+    overlap.
     """
     speakers = {word.speaker for word in words}
     remaining = {speaker: iter([word for word in words if word.speaker == speaker]) for speaker in speakers}
@@ -91,7 +84,6 @@ def _words_by_segment(
 
 
 def _words_of(text: str, remaining: Iterator[VerboseWord]) -> Iterator[Word]:
-    """As many words as the text has, each with the space that is before it there."""
     while text.strip() and (word := next(remaining, None)) is not None:
         end = text.find(word.word) + len(word.word)
         yield Word(text[:end], word.start, word.end)
@@ -111,7 +103,7 @@ T = TypeVar("T")
 
 
 class TryAgain(Exception):
-    """Another try is worthwhile, after `wait_s` if the server says so. `error` is raised after the last."""
+    """Another try may succeed, after `wait_s` if given. `error` is raised after the last."""
 
     def __init__(self, error: Exception, wait_s: float | None = None) -> None:
         super().__init__(str(error))
@@ -120,7 +112,6 @@ class TryAgain(Exception):
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of the first attempt that does not ask for another. Raises the error of the last one."""
     started_at, num_unasked = time.monotonic(), 0
     while True:
         try:
@@ -134,12 +125,11 @@ async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 def _backoff_s(num_tries: int) -> float:
-    """The time to wait, spread at random so that many recordings do not come back together."""
+    """Return a random time to wait, so that recordings do not return together."""
     return min(MAX_BACKOFF_S, 0.5 * 2.0 ** (num_tries - 1)) * random.uniform(1.0, 1.25)  # nosec B311
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-    """The exception for an answer that is not 200."""
     detail = _detail_of(body)
     message = str(detail.get("message") or f"the server answered {status} without saying why")
     if (status in RETRIED or status >= 500) and headers.get("x-should-retry") != "false":
@@ -154,7 +144,6 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> Exception:
 
 
 def refusal_in_stream(detail: Mapping[str, Any]) -> Exception:
-    """The exception for an error after the answer has begun."""
     message = str(detail.get("message"))
     match detail.get("type"):
         case "service_unavailable_error":
@@ -169,12 +158,11 @@ def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
 
 
 def _refusal_of_a_request(detail: Mapping[str, Any], message: str) -> RequestError:
-    """The exception for a refusal: an error in a field concerns every file, one in the file only that."""
+    """Return the exception: a field's error concerns all files, a file's error that file."""
     return InvalidAudio(message) if detail.get("param") in PARAMS_OF_ONE_FILE else InvalidValue(message)
 
 
 def _detail_of(body: bytes) -> dict[str, Any]:
-    """Empty where the body is not an error in OpenAI's form: a proxy's, say."""
     try:
         detail = json.loads(body)["error"]
     except (ValueError, TypeError, LookupError):
@@ -183,7 +171,6 @@ def _detail_of(body: bytes) -> dict[str, Any]:
 
 
 def _wait_s(headers: Mapping[str, str]) -> float | None:
-    """The wait that the server asks for, by its milliseconds if it gives them; None: it asks for none."""
     for name, per_s in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             return min(MAX_RETRY_AFTER_S, max(0.0, float(headers[name]) / per_s))
@@ -197,7 +184,7 @@ BYTES_AT_ONCE: Final = 16 << 20  # of more recordings than these
 
 
 class Turns:
-    """Lets recordings begin in order, few at once where they are long, so that the first ones finish soon."""
+    """Start recordings in order, few at once if long, so that the first finish soon."""
 
     def __init__(self) -> None:
         self._num_begun = 0
@@ -241,10 +228,7 @@ class RemoteServer:
 
 
 class RemoteTranscriber:
-    """A `FileTranscriber` that asks an asr-server."""
-
     def __init__(self, server: RemoteServer, job: TranscribeJob) -> None:
-        """Connects to nothing yet. Raises InvalidValue: this is no address of a server."""
         self._task = job.task
         self._path = "audio/translations" if job.task == "translate" else "audio/transcriptions"
         self._fields = _form_fields(job)
@@ -261,7 +245,7 @@ class RemoteTranscriber:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[RemoteTranscriber]:
-        """Raises EngineUnavailable, InvalidValue: there is no such server, or it does not take the key."""
+        """Raises EngineUnavailable, InvalidValue: no such server, or a refused key."""
         async with self._client:
             try:
                 model = await with_retries(self._first_model)
@@ -293,7 +277,6 @@ class RemoteTranscriber:
             return await with_retries(lambda: self._transcribe_once(source, on_progress))
 
     async def _transcribe_once(self, source: Source, on_progress: OnProgress) -> Transcript:
-        """One try. Raises TryAgain beside what `FileTranscriber` names. A file that is open stays so."""
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
             fields = self._fields | {"model": self.model}
             try:
@@ -318,7 +301,6 @@ def _checked_url(server: RemoteServer) -> httpx2.URL:
 
 
 async def _last_event(response: httpx2.Response, on_progress: OnProgress) -> Done:
-    """Raises the exception for an answer, or an event, that says what went wrong."""
     if response.status_code != 200:
         raise refusal(response.status_code, response.headers, await response.aread())
     async for event in httpx2.EventSource(response, MAX_EVENT_BYTES):
@@ -339,7 +321,6 @@ def _checked(body: Any) -> Done:
 
 
 def _form_fields(job: TranscribeJob) -> dict[str, Any]:
-    """The form's fields but the file and the model. Those with the server's defaults are left out."""
     fields: dict[str, Any] = {
         "stream": "true",
         "stream_include_segments": "true",
@@ -362,5 +343,4 @@ def _form_fields(job: TranscribeJob) -> dict[str, Any]:
 
 
 def _num_bytes(source: Source) -> int:
-    """Raises OSError."""
     return (os.stat(source) if isinstance(source, Path) else os.fstat(source.fileno())).st_size

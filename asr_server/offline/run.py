@@ -1,10 +1,7 @@
-"""Takes a call of `asr-server transcribe` from its checks to its exit status, for `cli/transcribe.py`.
+"""Run `asr-server transcribe`, from checks to exit status.
 
-Runs in the process of `asr-server transcribe`, whose event loop it starts; imports no torch.
-
-Many recordings go through one transcriber at once, and their results to the outputs. An error in one
-recording does not stop the others. Standard error shows how far the run is: bars on a terminal, lines where
-there is none, and at the end the outcome of the inputs.
+Many recordings share one transcriber; one's error does not stop the others. Standard error shows
+progress, as bars on a terminal, and the outcome. Imports no torch.
 """
 
 from __future__ import annotations
@@ -39,8 +36,6 @@ from asr_server.transcription import first_error
 
 
 class ProgressBars:
-    """A bar for each file under way, and one for all files where there are several."""
-
     def __init__(self, num_files: int, quiet: bool) -> None:
         self._quiet = quiet
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -67,7 +62,6 @@ class ProgressBars:
         return self._progress.add_task(printable(name), total=None, done="")
 
     def move(self, bar: TaskID, done_s: float, total_s: float | None) -> None:
-        """Shows `done_s` seconds transcribed of `total_s`; None: the file does not say how long it is."""
         known = total_s is not None and total_s > 0
         done = f"{_clock(done_s)} of {_clock(total_s)}" if known and total_s else _clock(done_s)
         self._progress.update(
@@ -81,7 +75,6 @@ class ProgressBars:
         self._progress.update(self._all, completed=self._num_done, done=done)
 
     def say(self, line: str) -> None:
-        """A line that stays, above the bars. Quiet says nothing."""
         if not self._quiet:
             self._console.print(printable(line))
 
@@ -109,7 +102,6 @@ class Summary:
         return self.stop_status or (SOME_FAILED if self.failures else SUCCESS)
 
     def show(self, quiet: bool) -> None:
-        """A line for each file that went wrong, and unless quiet one with the numbers."""
         for name in self.cut_short:
             _say(f"warning: {name}: damaged or cut short; what could be read is transcribed")
         for unheard in self.unheard:
@@ -142,8 +134,6 @@ logger = logging.getLogger(__name__)
 
 
 class Batch:
-    """Carries results from the transcriber to the outputs, and keeps the summary and the bars up to date."""
-
     def __init__(
         self,
         inputs: Sequence[Input],
@@ -159,10 +149,10 @@ class Batch:
         self._bars = bars
 
     async def run(self, indices: Sequence[int]) -> None:
-        """Transcribes the inputs with these indices.
+        """Transcribe these inputs.
 
         Raises:
-            EngineUnavailable, InvalidValue, OutputError: no further input can be transcribed, or written.
+            EngineUnavailable, InvalidValue, OutputError: no input can continue.
         """
         self._outputs.begin(indices)
         remaining = iter(indices)
@@ -212,7 +202,6 @@ def _described(track: Track) -> str:
 
 
 def reason_for(name: str, error: Exception) -> str:
-    """Why there is no result for a recording, in a line."""
     match error:
         case RequestError():
             return error.message
@@ -229,19 +218,16 @@ TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def cancel_on_sigterm() -> None:
-    """From now on TERM cancels the task that calls this."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def transcribe_files(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
-    """Transcribes every recording that the job names. Returns the exit status of the command.
-
-    The transcriber is made only if there is something to transcribe.
+    """Transcribe the job's recordings; return the exit status. Idle jobs make no transcriber.
 
     Raises:
-        OutputError, InvalidValue: no recording can be transcribed or written; nothing was decoded.
+        OutputError, InvalidValue: nothing can be transcribed or written.
     """
     if job.output_dir is not None:
         check_writable(job.output_dir)
@@ -278,7 +264,7 @@ def _indices_to_do(inputs: Sequence[Input], outputs: Outputs, summary: Summary) 
 
 
 def _buffer_streams(inputs: list[Input], indices: Sequence[int], summary: Summary) -> Iterator[int]:
-    """Reads standard input and pipes to their end; in the main thread, where Ctrl-C can end the wait."""
+    """Read standard input and pipes in the main thread, where Ctrl-C works."""
     for index in indices:
         try:
             inputs[index] = buffered(inputs[index])
@@ -289,9 +275,9 @@ def _buffer_streams(inputs: list[Input], indices: Sequence[int], summary: Summar
 
 
 def run_to_the_end(run: Callable[[], None]) -> tuple[str, int]:
-    """Why it ended before the end, if it did, and the exit status for that. Results that are written stay.
+    """Return why it ended early, if so, and the exit status.
 
-    Ctrl-C and TERM end it in order: what is under way is dropped, and the engine leaves.
+    Ctrl-C and TERM drop what is under way and end the engine; written results stay.
     """
     try:
         run()

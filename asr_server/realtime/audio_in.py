@@ -1,7 +1,5 @@
-"""Converts what clients send (24 kHz PCM, G.711 µ-law and A-law) to 16 kHz, and keeps the latest.
-
-The latest samples are kept because a turn begins a little before its speech was noticed. Used by
-`session.py` in the API process. Knows no turns, and decides nothing.
+"""Convert clients' audio (24 kHz PCM, G.711) to 16 kHz, and keep the latest: turns begin before speech is
+noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _SCALE: Final = np.float32(1 / 2**15)
 
 
 class AudioInput:
-    """Converts bytes to samples as they come; a sample may be cut between two appends."""
+    """Convert bytes as they come; appends may split a sample."""
 
     def __init__(self, format: AudioFormat) -> None:
         self._format = format
@@ -33,7 +31,7 @@ class AudioInput:
         return self._resampler.push(samples[:, None]) if len(samples) else samples
 
     def flush(self) -> Samples:
-        """Return the samples still in the resampling filter. The next `push` begins with a whole sample."""
+        """Return the samples in the filter. The next `push` begins with a whole sample."""
         self._rest = b""
         samples = self._resampler.finish()
         self._resampler = self._new_resampler()
@@ -54,8 +52,6 @@ class AudioInput:
 
 
 class AudioBuffer:
-    """Holds at least the last `num_kept` samples (or all there are), and at most one block more."""
-
     def __init__(self, num_kept: int = 0) -> None:
         self.num_kept = num_kept
         self.end = 0  # samples written so far
@@ -73,6 +69,5 @@ class AudioBuffer:
             self._start += len(self._blocks.popleft())
 
     def since(self, start: int) -> Samples:
-        """Returns the samples from `start` on, or from the oldest one held if that is later."""
         held = np.concatenate([*self._blocks, np.empty(0, np.float32)])
         return held[max(0, start - self._start) :]

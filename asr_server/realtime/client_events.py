@@ -1,8 +1,7 @@
-"""The events that clients send, as OpenAI's realtime API names them. Any other field is refused by name.
+"""Client events, as OpenAI's realtime API names them. Other fields are refused by name.
 
-A field that is absent (UNSET) stays as it was; null puts it back to its default, or turns it off. So changes
-of a session's settings have types of their own: `server_events.py` has those of the settings in force. Used
-by the rest of `realtime` and by `api/server.py`, in the API process. Knows no session.
+Absent (UNSET) fields stay; null restores a default or turns off. So updates have types of their own;
+`server_events.py` has the settings in force. Knows no session.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Words = Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=1
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a client event."""
+    pass
 
 
 class PcmFormat(_Part, tag_field="type", tag="audio/pcm", frozen=True, kw_only=True):
@@ -64,14 +63,14 @@ AudioFormat = PcmFormat | UlawFormat | AlawFormat
 
 
 class NoiseReduction(_Part, frozen=True, kw_only=True):
-    """Checked, and reported back as null: this server reduces no noise, Whisper hears through it."""
+    """Checked and reported as null: this server reduces no noise."""
 
     type: Annotated[Literal["near_field", "far_field"] | None, Meta(description="Checked only.")] = None
     strength: Annotated[float | None, Meta(description="Checked only.")] = None
 
 
 class TranscriptionUpdate(_Part, frozen=True, kw_only=True):
-    """How speech is transcribed. Null: the default."""
+    """Options of the transcription. Null: the default."""
 
     model: Annotated[Text | UnsetType | None, Meta(description="As `/v1/models` lists it.")] = UNSET
     language: Annotated[Text | UnsetType | None, Meta(description="A code, a name or `auto`.")] = UNSET
@@ -85,7 +84,7 @@ class TranscriptionUpdate(_Part, frozen=True, kw_only=True):
 
 
 class VadUpdate(_Part, frozen=True, kw_only=True):
-    """What begins and ends a turn."""
+    """Settings that begin and end a turn."""
 
     type: Annotated[
         Literal["server_vad", "semantic_vad"] | UnsetType,
@@ -116,8 +115,6 @@ class VadUpdate(_Part, frozen=True, kw_only=True):
 
 
 class InputUpdate(_Part, frozen=True, kw_only=True):
-    """The audio that comes in."""
-
     format: Annotated[AudioFormat | UnsetType | None, Meta(description="Its encoding.")] = UNSET
     noise_reduction: Annotated[NoiseReduction | UnsetType | None, Meta(description="None is done.")] = UNSET
     transcription: Annotated[
@@ -129,13 +126,11 @@ class InputUpdate(_Part, frozen=True, kw_only=True):
 
 
 class AudioUpdate(_Part, frozen=True, kw_only=True):
-    """The session's audio."""
-
     input: Annotated[InputUpdate | UnsetType, Meta(description="What comes in.")] = UNSET
 
 
 class SessionFields(_Part, frozen=True, kw_only=True):
-    """A session as `session.update` and `client_secrets` carry it."""
+    """A session in `session.update` and `client_secrets`."""
 
     type: Annotated[Literal["transcription"], Meta(description="The only kind here.")] = "transcription"
     audio: Annotated[AudioUpdate | UnsetType, Meta(description="Its audio.")] = UNSET
@@ -145,7 +140,7 @@ class SessionFields(_Part, frozen=True, kw_only=True):
 
 
 class OldSessionFields(_Part, frozen=True, kw_only=True):
-    """A session as `transcription_session.update` carried it before."""
+    """A session in the older `transcription_session.update`."""
 
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | UnsetType = UNSET
     input_audio_transcription: TranscriptionUpdate | UnsetType | None = UNSET
@@ -156,7 +151,6 @@ class OldSessionFields(_Part, frozen=True, kw_only=True):
     client_secret: dict[str, object] | UnsetType | None = UNSET
 
     def renamed(self) -> SessionFields:
-        """The same, as today's clients write it."""
         formats: dict[str, AudioFormat] = {
             "pcm16": PcmFormat(),
             "g711_ulaw": UlawFormat(),
@@ -208,7 +202,7 @@ _event_id_decoder: Final[msgspec.json.Decoder[_EventId]] = msgspec.json.Decoder(
 
 
 def parse_client_event(message: str | bytes) -> ClientEvent:
-    """Parses an event. Raises InvalidValue, which names the field."""
+    """Parse an event. Raises InvalidValue with the field."""
     try:
         return _decoder.decode(message)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -216,19 +210,17 @@ def parse_client_event(message: str | bytes) -> ClientEvent:
 
 
 def event_id_of(message: str | bytes) -> str | None:
-    """The id of an event that may be wrong otherwise, so that its error can name it."""
     with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeError):
         return _event_id_decoder.decode(message).event_id[:512]
     return None
 
 
 def _cut(text: str) -> str:
-    """Leave out the middle of what repeats a long name of the client; msgspec says where it is at the end."""
     return text if len(text) <= 2 * MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + text[-MAX_QUOTED_CHARS:]
 
 
 def as_invalid_value(error: Exception, subject: str = "event") -> InvalidValue:
-    """msgspec's error, with the path of the field at fault as `param`."""
+    """Convert msgspec's error; its path becomes `param`."""
     text = _cut(str(error))
     match = _PATH.fullmatch(text)
     what, path = (match["what"], match["path"] or "") if match else (text, "")

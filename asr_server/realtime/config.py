@@ -1,8 +1,7 @@
-"""The settings of one session: how `session.update` changes them, and how the server reports them.
+"""One session's settings: updates and reports.
 
-A browser gets an ephemeral key for one session from `POST /v1/realtime/client_secrets`. It carries the
-session's settings and its expiry, signed by the server (`api/auth.py`): there is no table of them to bound or
-to lose. Used by `route.py` and `session.py`, in the API process; sends nothing itself.
+A browser's ephemeral key (`POST /v1/realtime/client_secrets`) carries signed settings and expiry, so no
+table is kept.
 """
 
 from __future__ import annotations
@@ -62,12 +61,11 @@ def default_config(model: str) -> SessionConfig:
 
 
 def interim_interval_s(config: SessionConfig, interval_s: float) -> float:
-    """Return the seconds between readings of a growing turn; 0: none."""
     return interval_s * DELAY_FACTORS[config.transcription.delay]
 
 
 def update_config(config: SessionConfig, fields: SessionFields, models: ModelRegistry) -> SessionConfig:
-    """Return the settings with the fields that are given changed. Raises InvalidValue, ModelNotFound."""
+    """Return the settings with the given fields changed. Raises InvalidValue, ModelNotFound."""
     changed: dict[str, Any] = {}
     if not isinstance(fields.include, UnsetType):
         changed["include"] = tuple(fields.include or ())
@@ -114,7 +112,6 @@ def _update_transcription(
 
 
 def _update_vad(vad: SessionVad | None, update: VadUpdate | None) -> SessionVad | None:
-    """Raises InvalidValue."""
     if update is None:
         return None
     kind = update.type if update.type is not UNSET else (vad or DEFAULT_VAD).type
@@ -131,7 +128,6 @@ def _update_vad(vad: SessionVad | None, update: VadUpdate | None) -> SessionVad 
 
 
 def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
-    """Returns the fields that are present and that `default` has too; null is the default."""
     values = {name: getattr(update, name) for name in default.__struct_fields__}
     return {
         name: getattr(default, name) if value is None else value
@@ -161,7 +157,6 @@ def decoding_options(session: SessionConfig, models: ModelRegistry) -> DecodingO
 
 
 def describe(config: SessionConfig, session_id: str, expires_at: int) -> Session:
-    """Describes the whole session as it is in force, for `session.created` and `session.updated`."""
     return Session(
         id=session_id,
         object="realtime.transcription_session",
@@ -173,7 +168,6 @@ def describe(config: SessionConfig, session_id: str, expires_at: int) -> Session
 
 
 def describe_old(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
-    """Describes the same in the older form of `transcription_session.updated`."""
     formats = {"audio/pcm": "pcm16", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw"}
     today = msgspec.to_builtins(describe(config, session_id, expires_at))
     given = today["audio"]["input"]
@@ -205,7 +199,7 @@ def make_secret(api_keys: ApiKeys, config: SessionConfig, expires_at: int) -> st
 
 
 def open_secret(api_keys: ApiKeys, secret: str) -> SessionConfig:
-    """Returns a secret's settings. Raises InvalidApiKey if it has expired or this server did not sign it."""
+    """Return a secret's settings. Raises InvalidApiKey if expired or not ours."""
     try:
         raw = base64.urlsafe_b64decode(secret.removeprefix(PREFIX) + "==")
     except ValueError:

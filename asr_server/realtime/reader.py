@@ -1,6 +1,6 @@
-"""Reads one turn on the engine while it grows: whole chunks as they fill, the growing one now and then.
+"""Read one turn while it grows: whole chunks as they fill, the growing one now and then.
 
-Used by `session.py`. Runs in the API process, on its event loop; never blocks it, and sends clients nothing.
+Never blocks the event loop; sends clients nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 
 
 class Backlog:
-    """Counts the unread chunks of one session: while they are too many, no more audio is taken."""
+    """The unread chunks of one session: too many pause its audio."""
 
     def __init__(self) -> None:
         self.num_unread = 0
@@ -46,7 +46,7 @@ class Backlog:
 
 
 class TurnReader:
-    """Reads a turn and reports the texts as events of it. A reading that is dropped reports no text."""
+    """Read a turn and report its texts as events; dropped readings report none."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TurnReader:
             self._add(self._read(chunk))
 
     def set_options(self, options: DecodingOptions) -> None:
-        """Read what was not read yet by these options. A turn has log-probabilities throughout, or none."""
+        """Read the rest by these options. Log-probabilities stay as the turn began."""
         if options == self._options:
             return
         if self._num_chunks:
@@ -92,7 +92,7 @@ class TurnReader:
             self.read_ahead()
 
     def read_interim(self) -> None:
-        """Reads the growing chunk as it is, unless the engine is busy with final text."""
+        """Read the growing chunk, unless final text keeps the engine busy."""
         chunks = self._growing()
         if self._interim or len(chunks) != 1 or not self._model.may_read_interim:
             self._report(InterimRead(self.item_id))
@@ -110,7 +110,6 @@ class TurnReader:
         self._ahead = None
 
     def finish(self) -> None:
-        """Ends the turn: takes what was read ahead, or else reads the rest now."""
         self._cancel_interim()
         if self._ahead is None:
             self._ahead = [self._read(chunk) for chunk in _chunks(self._splitter.finish())]
@@ -188,7 +187,6 @@ class TurnReader:
 
 
 async def _attempt(model: ServedModel, chunk: Chunk, options: DecodingOptions) -> Outcome:
-    """Returns the text or the error: the error is for the turn to report and does not end the session."""
     try:
         async with model.using():
             return await model.transcriber.transcribe_chunk(chunk, options)

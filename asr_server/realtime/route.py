@@ -1,7 +1,4 @@
-"""The routes of `/v1/realtime`: open sessions, and give out client secrets.
-
-Mounted by `api/app.py`. Runs in the API process, on its event loop; never blocks it, and transcribes nothing.
-"""
+"""The routes of `/v1/realtime`: open sessions and issue client secrets. Transcribes nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 @router.websocket("")
 async def realtime(socket: WebSocket) -> None:
-    """A session. Key, settings and places are checked first: a refusal is the HTTP reply to the handshake."""
+    """Open a session. Refusals of key, settings and places answer the handshake."""
     state = get_state(socket)
     try:
         config = _opening_config(socket, state)
@@ -76,7 +73,7 @@ async def realtime(socket: WebSocket) -> None:
 
 @router.get("", include_in_schema=False)
 async def explain_refusal(request: Request) -> None:
-    """Answer a plain GET as a handshake would be refused: pages never see the reply to a handshake."""
+    """Answer a plain GET as the handshake would be: pages never see that."""
     state = get_state(request)
     _opening_config(request, state)
     state.realtime.require_place()
@@ -88,7 +85,6 @@ async def explain_refusal(request: Request) -> None:
 
 
 def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
-    """Returns the settings a session opens with. Raises RequestError, EngineUnavailable."""
     check_origin(connection, state.settings)
     config = _authorized_config(connection, state)
     if state.realtime.is_draining:
@@ -104,10 +100,6 @@ def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfi
 
 
 def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionConfig:
-    """Returns the settings that a client secret carries; the defaults for any other valid key.
-
-    Raises InvalidApiKey.
-    """
     protocols: list[str] = connection.scope.get("subprotocols", [])
     of_protocol = (p.removeprefix(KEY_PROTOCOL) for p in protocols if p.startswith(KEY_PROTOCOL))
     header = connection.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
@@ -146,7 +138,7 @@ async def _fail(socket: WebSocket, error: Exception) -> None:
     responses=client_secret_responses(),
 )
 async def create_client_secret(request: Request) -> Response:
-    """A key for one browser, which opens sessions with these settings until it expires."""
+    """Create a browser's key that opens sessions with these settings until it expires."""
     state = get_state(request)
     wanted = await _secret_request(request)
     default = default_config(state.models.default.name)
@@ -169,7 +161,6 @@ async def create_client_secret(request: Request) -> Response:
 
 
 async def _secret_request(request: Request) -> ClientSecretRequest:
-    """Raises InvalidValue."""
     body = bytearray()
     async for part in request.stream():
         body += part

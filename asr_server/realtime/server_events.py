@@ -1,8 +1,4 @@
-"""The events that the server sends, as OpenAI's realtime API names them. `session.py` gives each its id.
-
-The bodies of `POST /v1/realtime/client_secrets` are here too, for its route and for the API's document. Used
-by the rest of `realtime` and by `api/openapi.py`, in the API process. Types only: sends nothing.
-"""
+"""Server events, as OpenAI's realtime API names them, and the bodies of client secrets. Types only."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from asr_server.realtime.client_events import AudioFormat, SessionFields
 
 
 class DurationUsage(msgspec.Struct, frozen=True, tag_field="type", tag="duration"):
-    """The turn's length to the millisecond. `formats.bodies.DurationUsage` counts seconds begun."""
+    """The turn's length to the millisecond, unlike `formats.bodies.DurationUsage`."""
 
     seconds: float
 
@@ -46,8 +42,6 @@ class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """A turn as an item of the conversation."""
-
     id: str
     object: Literal["realtime.item"] = "realtime.item"
     status: Literal["completed"] = "completed"
@@ -59,7 +53,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the session is transcribed. What was not given is left out."""
+    """Options of the transcription."""
 
     model: Annotated[str, Meta(description="The model's name.")]
     language: Annotated[str, Meta(description="Of the speech.")] = ""
@@ -70,7 +64,7 @@ class SessionTranscription(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SessionVad(msgspec.Struct, frozen=True):
-    """What begins and ends a turn."""
+    """Settings that begin and end a turn."""
 
     type: Annotated[Literal["server_vad", "semantic_vad"], Meta(description="The kind of detection.")]
     threshold: Annotated[float, Meta(description="How sure of speech the detector must be.")]
@@ -87,8 +81,6 @@ SEMANTIC_VAD: Final = SessionVad("semantic_vad", 0.5, 300, 800, None, "auto")
 
 
 class SessionInput(msgspec.Struct, frozen=True):
-    """The audio that comes in."""
-
     format: Annotated[AudioFormat, Meta(description="Its encoding.")]
     noise_reduction: Annotated[None, Meta(description="Always null: none is done.")]
     transcription: Annotated[SessionTranscription, Meta(description="How it is transcribed.")]
@@ -96,14 +88,10 @@ class SessionInput(msgspec.Struct, frozen=True):
 
 
 class SessionAudio(msgspec.Struct, frozen=True):
-    """The session's audio."""
-
     input: Annotated[SessionInput, Meta(description="What comes in.")]
 
 
 class Session(msgspec.Struct, frozen=True):
-    """The whole session, as it is in force."""
-
     id: Annotated[str, Meta(description="`sess_...`")]
     object: Annotated[Literal["realtime.transcription_session"], Meta(description="The kind of object.")]
     type: Annotated[Literal["transcription"], Meta(description="The kind of session.")]
@@ -209,14 +197,14 @@ def error_event(detail: ErrorDetail, client_event_id: str | None = None) -> Erro
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """How long sessions can be opened with the secret."""
+    """Lifetime of the secret."""
 
     seconds: Annotated[int, Meta(ge=10, le=7200, description="From now on.")] = 600
     anchor: Annotated[Literal["created_at"], Meta(description="Always `created_at`.")] = "created_at"
 
 
 class ClientSecretRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a browser is to be allowed. Everything can be left out."""
+    """The settings allowed to a browser; all are optional."""
 
     expires_after: Annotated[ExpiresAfter, Meta(description="The secret's end.")] = msgspec.field(
         default_factory=ExpiresAfter
@@ -225,7 +213,7 @@ class ClientSecretRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClientSecret(msgspec.Struct):
-    """A key for one browser."""
+    """A browser's key."""
 
     value: Annotated[str, Meta(description="The key: `ek_...`.")]
     expires_at: Annotated[int, Meta(description="Its end, in Unix seconds.")]

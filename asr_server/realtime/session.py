@@ -1,9 +1,7 @@
-"""One realtime session: one task receives; another one alone owns the state and sends.
+"""One realtime session: one task receives, another owns the state and sends.
 
-Everything that happens (client events, results of readings, the end) goes through one queue. The next client
-event is taken once the last one is done with, and only while the engine keeps up: what a client sends faster
-than that, or does not read, waits in its own connection. Used by `route.py`. Runs in the API process, on its
-event loop; never blocks it.
+All events go through one queue. The next client event is taken when the last is done and the engine keeps
+up; faster clients wait in their own connection.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class _Malformed(msgspec.Struct, frozen=True):
 
 
 class _Gone(Exception):
-    """The client has left, or does not read what it is sent."""
+    pass
 
 
 _Inbox = client.ClientEvent | turns.Event | _End | _Malformed
@@ -72,7 +70,6 @@ _Inbox = client.ClientEvent | turns.Event | _End | _Malformed
 
 class RealtimeSession:
     def __init__(self, socket: WebSocket, app: AppState, config: SessionConfig) -> None:
-        """Raises InvalidValue for settings that this model cannot follow."""
         self.id = f"sess_{uuid.uuid4().hex}"
         self._socket, self._app = socket, app
         self._config = config
@@ -92,11 +89,9 @@ class RealtimeSession:
         self._group: asyncio.TaskGroup  # while it runs
 
     def end(self, code: int, reason: str) -> None:
-        """Ends the session: the audio so far is still transcribed and sent, then the connection is closed."""
         self._inbox.put_nowait(_End(code, reason))
 
     async def run(self) -> None:
-        """Runs until the session ends, whoever ends it."""
         self._note_model()
         try:
             async with asyncio.TaskGroup() as group:
@@ -211,7 +206,6 @@ class RealtimeSession:
                 await asyncio.sleep(0)  # others' turn
 
     async def _update(self, fields: client.SessionFields, event_id: str | None) -> bool:
-        """Changes all the fields or, with an error event, none. Returns whether it did."""
         try:
             config = update_config(self._config, fields, self._app.models)
             options = decoding_options(config, self._app.models)
@@ -237,7 +231,6 @@ class RealtimeSession:
         return round(interval_s * SAMPLE_RATE)
 
     def _note_model(self) -> None:
-        """For the session's line in the log."""
         asked_for = {"model": self._config.transcription.model, "stream": True}
         metrics.current_request_stats().asked_for |= asked_for
 

@@ -1,17 +1,13 @@
-"""The life of turns, as a pure function of state and event: no input or output, and no clock.
+"""The life of turns, as a pure function of state and event, without a clock.
 
-Called by `session.py`, in the API process; it applies the effects.
+Times are samples at 16 kHz from the session's start. The rules, tested on random events:
 
-Times are samples at 16 kHz from the start of the session. The rules, which tests check on random events:
-
-1. At most one turn is open. It grows until it is committed or dropped, and turns never overlap.
-2. With voice detection on, speech opens a turn and its end commits it; without, the first sample after the
-   last commit opens one, and the client commits.
-3. A commit of under 100 ms is an error and changes nothing.
-4. Every committed turn names the one committed before it, and ends in exactly one `completed` or `failed`.
-5. A dropped turn ends in neither.
-6. Deltas of a turn come before its end, are only ever appended, and are those of chunks in their order.
-7. A result that names a turn which is not there (any more) has no effect.
+1. At most one turn is open. It grows until committed or dropped; turns never overlap. 2. With voice
+detection, speech opens a turn and its end commits it. Without, the first sample after a commit
+   opens one, and the client commits.
+3. A commit of under 100 ms is an error and changes nothing. 4. Every committed turn names the one before
+it, and ends in one `completed` or `failed`. 5. A dropped turn ends in neither. 6. Deltas come before the
+turn's end, are only appended, and follow the chunks' order. 7. A result for a missing turn has no effect.
 8. `speech_stopped` follows a `speech_started` of the same turn.
 """
 
@@ -171,7 +167,7 @@ def _on_commit(state: State, event_id: str | None) -> Step:
 
 
 def _commit(state: State, effects: list[Effect]) -> Step:
-    """Commits the open turn. The engine starts on its rest before anything is sent that could wait."""
+    """Commit the open turn. The engine starts before anything is sent."""
     assert state.open
     turn, before = state.open, state.previous_item_id
     message = out.UserMessage(turn.item_id)
@@ -278,7 +274,6 @@ def _without(state: State, turn: Turn) -> State:
 
 
 def _held_from(state: State) -> int:
-    """Return where the audio begins that is kept without a turn: the padding of the next one, and no more."""
     return max(state.uncommitted_from, state.num_samples - state.padding)
 
 

@@ -1,9 +1,8 @@
-"""The types of `turn.next_state`: a session's turns, the events that change them, and the effects.
+"""The types of `turn.next_state`: turns, events and effects. Pure.
 
-Times are samples at 16 kHz from the start of the session. A word of a growing turn is stable once two
-successive readings agree on it: local agreement (Liu, Spanakis and Niehues, Interspeech 2020; Machacek, Dabre
-and Bojar, 2023). Sent words are never taken back: if a later reading differs, its words after as many as were
-sent are sent next. Used by the rest of `realtime`, in the API process. Pure: no input or output.
+Times are samples at 16 kHz from the session's start. A word is stable once two readings agree: local
+agreement (Liu, Spanakis and Niehues, Interspeech 2020; Machacek, Dabre and Bojar, 2023). Sent words are
+never taken back; if a later reading differs, it continues after as many words.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ _WORD: Final = re.compile(r"\S+")
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """The stable words of one chunk."""
-
     num_sent: int = 0  # words
     last_reading: tuple[str, ...] = ()
 
 
 def agree(agreement: Agreement, reading: str, language: str | None) -> tuple[Agreement, str]:
-    """Takes one more reading of the growing chunk; returns the text that it has made stable."""
     words = split_words(reading, language)
     pairs = zip(agreement.last_reading, words, strict=False)
     num_agreed = sum(1 for _ in takewhile(lambda pair: _plain(pair[0]) == _plain(pair[1]), pairs))
@@ -39,14 +35,13 @@ def agree(agreement: Agreement, reading: str, language: str | None) -> tuple[Agr
 
 
 def conclude(agreement: Agreement, reading: str, language: str | None) -> str:
-    """Returns the text not yet sent of a chunk whose text is final."""
     return _join(split_words(reading, language)[agreement.num_sent :], language)
 
 
 def tokens_between(
     reading: str, language: str | None, tokens: tuple[TokenLogprob, ...], first: int, end: int | None
 ) -> tuple[TokenLogprob, ...]:
-    """Return the tokens that end within the words `first` to `end` of a reading; None: to its last token."""
+    """Return the tokens that end within words `first` to `end`; None: to the last."""
     ends = [len(reading[:at].encode()) for at in _word_ends(reading, language)]
     lower = ends[first - 1] if 0 < first <= len(ends) else float("inf") if first else float("-inf")
     upper = float("inf") if end is None else ends[end - 1] if end else float("-inf")
@@ -67,7 +62,6 @@ def _word_ends(text: str, language: str | None) -> list[int]:
 
 
 def split_words(text: str, language: str | None) -> tuple[str, ...]:
-    """Splits text into words, or into characters in languages written without spaces."""
     return tuple(text.strip()) if language in UNSPACED else tuple(_WORD.findall(text))
 
 
@@ -76,7 +70,7 @@ def _join(words: tuple[str, ...], language: str | None) -> str:
 
 
 def _plain(word: str) -> str:
-    """Removes punctuation and capitals, which change from reading to reading without disagreement."""
+    """Remove punctuation and capitals, which change between readings."""
     return word.strip(string.punctuation).casefold()
 
 
@@ -122,7 +116,7 @@ class VoiceStarted(msgspec.Struct, frozen=True):
 
 
 class VoicePaused(msgspec.Struct, frozen=True):
-    """Speech may have ended: until that is certain, the turn can be read ahead."""
+    """Speech may have ended: read the turn ahead."""
 
 
 class VoiceResumed(msgspec.Struct, frozen=True):
@@ -148,11 +142,11 @@ class DetectionSet(msgspec.Struct, frozen=True):
 
 
 class InputEnded(msgspec.Struct, frozen=True):
-    """The session ends: what was said so far is still transcribed."""
+    """The session ends; its speech is still transcribed."""
 
 
 class InterimRead(msgspec.Struct, frozen=True):
-    """An interim reading of the growing chunk; text None: it was not read."""
+    """A reading of the growing chunk; None if it was not read."""
 
     item_id: str
     chunk: int = 0
@@ -162,8 +156,6 @@ class InterimRead(msgspec.Struct, frozen=True):
 
 
 class ChunkRead(msgspec.Struct, frozen=True):
-    """The final text of the turn's next chunk."""
-
     item_id: str
     text: str
     language: str | None = None
@@ -171,8 +163,6 @@ class ChunkRead(msgspec.Struct, frozen=True):
 
 
 class TurnRead(msgspec.Struct, frozen=True):
-    """All chunks of a committed turn have been read."""
-
     item_id: str
     duration_s: float
     languages: tuple[str, ...] = ()
@@ -208,7 +198,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class OpenTurn(msgspec.Struct, frozen=True):
-    """Starts a turn: the audio from `start` on belongs to it, also what is written from now on."""
+    """Start a turn with the audio from `start` on."""
 
     item_id: str
     start: int
@@ -227,7 +217,7 @@ class ReadInterim(msgspec.Struct, frozen=True):
 
 
 class ReadAhead(msgspec.Struct, frozen=True):
-    """Reads the audio so far as if the turn ended here."""
+    """Read the audio as if the turn ended here."""
 
     item_id: str
 
@@ -237,7 +227,7 @@ class DiscardAhead(msgspec.Struct, frozen=True):
 
 
 class RestartDetection(msgspec.Struct, frozen=True):
-    """Has the voice detection begin anew, so that speech that goes on begins a new turn."""
+    """Restart voice detection, so that continuing speech begins a new turn."""
 
 
 Effect = Send | OpenTurn | FinishTurn | DropTurn | ReadInterim | ReadAhead | DiscardAhead | RestartDetection

@@ -1,7 +1,5 @@
-"""Finds where speech begins, pauses and ends in a session's audio (`server_vad`).
-
-Silero's detector says for each frame of 32 ms how likely somebody speaks; this makes events of that with the
-session's threshold and durations. Used by `session.py`, in the API process. Knows no turns.
+"""Find where speech begins, pauses and ends (`server_vad`), from Silero's probability of each 32 ms
+frame.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ VoiceEvent = VoiceStarted | VoicePaused | VoiceResumed | VoiceStopped
 
 
 class VoiceActivity:
-    """Makes events of samples as they come; each position is a sample of the session."""
+    """Turn samples into events; positions are the session's samples."""
 
     def __init__(self, vad: SessionVad, position: int = 0) -> None:
         self._detector = VoiceDetector()
@@ -36,14 +34,14 @@ class VoiceActivity:
         self.restart()
 
     def configure(self, vad: SessionVad) -> None:
-        """Follow new settings; whether somebody speaks, and how long nobody has, stays known."""
+        """Follow new settings; keep who speaks and for how long."""
         self._threshold = vad.threshold
         # Rounded down: the detector notices the end of speech a frame or two late.
         self._stop_frames = max(1, vad.silence_duration_ms * SAMPLES_PER_MS // FRAME)
         self._pause_frames = max(1, round(self._stop_frames * PAUSE_SHARE))
 
     def restart(self) -> None:
-        """Forgets that somebody speaks: speech that goes on starts again."""
+        """Forget the current speech; if it goes on, it starts again."""
         self._is_speaking = self._is_paused = False
         self._num_loud = self._num_silent = 0  # frames in a row
 

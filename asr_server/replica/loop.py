@@ -1,7 +1,6 @@
-"""Runs an engine in a replica: commands in, steps, events out, and heartbeats beside it.
+"""Run an engine in a replica: commands in, steps, events and heartbeats out.
 
-Runs in the replica's process, the same in every executor. Called by `main.py`, and by `dispatch/inline.py` in
-a thread of the API process. Knows no text; imports torch only when it loads the engine.
+The same in every executor. Knows no text; imports torch only to load the engine.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 class CannotStart(Exception):
-    """The engine cannot be loaded; the message says in one line why."""
+    """The engine cannot be loaded; the message gives the reason in one line."""
 
 
 def load_engine(
     settings: Settings, num_on_device: int, start_ranks: Callable[[], Ranks] | None = None
 ) -> Engine:
-    """Loads the engine of one of `num_on_device` replicas that share a device.
+    """Load the engine of one of `num_on_device` replicas on a device.
 
     Args:
-        start_ranks: starts the other ranks; called where the settings ask for several.
+        start_ranks: starts the other ranks if the settings ask for them.
 
     Raises CannotStart where another try would fail too.
     """
@@ -67,7 +66,6 @@ def load_engine(
 
 
 def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
-    """Loads the engine and serves until drained; heartbeats are sent from the first moment."""
     heartbeat = HeartbeatThread(server)
     heartbeat.start()
     try:
@@ -84,7 +82,7 @@ def run(server: EngineServer, create_engine: Callable[[], Engine]) -> None:
 
 
 def serve(engine: Engine, server: EngineServer) -> None:
-    """Take commands, step the engine, send events; return when drained, with no chunk held for a language."""
+    """Take commands, step the engine, send events; return when drained."""
     server.send(engine.initial_credit())
     while engine.has_work or engine.slots_in_use or not engine.draining:
         for command in server.receive(wait_s=0.0 if engine.has_work else IDLE_WAIT_S):
@@ -108,7 +106,7 @@ def _log(event: Event) -> None:
 
 
 class HeartbeatThread(threading.Thread):
-    """Sends heartbeats whatever the engine does, so that frozen and busy can be told apart."""
+    """Send heartbeats in any case, to distinguish a frozen engine from a busy one."""
 
     def __init__(self, server: EngineServer) -> None:
         super().__init__(name="heartbeat", daemon=True)

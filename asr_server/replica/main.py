@@ -1,10 +1,7 @@
-"""Begins a replica: `python -m asr_server.replica.main` on this machine, `ReplicaActor` in a Ray cluster.
+"""Start a replica: `python -m asr_server.replica.main` here, `ReplicaActor` in a Ray cluster.
 
-`dispatch/processes.py` starts the process. Its settings come by standard input, because everybody on the
-machine can read the arguments of a process. `dispatch/ray.py` makes the actor; Ray carries nothing but the
-call of `run`: commands and events go over a connection of our own, so that a replica is the same in every
-executor. It ends when that connection breaks, which it does however the server ends. Runs in the replica's
-process. Nothing imports it; decodes nothing itself, `loop.py` does.
+Settings come by standard input: everybody can read a process's arguments. Ray carries the call of `run`
+only; messages use our own connection. The replica ends when that breaks.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 class ReplicaActor:
     def run(self, spec_line: bytes, version: str) -> None:
-        """Serves until the replica is told to drain. The server's `version` must be this host's too."""
+        """Serve until drained. The server's `version` must be this host's."""
         if version != __version__:
             raise RuntimeError(f"{_HOST} has asr-server {__version__}, the server is {version}")
         spec = ReplicaSpec.from_line(spec_line)
@@ -53,7 +50,6 @@ class ReplicaActor:
 
 
 def _create_engine_from_here(spec: ReplicaSpec) -> Engine:
-    """Creates the engine with the checkpoint found on this host, or fetched from the hub."""
     try:
         model = resolve_checkpoint(spec.settings.model)
     except CheckpointError as error:

@@ -1,11 +1,8 @@
-"""The ranks of a replica (tensor parallelism): how rank 0 starts and ends the others, and what these run.
+"""The ranks of a replica (tensor parallelism): how rank 0 starts and ends the others.
 
-A replica is one to its supervisor: when a rank ends or freezes, rank 0 ends with all of them, and the replica
-is replaced. Operations go through a pipe for each rank, so that a rank whose pipe is closed knows that rank 0
-has ended; what they compute together goes through a socket for each rank, or NCCL. Another rank than 0 is
-`python -m asr_server.replica.ranks`: it does what rank 0 says, in that order, and ends with it. Runs in the
-processes of the ranks; `main.py` imports it in that of rank 0. Decides nothing about chunks: rank 0's engine
-does.
+When a rank ends or freezes, rank 0 ends all, and the replica is replaced. Operations go through a pipe
+for each rank, results through a socket or NCCL. Other ranks are `python -m asr_server.replica.ranks` and
+do what rank 0 says. Rank 0's engine decides about chunks.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ class RankSpec(ChildSpec, frozen=True):
 
 
 class Ranks:
-    """Ranks 1 and up. To be created in the main thread: they end when it does."""
+    """Ranks 1 and up. Create it in the main thread: they end with it."""
 
     def __init__(self, replica: int, settings: Settings, num_on_device: int) -> None:
         self._store_fd = os.memfd_create("ranks")
@@ -85,14 +82,14 @@ class Ranks:
         return store_path(self._store_fd)
 
     def broadcast(self, operation: Operation) -> None:
-        """Sends it to every rank; waits where one is far behind. Raises OSError when one has ended."""
+        """Send to every rank; wait for a slow one. Raises OSError when one has ended."""
         message = self._encoder.encode(operation)
         for rank in self._ranks:
             rank.operations.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
             rank.operations.flush()
 
     def _watch(self, rank: _Rank) -> None:
-        """Returns never: it ends this process, which the supervisor notices and replaces."""
+        """Never return: end this process, which the supervisor replaces."""
         reason = rank.wait_for_the_end()
         logger.error("%s (pid %d) %s: the replica ends", rank.name, rank.process.pid, reason)
         for each in self._ranks:
@@ -101,8 +98,6 @@ class Ranks:
 
 
 class _Rank:
-    """One process, its pipes, its socket and its sign of life."""
-
     def __init__(
         self, replica: int, rank: int, settings: Settings, num_on_device: int, store_fd: int
     ) -> None:
@@ -125,9 +120,9 @@ class _Rank:
         self.process.stdin.flush()
 
     def wait_for_the_end(self) -> str:
-        """Waits until the rank has ended or is silent for too long; returns the reason.
+        """Return why the rank has ended or been given up as silent.
 
-        Silence is counted in ticks, as `ReplicaState` does: none while this process stands still.
+        Silence is counted in ticks, which stop while this process stands still.
         """
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
@@ -143,12 +138,10 @@ class _Rank:
 
 
 def store_path(store_fd: int) -> str:
-    """The same file for every process that has the handle."""
     return f"/proc/self/fd/{store_fd}"
 
 
 def _device_of(rank: int) -> dict[str, str]:
-    """Names one of the GPUs that this replica was given, one for each rank; this process takes the first."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return {"CUDA_VISIBLE_DEVICES": given.split(",")[rank]} if given else {}
 

@@ -1,5 +1,4 @@
-"""Tells the voices of a recording apart: who speaks when, and whose each word is.
+"""Diarization: who speaks when, and who says each word.
 
-Runs in threads of its own in the API process (or that of `asr-server transcribe`), on onnxruntime; imports no
-torch. Used by `transcription`, `api`, `offline` and `cli`. Knows no HTTP.
+Runs in its own threads on onnxruntime; imports no torch. Knows no HTTP.
 """

@@ -1,7 +1,6 @@
-"""Makes the ONNX file of CAM++, which says what a voice is like.
+"""Make the ONNX file of CAM++, which embeds voices.
 
-The network is 3D-Speaker's (`speakerlab/models/campplus`, Apache-2.0). The same weights give the same bytes.
-Used by `models.py` once, where they are fetched. Imports no torch.
+The network is 3D-Speaker's (`speakerlab/models/campplus`, Apache-2.0). Equal weights give equal bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ NUM_FEATURES, EMBEDDING_SIZE = 80, 192
 
 
 class _Levels(NamedTuple):
-    """What the 256 levels of a number in 8 bits stand for."""
-
     step: float
     zero: int  # the level of 0.0
 
@@ -38,12 +35,11 @@ _EPSILON: Final = 1e-5  # of all norms
 
 
 def convert_embedding(source: Path) -> bytes:
-    """features [batch, num_frames, 80] in, voices [batch, 192] out.
+    """Convert: features [batch, num_frames, 80] in, voices [batch, 192] out.
 
-    A layer of CAM++ is gated by the mean of the whole and of a stretch of frames. The gate is the same all
-    through a stretch: `pool` [num_stretches, num_positions] takes these means, `spread` brings what was made
-    of them back, so that nothing of it is computed for each frame (`voices.py` makes both). Behind the first
-    convolutions a row is a position: theirs are products with int8 weights, in half the time of float32.
+    Layers are gated by means of the whole and of stretches. `pool` [num_stretches, num_positions] takes
+    the means, `spread` distributes the gates, so none is computed a frame. Later products use int8, in
+    half the time.
     """
     weights = read_torch(source)
     graph = Graph(
@@ -78,7 +74,6 @@ def convert_embedding(source: Path) -> bytes:
 
 
 def _residual(graph: Graph, weights: Weights, x: str, name: str, stride: int) -> str:
-    """Of 8 bits in and out, as `_int8_conv`."""
     y = _int8_conv(graph, weights, x, f"{name}.conv1", f"{name}.bn1", _POSITIVE, strides=[stride, 1])
     y = _int8_conv(graph, weights, y, f"{name}.conv2", f"{name}.bn2", _SIGNED)
     levels = _POSITIVE
@@ -98,9 +93,6 @@ def _int8_conv(
     levels: _Levels,
     **attributes: Attribute,
 ) -> str:
-    """A convolution with the batch norm behind it, of what has the levels _POSITIVE into other `levels`;
-    where those are positive, a ReLU as well. Takes half the time of float32.
-    """
     kernel, bias = _folded(weights, conv, norm)
     values, scale = int8(kernel.reshape(len(kernel), -1).T, LARGEST_WITHOUT_VNNI)
     values = values.T.reshape(kernel.shape)
@@ -144,14 +136,12 @@ def _int8_product(
     kernel: npt.NDArray[np.float32],
     bias: npt.NDArray[np.float32] | None = None,
 ) -> str:
-    """x [..., inputs] times kernel [inputs, outputs]; x is quantized as it comes."""
     values, scale = int8(kernel)
     inputs = [x, graph.constant(values), graph.constant(scale), graph.constant(np.zeros(len(scale), np.int8))]
     return graph.add("DynamicQuantizeMatMul", *inputs, *([] if bias is None else [graph.constant(bias)]))
 
 
 def _statistics(graph: Graph, x: str) -> str:
-    """[batch, 2 * channels]: each channel's mean and standard deviation, with the divisor n - 1."""
     mean = graph.add("ReduceMean", x, graph.constant([1]), keepdims=1)
     squares = graph.add("ReduceSumSquare", graph.add("Sub", x, mean), graph.constant([1]), keepdims=1)
     length = graph.add("Gather", graph.add("Shape", x), graph.constant([1]), axis=0)
@@ -169,7 +159,6 @@ def _embedding(graph: Graph, weights: Weights, x: str) -> str:
 
 
 def _conv_bn(graph: Graph, weights: Weights, x: str, conv: str, norm: str, **attributes: Attribute) -> str:
-    """A convolution with the batch norm behind it."""
     kernel, bias = _folded(weights, conv, norm)
     return graph.add("Conv", x, graph.constant(kernel), graph.constant(bias), **attributes)
 
@@ -177,7 +166,6 @@ def _conv_bn(graph: Graph, weights: Weights, x: str, conv: str, norm: str, **att
 def _folded(
     weights: Weights, conv: str, norm: str
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The weights of a convolution with the batch norm behind it, and the bias."""
     scale, shift = _scale_and_shift(weights, norm)
     kernel = weights[f"{conv}.weight"]
     return kernel * scale.reshape(-1, *[1] * (kernel.ndim - 1)), shift
@@ -190,7 +178,6 @@ def _bn_relu(graph: Graph, weights: Weights, x: str, name: str) -> str:
 
 
 def _scale_and_shift(weights: Weights, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return what a batch norm does to each channel."""
     deviation = np.sqrt(weights[f"{name}.running_var"].astype(np.float64) + _EPSILON)
     scale = weights.get(f"{name}.weight", np.float32(1)) / deviation
     shift = weights.get(f"{name}.bias", np.float32(0)) - weights[f"{name}.running_mean"] * scale

@@ -1,11 +1,9 @@
-"""Decides which local speakers of the windows are one person, and how many people there are.
+"""Decide which local speakers of the windows are one person, and how many people there are.
 
-Agglomerative clustering with average linkage on the cosine of embeddings (the mean of all pairs is the
-product of the means), where two local speakers of one window are never one. Voices heard for long make the
-clusters; the others join the nearest. From which cosine two are one person depends on the recording, as a
-telephone makes all voices more alike and noise makes each less like itself: it moves with the middle between
-what stretches of one person have and what people of one window have. Pure computation: used by `track.py`,
-and by `voices.py` for the stretches of one window.
+Agglomerative clustering, average linkage on cosines; local speakers of one window are never joined. Long
+voices make the clusters, others join the nearest. The threshold follows the recording, because telephones
+and noise shift all cosines: it moves with the middle between those within a person and those within a
+window.
 """
 
 from __future__ import annotations
@@ -54,15 +52,11 @@ KNOWN: Final = 0.45  # cosine with a reference from which a cluster is that pers
 
 @dataclass(frozen=True)
 class SpeakerCount:
-    """What is known about the number of speakers."""
-
     least: int = 1
     most: int | None = None
 
 
 class Clusters(NamedTuple):
-    """Which person each voice is."""
-
     labels: Ints  # [num_voices]: the number of its cluster
     known: dict[int, int]  # the reference of each cluster that sounds like one
 
@@ -83,7 +77,6 @@ class _Voices:
         return float(self.clean_s[group].sum())
 
     def group(self, least_s: float, stricter: float = 0.0) -> list[Ints]:
-        """Return the voices of at least so many seconds in groups of one person each."""
         sure = np.flatnonzero(self.clean_s >= min(least_s, float(np.median(self.clean_s))))
         arrays = self.embeddings, self.weights, self.windows, self.narrow
         return sorted(_group(sure, *arrays, self.moved, stricter), key=lambda group: -self.spoken_s(group))
@@ -102,10 +95,10 @@ def cluster(
 
     Args:
         embeddings: [num_voices, 192], of length 1.
-        clean_s: [num_voices], how much each has heard.
-        windows: [num_voices]; two of one window are different people.
-        alike: cosines of stretches that one person says.
-        narrow: [num_voices], whether each is heard as by telephone.
+        clean_s: [num_voices], seconds of each alone.
+        windows: [num_voices]; voices of one window differ.
+        alike: cosines within stretches of one person.
+        narrow: [num_voices], telephone band.
         references: embeddings of known people.
     """
     is_narrow = np.zeros(len(embeddings), np.bool_) if narrow is None else narrow
@@ -128,7 +121,6 @@ def cluster(
 
 
 def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
-    """Return the groups that are people: those who say enough, or sound unlike all who say more."""
     total_s = float(voices.clean_s.sum())
     smallest_s = min(max(SMALLEST_S, SMALLEST_SHARE * total_s), LARGE_S)
     smallest_distinct_s = min(max(DISTINCT_S, DISTINCT_SHARE * total_s), LARGE_S)
@@ -144,7 +136,7 @@ def _people(groups: list[Ints], voices: _Voices) -> list[Ints]:
 
 
 def _more_people(people: list[Ints], groups: list[Ints], least: int, voices: _Voices) -> list[Ints]:
-    """Return so many people: whoever sounds unlike all others, be it short, before anybody is split."""
+    """Add unlike voices, even short ones, before anybody is split."""
     if len(groups) > BLOCK:
         return groups[:least]
     with_unlike = _with_unlike(people, least, voices)
@@ -161,7 +153,6 @@ def _more_people(people: list[Ints], groups: list[Ints], least: int, voices: _Vo
 
 
 def _with_unlike(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
-    """Return at most so many: the people, and those of short stretches who sound least like them."""
     people, taken = list(people), np.concatenate(people)
     rest = [group for group in voices.group(SHORT_S) if not np.isin(group, taken).any()]
     while rest and len(people) < most:
@@ -173,9 +164,7 @@ def _with_unlike(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
 
 
 def _at_most(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
-    """Join the two by which the least is lost (Ward, 1963: those who are alike, or say little) until so many
-    are left.
-    """
+    """Join the closest pairs (Ward, 1963) until `most` are left."""
     people = list(people)
     while len(people) > most:
         means = voices.means(people)
@@ -188,7 +177,6 @@ def _at_most(people: list[Ints], most: int, voices: _Voices) -> list[Ints]:
 
 
 def _assign(people: list[Ints], means: Floats, voices: _Voices) -> Ints:
-    """Return [num_voices]: the number of the person; who is none of them joins the nearest."""
     labels = np.full(len(voices.embeddings), -1, np.int64)
     for number, group in enumerate(people):
         labels[group] = number
@@ -202,7 +190,6 @@ def _assign(people: list[Ints], means: Floats, voices: _Voices) -> Ints:
 
 
 def _like(reference: Floats, people: list[Ints], voices: _Voices) -> list[Ints]:
-    """Return a group of the voices that are nobody yet and sound like the reference rather than others."""
     scores = voices.embeddings @ reference
     nearest = (voices.embeddings @ voices.means(people).T).max(axis=1)
     is_like = (scores >= LIKE_REFERENCE) & (scores > nearest)
@@ -211,7 +198,6 @@ def _like(reference: Floats, people: list[Ints], voices: _Voices) -> list[Ints]:
 
 
 def name_known(means: Floats, references: Sequence[Floats], least: float = KNOWN) -> dict[int, int]:
-    """Return the reference of each cluster that sounds like one; each at most once, the likeliest first."""
     known: dict[int, int] = {}
     if not len(references):
         return known
@@ -226,7 +212,6 @@ def name_known(means: Floats, references: Sequence[Floats], least: float = KNOWN
 def _moved(
     embeddings: Floats, clean_s: npt.NDArray[np.float64], windows: Ints, alike: Sequence[float]
 ) -> float:
-    """Return what SAME and CENTRES have to be moved by in this recording."""
     order = np.argsort(windows, kind="stable")
     order = order[clean_s[order] >= FEWEST_S]
     apart: list[float] = []  # cosines of two people
@@ -248,8 +233,9 @@ def _group(
     moved: float,
     stricter: float,
 ) -> list[Ints]:
-    """The voices `sure` in groups of one person each; both cosines are `moved`, and `stricter` is added.
-    Where that leaves more than a block of groups, nobody is told apart by it, and they stay as they are.
+    """Group sure voices by person; `moved` and `stricter` shift both cosines.
+
+    If more than a block of groups is left, the voices do not differ: keep them as they are.
     """
     groups, same = [np.array([index]) for index in sure], SAME + moved + stricter
     while len(groups) > BLOCK:
@@ -273,12 +259,11 @@ def _join_alike(
     centres: float,
     centres_across: float,
 ) -> list[Ints]:
-    """Joins clusters whose means point the same way: what differs between the voices of one person, a
-    whisper and a shout, is averaged out in them.
+    """Join clusters with similar means, which average out whispers and shouts.
 
     Args:
-        centres: cosine from which they do.
-        centres_across: the same, where one of both is heard by telephone.
+        centres: least cosine.
+        centres_across: the same between telephone and wide band.
     """
     groups = list(groups)
     while len(groups) > 1:
@@ -295,7 +280,7 @@ def _join_alike(
 
 
 def directions(groups: list[Ints], embeddings: Floats, weights: npt.NDArray[np.float64]) -> Floats:
-    """[num_groups, 192]: the means of the groups, of length 1."""
+    """Return the groups' means of length 1, [num_groups, 192]."""
     means = np.stack([mean(group, embeddings, weights) for group in groups])
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
     return means
@@ -314,9 +299,6 @@ def merge(
     same: float,
     fewest: int = 1,
 ) -> list[Ints]:
-    """Joins the two groups that are most alike until none have a mean cosine of `same`, or `fewest` are
-    left.
-    """
     if not groups:
         return groups
     means = np.stack([mean(group, embeddings, weights) for group in groups])

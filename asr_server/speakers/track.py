@@ -1,10 +1,7 @@
-"""Follows who speaks through a recording of any length: samples in, as they are decoded; at the end, turns.
+"""Follow who speaks through a recording of any length: samples in, turns out.
 
-Windows of ten seconds, one every five, are heard by fours in threads of their own, beside the engine, and in
-order, as each takes over what the one before has heard; of each window its voices are kept (two kilobytes
-each) and the samples are dropped. Embeddings live as long as their request, and are written nowhere. `push`
-runs in a preprocess thread, the rest on the event loop of the API process. Used by `transcription`; knows no
-HTTP and no text.
+Windows of ten seconds, one every five, run by fours and in order. Voices (two kilobytes each) stay,
+samples go. Embeddings live as long as their request and are never written. Knows no HTTP and no text.
 """
 
 from __future__ import annotations
@@ -64,8 +61,8 @@ class SpeakerTrack:
     """The speakers of one recording.
 
     Args:
-        names: labels for the people in `references`, in the same order; others are called A, B, C ...
-        references: embeddings of known people, by `reference_embeddings`.
+        names: labels of the `references`; others are A, B, C ...
+        references: embeddings of known people.
     """
 
     def __init__(
@@ -84,7 +81,6 @@ class SpeakerTrack:
         self._is_closed = threading.Event()
 
     def push(self, samples: Samples) -> None:
-        """Takes the next samples of the recording. Never waits."""
         self._buffer.append(samples.copy())
         self._num_buffered += len(samples)
         while self._num_buffered >= _BATCH:
@@ -99,7 +95,6 @@ class SpeakerTrack:
         self._heard.append(self._executor.submit(self._unless_closed, samples, start, before))
 
     def _unless_closed(self, samples: Samples, start: int, before: Future[list[Heard]] | None) -> list[Heard]:
-        """The windows of these samples, which begin at `start` of the recording."""
         if self._is_closed.is_set():
             return []
         log_probabilities = segment(samples)
@@ -112,14 +107,12 @@ class SpeakerTrack:
         return heard[-len(log_probabilities) :]
 
     async def wait_for_room(self) -> None:
-        """Waits while MAX_WAITING batches have not been heard: the decoder is kept from running ahead."""
+        """Wait while MAX_WAITING batches are queued, to hold back the decoder."""
         if len(self._heard) > MAX_WAITING:
             await asyncio.wrap_future(self._heard[-MAX_WAITING - 1])
 
     async def turns(self) -> list[Turn]:
-        """Return who spoke when, in the order in which they begin; after the last samples. Raises
-        SpeakersUnavailable.
-        """
+        """Return the turns by start, after the last samples. Raises SpeakersUnavailable."""
         if self._num_buffered > SAMPLE_RATE // 4 and (not self._heard or self._num_buffered > WINDOW - STEP):
             self._hear(np.concatenate(self._buffer))
         self._buffer = []
@@ -127,14 +120,14 @@ class SpeakerTrack:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._stitch, windows)
 
     async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript:
-        """The transcript with a speaker for every word. Raises SpeakersUnavailable."""
+        """Return the transcript with a speaker for each word. Raises SpeakersUnavailable."""
         turns, loop = await self.turns(), asyncio.get_running_loop()
         arguments = transcript.segments, turns, tokenizer.decode_bytes
         segments = await loop.run_in_executor(self._executor, label_segments, *arguments)
         return msgspec.structs.replace(transcript, segments=tuple(segments))
 
     def close(self) -> None:
-        """Forgets everything; what waits is not heard."""
+        """Drop everything, queued work included."""
         self._is_closed.set()
         self._buffer, self._heard = [], []
 
@@ -164,7 +157,6 @@ class SpeakerTrack:
         )
 
     def _label(self, spoken: dict[int, list[tuple[float, float]]], known: dict[int, int]) -> dict[int, str]:
-        """Known people by their names, the others A, B, C ... in the order in which they first speak."""
         letters = (name for name in _letters() if name not in self._names)
         return {
             label: self._names[known[label]] if label in known else next(letters)
@@ -173,13 +165,11 @@ class SpeakerTrack:
 
 
 async def reference_embeddings(references: Sequence[Samples]) -> list[Floats]:
-    """An embedding of each person's reference. Raises SpeakersUnavailable."""
     loop = asyncio.get_running_loop()
     return [await loop.run_in_executor(_executor, hear_reference, samples) for samples in references]
 
 
 def _letters() -> Iterator[str]:
-    """A, B ... Z, AA, AB ..."""
     number = 0
     while True:
         name, rest = "", number
@@ -190,10 +180,10 @@ def _letters() -> Iterator[str]:
 
 
 def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[tuple[float, float]]]:
-    """Return where each speaker is likelier to speak than not, in the mean of the windows that hear it.
+    """Return where each speaker probably speaks, in the mean of the windows.
 
     Args:
-        activity: of each window, how likely each of its speakers speaks, [2, STEP_FRAMES].
+        activity: each window's probabilities, [2, STEP_FRAMES] a speaker.
     """
     spoken: dict[int, list[tuple[float, float]]] = {}
     for number in range(len(activity) + 1):
@@ -218,7 +208,6 @@ def _stretches_s(active: Flags, first_sample: int) -> list[tuple[float, float]]:
 
 
 def _join(stretches: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """One person's stretches, with short pauses within them closed and what is too short left out."""
     joined: list[tuple[float, float]] = []
     for start_s, end_s in sorted(stretches):
         if joined and start_s - joined[-1][1] <= _PAUSE_S:

@@ -1,9 +1,8 @@
-"""Hears what each voice of a window of ten seconds is like.
+"""Embed each voice of a window.
 
-CAM++ makes an embedding of each stretch that a local speaker says alone and without a pause, of features
-that are Kaldi's (`feature-fbank.cc`: 80 mel bands, 25 ms, Povey's window), with their mean removed. A local
-speaker whose stretches sound like two people is two voices: on a telephone the segmentation takes people for
-one. Blocks: runs in threads of its own, in the API process. Used by `track.py`. Keeps no samples.
+CAM++ embeds each stretch that a local speaker says alone, from Kaldi's features (`feature-fbank.cc`: 80
+mel bands, 25 ms, Povey's window) without their mean. A local speaker that sounds like two people becomes
+two: telephones mislead the segmentation. Blocks; keeps no samples.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ _GATED: Final = 100  # positions that share a gate of CAM++
 
 
 class Voice(NamedTuple):
-    """One local speaker of one window, or half of one that sounds like two people."""
-
     activity: npt.NDArray[np.float16]  # [num_frames]: how likely it speaks
     embedding: Floats  # [192] of length 1; zeros where too little is heard
     clean_s: float  # how much it says alone; of more than 2.5 s, 2.5
@@ -51,7 +48,7 @@ class Voice(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What one person says alone and without a pause."""
+    """Speech of one person alone, without a pause."""
 
     start: int  # sample of the recording
     end: int
@@ -61,8 +58,6 @@ class Stretch(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """A window."""
-
     voices: list[Voice]
     stretches: list[Stretch]  # for the next window, which shares half of the samples
     alike: list[float]  # cosines of stretches that one person says
@@ -71,11 +66,11 @@ class Heard(NamedTuple):
 def hear(
     samples: Samples, log_probabilities: Floats, start: int = 0, before: Sequence[Stretch] = ()
 ) -> Heard:
-    """The voices of at most one window. Raises SpeakersUnavailable.
+    """Return the voices of at most one window. Raises SpeakersUnavailable.
 
     Args:
-        log_probabilities: [num_frames, 7], by `segment`, of the same samples.
-        start: sample of the recording where the window begins.
+        log_probabilities: [num_frames, 7], by `segment`.
+        start: first sample in the recording.
         before: stretches of the window before.
     """
     heard = Heard([], [], [])
@@ -116,21 +111,19 @@ def hear(
 
 
 def hear_reference(samples: Samples) -> Floats:
-    """The embedding of one person's voice, [192]; of what the segmentation takes for the main speaker."""
+    """Return the main speaker's embedding, [192]."""
     samples = samples[:WINDOW]
     voices = [voice for voice in hear(samples, segment(samples)[0]).voices if voice.clean_s]
     return max(voices, key=lambda voice: voice.clean_s).embedding if voices else np.zeros(192, np.float32)
 
 
 def _frame_levels(samples: Samples) -> Powers:
-    """[num_frames]: decibels of the 20 ms around each frame of the segmentation."""
     levels = decibels(powers(samples))
     middles = FIRST_FRAME + np.arange(NUM_FRAMES) * FRAME - HOPS_PER_LEVEL * HOP // 2
     return levels[np.minimum(middles // HOP, len(levels) - 1)]
 
 
 def _without_echo(likely: Floats, levels: Powers) -> Floats:
-    """Return how likely one speaker speaks in each frame, less so where it is faint."""
     is_likely = likely > 0.5
     if not is_likely.any():
         return likely
@@ -143,9 +136,6 @@ def _without_echo(likely: Floats, levels: Powers) -> Floats:
 def _stretches(
     samples: Samples, frames: npt.NDArray[np.int64], start: int, before: Sequence[Stretch]
 ) -> list[Stretch]:
-    """What one local speaker says alone in these features; the embeddings of what the window before has heard
-    are taken over.
-    """
     found: list[Stretch] = []
     for part in _parts(frames, samples, start):
         if len(part) < _MIN_STRETCH:
@@ -163,7 +153,6 @@ def _stretches(
 
 
 def _parts(frames: npt.NDArray[np.int64], samples: Samples, start: int) -> list[npt.NDArray[np.int64]]:
-    """Return the features between pauses and cuts; `start` is the window's in the recording."""
     quietness = -powers(samples)
     found: list[npt.NDArray[np.int64]] = []
     for part in np.split(frames, np.flatnonzero(np.diff(frames) > _PAUSE) + 1):
@@ -180,7 +169,6 @@ def _parts(frames: npt.NDArray[np.int64], samples: Samples, start: int) -> list[
 
 
 def _heard(samples: Samples, chosen: npt.NDArray[np.int64]) -> tuple[Floats, bool]:
-    """The embedding of the chosen features, and whether they are of a narrow band, as on a telephone."""
     features = fbank(samples, chosen)
     bands = np.stack([features[:, _HIGH_BANDS].mean(axis=1), features[:, _LOW_BANDS].mean(axis=1)])
     high, low = np.percentile(bands, 90, axis=1)
@@ -188,9 +176,7 @@ def _heard(samples: Samples, chosen: npt.NDArray[np.int64]) -> tuple[Floats, boo
 
 
 def _people(embeddings: Floats, weights: npt.NDArray[np.float64]) -> tuple[list[Ints], list[float]]:
-    """The stretches by number in one group, or in the two that are least alike if these sound like two
-    people; and the cosines of those in one.
-    """
+    """Return the stretches in one group, or two if they sound like two people; and the cosines within."""
     every = np.arange(len(embeddings))
     groups = merge(np.split(every, every[1:]), embeddings, weights, every, same=-1.0, fewest=2)
     means = [mean(group, embeddings, weights) for group in groups]
@@ -201,7 +187,6 @@ def _people(embeddings: Floats, weights: npt.NDArray[np.float64]) -> tuple[list[
 
 
 def _nearest(groups: Sequence[Sequence[Stretch]], start: int) -> npt.NDArray[np.int64]:
-    """[num_frames]: the number of the group that has the nearest stretch."""
     middles = start + FIRST_FRAME + np.arange(NUM_FRAMES) * FRAME
     away = [
         np.min(
@@ -213,20 +198,18 @@ def _nearest(groups: Sequence[Sequence[Stretch]], start: int) -> npt.NDArray[np.
 
 
 def _feature_frames(active: Flags, samples: Samples) -> npt.NDArray[np.int64]:
-    """The features (one in 10 ms) within these frames of the segmentation."""
     num_features = max(0, (len(samples) - _LENGTH) // _STEP + 1)
     frames = ((np.arange(num_features) * _STEP + _LENGTH // 2 - FIRST_FRAME) / FRAME).round().astype(np.int64)
     return np.flatnonzero(active[np.clip(frames, 0, len(active) - 1)])
 
 
 def _middle(chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """At most _MAX_FEATURES of them."""
     surplus = max(0, len(chosen) - _MAX_FEATURES) // 2
     return chosen[surplus : surplus + _MAX_FEATURES]
 
 
 def embed(features: Floats) -> Floats:
-    """[num_frames, 80] in, [192] of length 1 out."""
+    """Turn [num_frames, 80] into [192] of length 1."""
     features = features - features.mean(axis=0)
     num_positions = (len(features) + 1) // 2
     stretch = np.arange(num_positions) // _GATED
@@ -243,7 +226,7 @@ _ROWS: Final = 48  # of 256 x 80 products each, fewer in all than the 2^20 from 
 
 
 def fbank(samples: Samples, chosen: npt.NDArray[np.int64]) -> Floats:
-    """[num_chosen, 80]: log mel energies of the chosen frames, as Kaldi computes them without dither."""
+    """Return log mel energies [num_chosen, 80], Kaldi's without dither."""
     frames = np.lib.stride_tricks.sliding_window_view(samples, _LENGTH)[::_STEP][chosen]
     frames = frames - frames.mean(axis=1, keepdims=True)
     previous = np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)

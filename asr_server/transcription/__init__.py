@@ -1,7 +1,6 @@
-"""Takes one request from audio to text: chunks go out to replicas, results come back in file order.
+"""Take one request from audio to text: chunks go to replicas, results return in file order.
 
-Runs in the API process, or in that of `asr-server transcribe`, on the event loop, which it never blocks.
-Used by `api`, `realtime`, `wyoming.py` and `offline`. It knows no HTTP and imports no torch.
+Runs on the event loop, which it never blocks. Knows no HTTP and imports no torch.
 """
 
 from asr_server.transcription.language import Languages

@@ -1,17 +1,12 @@
-"""Has one chunk read to its end: part after part, in the language that is found. Used by `session.py`.
+"""Read one chunk to its end, part after part, in the detected language.
 
-A part is one reading of a chunk: the first of all of it, each next one of the tail that the one before left
-unread. Stretches of seconds without speech are not read: a chunk that holds some is read in pieces. Runs on
-the event loop of the API process, and no model there: chunks go to `dispatch`.
+A part is one reading: first of the whole chunk, then of each unread tail. A chunk with seconds without
+speech is read in pieces. A part that repeats a sentence of its prompt is read again without it, and may
+detect its language.
 
-Where a part repeats a sentence of its prompt, it is read again from there without the prompt, and in a
-language of its own where the request gives none.
-
-`ChunkProgress` holds what is final of a chunk while it is still being read, for a stream that must not take
-anything back. A replica reports the segments of a part as they are closed (`EarlyResult`), once they are
-plausible by themselves. They are kept, whatever comes of the rest: where the whole part fails the
-temperature ladder or is judged silence, or another replica takes over and reads differently, the part ends
-with them, and the audio behind them is read again as the next part, like any tail that was left unread.
+`ChunkProgress` holds the final text of a chunk under way, which a stream never takes back. A replica
+reports plausible closed segments (`EarlyResult`). They stay: if the rest fails or another replica takes
+over, the part ends with them, and the audio behind is the next part.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ NOTHING_SENT: Final = TranscriptDelta("", (), (), None, 0, 0, 0.0)
 
 
 class ChunkProgress:
-    """A chunk that is being read: its finished parts, and the final segments of the part under way."""
+    """A chunk under way: its finished parts, and the final segments of the next."""
 
     def __init__(self) -> None:
         self.parts: list[DecodedPart] = []
@@ -68,53 +63,46 @@ class ChunkProgress:
         self.report(parts)
 
     def num_spans(self, part: int) -> int:
-        """Return how many segments of the part with this number have been reported, and so are kept."""
         return len(self.parts[part].spans) if part < len(self.parts) else 0
 
     def on_wait_for_others(self) -> None:
-        """This chunk now waits for others, so they must not wait for its first text: ends `first_text`."""
+        """End `first_text`: this chunk waits for others, so they must not wait for it."""
         self._has_begun.set()
 
     async def first_text(self) -> None:
-        """Waits for the first report, for the end where there is none, or until others must go on first."""
+        """Wait for the first report, the end, or until others go first."""
         await self._has_begun.wait()
 
     async def is_finished(self) -> bool:
-        """Waits until more is reported or all is read; whether all is read. An error ends the request, and
-        with it this wait. For one waiter only.
-        """
+        """Wait for more; return whether all is read. For one waiter only."""
         await self._changed.wait()
         self._changed.clear()
         return self._finished.is_set()
 
     async def result(self) -> list[DecodedPart]:
-        """Waits for all parts."""
         await self._finished.wait()
         return self.parts
 
 
 class EarlyResults:
-    """The segments that have been reported of one part."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.last: ChunkResult | None = None
         self._tokenizer = tokenizer
 
     def add(self, result: ChunkResult) -> bool:
-        """Takes a report; False if it does not continue the last one, as it comes from another replica."""
+        """Take a report; return False if it does not continue the last, as from another replica."""
         if not self._is_beginning_of(result):
             return False
         self.last = result
         return True
 
     def keep(self, result: ChunkResult, options: DecodingOptions) -> ChunkResult:
-        """The part's result, or the last report where the result would take that back."""
+        """Return the result, or the last report if the result would retract it."""
         if self.last is None or not self._is_beginning_of(result):
             return self.last or result
         return self._with_times_of(result, self.last) if is_silence(result, options) else result
 
     def _with_times_of(self, result: ChunkResult, last: ChunkResult) -> ChunkResult:
-        """The last report with the times that its tokens have in the result, which begins with them."""
         num_text = sum(map(self._tokenizer.is_text, last.tokens))
         return msgspec.structs.replace(
             last,
@@ -129,7 +117,6 @@ class EarlyResults:
 
 
 def not_yet_sent(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDelta:
-    """The delta that `whole` adds to `sent`."""
     assert whole.text.startswith(sent.text), "a delta is final when it is sent"
     return msgspec.structs.replace(
         whole,
@@ -146,8 +133,6 @@ SECOND_READING: Final = 100  # the number of its first part, above those of any 
 
 @dataclass
 class _Reading:
-    """One reading of a chunk."""
-
     spoken: SpokenChunk
     progress: ChunkProgress
     previous_text: PreviousText
@@ -160,7 +145,6 @@ class _Reading:
         self.previous_text.add(part)
 
     def prompt(self, tokenizer: Tokenizer) -> set[str]:
-        """Return the long segments of the next part's prompt."""
         return set() if self.is_prompt_repeated else said_in(self.parts, tokenizer)
 
     def last_letters(self, tokenizer: Tokenizer) -> str:
@@ -174,12 +158,11 @@ class _Reading:
 
 
 class ChunkReader:
-    """Has the chunks of one request decoded.
+    """Decode one request's chunks.
 
     Args:
-        options: the request's.
-        voice_pool: threads in which doubtful segments are checked for a voice; None: they are kept.
-        num_channels: how many are kept apart, each with a previous text of its own.
+        voice_pool: threads that check doubtful segments for a voice; None keeps them.
+        num_channels: channels kept apart, each with its own previous text.
     """
 
     def __init__(
@@ -201,10 +184,7 @@ class ChunkReader:
         self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
 
     async def listen(self, chunk: Chunk) -> SpokenChunk:
-        """Find where somebody speaks in the chunk.
-
-        A client's limit of tokens is for the chunk, which then stays whole.
-        """
+        """Find speech in the chunk; a client's token limit keeps the chunk whole."""
         if self._voice_pool is None or self._options.max_new_tokens is not None:
             return SpokenChunk([chunk])
         with self._watch.waiting_for_pool():
@@ -213,16 +193,12 @@ class ChunkReader:
     async def read(
         self, chunk: Chunk, spoken: SpokenChunk, language: str | None, progress: ChunkProgress
     ) -> None:
-        """Read the pieces of one chunk to their end; the segments have the times that are shown."""
         parts = await self._read(spoken, language, progress)
         progress.finish(await self._with_segment_times(chunk, spoken, parts))
 
     async def _read(
         self, spoken: SpokenChunk, language: str | None, progress: ChunkProgress
     ) -> list[DecodedPart]:
-        """Reads one chunk in the language that it detects if none is given. Where the vote of several
-        chunks ends with another language, the chunk is read again.
-        """
         if language is not None or self._language.is_per_chunk:
             return await self._read_parts(spoken, language, progress)
         parts = await self._read_parts(spoken, None, progress)
@@ -237,7 +213,7 @@ class ChunkReader:
     async def _with_segment_times(
         self, chunk: Chunk, spoken: SpokenChunk, parts: list[DecodedPart]
     ) -> list[DecodedPart]:
-        """The parts with better segment times than the model's, if they are shown and no words give them."""
+        """Correct the segment times if they are shown and no words give them."""
         options = self._options
         if self._voice_pool is None or options.word_timestamps or not options.segment_times:
             return parts
@@ -257,10 +233,6 @@ class ChunkReader:
         return reading.parts
 
     async def _read_piece(self, piece: Chunk, options: DecodingOptions, reading: _Reading) -> DecodingOptions:
-        """Add the piece's parts; return the options for the next piece.
-
-        Each part after the first is the tail that the one before has left unread, or has passed over.
-        """
         tail: Chunk | None = piece
         for tries_left in range(MAX_PARTS, 0, -1):
             if tail is None:
@@ -304,7 +276,6 @@ class ChunkReader:
         return voice_check.with_silences(kept, chunk, reading.spoken)
 
     def _until_repetition(self, part: DecodedPart, reading: _Reading, num_sent: int) -> DecodedPart:
-        """The part up to a segment of its prompt, which is then read without the prompt."""
         cut = until_repetition(part, reading.prompt(self._tokenizer), self._tokenizer, num_sent)
         reading.is_prompt_repeated = cut is not None and cut.tail_s is not None
         return cut or part
@@ -324,13 +295,12 @@ class ChunkReader:
         return self._noted(kept, voiced.spans, "echo")
 
     def _noted(self, part: DecodedPart, spans: Sequence[Span], reason: DroppedReason) -> DecodedPart:
-        """The part with those spans that it has lost for this reason."""
         noted = with_dropped(part, spans, reason, self._tokenizer)
         self._handle.stats.on_segments_dropped(reason, len(noted.dropped) - len(part.dropped))
         return noted
 
     async def _decoded(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
-        """Cut the result into segments, unless it is silence to Whisper and no speech to the detector."""
+        """Cut the result into segments, unless Whisper hears silence and the detector no speech."""
         is_surely_speech = False
         if is_silence(result, options):
             if self._voice_pool is not None:
@@ -347,7 +317,7 @@ class ChunkReader:
         return part
 
     async def _until_missed_speech(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> DecodedPart:
-        """The part up to speech that its segments leave out; whole where there is none."""
+        """Return the part up to speech that its segments leave out."""
         if self._voice_pool is None or self._options.max_new_tokens is not None:
             return part
         with self._watch.waiting_for_pool():
@@ -355,7 +325,6 @@ class ChunkReader:
         return cut or part
 
     def _rest(self, chunk: Chunk, part: DecodedPart, as_read: DecodedPart, reading: _Reading) -> Chunk | None:
-        """The tail of `chunk` that is still to be read behind the part; None: nothing."""
         tail = unread_tail(chunk, part)
         if tail is not None and reading.is_prompt_repeated:
             self._handle.stats.on_read_again("prompt_repeated")
@@ -367,8 +336,6 @@ class ChunkReader:
     def _reporter(
         self, early_results: EarlyResults, chunk: Chunk, reading: _Reading, options: DecodingOptions
     ) -> Callable[[ChunkResult], None]:
-        """Tells the progress of the segments closed in the part under way, behind the parts before it."""
-
         def on_early_result(result: ChunkResult) -> None:
             decoded = decode_part(chunk, result, options, self._tokenizer)
             if self._is_final(decoded, reading) and early_results.add(result):
@@ -377,7 +344,6 @@ class ChunkReader:
         return on_early_result
 
     def _is_final(self, early: DecodedPart, reading: _Reading) -> bool:
-        """Whether no vote on the language, no repetition and no voice detector can replace an early text."""
         if not self._language.is_settled or reading.is_repeated_by(early, self._tokenizer):
             return False
         return self._voice_pool is None or not (
@@ -385,6 +351,5 @@ class ChunkReader:
         )
 
     def _next_options(self, options: DecodingOptions, result: ChunkResult) -> DecodingOptions:
-        """Later parts are read in the language of the first."""
         language = options.language or result.language or self._language.guess
         return msgspec.structs.replace(options, language=language)

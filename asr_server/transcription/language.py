@@ -1,8 +1,4 @@
-"""Maps the names of languages that clients write to Whisper's codes and OpenAI's names; joins texts.
-
-Plain functions on the event loop of the API process. Used by `api`, `realtime` and the files of this folder.
-Knows no request and no HTTP: for a language that the model lacks it raises `InvalidValue`.
-"""
+"""Map clients' language names to Whisper's codes and OpenAI's names; join texts. Knows no request."""
 
 from __future__ import annotations
 
@@ -145,27 +141,24 @@ UNSPACED: Final = frozenset({"bo", "ja", "km", "lo", "my", "th", "yue", "zh"})
 
 
 class Languages:
-    """The languages of one model."""
-
     def __init__(self, codes: Iterable[str]) -> None:
         self.codes: frozenset[str] = frozenset(codes) or frozenset({ENGLISH})
 
     @property
     def only(self) -> str | None:
-        """The language of a model that knows one and so has none to detect."""
         return next(iter(self.codes)) if len(self.codes) == 1 else None
 
     def given_code(self, text: str | None, param: str = "language") -> str | None:
-        """The code that a client gave; None: the language is to be detected. Raises InvalidValue."""
+        """Return the client's code; None means detection. Raises InvalidValue."""
         return self.code(text, param) if text and is_given(text) else None
 
     def choice(
         self, language: str | None, candidates: Sequence[str], params: tuple[str, str]
     ) -> tuple[str | None, tuple[str, ...]]:
-        """The language's code (None: it is to be detected) and the candidates'; one alone is the language.
+        """Return the code (None is detected) and the candidates; a single candidate is the language.
 
         Args:
-            params: the names of the fields in which a client gave the language and the candidates.
+            params: the client's field names for both.
 
         Raises InvalidValue.
         """
@@ -174,7 +167,7 @@ class Languages:
         return (codes[0], ()) if len(codes) == 1 else (given, codes)
 
     def code(self, text: str, param: str = "language") -> str:
-        """Takes `en`, `EN`, `eng`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue."""
+        """Read `en`, `EN`, `eng`, `english`, `en-GB`, `zh_Hans_CN`. Raises InvalidValue."""
         word = text.strip().lower().replace("_", "-")
         for candidate in (word, _CODES.get(word, ""), word.split("-")[0]):
             code = candidate if candidate in self.codes else whisper_code(candidate)
@@ -185,25 +178,22 @@ class Languages:
 
 
 def is_given(text: str) -> bool:
-    """Return whether a client names a language, rather than leave it to be detected."""
     return text.strip().lower() not in ("", AUTO)
 
 
 def name_of(code: str | None) -> str:
-    """The lower-case English name, as OpenAI writes it in `language`."""
     return UNKNOWN_NAME if code is None else NAMES.get(code, code)
 
 
 def likeliest(probabilities: Mapping[str, float], candidates: Collection[str]) -> str:
-    """The most probable language among the candidates; no candidates: among all."""
     eligible = [code for code in probabilities if code in candidates] or list(probabilities)
     return max(eligible, key=probabilities.__getitem__)
 
 
 def continuation(so_far: str, text: str, language: str | None) -> str:
-    """The text that `text` adds to `so_far`: no space around the whole, one between two stretches.
+    """Return what `text` adds to `so_far`, with one space between.
 
-    Languages written without spaces get one only where the model wrote it.
+    Languages without spaces keep only the model's.
     """
     words = text.strip()
     if not so_far or not words:

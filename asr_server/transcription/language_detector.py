@@ -1,8 +1,4 @@
-"""Finds the language of a request that names none, by the vote of its first chunks with speech.
-
-Runs on the event loop of the API process, and no model there: a replica sends the probabilities of a chunk.
-Made by `transcriber.py` for one request; `session.py`, `chunk_reader.py` and `transcript.py` use it.
-"""
+"""Find a request's language by the vote of its first chunks with speech."""
 
 from __future__ import annotations
 
@@ -20,17 +16,16 @@ LEAST_PROBABILITY: Final = 1e-6  # so that one chunk cannot rule out a language
 
 
 class LanguageDetector:
-    """Lets one chunk at a time through to detect, and the others wait, until the language is known.
+    """Let one chunk at a time detect, while the others wait.
 
-    A chunk votes with the logarithms of its probabilities; the language with the largest sum wins. Where the
-    first chunk leaves little doubt, it alone decides. `guess` is the language in which a chunk that votes is
-    decoded meanwhile; where another one wins, the chunk is to be decoded again.
+    A chunk votes with its log-probabilities; the largest sum wins. A sure first chunk decides alone.
+    `guess` is the language in which a voting chunk is decoded; if another wins, it is decoded again.
 
     Args:
-        code: the language, where the request or the checkpoint leaves no choice.
-        candidates: the only languages to choose among; empty: all.
-        max_votes: chunks with speech that may vote.
-        per_chunk: every chunk has the language that it detects, and none waits.
+        code: the language, if there is no choice.
+        candidates: the languages allowed; empty: all.
+        max_votes: most chunks that vote.
+        per_chunk: detect every chunk by itself.
     """
 
     def __init__(
@@ -57,15 +52,13 @@ class LanguageDetector:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no vote can change the language of a chunk any more."""
         return self.is_per_chunk or self.code is not None
 
     def of(self, parts: Sequence[DecodedPart]) -> str | None:
-        """The language of a chunk that was read in these parts."""
         return parts[0].result.language if self.is_per_chunk and parts else self.code
 
     async def next_language(self) -> str | None:
-        """The language to decode the next chunk with; None: the chunk detects."""
+        """Return the next chunk's language; None lets it detect."""
         while not self.is_settled:
             if self._probe_finished is None or self._probe_finished.is_set():
                 self._probe_finished = asyncio.Event()
@@ -74,7 +67,6 @@ class LanguageDetector:
         return self.code
 
     def on_probabilities(self, probabilities: Mapping[str, float]) -> str:
-        """Takes a chunk's vote and gives its language; when there is little doubt, all others have it too."""
         if self.is_per_chunk:
             return likeliest(probabilities, self._candidates)
         self._pending = self._log_probabilities(probabilities)
@@ -84,11 +76,10 @@ class LanguageDetector:
         return self.guess
 
     def of_part(self, probabilities: Mapping[str, float]) -> str:
-        """Return the likeliest language of a part that has no vote."""
         return likeliest(probabilities, self._candidates)
 
     def on_decoded(self, language: str | None) -> None:
-        """The chunk that detects was read in `language`, or held no speech (None), and then has no vote."""
+        """Note the language in which the detecting chunk was read; None, without speech, has no vote."""
         if self.code is None and language is not None:
             self._votes, self._num_votes = self._sum(), self._num_votes + 1
         self._pending = {}
@@ -98,7 +89,7 @@ class LanguageDetector:
             self._conclude()
 
     def on_all_sent(self) -> None:
-        """The last chunk has been sent: none will vote any more, except one that may still be decoded."""
+        """Note that no further chunk will vote."""
         self._all_sent = True
         if self._probe_finished is None or self._probe_finished.is_set():
             self._conclude()
@@ -109,7 +100,7 @@ class LanguageDetector:
         self._settled.set()
 
     async def conclusion(self) -> str | None:
-        """The language, once it is settled. Only a chunk that has voted may wait for it."""
+        """Wait for the language. Only a chunk that has voted may wait."""
         await self._settled.wait()
         return self.code
 
@@ -129,6 +120,5 @@ class LanguageDetector:
 
 
 def _winner(votes: Mapping[str, float]) -> tuple[str, float]:
-    """The language with the largest sum, and its share once the sums are made probabilities again."""
     code = max(votes, key=votes.__getitem__)
     return code, 1 / sum(math.exp(value - votes[code]) for value in votes.values())

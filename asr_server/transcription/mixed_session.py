@@ -1,8 +1,4 @@
-"""Reads each channel by itself where the mix of a recording's channels gave no text.
-
-Speech on one side may lie under noise on the other. Runs on the event loop of the API process for
-`transcriber.py`. Decodes nothing itself.
-"""
+"""Read each channel alone where their mix gave no text: noise may hide one side's speech."""
 
 from __future__ import annotations
 
@@ -21,12 +17,9 @@ OpenSession = Callable[[Recording], Awaitable[TranscriptionSession]]
 
 
 class MixedSession:
-    """One request, as `TranscriptionSession`: iterate over its deltas, then ask for the transcript."""
-
     def __init__(
         self, session: TranscriptionSession, recording: Recording, open_session: OpenSession
     ) -> None:
-        """`open_session`: runs until the request ends."""
         self._session, self._recording, self._open = session, recording, open_session
 
     async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
@@ -44,11 +37,9 @@ class MixedSession:
         return self._session.language_probability
 
     def transcript(self) -> Transcript:
-        """The whole transcript. May be asked for only after the last delta."""
         return self._session.transcript()
 
     async def _read_channels(self) -> list[TranscriptDelta]:
-        """Return the deltas of the channel with most text, whose session is then this one's."""
         most: list[TranscriptDelta] = []
         for channel in range(min(self._recording.num_channels, MAX_CHANNELS)):
             session = await self._open(self._recording.of_channel(channel))

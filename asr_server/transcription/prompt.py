@@ -1,8 +1,7 @@
-"""Makes the prompt of a chunk's parts: the request's, followed by the text so far.
+"""Make each part's prompt: the request's, then the text so far.
 
-The rules are openai-whisper's (`transcribe.py`, `condition_on_previous_text`): the text of the chunk, or of
-all chunks where the request asks for that. Used by `chunk_reader.py`; `api`, `realtime`, `wyoming.py` and
-`offline` make the tokens of a request's prompt.
+The rules are openai-whisper's (`transcribe.py`, `condition_on_previous_text`): the chunk's text, or all
+chunks' on request.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ class Encoder(Protocol):
 
 
 def prompt_tokens(encoder: Encoder, prompt: str, keywords: Sequence[str] = ()) -> tuple[int, ...]:
-    """Text tokens to follow <|startofprev|>: keywords, then the prompt; of a long prompt the end is kept.
+    """Return the tokens after <|startofprev|>: keywords, then the end of the prompt.
 
-    A full stop ends the keywords: else speech that begins with one of them seems to continue the list.
-    The text of special tokens in either is ordinary text to the encoder, never a command to the model.
+    A full stop ends the keywords, so speech does not continue the list. Special tokens' text is plain.
     """
     listed = ", ".join(word.strip() for word in keywords if word.strip())
     keyword_tokens = _tokens(encoder, listed[:MAX_CHARS])[:MAX_KEYWORD_TOKENS]
@@ -59,7 +57,7 @@ class PreviousText:
         self.tokens = prompt_tokens  # to decode the next part with
 
     def add(self, part: DecodedPart) -> None:
-        """Adds the part's text with its timestamp tokens. A part in which nobody speaks changes nothing."""
+        """Add the part's text and timestamps; silence adds nothing."""
         if part.result.temperature > UNRELIABLE_TEMPERATURE and part.num_read:
             self.tokens = ()
             return

@@ -1,7 +1,6 @@
-"""Finds sentences that a model says again: those of its own prompt, and echoes of the segment before.
+"""Find sentences that a model repeats: those of its prompt, and echoes of the segment before.
 
-Over speech in another language, over music or noise, a model repeats the last sentence that it has read.
-Plain functions on the event loop of the API process. Used by `chunk_reader.py`.
+Models repeat the last sentence over another language, music or noise.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ MOST_LETTERS_PER_S: Final = 30.0  # nobody says more
 
 
 def letters_of(span: Span, tokenizer: Tokenizer) -> str:
-    """Return the text without spaces, punctuation and case."""
     return "".join(filter(str.isalnum, tokenizer.decode(span.tokens).casefold()))
 
 
 def said_in(parts: Sequence[DecodedPart], tokenizer: Tokenizer) -> set[str]:
-    """Return the letters of each segment that is long enough to be known again."""
     letters = {letters_of(span, tokenizer) for part in parts for span in part.spans}
     return {text for text in letters if len(text) >= MIN_LETTERS}
 
@@ -33,7 +30,7 @@ def said_in(parts: Sequence[DecodedPart], tokenizer: Tokenizer) -> set[str]:
 def until_repetition(
     part: DecodedPart, prompt: Collection[str], tokenizer: Tokenizer, num_sent: int = 0
 ) -> DecodedPart | None:
-    """Return the part up to the first segment that repeats its prompt, unread from there; None: none does."""
+    """Return the part up to the first segment that repeats its prompt; None if none does."""
     for number in range(num_sent, len(part.spans)):
         if letters_of(part.spans[number], tokenizer) in prompt:
             tail_s = part.spans[number - 1].end_s if number else 0.0
@@ -46,10 +43,10 @@ def until_repetition(
 def without_echoes(
     part: DecodedPart, before: str, spoken: SpokenChunk, tokenizer: Tokenizer, num_sent: int = 0
 ) -> DecodedPart:
-    """Leave out each segment that equals the one before it, in too little certain speech for its words.
+    """Drop segments that equal the one before in too little certain speech.
 
     Args:
-        before: the letters of the segment before the part.
+        before: letters of the segment before the part.
     """
     kept: list[Span] = []
     for number, span in enumerate(part.spans):

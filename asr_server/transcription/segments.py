@@ -1,8 +1,6 @@
-"""Cuts a replica's tokens into segments with times, and finds what they leave unread.
+"""Cut a replica's tokens into segments with times, and find what they leave unread.
 
-How far the audio has been read follows from the timestamps, by a rule of `checkpoint/tokenizer.py` that the
-engine uses too. Plain functions on the event loop of the API process; they keep no state and do not wait.
-Used by `chunk_reader.py`, `transcript.py` and `voice_check.py`; know neither requests nor audio.
+Stateless functions; timestamps follow `checkpoint/tokenizer.py`. Knows neither requests nor audio.
 """
 
 from __future__ import annotations
@@ -39,8 +37,9 @@ FRAMES_PER_S: Final = 100  # `seek` counts 10 ms frames
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Text between two times, in seconds from the start of the audio that was read: the times that the model
-    wrote, and where it wrote none the end of the text before, or of the audio.
+    """Text between two times, in seconds from the start of the audio read.
+
+    Where the model wrote no time, it is the end of the text before, or of the audio.
     """
 
     start_s: float
@@ -51,9 +50,9 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class DecodedPart(msgspec.Struct, frozen=True):
-    """One part of one chunk, decoded: its spans, and where the unread tail begins if there is one.
+    """One decoded part: its spans, and the start of its unread tail.
 
-    Holds no samples: parts wait until those before them are done, and samples would take memory meanwhile.
+    Holds no samples: parts wait for those before them.
     """
 
     start_s: float  # of the part, in the file
@@ -67,7 +66,7 @@ class DecodedPart(msgspec.Struct, frozen=True):
 
 
 def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
-    """Whisper's judgement: probably nobody speaks, and the text is improbable too."""
+    """Return Whisper's judgement: probably no speech, and improbable text."""
     return (
         result.no_speech_prob > options.no_speech_threshold and result.avg_logprob < options.logprob_threshold
     )
@@ -80,7 +79,7 @@ def decode_part(
     tokenizer: Tokenizer,
     is_surely_speech: bool = False,
 ) -> DecodedPart:
-    """Cut a result's tokens into spans; none where Whisper judges it silence and no detector knows better."""
+    """Cut tokens into spans; none if Whisper hears silence and no detector disagrees."""
     if is_silence(result, options) and not is_surely_speech:
         return part_without_text(chunk, result)
     timestamps = Timestamps(tokenizer, chunk.duration_s)
@@ -93,14 +92,13 @@ def decode_part(
 
 
 def spans_of(chunk: Chunk, result: ChunkResult, tokenizer: Tokenizer) -> list[Span]:
-    """Return the stretches of text that a result holds, whatever becomes of them."""
     return list(_spans(result, len(result.tokens), Timestamps(tokenizer, chunk.duration_s)))
 
 
 def with_dropped(
     part: DecodedPart, spans: Sequence[Span], reason: DroppedReason, tokenizer: Tokenizer
 ) -> DecodedPart:
-    """Note those of the spans that the part no longer has, but for what is read again from its tail."""
+    """Note the spans that the part has lost, except those read again."""
     end_s = part.duration_s if part.tail_s is None else part.tail_s
     kept = {(span.start_s, span.tokens) for span in part.spans}
     dropped = tuple(
@@ -114,12 +112,10 @@ def with_dropped(
 
 
 def part_without_text(chunk: Chunk, result: ChunkResult) -> DecodedPart:
-    """A whole chunk as read, without the text that the model invented: nobody speaks in it."""
     return DecodedPart(chunk.start_s, chunk.duration_s, result, (), 0, channel=chunk.channel)
 
 
 def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:
-    """Return whether the text is in a language that puts spaces between words."""
     language = ENGLISH if options.task == "translate" else result.language or options.language
     return language not in UNSPACED
 
@@ -127,7 +123,6 @@ def is_spaced(options: DecodingOptions, result: ChunkResult) -> bool:
 def _with_words(
     spans: Sequence[Span], result: ChunkResult, end_s: float, tokenizer: Tokenizer, spaced: bool
 ) -> tuple[Span, ...]:
-    """The spans with their words, the last of which ends by `end_s`, where what was read ends."""
     by_span: list[list[AlignedWord]] = []
     num_text = 0  # text tokens of the spans so far
     for span in spans:
@@ -143,10 +138,7 @@ def _with_words(
 
 
 def with_words_by_length(part: DecodedPart, options: DecodingOptions, tokenizer: Tokenizer) -> DecodedPart:
-    """Give each word of a text without token times a length by its letters.
-
-    Such a text was reported by a replica that was lost, and its successor has read something else.
-    """
+    """Time each word by its letters, after a replica was lost with its alignment."""
     spaced = is_spaced(options, part.result)
     spans = tuple(_with_words_by_length(span, tokenizer, spaced) for span in part.spans)
     return msgspec.structs.replace(part, spans=spans)
@@ -161,19 +153,17 @@ def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Spa
 
 
 def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
-    """The samples of `chunk` still to be read, as its next part."""
     return None if part.tail_s is None else rest_of(chunk, round(part.tail_s * SAMPLE_RATE))
 
 
 def rest_of(chunk: Chunk, first: int) -> Chunk:
-    """The chunk from its sample `first` on."""
     return msgspec.structs.replace(
         chunk, start_sample=chunk.start_sample + first, samples=chunk.samples[first:]
     )
 
 
 def ending_at(part: DecodedPart, num_kept: int, tail_s: float) -> DecodedPart:
-    """Return the part's first spans, with words that end by `tail_s`, from where the audio is read again."""
+    """Return the part's first spans, with words that end by `tail_s`."""
     cut: list[Span] = []
     end_s = tail_s
     for span in reversed(part.spans[:num_kept]):
@@ -185,7 +175,6 @@ def ending_at(part: DecodedPart, num_kept: int, tail_s: float) -> DecodedPart:
 
 
 def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterator[Span]:
-    """The result's spans in order, times never running back; those without a text token are left out."""
     tokens = result.tokens[:num_read]
     edges = [0, *timestamps.borders(tokens), len(tokens)]
     after_s = 0.0
@@ -201,9 +190,9 @@ def _spans(result: ChunkResult, num_read: int, timestamps: Timestamps) -> Iterat
 
 
 def segments_of(part: DecodedPart, tokenizer: Tokenizer, speaker: str | None = None) -> list[Segment]:
-    """The part's spans on the file's clock. Spans whose text is empty are no segments.
+    """Return the spans as segments on the file's clock.
 
-    Their ids count from 0; they are numbered through the file once they are in order.
+    Ids count from 0 and are renumbered once in order.
     """
     made: list[Segment] = []
     for span in part.spans:
@@ -234,7 +223,6 @@ def _segment(part: DecodedPart, span: Span, text: str, segment_id: int, speaker:
 
 
 def token_logprobs(part: DecodedPart, tokenizer: Tokenizer) -> list[TokenLogprob]:
-    """The text tokens of its spans, each with its log-probability and bytes."""
     return [
         _token_logprob(tokenizer.decode_bytes(token), logprob)
         for span in part.spans

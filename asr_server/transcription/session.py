@@ -1,7 +1,6 @@
-"""Runs one request: chunks go out as they are cut, text comes back in the order of the file.
+"""Run one request: chunks go out as they are cut, text returns in file order.
 
-Runs in tasks on the event loop of the API process and never blocks it: `audio/pool.py` decodes in threads.
-Made by `transcriber.py`; `api`, `wyoming.py` and `offline` iterate over it. Knows no HTTP.
+Runs in tasks on the event loop, which it never blocks. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ NextSlice = Callable[[int], Awaitable[DecodeSlice]]  # given how many chunks the
 
 
 class TranscriptionSession:
-    """One request. Iterate over its deltas to the end, then ask for the transcript."""
-
     def __init__(
         self,
         handle: RequestHandle,
@@ -71,9 +68,9 @@ class TranscriptionSession:
         task.add_done_callback(self._running.discard)
 
     async def __aiter__(self) -> AsyncIterator[TranscriptDelta]:
-        """Yields each chunk's text (with early results, each segment's) in the order of the file, once all
-        before it is final too. Where channels are kept apart, text waits until every channel has been read
-        as far.
+        """Yield each chunk's or segment's text in file order, once all before it is final.
+
+        With split channels, text waits until every channel is read as far.
         """
         async for delta in self._all_deltas():
             self._builder.keep(delta)
@@ -85,14 +82,11 @@ class TranscriptionSession:
         self._count_audio(self._source.duration_s, self._language.code)
 
     async def only_delta(self) -> TranscriptDelta:
-        """The delta of a source of one chunk. It is not counted in the metrics of requests: the caller knows
-        whether it should be.
-        """
+        """Return the delta of a one-chunk source, not counted in the metrics."""
         (delta,) = [delta async for delta in self._all_deltas()]
         return delta
 
     def _count_audio(self, until_s: float, language: str | None) -> None:
-        """Counts the audio up to `until_s`, the text of which is final."""
         self._handle.stats.on_audio(max(0.0, until_s - self._counted_s), language)
         self._counted_s = max(self._counted_s, until_s)
 
@@ -110,19 +104,14 @@ class TranscriptionSession:
 
     @property
     def language_probability(self) -> float | None:
-        """That the language is right, once it was detected."""
         return self._language.probability
 
     def transcript(self) -> Transcript:
-        """The whole transcript. May be asked for only after the last delta."""
         return self._builder.transcript()
 
     # -- Chunks out --
 
     async def _produce_chunks(self, group: asyncio.TaskGroup) -> None:
-        """Decodes slice by slice, as far ahead as the dispatcher lets this request. Reads the last chunk, of
-        a short file the only one, in this task: another task would cost more than the chunk's text.
-        """
         read_last: Callable[[], Awaitable[None]] = _nothing
         finished = False
         while not finished:

@@ -1,12 +1,7 @@
-"""Ends a request in which nothing moves any more, so that no client waits without end.
+"""End a request that makes no progress, so that no client waits without end.
 
-Runs as a task of each request that takes longer than a tick, on the event loop of the API process. Used by
-`session.py` and `chunk_reader.py`. Changes nothing of a request but to end it.
-
-Most waits are bounded elsewhere: replicas are watched by the supervisor, the decoding of a file has its own
-limit, and a queue moves while others are served. What remains are a chunk that its replica never finishes, a
-thread that never comes back, and tasks of one request that wait for each other. These are faults of the
-server or of a library, and are logged and counted.
+Other waits are bounded elsewhere. What remains are faults of the server: a chunk that its replica never
+finishes, a lost thread, or tasks that wait for each other. They are logged and counted.
 """
 
 from __future__ import annotations
@@ -34,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StallLimits:
-    """How long nothing may move.
+    """Limits of the time in which nothing moves.
 
     Args:
-        request_s: while nothing of the request lies with a replica, in a queue or with a thread.
-        pool_s: while it waits for the threads that decode, and none of them finishes anything.
+        request_s: with no work at a replica, in a queue or with a thread.
+        pool_s: while decoding threads finish nothing.
     """
 
     request_s: float = 60.0
@@ -50,7 +45,7 @@ class StallLimits:
 
 
 class StallWatch:
-    """Watches one request. Counts ticks of the event loop, so that a paused process is no stalled request."""
+    """Watch one request by ticks of the event loop, so that a paused process is not a stall."""
 
     def __init__(self, handle: RequestHandle, pool: PreprocessPool, limits: StallLimits) -> None:
         self._handle, self._pool, self._limits = handle, pool, limits
@@ -62,7 +57,6 @@ class StallWatch:
 
     @contextmanager
     def waiting_for_pool(self) -> Iterator[None]:
-        """Marks the time in which the request waits for the pool: to be put around each such wait."""
         self._num_in_pool += 1
         try:
             yield
@@ -70,11 +64,10 @@ class StallWatch:
             self._num_in_pool -= 1
 
     def start(self, group: asyncio.TaskGroup, tasks: Collection[asyncio.Task[Any]]) -> None:
-        """Watches until `stop`, in a task that raises RequestStalled. Most requests end before the first
-        tick, and need no task for it.
+        """Watch until `stop`, in a task that raises RequestStalled; short requests need none.
 
         Args:
-            tasks: the request's own. Once all are done, only its client can hold it up.
+            tasks: the request's own. Once done, only the client can hold it up.
         """
 
         def begin() -> None:

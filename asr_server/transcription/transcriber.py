@@ -1,8 +1,6 @@
-"""Takes one request from audio to text: chunks leave as soon as they are cut, text comes back in file order.
+"""Take requests from audio to text over the shared preprocess pool and dispatcher.
 
-Runs on the event loop of the API process, or of `asr-server transcribe`, and computes nothing there: chunks
-go through the dispatcher, audio is decoded in the threads of the preprocess pool. Used by `api`, `realtime`,
-`wyoming.py` and `offline`. It knows no HTTP.
+Runs on the event loop and computes nothing there. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ from asr_server.transcription.transcript import TranscriptBuilder
 
 
 class Transcriber:
-    """Runs requests over the shared preprocessing pool and dispatcher."""
-
     def __init__(
         self,
         dispatcher: Dispatcher,
@@ -59,12 +55,11 @@ class Transcriber:
         speakers: Sequence[str] = (),
         track: SpeakerTrack | None = None,
     ) -> AsyncIterator[RequestSession]:
-        """Runs the request while the block runs. Leaving the block, in whatever way, cancels what is
-        unfinished and closes the recording.
+        """Run a request while the block runs; leaving it cancels the rest and closes the recording.
 
         Args:
-            speakers: who speaks in each channel of a recording whose channels are kept apart; else empty.
-            track: listens to the recording, whose decoding waits while it is behind.
+            speakers: speakers of split channels; else empty.
+            track: listens to the recording, which waits for it.
 
         Raises, also inside the block: RequestError, EngineUnavailable, ChunkFailed.
         """
@@ -84,7 +79,7 @@ class Transcriber:
             yield session if speakers else MixedSession(session, recording, of_channel)
 
     async def transcribe_chunk(self, chunk: Chunk, options: DecodingOptions) -> TranscriptDelta:
-        """One chunk of live speech, as a request of its own. Cancelled, it frees its slot.
+        """Transcribe one chunk of live speech. Cancelled, it frees its slot.
 
         Raises: EngineUnavailable, ChunkFailed.
         """
@@ -146,6 +141,5 @@ class Transcriber:
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in the group that a task group has raised."""
     error = errors.exceptions[0]
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error

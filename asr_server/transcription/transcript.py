@@ -1,7 +1,5 @@
-"""Puts the text of a request together, chunk by chunk in the order of the file.
-
-Runs on the event loop of the API process; does not wait. Used by `session.py`. Knows no output format
-(`formats` has these). The segments of channels that are kept apart come in the order they begin in.
+"""Join a request's text, chunk by chunk in file order. Split channels are ordered by start. Knows no
+format.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ def _num_positions(duration_s: float) -> int:
 
 
 class TranscriptBuilder:
-    """Makes deltas of decoded parts, and at the end the transcript of the deltas.
+    """Make deltas of decoded parts, and the transcript of the deltas.
 
     Args:
-        speakers: who speaks in each channel that is kept apart; empty where they are mixed.
+        speakers: speakers of split channels.
     """
 
     def __init__(
@@ -66,16 +64,13 @@ class TranscriptBuilder:
         self._num_segments = 0
 
     def settle(self, until_s: float) -> TranscriptDelta:
-        """Gives the text held back until `until_s`: every channel has been read so far, so it is final."""
         self._settled_s = until_s
         return self.delta([])
 
     def keep(self, delta: TranscriptDelta) -> None:
-        """Adds a delta that has been sent to the transcript."""
         self._deltas.append(delta)
 
     def delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
-        """The delta of one chunk's parts and of the segments held back before; no parts: of those alone."""
         self._dropped += [dropped for part in parts for dropped in part.dropped]
         so_far, letters = self._text, Counter[str]()
         segments: list[Segment] = []
@@ -98,7 +93,7 @@ class TranscriptBuilder:
         )
 
     def early_delta(self, parts: list[DecodedPart]) -> TranscriptDelta:
-        """The delta of the final text of a chunk under way. Its segments come with the chunk's end."""
+        """Return the final text of a chunk under way; its segments come at the end."""
         text, language = self._text, self._language.of(parts)
         start_s = read_until_s = parts[0].start_s
         for part in parts:
@@ -116,13 +111,12 @@ class TranscriptBuilder:
         )
 
     def _logprobs(self, parts: list[DecodedPart]) -> tuple[TokenLogprob, ...]:
-        """Log-probabilities, where they are asked for: they take longer than all the rest."""
+        """Return log-probabilities on request: they cost more than everything else."""
         if not self._with_logprobs:
             return ()
         return tuple(entry for part in parts for entry in token_logprobs(part, self._tokenizer))
 
     def _next_segments(self, parts: list[DecodedPart]) -> list[tuple[Segment, str | None]]:
-        """The segments that are final now, numbered through the whole file, each with its language."""
         language = self._language.of(parts)
         for part in parts:
             speaker = self._speakers[part.channel] if self._speakers else None
@@ -137,7 +131,6 @@ class TranscriptBuilder:
         ]
 
     def transcript(self) -> Transcript:
-        """The whole transcript. May be asked for only after the last delta."""
         if self._source.truncated:
             logger.warning("the recording ends early: transcribed the %.1f s read", self._source.duration_s)
         deltas = self._deltas
@@ -159,7 +152,6 @@ class TranscriptBuilder:
         )
 
     def _main_language(self) -> str | None:
-        """The language with most text in a recording that has several."""
         return _most(self._letters) if self._language.is_per_chunk else self._language.code
 
 

@@ -1,24 +1,15 @@
-"""Checks segments by a voice detector: drops invented ones, finds speech passed over, corrects times.
+"""Check segments with a voice detector: drop invented ones, find skipped speech, correct times.
 
-Runs on the event loop of the API process; the detector runs in the threads of `audio/pool.py`. Used by
-`chunk_reader.py`. Runs no Whisper model: it asks for a tail to be read again.
+Whisper judges silence for a whole chunk, so a bark between words may become "five". A doubtful segment
+stays only if the detector finds speech in its time, or is dropped; all behind it are in doubt too. Parts
+beyond doubt, nearly all real speech, cost nothing.
 
-Whisper's own judgement (`segments.is_silence`) depends on its training, and is one for a whole chunk: a bark
-may be read as "five" between two words that somebody said. A segment in doubt is therefore kept only where
-the detector finds speech in the segment's own time. Behind one that is dropped, every segment of the part is
-in doubt: of several coughs the first "Bang" is unlikely, and the others follow from it. Parts beyond doubt,
-nearly all of real speech, cost nothing.
+Times may be seconds too early. If somebody speaks behind a dropped segment, the audio is read again from
+there. The same holds for certain speech before, between or behind segments: models end early after a long
+pause or a repetition, and skip one of two languages.
 
-A model may also write times that are seconds too early, so that the words of a sentence get the time of the
-noise before it. So a segment without a voice is dropped for good only where nobody speaks behind it; else
-the audio is read again from where somebody speaks. Behind a long pause a model may take the rest of a window
-(what it reads at once, mostly 30 s) for silence, and mark it as read; where a text returns that it has just
-written, it may end there, and of two languages in a window it may skip one. Where the detector is certain of
-speech before, between or behind the segments, the chunk is read again from there.
-
-The model often writes 0.0 for the first segment of a window, whatever comes before the speech, and ends a
-segment where the next one begins, whatever pause lies between. Its times are moved inward to where somebody
-begins and ceases to speak; where words are aligned, segments take their times instead.
+Models write 0.0 for a first segment and ignore pauses, so times move inward to speech; aligned words
+overrule them.
 """
 
 from __future__ import annotations
@@ -65,21 +56,20 @@ KEPT_S: Final = 1.0  # but for this much beside speech
 
 
 class SpokenChunk(msgspec.Struct, frozen=True):
-    """The pieces of a chunk in which somebody may speak, and where somebody does, on the file's clock."""
+    """A chunk's pieces with possible speech, and its certain speech, on the file's clock."""
 
     pieces: Sequence[Chunk]
     possible_s: Sequence[Stretch] = ()
     certain_s: Sequence[Stretch] = ()
 
     def certainly_spoken_s(self, start_s: float, end_s: float) -> float:
-        """Return for how long somebody certainly speaks between two times."""
         return sum(max(0.0, min(end_s, last_s) - max(start_s, first_s)) for first_s, last_s in self.certain_s)
 
 
 async def listen(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
-    """Cut the chunk where nobody speaks for long: beside music or noise a model misses or mistimes words.
+    """Cut the chunk at long stretches without speech: beside noise, models miss or mistime words.
 
-    A chunk without any speech stays whole: its text is judged by itself.
+    A chunk without any speech stays whole.
     """
     if chunk.duration_s < NO_SPEECH_S:
         return SpokenChunk([chunk])
@@ -120,7 +110,6 @@ def _in_file(stretches_s: Sequence[Stretch], chunk: Chunk) -> list[Stretch]:
 
 
 def _pieces_s(speech_s: Sequence[Stretch], duration_s: float) -> list[Stretch]:
-    """Join stretches of speech with what lies around them, but for what is long."""
     edges_s = [0.0]
     spoken_to_s = 0.0
     for start_s, end_s in [*speech_s, (duration_s, duration_s)]:
@@ -158,13 +147,12 @@ async def drop_inventions(
     num_sent: int = 0,
     may_go_on: bool = True,
 ) -> DecodedPart:
-    """The part without the doubtful segments in whose time nobody speaks. Where somebody speaks behind one
-    of them, the part ends before it and has an unread tail from there.
+    """Drop doubtful segments without speech. If speech follows one, end the part before it.
 
     Args:
-        chunk: what the part was read from.
-        num_sent: segments at its beginning that a client has already, so that they are kept.
-        may_go_on: whether a tail can be read as a further part.
+        chunk: the audio of the part.
+        num_sent: leading segments that a client has already.
+        may_go_on: whether a tail can be read.
     """
     kept: list[Span] = []
     is_any_dropped = False
@@ -184,17 +172,13 @@ async def drop_inventions(
 
 
 async def _next_speech_s(span: Span, chunk: Chunk, kept_to_s: float, pool: PreprocessPool) -> float | None:
-    """The time from which the chunk is to be read again, behind a segment in which nobody speaks."""
     behind = rest_of(chunk, round(span.start_s * SAMPLE_RATE))
     speech_s = await pool.run(next_speech_s, behind.samples, 0.0)
     return None if speech_s is None else _tail_s(span.start_s + speech_s, kept_to_s, chunk)
 
 
 def _tail_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | None:
-    """Return the time shortly before `speech_s` from which to read again, never within kept text.
-
-    None where this is so near the chunk's start that the same text would come of it.
-    """
+    """Return the time shortly before `speech_s`, outside kept text; None near the chunk's start."""
     first = math.ceil(max(kept_to_s, speech_s - LEAD_S) * SAMPLE_RATE)
     first += -(chunk.start_sample + first) % SAMPLES_PER_FRAME
     return first / SAMPLE_RATE if first >= MIN_ADVANCE_S * SAMPLE_RATE else None
@@ -203,9 +187,9 @@ def _tail_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | None:
 async def until_missed_speech(
     part: DecodedPart, chunk: Chunk, pool: PreprocessPool, num_sent: int = 0
 ) -> DecodedPart | None:
-    """Return the part up to the first gap between its segments in which somebody speaks; None: there is none.
+    """Return the part up to the first gap with speech; None if there is none.
 
-    Gaps are looked at behind the segments that were sent, the last one up to the unread tail.
+    Gaps behind sent segments are checked, the last up to the unread tail.
     """
     ends_s = [0.0, *(span.end_s for span in part.spans)]
     starts_s = [
@@ -225,13 +209,12 @@ async def until_missed_speech(
 
 
 def holds_long_gap(part: DecodedPart) -> bool:
-    """Return whether much may be said before or between the part's segments."""
     ends_s = [0.0, *(span.end_s for span in part.spans)]
     return any(span.start_s - end_s >= MISSED_S for span, end_s in zip(part.spans, ends_s, strict=False))
 
 
 async def is_surely_speech(chunk: Chunk, pool: PreprocessPool) -> bool:
-    """Return whether the detector is certain of so much speech that no other judge may drop its text."""
+    """Return whether there is so much certain speech that no other judge may drop the text."""
     stretches_s = await pool.run(certain_speech_s, chunk.samples)
     return sum(end_s - start_s for start_s, end_s in stretches_s) >= SURELY_S
 
@@ -254,7 +237,6 @@ MIN_SPEECH_S: Final = 0.1
 async def without_silent_edges(
     parts: Sequence[DecodedPart], chunk: Chunk, spoken: SpokenChunk, pool: PreprocessPool
 ) -> list[DecodedPart]:
-    """The chunk's parts, with segments that begin and end near a voice. Text and words stay as they are."""
     if not any(part.spans for part in parts):
         return list(parts)
     speech_s = spoken.possible_s or _in_file(await pool.run(possible_speech_s, chunk.samples), chunk)
@@ -262,13 +244,11 @@ async def without_silent_edges(
 
 
 def _without_silent_edges(part: DecodedPart, speech_s: Sequence[Stretch]) -> DecodedPart:
-    """`speech_s`: on the file's clock."""
     stretches = [(start_s - part.start_s, end_s - part.start_s) for start_s, end_s in speech_s]
     return msgspec.structs.replace(part, spans=tuple(_moved_inward(span, stretches) for span in part.spans))
 
 
 def _moved_inward(span: Span, speech_s: Sequence[Stretch]) -> Span:
-    """The span with its times on speech; one in which the detector finds none stays as it is."""
     within = [
         (start_s, end_s)
         for start_s, end_s in speech_s

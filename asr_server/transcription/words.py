@@ -17,19 +17,16 @@ WITH_THE_WORD_BEFORE: Final = "\"'.。,，!！?？:：”)]}、"
 
 
 class WordGroup(NamedTuple):
-    """A word's text, and its tokens; those of punctuation that was joined to it are not counted."""
-
     text: str
     first: int
     end: int
 
 
 def group_words(tokens: Sequence[int], tokenizer: Tokenizer, spaced: bool) -> list[WordGroup]:
-    """Groups text tokens.
+    """Group text tokens.
 
     Args:
-        spaced: whether the language puts spaces between words; otherwise every character that tokens make
-            is a word.
+        spaced: whether words are separated by spaces; else every character is a word.
     """
     groups = list(_characters(tokens, tokenizer))
     words = _join_up_to_spaces(groups) if spaced else groups
@@ -37,7 +34,6 @@ def group_words(tokens: Sequence[int], tokenizer: Tokenizer, spaced: bool) -> li
 
 
 def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordGroup]:
-    """Groups of the fewest tokens that make whole characters; bytes that make none join the group before."""
     decoder, first = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0
     for end, token in enumerate(tokens, start=1):
         decoder.decode(tokenizer.decode_bytes(token))
@@ -48,7 +44,6 @@ def _characters(tokens: Sequence[int], tokenizer: Tokenizer) -> Iterator[WordGro
 
 
 def _join_up_to_spaces(groups: Sequence[WordGroup]) -> list[WordGroup]:
-    """Joins groups to words, each of which begins with a space or is punctuation alone."""
     words: list[WordGroup] = []
     for group in groups:
         if not words or group.text.startswith(" ") or group.text.strip() in string.punctuation:

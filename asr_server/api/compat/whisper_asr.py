@@ -1,7 +1,6 @@
-"""`POST /asr` and `POST /detect-language` of whisper-asr-webservice, as Bazarr, Lingarr and others call them.
+"""whisper-asr-webservice's `POST /asr` and `POST /detect-language`, as Bazarr and Lingarr call them.
 
-Their fields stand in the query; the recording is the part `audio_file`, with `encode=false` 16-bit samples
-at 16 kHz without a header.
+Fields are in the query, the recording in `audio_file`; `encode=false` means raw 16-bit samples at 16 kHz.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ PCM_HEAD: Final = b"".join(
 
 
 class AsrQuery(BaseModel):
-    """`vad_filter` and `video_file` are ignored: pauses never reach the model, and the name is not needed."""
+    """`vad_filter` and `video_file` are accepted and not needed."""
 
     encode: bool = True
     task: Literal["transcribe", "translate"] = "transcribe"
@@ -73,8 +72,6 @@ async def detect_language(request: Request, encode: bool = True) -> Response:
 
 
 class _Detection(TranscriptionResponse):
-    """Reads no further than to the first chunk with speech."""
-
     async def _whole(self, form: Form, request: TranscriptionRequest, receive: Receive) -> Response:
         async with transcribing(self._state, form, request, receive) as (session, _):
             async for delta in session:
@@ -94,7 +91,6 @@ def _parse_detection(pairs: list[tuple[str, str]], models: ModelRegistry) -> Tra
 
 
 def _parse(query: AsrQuery, pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
-    """`pairs`: of the form, where its server has none."""
     fields = [
         ("response_format", _FORMATS[query.output]),
         ("prompt", query.initial_prompt),

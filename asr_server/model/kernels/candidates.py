@@ -1,7 +1,6 @@
-"""The kernels written in Triton, and random data of a model's own shapes to try each on.
+"""The Triton kernels, and random data in the model's shapes to try each on.
 
-`engine/runner.py` calls `choose_kernels` in the replica's process, once at the start. This file alone imports
-Triton or the kernels that need it, and only where the setting asks for them.
+Called once by `engine/runner.py`. The only file that imports Triton's kernels.
 """
 
 from __future__ import annotations
@@ -37,15 +36,14 @@ def choose_kernels(
     audio_dtype: torch.dtype | None = None,
     fp8_encoder: bool = False,
 ) -> Choice:
-    """
-    Args:
-        setting: torch; triton: all kernels, untried; auto: what proves itself here, on CPU torch.
-        num_ranks: ranks that work as one. They must not choose differently: for several, auto is torch.
-        more: candidates of the caller's, who knows what the model does not.
-        audio_dtype: of the audio's keys and values in the cache; None: `dtype`.
-        fp8_encoder: the encoder's layers multiply in 8-bit floats.
+    """Args:
+        setting: torch; triton: all kernels, untried; auto: the kernels that win here.
+        num_ranks: ranks that work as one; several use torch, because they must choose alike.
+        more: candidates of the caller.
+        audio_dtype: type of the cached audio; None: `dtype`.
+        fp8_encoder: the encoder multiplies in 8-bit floats.
     Raises:
-        ValueError: triton is asked for where it cannot run, or a kernel has left the GPU unusable.
+        ValueError: triton cannot run here, or a kernel has left the GPU unusable.
     """
     if setting == "triton":
         return Choice(_all_kernels(device, dtype), "all triton (--kernels)")
@@ -69,9 +67,7 @@ def choose_kernels(
 
 @torch.inference_mode()
 def _try_on_gpu(kernels: Kernels, tried: Iterable[Candidate]) -> Choice:
-    """After some errors, such as an access to memory that is not there, torch cannot do anything either: in
-    this process every later call fails, and in the next one the same kernel would be tried again.
-    """
+    """Try kernels. After an illegal memory access, every later call in this process fails."""
     try:
         choice = choose(kernels, tried, _time_s)
         torch.cuda.synchronize()
@@ -116,9 +112,6 @@ def decode_attention(
     rows: int = _MAX_ROWS,
     context: int = _CONTEXT,
 ) -> Iterator[Candidate]:
-    """Candidates for a decode step's attention to the audio, most of what a step reads, and to the text, in
-    several forms.
-    """
     heads, positions = sizes.decoder_heads, sizes.audio_positions
     depth, stride = sizes.width // heads, -(-positions // 16) * 16
     draw = _random(device, dtype)
@@ -177,7 +170,6 @@ def encoder_layer(
     fp8: bool,
     rows: int | None = None,
 ) -> Iterator[Candidate]:
-    """Candidates for the work around the encoder layers' products, in the sizes of a whole batch."""
     rows = rows or _ENCODE_BATCH * sizes.audio_positions
     width, hidden, tolerance = sizes.width, sizes.encoder_hidden, _tolerance(dtype)
     draw = _random(device, dtype)
@@ -209,15 +201,12 @@ def _random(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Returns how far numbers about 1 may differ: some roundings of the type."""
     return 1e-4 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps
 
 
 def _time_s(compute: Callable[[], Tensor]) -> float:
-    """Seconds a call, on the device alone: the calls lie in its queue before the first one is timed.
-
-    As in a graph. Else small kernels would be timed by how long the host takes to launch them. Several times,
-    because other replicas that start may use the same GPU meanwhile.
+    """Return seconds a call on the device alone: calls are queued before the first is timed, as in a
+    graph.
     """
     for _ in range(3):
         compute()

@@ -1,9 +1,7 @@
-"""The end of a decode step: in one pass over the scores the rules, the likeliest token, its log-probability
-and a beam search's candidates; in another over the slots' columns, what the chosen token changes in them.
+"""The end of a decode step: choose each row's token, its log-probability and a beam's candidates; then
+update the slots' columns.
 
-`engine/tokens.py` has the rules, with which this must agree token for token, and `engine/slots.py` the
-columns. The scores stay as they are. Runs on the GPU, launched by a replica's process. Imports Triton, so
-that `candidates.py` alone imports it.
+Must agree token for token with `engine/tokens.py` and with `engine/slots.py`.
 """
 
 from __future__ import annotations
@@ -30,19 +28,16 @@ def choose_token(
     logprobs: Tensor,
     candidates: Tensor,
 ) -> None:
-    """Writes each row's likeliest token and its log-probability to `tokens` and `logprobs` [B].
-
-    A graph may record it: what is launched depends on shapes alone, the rows' state is read on the device.
+    """Write each row's likeliest token and log-probability, [B]. A graph may record it.
 
     Args:
-        scores: float32 [B, vocabulary]; rows may lie further apart than that; what is between them is
-            read but never chosen, and loads are wide where they begin at multiples of 16.
-        suppressed: int8 [vocabulary, or more], when a token is: 1 always, 2 as the first.
-        active: bool [B]; of other rows nothing is read, and nothing is written.
+        scores: float32 [B, vocabulary]; rows may be padded. Aligned to 16, loads are wide.
+        suppressed: int8 [vocabulary or more]: 1 always, 2 as the first token.
+        active: bool [B]; other rows are neither read nor written.
         num_generated, token, previous, last_time: [B], columns of the slots.
         end_of_text, first_time, last_initial_time: tokens.
-        candidates: float32 [2 * count, B], or empty: gets a line for each of the likeliest tokens, the first
-            of equal ones first, then one for each of their log-probabilities.
+        candidates: float32 [2 * count, B], or empty: a line for each likely token, the first of equals first,
+            then a line for each log-probability.
     """
     assert scores.stride(1) == 1
     assert not len(candidates) or candidates.stride(1) == 1
@@ -115,10 +110,10 @@ def _choose(  # type: ignore[no-untyped-def]
 def _scan(  # type: ignore[no-untyped-def]
     scores, suppressed, first, end, row_stride, num_suppressed, cases, BLOCK: tl.constexpr
 ):
-    """Of the tokens from `first` to before `end`: each lane's best score and its token, and the sum of
-    exp(score - best) over all lanes.
+    """Return each lane's best score and token between `first` and `end`, and the sum of exp(score -
+    best).
 
-    Lanes keep to themselves until the end: threads that wait for each other would leave the memory idle.
+    Lanes stay apart until the end: threads that wait would leave the memory idle.
     """
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.full([BLOCK], 0.0, tl.float32)
@@ -137,7 +132,6 @@ def _scan(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _allowed(scores, suppressed, n, inside, row_stride, num_suppressed, cases):  # type: ignore[no-untyped-def]
-    """Scores of the tokens `n`, minus infinity where these are not `inside` or suppressed."""
     # The masks are those that leave loads wide: what is behind the vocabulary is off all the same.
     score = tl.load(scores + n, n < row_stride, other=float("-inf"))
     off = (tl.load(suppressed + n, n < num_suppressed, other=0).to(tl.int32) & cases) != 0
@@ -156,9 +150,6 @@ def _write_candidates(  # type: ignore[no-untyped-def]
     first, end, first_time, time_end, row_stride, num_suppressed, cases, line_stride,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the tokens in the order of their scores. The lane of each one looks for its next one: so only
-    these lanes are read again.
-    """
     for rank in range(COUNT):
         highest, found = _first_of_best(best, token)
         tl.store(candidates + rank * line_stride, found.to(tl.float32), is_active)
@@ -192,15 +183,14 @@ def advance(
     end_of_text: int,
     report: Tensor,
 ) -> None:
-    """Appends a token to every row, as `SlotState.advance` does, and writes what the host reads of the step.
+    """Append a token to every row, as `SlotState.advance` does, and write the step's report.
 
     Args:
         tokens, logprobs, no_speech: [B].
         active, token, previous, position, num_generated, last_time: [B], columns of the slots.
         generated: [B, positions].
         candidates: [lines, B], of `choose_token`.
-        first_time, end_of_text: tokens.
-        report: float64 [3 + lines, B]: gets tokens, log-probabilities, no-speech and the candidates.
+        report: float64 [3 + lines, B]: tokens, log-probabilities, no-speech, candidates.
     """
     assert report.is_contiguous()
     _advance[triton.cdiv(len(tokens), _ROWS),](

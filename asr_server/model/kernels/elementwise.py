@@ -1,8 +1,5 @@
-"""Triton kernels that read and write a tensor once, where torch does so several times.
-
-An addition and the layer norm of the sum (the layers of encoder and decoder); rows in 8-bit floats, each with
-a scale of its own (`float8.py`). Runs on the GPU, launched by a replica's process. Imported by
-`candidates.py` alone, because it imports Triton.
+"""Triton kernels that read and write a tensor once: addition with layer norm, and rounding to 8-bit
+floats.
 """
 
 from __future__ import annotations
@@ -20,13 +17,12 @@ _ROWS = 1  # rows of a program
 def add_norm(
     x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, limit: float | None
 ) -> tuple[Tensor, Tensor]:
-    """x + change, and its layer norm.
+    """Return x + change and its layer norm.
 
     Args:
         x: [..., D], contiguous.
-        change: the same, or fewer rows, which are then repeated.
-        weight, bias, eps: of the norm.
-        limit: what no number of the sum is to exceed; None: as it comes.
+        change: the same, or fewer rows, which repeat.
+        limit: greatest number of the sum; None: no limit.
     """
     assert x.is_contiguous()
     assert change.is_contiguous()
@@ -71,7 +67,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """8-bit floats of x [rows, D], contiguous, and float32 scales [rows, 1]; their product is nearly x."""
+    """Return x [rows, D] as 8-bit floats, and float32 scales [rows, 1]."""
     assert x.is_contiguous()
     num_rows, width = x.shape
     quantised = torch.empty_like(x, dtype=FP8)

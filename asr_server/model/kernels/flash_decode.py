@@ -1,9 +1,7 @@
-"""Attention of single queries over the cache, read in place, in one pass with the softmax in float32.
+"""Attention of single queries over the cache, read in place, with the softmax in float32.
 
-The way of computing is flash decoding's (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/): the keys
-of a row are split where there are few rows, each share is reduced by itself with its own maximum, and a
-second kernel puts the shares together. Must agree with `layers.py`. Runs on the GPU, launched by a replica's
-process. Imported by `candidates.py` alone, because it imports Triton.
+After flash decoding (Dao et al. 2023, https://pytorch.org/blog/flash-decoding/): keys are split into
+shares, each with its own maximum; a second kernel joins them. Must agree with `layers.py`.
 """
 
 from __future__ import annotations
@@ -34,23 +32,19 @@ def flash_decode(
     new_values: Tensor | None = None,
     num_warps: int = NUM_WARPS[0],
 ) -> Tensor:
-    """Each row's query over the first positions of its slot.
-
-    A graph may record it: what is launched depends on shapes alone, and lengths are read on the device.
+    """Attend from each row to its slot's first positions. A graph may record it.
 
     Args:
         query: [R, H, d], scaled; d is a power of two.
-        keys: [slots, H, n, d], in any order of the last two in memory; rows of n have to start at multiples
-            of 16 elements where n lies innermost, and have that many elements.
+        keys: [slots, H, n, d]; if n is innermost, rows are aligned to 16 elements.
         values: [slots, H, n, d], d innermost.
-        slots: [R], the slot of each row.
-        lengths: [R], positions that the row looks at; 0: it costs nothing, and the result is zero.
-        most: that no length is greater than.
-        key_scales, value_scales: float32 [slots, H], by which a cache in fp8 is to be multiplied.
-        new_keys, new_values: [R, H, d], d innermost: those of each row's last position, which are stored on
-            the way. No two rows have the same slot then. Not where n lies innermost.
-        num_warps: of a program. Fewer do less work in all, for less is exchanged between threads; more hide
-            better how long memory takes.
+        slots: [R].
+        lengths: [R], positions to read; 0 gives zero.
+        most: upper bound of the lengths.
+        key_scales, value_scales: float32 [slots, H], for 8-bit floats.
+        new_keys, new_values: [R, H, d], stored at each row's last position. Slots must differ; n is not
+            innermost.
+        num_warps: of a program: fewer exchange less, more hide latency better.
     Returns:
         [R, H, d], of the query's type.
     """
@@ -93,7 +87,6 @@ def flash_decode(
 
 
 def plan_splits(num_programs: int, most: int) -> tuple[int, int]:
-    """Return how many parts the positions are cut into, and how long a part is. None is empty."""
     blocks = triton.cdiv(most, _BLOCK)
     wanted = min(triton.cdiv(_ENOUGH_PROGRAMS, num_programs), triton.cdiv(blocks, 2), _MAX_SPLITS)
     blocks_of_part = triton.cdiv(blocks, wanted)

@@ -1,8 +1,6 @@
-"""The table of implementations, one for each computation, and how they are chosen when a model is loaded.
+"""Choose an implementation for each computation when a model is loaded.
 
-Kernels are tried on random data against torch, and timed. `judge` and `choose` know neither Triton nor a GPU;
-`candidates.py` gives them what to try. Runs in the replica's process. Used by `candidates.py`,
-`engine/tokens.py` and `model`.
+Kernels are compared with torch on random data, and timed. Knows neither Triton nor a GPU.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ NUM_WARPS = (2, 1, 4)  # of a program of flash_decode, that are worth trying; th
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels in use. Each field is the function of that name in this folder, `linear_gelu` that of
-    `layers.py`; None: torch does it, in several operations.
-    """
+    """The kernels in use, named as the functions; None: torch's operations."""
 
     flash_decode: Callable[..., Tensor] | None = None
     choose_token: Callable[..., None] | None = None
@@ -39,8 +35,6 @@ TORCH = Kernels()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One computation, done by a kernel and by torch on the same data."""
-
     name: str  # a field of `Kernels`
     kernel: Callable[[], Tensor]
     reference: Callable[[], Tensor]
@@ -65,7 +59,6 @@ Timer = Callable[[Callable[[], Tensor]], float]  # seconds that a call takes
 
 
 def judge(candidate: Candidate, time_s: Timer) -> Verdict:
-    """Return whether the kernel gives torch's numbers in less time. Never raises."""
     # Whatever goes wrong in a compiler, a driver or a kernel, torch can do the same.
     try:
         for checked in filter(None, (candidate, candidate.checked_too)):
@@ -83,10 +76,7 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
 
 
 def choose(all_kernels: Kernels, candidates: Iterable[Candidate], time_s: Timer) -> Choice:
-    """Returns the kernels that are better than torch, each in its fastest form.
-
-    A candidate is made when its turn comes.
-    """
+    """Return the kernels that beat torch, each in its fastest form. Candidates are made one by one."""
     chosen, fastest_s, reasons = all_kernels, dict[str, float](), list[str]()
     for candidate in candidates:
         name = candidate.name
