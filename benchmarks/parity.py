@@ -27,6 +27,7 @@ from asr_server.checkpoint.files import AudioWindow
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import DecodingOptions, Samples
 from asr_server.model import Whisper, load_whisper
+from asr_server.model.rows import rows_of
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint, make_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, Reference, transcribe
@@ -125,7 +126,7 @@ def _audio_and_scores(model: Whisper, clips: Sequence[Samples]) -> tuple[Tensor,
     cache.write_audio(range(len(clips)), model.decoder.cross_keys_values(audio))
     tokens = torch.full((len(clips), 1), 100, device=model.device)
     positions = torch.zeros_like(tokens)
-    hidden = model.decoder(tokens, positions, cache.rows(slice(0, len(clips)), positions, context=1))
+    hidden = model.decoder(tokens, positions, rows_of(cache, slice(0, len(clips)), positions, context=1))
     return audio, model.decoder.logits(hidden[:, 0])
 
 

@@ -32,6 +32,7 @@ from rich.table import Table
 
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples
+from asr_server.model.rows import rows_of
 from benchmarks.checkpoints import add_checkpoints_option
 from benchmarks.engine_helpers import Checkpoint, transcribe
 from benchmarks.parity import Finding
@@ -124,7 +125,7 @@ def difference(checkpoint: Checkpoint, samples: Samples, a: ChunkResult, b: Chun
     cache = model.new_cache(1)
     audio = model.encoder(model.log_mel([samples]))
     cache.write_audio([0], model.decoder.cross_keys_values(audio))
-    hidden = model.decoder(fed, positions, cache.rows(slice(0, 1), positions, context=fed.shape[1]))
+    hidden = model.decoder(fed, positions, rows_of(cache, slice(0, 1), positions, context=fed.shape[1]))
     logprobs = model.decoder.logits(hidden[:, -1])[0].log_softmax(-1)
     begin = specials.timestamp_begin
     pair = tokens[first], others[first]

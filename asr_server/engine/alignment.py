@@ -25,6 +25,7 @@ from asr_server.engine.active_chunk import ActiveChunk, sot_sequence
 from asr_server.engine.cuda import HostCopy, Transfers
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache import Slots
+from asr_server.model.rows import rows_of
 
 Matrix = npt.NDArray[np.floating]
 
@@ -168,7 +169,7 @@ class Aligner:
         padded = [text.tokens + [end_of_text] * (longest - len(text.tokens)) for text in texts]
         tokens = self._transfers.to_device(torch.tensor(padded))
         positions = torch.arange(longest, device=device).expand_as(tokens)
-        rows = self._cache.rows(slots, positions, context=longest)
+        rows = rows_of(self._cache, slots, positions, context=longest)
         self._cache.text_ends.extend(numbers, longest)
         last = max(self._model.alignment_heads)
         for layer, queries in enumerate(self._model.decoder.audio_queries(tokens, positions, rows)):

@@ -46,6 +46,7 @@ from asr_server.engine.tokens import (
 from asr_server.model import Whisper
 from asr_server.model.cache import Slots
 from asr_server.model.kernels.candidates import choose_kernels
+from asr_server.model.rows import rows_of
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Runner:
     def _feed(self, slots: Slots, prompts: list[list[int]]) -> Tensor:
         tokens = self._transfers.to_device(torch.tensor(prompts))
         positions = torch.arange(tokens.shape[1], device=self.model.device).expand_as(tokens)
-        rows = self.cache.rows(slots, positions, context=tokens.shape[1])
+        rows = rows_of(self.cache, slots, positions, context=tokens.shape[1])
         hidden: Tensor = self.model.decoder(tokens, positions, rows)
         return hidden
 
@@ -190,7 +191,7 @@ class Runner:
     def _score(self, num_rows: int, context: int) -> Tensor:
         state = self.state[:num_rows]
         positions = state.position[:, None]
-        rows = self.cache.rows(slice(0, num_rows), positions, context, state.active)
+        rows = rows_of(self.cache, slice(0, num_rows), positions, context, state.active)
         hidden = self.model.decoder(state.token[:, None], positions, rows)[:, 0]  # [B, D]
         out = None if self._scores is None else self._scores[:num_rows]
         scores: Tensor = self.model.decoder.logits(hidden, out)

@@ -1,16 +1,15 @@
 """The decoder's keys and values, allocated once for all slots.
 
 A slot holds one text; an audio slot holds one chunk's audio. `audio_of` maps slots to audio slots, so the
-hypotheses of a beam share one. Active slots lie side by side from 0, so a step reads one block. Used by
-`whisper.py` and `engine`; knows no requests.
+hypotheses of a beam share one. Active slots lie side by side from 0, so a step reads one block.
+`rows.py` attends to them. Knows no requests.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,119 +17,13 @@ from torch import Tensor
 from asr_server.model.float8 import FP8, as_bytes, dequantise, quantise
 from asr_server.model.int8 import pack_rows, packed_row_bytes, unpack_rows
 from asr_server.model.kernels import TORCH, Kernels
-from asr_server.model.layers import (
-    WEIGHTED_ROWS,
-    attend_cached,
-    attend_cached_audio,
-    split_heads,
-    sums_text_rows,
-)
+from asr_server.model.layers import WEIGHTED_ROWS, split_heads
 from asr_server.model.silence import OwnBlocks
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.text_ends import TextEnds
 
 # Which slots a call is about: a slice where they lie side by side, else their indices [B].
 Slots = slice | Tensor
-
-
-class CacheRows(Protocol):
-    kernels: Kernels  # in use
-
-    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append keys and values, then attend to the text: [B, T, H, d] each (query scaled) to [B, T, D]."""
-        ...
-
-    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
-        """Attend to the audio: [B, T, H, d], scaled, to [B, T, D]."""
-        ...
-
-
-class TorchRows:
-    def __init__(self, cache: DecoderCache, slots: Slots, positions: Tensor, context: int) -> None:
-        self.kernels = cache.kernels
-        self._cache = cache
-        self._slots = slots
-        self._positions = positions
-        self._index = slot_ids(slots, positions.device)[:, None]  # [B, 1], the same slots
-        unseen = torch.arange(context, device=positions.device) > positions[:, :, None]  # [B, T, context]
-        mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
-        self._mask = mask[:, None]  # [B, 1, T, context], zero or minus infinity
-        self._context = context
-        self._value_rows = self._rows_of_values() if positions.shape[1] == 1 else None
-        self._audio_slots = cache.audio_slots(slots)
-        self._own_blocks = cache.own_blocks(self._audio_slots, positions.shape[1])
-
-    def _rows_of_values(self) -> Tensor | None:
-        _, _, num_heads, num_positions, _ = self._cache.values.shape
-        if not isinstance(self._slots, slice) or not sums_text_rows(self._cache.values):
-            return None
-        slot_heads = torch.arange(self._slots.start * num_heads, self._slots.stop * num_heads)
-        return (slot_heads[:, None] * num_positions + torch.arange(self._context)).int()
-
-    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._index, :, self._positions] = key
-        values[self._index, :, self._positions] = value
-        seen = (self._slots, slice(None), slice(self._context))
-        seen_values = values[seen] if self._value_rows is None else values.view(-1, values.shape[-1])
-        return attend_cached(query, keys[seen], seen_values, self._mask, self._value_rows)
-
-    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
-        cache = self._cache
-        if self._own_blocks is None:
-            if not isinstance(self._audio_slots, list):
-                return attend_cached_audio(query, *cache.audio(layer, self._audio_slots), cache.cross_rows)
-            each = [
-                attend_cached_audio(one, *cache.audio(layer, slice(slot, slot + 1)), cache.cross_rows)
-                for one, slot in zip(query[:, None], self._audio_slots, strict=True)
-            ]
-            return torch.cat(each)
-        silence = (cache.silent_keys[layer], cache.silent_values[layer]) if cache.shares_silence else None
-        return self._own_blocks.attend(query, cache.cross_keys[layer], cache.cross_values[layer], silence)
-
-
-class FlashRows:
-    """Read slots in place, each to its own length."""
-
-    def __init__(
-        self,
-        cache: DecoderCache,
-        slots: Slots,
-        positions: Tensor,
-        context: int,
-        active: Tensor | None,
-        flash_decode: Callable[..., Tensor],
-    ) -> None:
-        self.kernels, self._flash_decode = cache.kernels, flash_decode
-        self._cache, self._positions, self._context = cache, positions, context
-        self._slots = slot_ids(slots, positions.device)[:, None].expand_as(positions)  # [B, T]
-        audio_slots = cache.audio_of[self._slots]
-        text, audio = positions + 1, cache.audio_lengths[audio_slots]
-        if active is not None:
-            text, audio = text * active[:, None], audio * active[:, None]
-        self._text_lengths, self._audio_lengths = text.flatten(), audio.flatten()
-        self._row_slots = self._slots.flatten().contiguous()  # of an expanded one, flatten gives a view
-        self._row_audio_slots = audio_slots.flatten()
-
-    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        lengths, rows = self._text_lengths, self._row_slots
-        new: dict[str, Tensor] = {}
-        if query.shape[1] == 1:  # the kernel stores them: each row is the only one of its slot
-            new = {"new_keys": key[:, 0], "new_values": value[:, 0]}
-        else:
-            keys[self._slots, :, self._positions] = key
-            values[self._slots, :, self._positions] = value
-        attended = self._flash_decode(query.flatten(0, 1), keys, values, rows, lengths, self._context, **new)
-        return attended.view(*query.shape[:2], -1)
-
-    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
-        cache, lengths, rows = self._cache, self._audio_lengths, self._row_audio_slots
-        keys, values = cache.cross_keys[layer].transpose(2, 3), cache.cross_values[layer]
-        scales = () if cache.audio_scales is None else cache.audio_scales[:, layer].unbind()
-        queries, most = query.flatten(0, 1), keys.shape[2]
-        attended = self._flash_decode(queries, keys, values, rows, lengths, most, *scales)
-        return attended.view(*query.shape[:2], -1)
 
 
 def slot_ids(slots: Slots | list[int], device: torch.device) -> Tensor:
@@ -161,7 +54,7 @@ def key_block(num_positions: int) -> int:
 # with more audio than silence. Others share one product.
 _FEW_ROWS = 8
 # Beyond that many queries a sequence, the kernel or the lookup would read the same keys too often.
-_MAX_QUERIES = 8
+MAX_QUERIES = 8
 # Positions at whose multiples key rows start: for the kernel, and on a GPU for torch's products as well,
 # which are slow where rows do not begin at multiples of 16 bytes.
 _ROW_ALIGNMENT = 16
@@ -385,7 +278,7 @@ class DecoderCache:
         them.
         """
         is_read = self._packed or (WEIGHTED_ROWS and self.has_short_audio(slots))
-        if not is_read or num_queries > _MAX_QUERIES:
+        if not is_read or num_queries > MAX_QUERIES:
             return None
         ids = slot_ids(slots, self.audio_lengths.device)
         asked = (num_queries, *ids.tolist())
@@ -418,16 +311,3 @@ class DecoderCache:
         if self.audio_scales is None:
             return keys
         return dequantise(keys, self.audio_scales[0, layer, slot, :, None, None], self.keys.dtype)
-
-    def rows(self, slots: Slots, positions: Tensor, context: int, active: Tensor | None = None) -> CacheRows:
-        """Return the slots for one call.
-
-        Args:
-            positions: [B, T].
-            context: text positions to read; more than any of `positions`.
-            active: bool [B], False for rows that nobody reads; None: all are active.
-        """
-        flash_decode, has_few = self.kernels.flash_decode, positions.shape[1] <= _MAX_QUERIES
-        if flash_decode is not None and has_few:
-            return FlashRows(self, slots, positions, context, active, flash_decode)
-        return TorchRows(self, slots, positions, context)

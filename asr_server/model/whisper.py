@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asr_server.model.cache import CacheRows, DecoderCache
+from asr_server.model.cache import DecoderCache
 from asr_server.model.features import LogMel
 from asr_server.model.int8 import Int8Linear
 from asr_server.model.kernels import TORCH, Kernels
@@ -35,6 +35,7 @@ from asr_server.model.layers import (
     split_heads,
 )
 from asr_server.model.packed import PackedWeight, multiply, pack
+from asr_server.model.rows import CacheRows
 from asr_server.model.silence import Silence, SilentLayer
 from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, upper_half
 

@@ -13,6 +13,7 @@ from asr_server.engine.config import choose_cache_dtype, choose_dtype, choose_in
 from asr_server.model import Whisper, load_whisper, weights
 from asr_server.model.int8 import Int8EncoderLinear, Int8Linear, can_multiply_in_int8
 from asr_server.model.layers import Linear
+from asr_server.model.rows import rows_of
 from asr_server.model.weights import read_weights
 from asr_server.model.whisper import Convolution
 from benchmarks.engine_helpers import Checkpoint, transcribe
@@ -112,7 +113,7 @@ def test_any_slots_attend_to_packed_rows_nearly_as_to_whole_numbers(
             shape = (count, num_queries, *plain.keys.shape[2::2])
             query = torch.randn(shape, dtype=dtype)
             found, expected = (
-                cache.rows(slots, positions, num_queries).attend_audio(1, query).float()
+                rows_of(cache, slots, positions, num_queries).attend_audio(1, query).float()
                 for cache in (packed, plain)
             )
             assert (found - expected).norm() / expected.norm() < 0.03
@@ -136,13 +137,13 @@ def test_silence_is_read_from_a_slot_of_its_own_for_few_rows_and_little_silence_
     cache.attend_to(range(12), audio_slots, torch.tensor([list(range(12)), audio_slots]))
     query = torch.randn(12, 1, *cache.keys.shape[2::2], dtype=dtype)
     positions = torch.zeros(12, 1, dtype=torch.long)
-    many = cache.rows(slice(0, 12), positions, 1).attend_audio(1, query).float()
+    many = rows_of(cache, slice(0, 12), positions, 1).attend_audio(1, query).float()
     for few in (slice(0, 1), slice(2, 3), slice(0, 5)):
-        found = cache.rows(few, positions[few], 1).attend_audio(1, query[few]).float()
+        found = rows_of(cache, few, positions[few], 1).attend_audio(1, query[few]).float()
         assert (found - many[few]).norm() / many[few].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
     mostly_whole = [2] * 8 + audio_slots[8:]
     cache.attend_to(range(12), mostly_whole, torch.tensor([list(range(12)), mostly_whole]))
-    rows = cache.rows(slice(0, 12), positions, 1)
+    rows = rows_of(cache, slice(0, 12), positions, 1)
     found = rows.attend_audio(1, query).float()[8:]
     assert (found - many[8:]).norm() / many[8:].norm() < (0.01 if dtype == torch.bfloat16 else 1e-5)
     blocks = cache.own_blocks(mostly_whole, 1)
@@ -245,6 +246,6 @@ def test_a_slot_that_was_never_written_may_lie_between_others(embedded: Checkpoi
     heads, depth = cache.keys.shape[2], cache.keys.shape[-1]
     query = torch.randn(1, 1, heads, depth).expand(3, -1, -1, -1)
     positions = torch.zeros(3, 1, dtype=torch.long)
-    among = cache.rows(slice(0, 3), positions, 1).attend_audio(0, query)
-    alone = cache.rows(slice(2, 3), positions[:1], 1).attend_audio(0, query[:1])
+    among = rows_of(cache, slice(0, 3), positions, 1).attend_audio(0, query)
+    alone = rows_of(cache, slice(2, 3), positions[:1], 1).attend_audio(0, query[:1])
     torch.testing.assert_close(among[2:], alone)

@@ -20,6 +20,7 @@ from asr_server.model import Whisper, WhisperSizes, load_whisper
 from asr_server.model.cache import side_by_side
 from asr_server.model.kernels import Kernels
 from asr_server.model.layers import Linear, linear_gelu
+from asr_server.model.rows import rows_of
 from asr_server.model.whisper import Decoder, DecoderLayer, padded_vocabulary
 from benchmarks.clips import make_clip
 from tests.checkpoints import pocket_directory
@@ -54,7 +55,7 @@ def our_logits(model: Whisper, one_by_one: bool, scattered: bool = False) -> Ten
     for start, end in spans:
         positions = torch.arange(start, end).expand(2, -1)
         hidden.append(
-            model.decoder(TOKENS[:, start:end], positions, cache.rows(slots, positions, context=end))
+            model.decoder(TOKENS[:, start:end], positions, rows_of(cache, slots, positions, context=end))
         )
     return model.decoder.logits(torch.cat(hidden, dim=1))
 
@@ -172,11 +173,11 @@ def test_a_slot_moved_elsewhere_gives_the_same_numbers() -> None:
         cache = model.new_cache(2)
         cache.write_audio([1], model.decoder.cross_keys_values(model.encoder(model.log_mel(CLIPS[:1]))))
         positions = torch.arange(3)[None]
-        model.decoder(TOKENS[:1, :3], positions, cache.rows(slice(1, 2), positions, context=3))
+        model.decoder(TOKENS[:1, :3], positions, rows_of(cache, slice(1, 2), positions, context=3))
         cache.copy_text([(1, 0)], torch.tensor([[1, 0]]), 3)
         last = torch.tensor([[3]])
-        here = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(0, 1), last, context=4))
-        there = model.decoder(TOKENS[:1, 3:4], last, cache.rows(slice(1, 2), last, context=4))
+        here = model.decoder(TOKENS[:1, 3:4], last, rows_of(cache, slice(0, 1), last, context=4))
+        there = model.decoder(TOKENS[:1, 3:4], last, rows_of(cache, slice(1, 2), last, context=4))
     assert torch.equal(here, there)
 
 

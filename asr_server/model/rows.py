@@ -1,0 +1,132 @@
+"""The slots of one call of the decoder, and how its layers attend to them.
+
+Torch's products gather slots that are not adjacent; the flash-decode kernel reads them in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from asr_server.model.cache import MAX_QUERIES, DecoderCache, Slots, slot_ids
+from asr_server.model.kernels import Kernels
+from asr_server.model.layers import attend_cached, attend_cached_audio, sums_text_rows
+
+
+class CacheRows(Protocol):
+    kernels: Kernels  # in use
+
+    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Append keys and values, then attend to the text: [B, T, H, d] each (query scaled) to [B, T, D]."""
+        ...
+
+    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
+        """Attend to the audio: [B, T, H, d], scaled, to [B, T, D]."""
+        ...
+
+
+class TorchRows:
+    def __init__(self, cache: DecoderCache, slots: Slots, positions: Tensor, context: int) -> None:
+        self.kernels = cache.kernels
+        self._cache = cache
+        self._slots = slots
+        self._positions = positions
+        self._index = slot_ids(slots, positions.device)[:, None]  # [B, 1], the same slots
+        unseen = torch.arange(context, device=positions.device) > positions[:, :, None]  # [B, T, context]
+        mask = torch.zeros_like(unseen, dtype=cache.keys.dtype).masked_fill_(unseen, float("-inf"))
+        self._mask = mask[:, None]  # [B, 1, T, context], zero or minus infinity
+        self._context = context
+        self._value_rows = self._rows_of_values() if positions.shape[1] == 1 else None
+        self._audio_slots = cache.audio_slots(slots)
+        self._own_blocks = cache.own_blocks(self._audio_slots, positions.shape[1])
+
+    def _rows_of_values(self) -> Tensor | None:
+        _, _, num_heads, num_positions, _ = self._cache.values.shape
+        if not isinstance(self._slots, slice) or not sums_text_rows(self._cache.values):
+            return None
+        slot_heads = torch.arange(self._slots.start * num_heads, self._slots.stop * num_heads)
+        return (slot_heads[:, None] * num_positions + torch.arange(self._context)).int()
+
+    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[self._index, :, self._positions] = key
+        values[self._index, :, self._positions] = value
+        seen = (self._slots, slice(None), slice(self._context))
+        seen_values = values[seen] if self._value_rows is None else values.view(-1, values.shape[-1])
+        return attend_cached(query, keys[seen], seen_values, self._mask, self._value_rows)
+
+    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
+        cache = self._cache
+        if self._own_blocks is None:
+            if not isinstance(self._audio_slots, list):
+                return attend_cached_audio(query, *cache.audio(layer, self._audio_slots), cache.cross_rows)
+            each = [
+                attend_cached_audio(one, *cache.audio(layer, slice(slot, slot + 1)), cache.cross_rows)
+                for one, slot in zip(query[:, None], self._audio_slots, strict=True)
+            ]
+            return torch.cat(each)
+        silence = (cache.silent_keys[layer], cache.silent_values[layer]) if cache.shares_silence else None
+        return self._own_blocks.attend(query, cache.cross_keys[layer], cache.cross_values[layer], silence)
+
+
+class FlashRows:
+    """Read slots in place, each to its own length."""
+
+    def __init__(
+        self,
+        cache: DecoderCache,
+        slots: Slots,
+        positions: Tensor,
+        context: int,
+        active: Tensor | None,
+        flash_decode: Callable[..., Tensor],
+    ) -> None:
+        self.kernels, self._flash_decode = cache.kernels, flash_decode
+        self._cache, self._positions, self._context = cache, positions, context
+        self._slots = slot_ids(slots, positions.device)[:, None].expand_as(positions)  # [B, T]
+        audio_slots = cache.audio_of[self._slots]
+        text, audio = positions + 1, cache.audio_lengths[audio_slots]
+        if active is not None:
+            text, audio = text * active[:, None], audio * active[:, None]
+        self._text_lengths, self._audio_lengths = text.flatten(), audio.flatten()
+        self._row_slots = self._slots.flatten().contiguous()  # of an expanded one, flatten gives a view
+        self._row_audio_slots = audio_slots.flatten()
+
+    def attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        lengths, rows = self._text_lengths, self._row_slots
+        new: dict[str, Tensor] = {}
+        if query.shape[1] == 1:  # the kernel stores them: each row is the only one of its slot
+            new = {"new_keys": key[:, 0], "new_values": value[:, 0]}
+        else:
+            keys[self._slots, :, self._positions] = key
+            values[self._slots, :, self._positions] = value
+        attended = self._flash_decode(query.flatten(0, 1), keys, values, rows, lengths, self._context, **new)
+        return attended.view(*query.shape[:2], -1)
+
+    def attend_audio(self, layer: int, query: Tensor) -> Tensor:
+        cache, lengths, rows = self._cache, self._audio_lengths, self._row_audio_slots
+        keys, values = cache.cross_keys[layer].transpose(2, 3), cache.cross_values[layer]
+        scales = () if cache.audio_scales is None else cache.audio_scales[:, layer].unbind()
+        queries, most = query.flatten(0, 1), keys.shape[2]
+        attended = self._flash_decode(queries, keys, values, rows, lengths, most, *scales)
+        return attended.view(*query.shape[:2], -1)
+
+
+def rows_of(
+    cache: DecoderCache, slots: Slots, positions: Tensor, context: int, active: Tensor | None = None
+) -> CacheRows:
+    """Return the slots for one call.
+
+    Args:
+        positions: [B, T].
+        context: text positions to read; more than any of `positions`.
+        active: bool [B], False for rows that nobody reads; None: all are active.
+    """
+    flash_decode, has_few = cache.kernels.flash_decode, positions.shape[1] <= MAX_QUERIES
+    if flash_decode is not None and has_few:
+        return FlashRows(cache, slots, positions, context, active, flash_decode)
+    return TorchRows(cache, slots, positions, context)
