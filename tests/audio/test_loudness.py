@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asr_server.audio.split import BLOCK, MAX_GAIN_DB, TARGET_DB, LoudnessNormalizer
+from asr_server.audio.loudness import BLOCK, MAX_GAIN_DB, TARGET_DB, LoudnessNormalizer
 from asr_server.core import SAMPLE_RATE, Samples
 from tests.noises import KINDS, make_noise
 from tests.speech import Spoken, say, silence
