@@ -1,8 +1,6 @@
-"""Defines every metric that is counted as things happen: its name, its meaning, its labels.
+"""Define every metric that is counted as things happen: name, meaning, labels.
 
-They belong to the process, as its registry does. What can be read from the server's state on request, such as
-queue lengths, is in `api/metrics.py`. Used by `api`, `realtime`, `wyoming.py`, `transcription`, `audio` and
-`dispatch`, in the API process or that of `asr-server transcribe`. Imports no torch.
+`api/metrics.py` reads the server's state on request. Imports no torch.
 """
 
 from __future__ import annotations

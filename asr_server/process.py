@@ -114,9 +114,9 @@ def hide_from_other_processes() -> None:
 
 
 def confine() -> None:
-    """Take from this process all access to other processes, to TCP, to files that it has not open.
+    """Forbid other processes, TCP and files that are not open, for good and for root too.
 
-    Holds for root too, and for good. Linux, most of it with Landlock; needs `gain_no_privileges`.
+    Uses Landlock; needs `gain_no_privileges`.
     """
     if sys.platform != "linux":
         return
@@ -136,7 +136,7 @@ def confine() -> None:
 
 
 def _drop_capabilities() -> None:
-    """With root's rights a process reads the environment of any other."""
+    """Drop root's rights: with them, a process reads any environment."""
     of_this_thread = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
     ctypes.CDLL(None).capset(of_this_thread, (ctypes.c_uint32 * 6)())
 

@@ -134,6 +134,7 @@ def test_each_call_of_curl_gives_what_it_asks_for(page: Path, run: Run) -> None:
 RUN_ELSEWHERE = {
     "make serve": "here, as a dry run",
     "asr-server serve turbo": "tests/test_documentation.py, but for the model",
+    "asr-server serve --models": "tests/cli/test_model_list.py",
     "asr-server transcribe examples": "tests/test_documentation.py",
     "asr-server transcribe talk.m4a --model ggml-small.bin": "tests/checkpoint/test_adopt.py",
     "asr-server models": "tests/cli/test_default_model.py",

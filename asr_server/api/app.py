@@ -77,6 +77,7 @@ would all stay after a burst.
 
 
 def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) -> FastAPI:
+    """Make the application, which starts and stops models and pool."""
     app = FastAPIOffline(  # has Swagger's files
         docs_url=None,
         title="asr-server",

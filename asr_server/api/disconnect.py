@@ -1,4 +1,4 @@
-"""End the work for a request whose client has left."""
+"""End the work for a request after its client has left."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Cuts what a WebSocket's client sends into parts that are parsed quickly.
+"""Cut a WebSocket client's large frames into fragments, so that each is parsed quickly.
 
-A frame of 20 MB would be copied, unmasked and checked at once. Here it becomes fragments of its message, each
-with the frame's own mask. Used by `websockets.py`, in the API process. Unmasks nothing, and judges nothing.
+A frame of 20 MB would be copied, unmasked and checked at once. Each fragment keeps the frame's mask.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MASK_BYTES: Final = 4
 
 class FrameCutter:
     def __init__(self, max_bytes: int) -> None:
-        """A frame longer than `max_bytes` stays as it is: the parser refuses it by its head."""
+        """Leave a frame longer than `max_bytes` whole: the parser refuses it by its head."""
         self._max_bytes = max_bytes
         self._head = bytearray()  # of the next frame, as far as it is here
         self._num_passing = 0  # bytes of payload that come before the next head
@@ -56,7 +55,7 @@ class FrameCutter:
         return 2 + LENGTH_BEHIND.get(second & ~MASKED, 0) + (MASK_BYTES if second & MASKED else 0)
 
     def _add_to_head(self, data: bytes) -> bytes:
-        """Return the head once it is whole: that of the first fragment where the frame is large."""
+        """Return the complete head, that of the first fragment if the frame is large."""
         self._head += data
         if len(self._head) < self._head_bytes():
             return b""

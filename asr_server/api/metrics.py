@@ -1,7 +1,4 @@
-"""`/metrics`: joins gauges read from the server's state to the counters of `asr_server/metrics.py`.
-
-Installed by `app.py`. Runs in the API process, on its event loop; never blocks it.
-"""
+"""`/metrics`: gauges of the server's state, and the counters of `asr_server/metrics.py`."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ router = APIRouter(tags=["operations"])
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=Response, responses=metrics_responses())
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Return metrics for Prometheus."""
     registry = CollectorRegistry()
     registry.register(_StateCollector(get_state(request)))
     text = generate_latest(counted.REGISTRY) + generate_latest(registry)
@@ -97,7 +94,6 @@ def _of_models(models: list[ServedModel]) -> Iterator[Metric]:
 
 
 def _description(model: ServedModel) -> dict[str, str]:
-    """The device and the precision are known once the first replica is ready."""
     engine = model.dispatcher.engine
     chosen = {"device": engine.device, "dtype": engine.dtype} if engine else {}
     return {"revision": revision_of(Path(model.settings.model))} | chosen
@@ -107,7 +103,7 @@ _LABELS: Final = ("model", "replica")
 
 
 def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
-    """Yield metrics as of each replica's last heartbeat; a replaced replica's counters begin anew."""
+    """Yield each replica's metrics; a new replica's counters begin at 0."""
     ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=_LABELS)
     columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
         GaugeMetricFamily("asr_slots", "Chunks it can decode at once.", labels=_LABELS),
@@ -139,7 +135,7 @@ def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
 
 
 def cumulative_buckets(times: StepTimes) -> list[tuple[str, float]]:
-    """Adds to each bucket the counts of all smaller ones, as Prometheus expects."""
+    """Add to each bucket all smaller ones, as Prometheus expects."""
     bounds = [*map(str, STEP_TIME_BOUNDS_S), "+Inf"]
     return list(zip(bounds, map(float, accumulate(times.counts)), strict=True))
 

@@ -1,8 +1,4 @@
-"""All models of this server: finds one by its name, starts and stops their replicas.
-
-Made by `server.py`; used by all routes, `realtime` and `wyoming.py`. Runs in the API process, on its event
-loop; never blocks it.
-"""
+"""All models of this server: find one by name, start and stop their replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ LOOK_EVERY_S: Final = 1.0  # for idle models
 
 class ModelRegistry:
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        """The first is the one for requests that name none."""
         self._models = list(models)
         self._retired: set[ServedModel] = set()
         self._swapping = asyncio.Lock()
@@ -39,7 +34,6 @@ class ModelRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that clients may ask for, aliases too."""
         return tuple(name for model in self for name in model.settings.model_names)
 
     @property
@@ -47,7 +41,7 @@ class ModelRegistry:
         return any(model.settings.takes_any_name for model in self)
 
     def choose(self, name: str) -> ServedModel:
-        """Return the model of that name, the first for no name. Raises ModelNotFound."""
+        """Return the model of that name, or the first. Raises ModelNotFound."""
         if not name:
             return self.default
         for model in self:
@@ -62,11 +56,11 @@ class ModelRegistry:
         )
 
     def check_health(self) -> None:
-        """Raises EngineUnavailable once every replica has been given up for good."""
+        """Raises EngineUnavailable once every replica has been given up."""
         self._any(ServedModel.check_health)
 
     def require_engine(self) -> None:
-        """Raises EngineUnavailable while no model can take new work."""
+        """Raises EngineUnavailable while no model can take work."""
         self._any(ServedModel.require_engine)
 
     def require_ready(self) -> None:
@@ -77,7 +71,6 @@ class ModelRegistry:
         self.require_engine()
 
     def _any(self, check: Callable[[ServedModel], None]) -> None:
-        """Raise the error of the first model if every model has one."""
         errors = []
         for model in self:
             try:
@@ -87,7 +80,7 @@ class ModelRegistry:
         raise errors[0]
 
     async def load(self, name: str, checkpoint: str = "") -> ServedModel:
-        """Load a model and wait for it. Another checkpoint takes its place once its replicas are ready.
+        """Load a model and wait for it; another checkpoint replaces it once ready.
 
         Raises ModelNotFound, InvalidValue, EngineUnavailable.
         """
@@ -111,7 +104,6 @@ class ModelRegistry:
 
     @property
     def failed_to_start(self) -> ServedModel | None:
-        """Return a model without any replica since the start."""
         return next((model for model in self if model.failed_to_start), None)
 
     async def start(self) -> None:
@@ -126,22 +118,20 @@ class ModelRegistry:
                 await model.unload_if_idle()
 
     async def until_ready(self) -> None:
-        """Wait for the first replica of each model that is loaded at the start, or until none will come."""
+        """Wait for each model loaded at the start, or until none will come."""
         starting = [model.dispatcher.supervisor for model in self if model.settings.load != "lazy"]
         await asyncio.gather(*(supervisor.until_ready() for supervisor in starting))
 
     def expect_ends(self) -> None:
-        """Stop reporting replicas that end. Safe to call from a signal handler."""
+        """Stop reporting ended replicas. Signal-safe."""
         for model in (*self, *self._retired):
             model.dispatcher.supervisor.expect_ends()
 
     def drain(self) -> None:
-        """Before a stop: requests are finished in the order in which they came."""
         for model in (*self, *self._retired):
             model.dispatcher.drain()
 
     def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
-        """Fail every chunk, those that come from now on too."""
         for model in (*self, *self._retired):
             model.dispatcher.fail_all(error)
 
@@ -152,7 +142,7 @@ class ModelRegistry:
 
 
 async def _with_checkpoint(model: ServedModel, checkpoint: str) -> ServedModel:
-    """Return a model with the same names and settings, whose replicas do not run. Raises InvalidValue."""
+    """Return an unloaded model with the same names and settings. Raises InvalidValue."""
     try:
         directory = await asyncio.to_thread(resolve_checkpoint, checkpoint)  # may fetch it
         settings = replace(model.settings, model=str(directory), why_embedded="")

@@ -1,8 +1,4 @@
-"""Parses a form's text fields into typed models, and these into decoding options that this model can honour.
-
-Used by `transcribe.py`. Runs in the
-API process, on its event loop. Reads no audio.
-"""
+"""Parse a form's text fields into typed models and decoding options. Reads no audio."""
 
 from __future__ import annotations
 

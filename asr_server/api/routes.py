@@ -1,7 +1,6 @@
-"""The routes of HTTP: transcriptions and translations, probes, version, load, models, and the page.
+"""HTTP routes: transcriptions, translations, probes, version, load, models, page.
 
-The page at `/` is static files of this package, nothing from other hosts. Installed by `app.py`. Runs in the
-API process, on its event loop; never blocks it.
+The page is static files of this package.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def _replica(model: ServedModel, replica_state: ReplicaState) -> ReplicaLoad:
 
 @models.get("", responses=error_responses(*KEY_ERRORS))
 async def list_models(request: Request) -> ModelList:
-    """Every model under each of its names."""
+    """Return every model under each of its names."""
     state = get_state(request)
     return ModelList(
         data=[_model(name, model, state) for model in state.models for name in model.settings.model_names]

@@ -1,10 +1,7 @@
-"""One model that this server has: the facts of its checkpoint, its replicas and its limits.
+"""One served model: its checkpoint's facts, replicas and limits.
 
-Its replicas are launched at the start or by the first request, which waits for them. They end when the model
-is unloaded, once no request uses them; the next request launches others. Checkpoint, queue and counters stay.
-
-Made by `server.py`, kept by `models.py`, used by all routes, `realtime` and `wyoming.py`. Runs in the API
-process, on its event loop; never blocks it; imports no torch.
+Replicas start with the server or the first request, which waits. Unloading ends them when no request uses
+them; checkpoint, queue and counters stay. Imports no torch.
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ class ServedModel:
         tokenizer: Tokenizer,
         window: AudioWindow,
     ) -> None:
-        """`settings`: of this model; those of the server are the same for all."""
         self.settings, self.pool = settings, pool
         self.dispatcher = dispatcher
         self.transcriber = Transcriber(
@@ -66,7 +62,7 @@ class ServedModel:
 
     @classmethod
     def from_checkpoint(cls, settings: Settings, pool: PreprocessPool) -> ServedModel:
-        """Read the small files of the checkpoint at `settings.model`, a directory. Starts nothing."""
+        """Read the checkpoint's small files. Start nothing."""
         directory = Path(settings.model)
         window, tokenizer = AudioWindow.from_directory(directory), Tokenizer.from_directory(directory)
         return cls(settings, Dispatcher(settings, window=window), pool, tokenizer, window)
@@ -81,7 +77,7 @@ class ServedModel:
 
     @property
     def may_read_interim(self) -> bool:
-        """Return whether the engine has time for interim readings: final text comes before them."""
+        """Return whether the engine has time: final text comes first."""
         return self.dispatcher.num_chunks < max(1, self.dispatcher.num_slots // INTERIM_SHARE)
 
     @property
@@ -95,12 +91,11 @@ class ServedModel:
 
     @property
     def takes_requests(self) -> bool:
-        """Return whether a replica takes work, or would be launched for a request."""
+        """Return whether a replica takes work, or a request would launch one."""
         return not self._is_loaded or self.dispatcher.ready
 
     @property
     def has_failed(self) -> bool:
-        """Return whether every replica has been given up for good, at the start or later."""
         return self._is_loaded and self.dispatcher.supervisor.given_up
 
     @property
@@ -108,12 +103,12 @@ class ServedModel:
         return self._is_loaded and self.dispatcher.supervisor.failed_to_start
 
     def check_health(self) -> None:
-        """Raises EngineUnavailable once every replica has been given up for good."""
+        """Raises EngineUnavailable once every replica has been given up."""
         if self.has_failed:
             raise EngineUnavailable("The engine has failed and is not being restarted.", retry_after_s=60)
 
     def require_engine(self) -> None:
-        """Raises EngineUnavailable while no replica can take new work, and none is launched for a request."""
+        """Raises EngineUnavailable if no replica takes work and none would be launched."""
         if self.dispatcher.draining:
             raise ShuttingDown
         self.check_health()
@@ -126,7 +121,7 @@ class ServedModel:
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[None]:
-        """Have replicas while the block runs: launches some where none run, and waits for them.
+        """Have replicas while the block runs; launch and await them if necessary.
 
         Raises EngineUnavailable, Overloaded.
         """
@@ -155,7 +150,6 @@ class ServedModel:
                 self.retire()
 
     async def _until_loaded(self) -> None:
-        """Raises EngineUnavailable."""
         limit_s = self.settings.max_load_wait_s
         if self._is_loaded:
             if not self.dispatcher.supervisor.was_ready:
@@ -175,13 +169,13 @@ class ServedModel:
     # -- Replicas --
 
     async def start(self) -> None:
-        """Launch the replicas at the start, but for a model that waits for its first request."""
+        """Launch the replicas, unless they wait for a request."""
         if self.settings.load != "lazy":
             self._is_loaded = True
             await self.dispatcher.start()
 
     async def load(self) -> bool:
-        """Launch the replicas unless they run, and wait for the first. Return whether it came."""
+        """Launch the replicas if needed; return whether the first came."""
         return await asyncio.shield(self.begin_loading())
 
     def begin_loading(self) -> asyncio.Task[bool]:
@@ -207,9 +201,9 @@ class ServedModel:
             return True
 
     async def unload(self, limit_s: float) -> None:
-        """Wait for the requests under way, then end the replicas. Later requests wait for new ones.
+        """Wait for requests under way, then end the replicas.
 
-        Raises EngineUnavailable where requests last for longer than `limit_s`: nothing has changed then.
+        Raises EngineUnavailable if requests last longer than `limit_s`; nothing has changed then.
         """
         async with self._changing:
             if not self._is_loaded:
@@ -238,7 +232,7 @@ class ServedModel:
         )
 
     def retire(self) -> None:
-        """End the replicas once no request uses them: another version has this one's place."""
+        """End the replicas once unused: another version took this one's place."""
         self.is_retired = True
         if not self._num_using:
             self._ending = asyncio.create_task(self._end(), name=f"retire {self.name}")
@@ -258,7 +252,6 @@ class ServedModel:
             await self.unload(0)
 
     async def stop(self) -> None:
-        """Fail the chunks that are still waiting, and end the replicas."""
         if self._loading is not None:
             self._loading.cancel()
         await self.dispatcher.stop()

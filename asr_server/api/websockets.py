@@ -45,7 +45,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
                 self.queue.put_nowait(message)
 
     def data_received(self, data: bytes) -> None:
-        """Parse in parts: pings, empty frames and pieces of a message cost more time than bytes."""
+        """Parse in parts: small frames cost more than bytes."""
         for part in self._cutter.cut(data) if self.handshake_initiated else (data,):
             if self.transport.is_closing():
                 return

@@ -1,15 +1,11 @@
-"""The server's side of the processes that decode with FFmpeg, one for each file.
+"""The server's side of the FFmpeg processes, one for each file. Never imports FFmpeg.
 
-Runs in the preprocess threads of the API process, and may block these. Used by `recording.py` and `pool.py`.
-Never imports FFmpeg.
+A codec may crash, hang or take gigabytes: it does so in its own process. A forkserver has the libraries
+loaded and forks these processes; some idle ones wait for the next file. It ends with `shutdown`, or when
+its socket closes.
 
-Whatever a codec does (crash, hang, take a gigabyte of memory) happens in its own process. The forkserver
-has FFmpeg's libraries loaded and forks these processes. It is started with the server, or with the first
-file that needs it, and ends with `shutdown` or when this process is gone, because its socket then closes. A
-few decode processes that are done wait for the next file.
-
-The server sends a `DecodeTask` with the file, opened once for each track that may be read, and then `NEXT`
-for each block that it wants. Each answer is a `HEADER`, which says of what kind it is, and its content.
+The server sends a `DecodeTask` with the file, opened once for each possible track, then `NEXT` for each
+block. An answer is a `HEADER` with its kind, and its content.
 """
 
 from __future__ import annotations

@@ -48,6 +48,10 @@ class FfmpegDecoder:
     def __init__(
         self, fd: int, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
     ) -> None:
+        """Read the open file from its beginning, with a descriptor of its own.
+
+        Raises CannotOpen for unknown files, InvalidAudio without audio, and NoSuchTrack.
+        """
         self._fd, self._limits = fd, limits or AudioLimits()
         self.truncated = self.has_more = False
         self._container = self._open()

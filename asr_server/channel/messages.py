@@ -1,10 +1,8 @@
-"""The messages between the API process and a replica, and the two ends of their connection.
+"""Messages between the API process and a replica, and the two ends of their connection.
 
-Commands go to a replica, events come back. Whatever is about a chunk names (request, chunk, part, attempt).
-The end of the API process never blocks the event loop; `EngineServer` is the replica's, used by the thread
-that runs the engine's steps. The two ends in this file join threads of one process by queues; `zeromq.py` has
-the ends for processes of one host, `tcp.py` for several hosts. Runs in the API process and in replicas;
-imports no torch. Used by `dispatch`, `replica`, `engine`, `metrics.py` and `api/metrics.py`.
+Commands go to a replica, events come back; both name (request, chunk, part, attempt). The API's end never
+blocks the event loop. The ends here join threads by queues; see `zeromq.py` for processes and `tcp.py`
+for hosts. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Finds a checkpoint by its name: on disk, in the caches, or by fetching it. No other file does this.
+"""Find a checkpoint by name: on disk, in the caches, or by fetching it. No other file does this.
 
-A directory in Hugging Face's layout is given as it is, once all its files are there; a model in another
-program's format as the directory made for it (`adopt.py`). Runs in the first process before its event loop,
-and in a replica on another host; may wait for a download. Used by `cli`, `dispatch`, `api/metrics.py`,
-`offline`, `replica/main.py` and `model/weights.py`. Loads no weights and imports no torch.
+Other programs' formats are found as the directory made for them (`adopt.py`). May wait for a download.
+Loads no weights and imports no torch.
 """
 
 from __future__ import annotations

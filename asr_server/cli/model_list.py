@@ -1,7 +1,4 @@
-"""Reads `--models`: the models of one server, and the settings in which each differs from the server's.
-
-Used by `serve.py`, in the process that the user starts. Imports no torch.
-"""
+"""Read `--models`: the models of one server, with their differing settings. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _KEYS: Final = ("name", "aliases", *PER_MODEL)
 def settings_of_models(
     options: dict[str, Any], checks: tuple[Check, ...], model_name: str | None
 ) -> list[Settings]:
-    """Return the settings of each model, the default one first. Wrong ones end the command."""
+    """Return each model's settings, the default first. Wrong ones end the command."""
     if not options["models"]:
         return [settings_from(options, checks, model_name)]
     try:
@@ -60,8 +57,7 @@ def _name(entry: Mapping[str, Any]) -> str:
     return str(entry["served_model_name"] or entry["model"])
 
 
-def _nothing(settings: Settings) -> None:
-    """The log is set up once."""
+def _nothing(settings: Settings) -> None: ...
 
 
 def _is_flag(setting: str) -> bool:
@@ -69,7 +65,7 @@ def _is_flag(setting: str) -> bool:
 
 
 def read_models(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the settings in which each model differs. Raises OSError, ValueError."""
+    """Yield each model's differing settings. Raises OSError, ValueError."""
     is_file = text.endswith((".yaml", ".yml"))
     entries = _entries_of_file(Path(text)) if is_file else map(_entry, text.split(","))
     for number, entry in enumerate(entries):
@@ -108,7 +104,6 @@ def _check_entry(number: int, entry: Any) -> None:
 
 
 def _settings(entry: Mapping[str, Any], is_first: bool) -> dict[str, Any]:
-    """The first model without aliases has those of `--model-alias`."""
     settings = {key: value for key, value in entry.items() if key in PER_MODEL}
     settings |= {"served_model_name": entry["name"], "model": entry.get("model", entry["name"])}
     if not is_first or "aliases" in entry:

@@ -111,7 +111,7 @@ _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # nos
 
 @click.command()
 @click.option(
-    "--pid", default=1, show_default=True, help="process of the server, whose flags say where it listens"
+    "--pid", default=1, show_default=True, help="the server's process; its flags say where it listens"
 )
 def health(pid: int) -> None:
     """Ends with status 0 if the server answers /health with 200, else with 1.

@@ -1,7 +1,4 @@
-"""Describes the values that a setting takes, in words for error messages.
-
-Used by `options.py`. Imports no torch.
-"""
+"""Describe a setting's values for error messages. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ def takes_empty_text(setting: str) -> bool:
 
 
 def allowed_values(setting: str) -> str:
-    """Describes the values that a setting takes: `a whole number from 0 to 65535`."""
+    """Describe a setting's values: `a whole number from 0 to 65535`."""
     kind = FIELDS[setting].annotation
     if words := extra(setting)["allowed"]:
         return words

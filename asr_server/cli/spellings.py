@@ -1,7 +1,4 @@
-"""Read the command line of `whisper` and its ports as ours: underscores, True and False, other names.
-
-Used by `transcribe.py`. Knows no options but those that are spelled otherwise here.
-"""
+"""Read whisper's command line as ours: underscores, True and False, other names."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class WhisperSpelledCommand(SectionedCommand):
 
 
 def in_our_spelling(args: Sequence[str]) -> list[str]:
-    """Return the arguments with whisper's spellings replaced; all others are left as they are."""
+    """Replace whisper's spellings in the arguments."""
     end = args.index(END_OF_OPTIONS) if END_OF_OPTIONS in args else len(args)
     return [*_respelled(list(args[:end])), *args[end:]]
 

@@ -78,15 +78,13 @@ class BeamSearch:
         audio_end: float = math.inf,
         boost: KeywordBoost | None = None,
     ) -> None:
-        """
-        Args:
-            width: most hypotheses that go on after a step, and ended ones after which the search is over.
-            max_tokens: the longest a hypothesis may become.
-            margin: hypotheses that lie further below the likeliest are dropped. Infinite: the search is
-                openai-whisper's, in which those that say the same go on, too, and texts are compared
-                by their mean.
-            audio_end: the timestamp from which on no segment may begin: there the text ends. Infinite: none.
-            boost: of keywords, whose rows the log-probabilities of next tokens include.
+        """Args:
+        width: most hypotheses a step, and ended ones after which the search stops.
+        max_tokens: greatest length.
+        margin: drop hypotheses further below the likeliest. Infinite gives openai-whisper's search: no
+            recombination, and texts are compared by their mean.
+        audio_end: timestamp from which no segment may begin.
+        boost: of keywords; next tokens' log-probabilities include its rows.
         """
         self.width = width
         self.running = [Hypothesis()]

@@ -1,8 +1,8 @@
-"""Keywords that bias decoding: a state machine over the tokens of a text.
+"""Keywords that bias decoding: a state machine over a text's tokens.
 
-Each token that continues a keyword earns a bonus. A match that breaks off gives all of it back; a complete
-one keeps it. A match begins at the start of a word alone. Pure rules, without tensors or slots: `runner.py`
-adds a state's row to the scores, `beam.py` and `active_chunk.py` step. Runs in the replica's process.
+Each token that continues a keyword earns a bonus. A broken match returns it, a complete one keeps it.
+Matches begin at word starts. Pure rules: `runner.py` adds a state's row to the scores, `beam.py` and
+`active_chunk.py` step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _AT_WORD, _IN_WORD = 0, 1  # outside of a keyword, where a word may begin withou
 
 
 class Row(NamedTuple):
-    """What a state adds to the scores of the next token: nothing to those that are not named.
+    """A state's additions to the next token's scores, shifted to be at least 0.
 
-    Shifted so that no number is negative: the deltas are these less the state's potential.
+    The deltas are these less the state's potential.
     """
 
     tokens: tuple[int, ...]
@@ -50,11 +50,10 @@ class KeywordBoost:
         unspaced: Iterable[Sequence[int]],
         opens_word: Callable[[int], bool],
     ) -> None:
-        """
-        Args:
-            spaced: tokens of keywords that may begin behind any token.
-            unspaced: tokens of keywords that begin where a word may begin without a space.
-            opens_word: whether a word may begin without a space behind this token.
+        """Args:
+        spaced: tokens of keywords that may follow any token.
+        unspaced: tokens of keywords that need a word start without a space.
+        opens_word: whether a word may begin without a space behind this token.
         """
         self._states = [_State(), _State()]
         self._opens_word = opens_word
@@ -86,14 +85,13 @@ class KeywordBoost:
                 self._states[following].kept = state.kept
 
     def step(self, state: int, token: int) -> int:
-        """Return the state after one more token."""
         following = self._states[state].next.get(token, self._begun.get(token))
         if following is not None:
             return following
         return _AT_WORD if self._opens_word(token) else _IN_WORD
 
     def potential(self, state: int) -> float:
-        """Return the bonus that is lost where the match does not go on."""
+        """Return the bonus lost if the match breaks off."""
         return self._states[state].gain - self._states[state].kept
 
     def at_end(self, state: int) -> bool:
@@ -101,11 +99,10 @@ class KeywordBoost:
         return self._states[state].is_complete
 
     def delta(self, state: int, token: int) -> float:
-        """Return what a text's score gains by one more token, or loses."""
+        """Return the change of a text's score by one more token."""
         return self.bonus(state, token) - self.potential(state)
 
     def bonus(self, state: int, token: int) -> float:
-        """Return the token's bonus in the state's row."""
         before = self._states[state]
         if token in before.next:
             return self._states[before.next[token]].gain - before.kept
@@ -121,7 +118,7 @@ class KeywordBoost:
 
 @lru_cache(maxsize=32)
 def keyword_boost(tokenizer: Tokenizer, keywords: tuple[str, ...]) -> KeywordBoost:
-    """Return the machine of these keywords, as spelled and in other cases."""
+    """Return the machine of these keywords, in several cases."""
     spaced: dict[tuple[int, ...], None] = {}
     unspaced: dict[tuple[int, ...], None] = {}
     for keyword in keywords:
@@ -146,7 +143,7 @@ def _spellings(keyword: str) -> list[str]:
 
 
 def _tokenizations(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, ...]]:
-    """Yield the tokens of the text, and of each way to begin it with a shorter token of several letters."""
+    """Yield the text's tokens, also with a shorter first token of several letters."""
     whole = tuple(tokenizer.encode(text))
     yield whole
     longest = len(tokenizer.decode(whole[:1]))

@@ -101,7 +101,7 @@ def _checked_weights(directory: Path) -> Mapping[str, Tensor]:
     if PROJECTION in weights and not _is_same(weights[PROJECTION], weights[EMBEDDING]):
         raise CheckpointError(
             f"the weights in {directory} have an output projection of their own ({PROJECTION}): only models "
-            "whose projection is their embedding can be served"
+            "that project by their embedding can be served"
         )
     return weights
 

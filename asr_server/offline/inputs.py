@@ -148,10 +148,10 @@ def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Pa
 def result_paths(
     inputs: Sequence[Input], folder: Path, endings: Sequence[str], ignores_case: bool
 ) -> list[list[Path]]:
-    """For each input the paths of its results, one for each ending.
+    """Return each input's result paths, one an ending.
 
-    `talk.wav` gives `talk.srt`. Beside a `talk.mp3` it gives `talk.wav.srt`; beside a `talk.wav` of another
-    folder it keeps its own folder. The comparison ignores case where the disk does. Too long a name is cut.
+    `talk.wav` gives `talk.srt`; beside `talk.mp3`, `talk.wav.srt`; beside another folder's `talk.wav`, it
+    keeps its folder. Case counts where the disk distinguishes it. Long names are cut.
     """
 
     def key(path: Path) -> str:

@@ -73,7 +73,7 @@ class Survey:
 
 
 def survey(manifest: Path, ignores_case: bool) -> Survey:
-    """Read all lines, of which 16 bytes each are held. Raises OSError."""
+    """Read all lines and keep 16 bytes of each. Raises OSError."""
     num_bad_lines = 0
     offsets, keys = array("q"), array("q")
     for line in read_entries(manifest):
@@ -152,7 +152,7 @@ class ManifestResults:
 
 
 def result_name(id: str) -> str:
-    """Return the id, with characters that a file's name cannot have as %XX. Two ids never share a name."""
+    """Return the id with %XX for invalid characters; ids never share a name."""
     digest = hashlib.blake2b(id.encode(), digest_size=10).hexdigest()
     name = _UNFIT.sub(lambda found: f"%{ord(found[0]):02X}", id)
     return f"{digest[:_SHARD_DIGITS]}/{cut_name(name, _MAX_NAME_BYTES, digest)}"

@@ -137,7 +137,7 @@ def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
 
 
 def decoding_options(session: SessionConfig, models: ModelRegistry) -> DecodingOptions:
-    """Make a session's decoding options. Raises InvalidValue for a language that the model does not know."""
+    """Make a session's decoding options. Raises InvalidValue for an unknown language."""
     config = session.transcription
     model = models.choose(config.model)
     transcriber = model.transcriber

@@ -1,7 +1,7 @@
-"""Reads an event of megabytes piece by piece, so that the event loop goes on in between.
+"""Read an event of megabytes piece by piece, so that the event loop goes on.
 
-Only an append may be so large. Its base64 is decoded as it lies, and what surrounds it is parsed as an event
-without audio. Used by `session.py`, in the API process. Knows no session.
+Only an append may be so large. Its base64 is decoded in place; the rest is parsed as an event without
+audio.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AUDIO: Final = re.compile(rb'"audio"[ \t\r\n]*:[ \t\r\n]*"')
 
 
 def large_append(pieces: Sequence[bytes]) -> Iterator[AppendAudio]:
-    """Yield an append in parts. Raises InvalidValue before the first part for any other event."""
+    """Yield an append in parts. Raises InvalidValue first for any other event."""
     first, rest = _joined(pieces)
     begin = _AUDIO.search(first, 0, MAX_AROUND_BYTES)
     if begin is None:
@@ -38,7 +38,7 @@ def large_append(pieces: Sequence[bytes]) -> Iterator[AppendAudio]:
 
 
 def _joined(pieces: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
-    """Return at least MAX_AROUND_BYTES, however the client has cut the message, and the pieces behind."""
+    """Return at least MAX_AROUND_BYTES, and the pieces behind."""
     first = bytearray()
     for place, piece in enumerate(pieces):
         if len(first) >= MAX_AROUND_BYTES:
@@ -48,7 +48,7 @@ def _joined(pieces: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
 
 
 def _until_quote(blocks: list[bytes]) -> tuple[list[bytes], bytes]:
-    """Return what comes before the first quotation mark, and the little behind it."""
+    """Split at the first quotation mark."""
     for place, block in enumerate(blocks):
         if (end := block.find(b'"')) >= 0:
             behind = [block[end + 1 :], *blocks[place + 1 :]]
@@ -59,7 +59,7 @@ def _until_quote(blocks: list[bytes]) -> tuple[list[bytes], bytes]:
 
 
 def _decoded(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Decode base64, in which some clients escape the slash."""
+    """Decode base64; some clients escape the slash."""
     rest = b""
     try:
         for block in blocks:

@@ -1,13 +1,9 @@
-"""Gives words their times. Used by `segments.py`.
+"""Give words their times.
 
-Plain functions on the event loop of the API process. Attention and pauses come with a replica's result: no
-model runs here, and no samples are read.
-
-A token's time from the alignment is when the attention moves on to it, anywhere between two words, and mostly
-too early. So within that time a word begins behind the pauses that lie before its strongest attention. It
-ends at the next pause, which may be a little later than the alignment moves on: punctuation is often given
-the end of the word before it. Where the alignment gives a word seconds of sound that the text leaves out,
-such as speech in another language, the word is the short sound beside them.
+Stateless functions; no model runs here. Alignment marks when attention moves on, mostly too early: a word
+begins behind the pauses before its strongest attention, and ends at the next pause, since punctuation
+often takes the end of a word. A word that gets seconds of sound, such as another language, is the short
+sound beside.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ Pause = tuple[float, float]  # start and end
 
 
 class AlignedWord(NamedTuple):
-    """A word with its times in seconds from the start of the part, like all times in this file."""
+    """A word with its times from the start of the part."""
 
     text: str
     start_s: float
@@ -52,17 +48,16 @@ class AlignedWord(NamedTuple):
 
 
 def aligned_word(text: str, result: ChunkResult, first: int, end: int) -> AlignedWord:
-    """The word of the text tokens from `first` to before `end`."""
     times_s, peaks_s = result.token_times_s, result.token_peaks_s
     return AlignedWord(text, times_s[first], times_s[end], peaks_s[first], peaks_s[end - 1])
 
 
 def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], end_s: float) -> list[Word]:
-    """Gives each word its time, in order.
+    """Give each word its time.
 
     Args:
-        words: in order, none beginning before the one before it ends.
-        end_s: no word ends later: the end of the audio, or of the stretch that was read.
+        words: in order, without overlaps.
+        end_s: end of what was read.
     """
     pauses_s = _without_clicks(pauses_s)
     words = [_short_sound(word, pauses_s) for word in _behind_pauses(words, pauses_s)]
@@ -76,7 +71,7 @@ def leave_out_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause], en
 
 
 def _without_clicks(pauses_s: Sequence[Pause]) -> list[Pause]:
-    """Join long pauses with the click before them, at the beginning or behind another long pause."""
+    """Join long pauses with a click before them, at the start or behind another long pause."""
     joined: list[Pause] = []
     for start_s, end_s in pauses_s:
         before_s = joined[-1] if joined else (0.0, 0.0)
@@ -93,7 +88,7 @@ def _is_long(start_s: float, end_s: float) -> bool:
 
 
 def _behind_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause]) -> list[AlignedWord]:
-    """Give words that lie in a long pause a share of the word behind it; the end of a clause stays."""
+    """Give words in a long pause a share of the word behind; a clause's end stays."""
     moved = list(words)
     for start_s, end_s in pauses_s:
         if not _is_long(start_s, end_s):
@@ -110,7 +105,7 @@ def _behind_pauses(words: Sequence[AlignedWord], pauses_s: Sequence[Pause]) -> l
 
 
 def _short_sound(word: AlignedWord, pauses_s: Sequence[Pause]) -> AlignedWord:
-    """The word, or of one that lasts too long the sound between two pauses that can be a word."""
+    """Shorten a word that lasts too long to a sound between pauses."""
     if word.end_s - word.start_s <= MAX_WORD_S:
         return word
     sounds_s = _sounds_s(word, pauses_s)
@@ -130,7 +125,6 @@ def _short_sound(word: AlignedWord, pauses_s: Sequence[Pause]) -> AlignedWord:
 
 
 def _sounds_s(word: AlignedWord, pauses_s: Sequence[Pause]) -> list[Pause]:
-    """Return what of the word's time lies between long pauses."""
     long_s = [pause_s for pause_s in _pauses_within(pauses_s, word) if _is_long(*pause_s)]
     starts_s = [word.start_s, *(end_s for _, end_s in long_s)]
     ends_s = [*(start_s for start_s, _ in long_s), word.end_s]
@@ -142,7 +136,6 @@ def _distance_s(time_s: float, sound_s: Pause) -> float:
 
 
 def _sharing(words: Sequence[AlignedWord], start_s: float) -> list[AlignedWord]:
-    """Lay the words behind each other from `start_s` to the end of the last, by their letters."""
     return [
         AlignedWord(
             word.text, first_s, end_s, max(first_s, word.first_peak_s), max(first_s, word.last_peak_s)
@@ -158,7 +151,6 @@ def _pauses_within(pauses_s: Iterable[Pause], word: AlignedWord) -> list[Pause]:
 
 
 def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
-    """The word without the pauses at its ends; one that lies wholly in silence stays as it is."""
     start_s, end_s = word.start_s, word.end_s
     for pause_start_s, pause_end_s in pauses_s:
         is_parting = pause_end_s - pause_start_s >= PARTING_PAUSE_S
@@ -181,7 +173,7 @@ def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
 
 
 def _lengthened(word: Word, aligned_end_s: float, pauses_s: Iterable[Pause], limit_s: float) -> Word:
-    """The word lengthened to the pause behind it, where the sound goes on after its aligned end."""
+    """Lengthen the word to the pause behind it, if sound goes on."""
     if aligned_end_s - word.end_s >= PARTING_PAUSE_S:
         return word
     for start_s, end_s in pauses_s:
@@ -199,7 +191,7 @@ def _with_length(word: Word) -> Word:
 
 
 def _unhurried(words: list[Word]) -> list[Word]:
-    """Lay words in a row that have hardly any length over the longer neighbour that they touch."""
+    """Lay words without length over the longer neighbour that they touch."""
     shared = list(words)
     for first, end in runs([word.end_s - word.start_s <= HURRIED_S for word in words]).tolist():
         if end - first <= MAX_HURRIED:
@@ -218,14 +210,14 @@ def _unhurried(words: list[Word]) -> list[Word]:
 
 
 def edges_by_letters(texts: Sequence[str], start_s: float, end_s: float) -> list[Pause]:
-    """Return times of words that follow each other, by the letters of each."""
+    """Return times of consecutive words, by their letters."""
     num_letters = list(accumulate((max(1, len(text.strip())) for text in texts), initial=0))
     per_letter_s = (end_s - start_s) / max(1, num_letters[-1])
     return list(pairwise(start_s + per_letter_s * count for count in num_letters))
 
 
 def words_until(words: Sequence[Word], end_s: float) -> tuple[Word, ...]:
-    """The words, the last ones shortened so that none ends behind `end_s`."""
+    """Shorten the last words to end by `end_s`."""
     cut: list[Word] = []
     for word in reversed(words):
         end_s = min(word.end_s, end_s)

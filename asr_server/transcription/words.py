@@ -1,6 +1,4 @@
-"""Groups a transcript's tokens into words, as openai/whisper does: by characters, by spaces, punctuation with
-its word. Plain functions on the event loop of the API process. Used by `segments.py`.
-"""
+"""Group tokens into words, as openai/whisper does: by characters, by spaces, punctuation with its word."""
 
 from __future__ import annotations
 
