@@ -21,6 +21,6 @@ _WHISPER_CODES: Final = {
 
 
 def whisper_code(code: str) -> str:
-    """Return Whisper's code: `ger`, `deu` and `de-AT` give `de`."""
+    """Return Whisper's code: `ger` and `de-AT` give `de`; unknown codes stay."""
     base = code.strip().lower().replace("_", "-").partition("-")[0]
     return _WHISPER_CODES.get(base, base)

@@ -1,6 +1,6 @@
 """Limit the requests in flight, and tell refused clients when to return.
 
-A request is refused before its body is read, and takes a place once the body is here.
+A request is refused before its body is read, or after it if the line is full.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AdmissionLimiter:
     """A request holds a place from its complete arrival to its complete transcript.
 
     Slow uploads and readers cost a connection, not a place. When all places are taken, requests wait in a
-    short line. A refused client gets a turn, the time of a free place, because official clients return
-    only twice.
+    short line. A refused client gets a turn, a time to return for a place: official clients return only
+    twice.
     """
 
     def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,9 +76,9 @@ class AdmissionLimiter:
 
     @contextmanager
     def enter(self, is_first_try: bool = False) -> Iterator[None]:
-        """Count a request from its headers to the end of its reply; a first try takes nobody's turn.
+        """Count a request from its headers to the end of its reply.
 
-        Raises Overloaded before the upload if there is no place.
+        Raises Overloaded before the upload if no place is free; only a later try may take a turn.
         """
         if self._places.locked() and (is_first_try or not self._take_turn()):
             raise self._refusal()
@@ -124,9 +124,7 @@ class AdmissionLimiter:
         )
 
     def _next_turn_s(self) -> float:
-        """Return the seconds to a free place behind all others; equal times would bring all back
-        together.
-        """
+        """Add a turn behind all others; return the seconds until it."""
         num_before = self._num_waiting + len(self._turns)
         wait_s = (num_before + 1) * self._pace.interval_s(self.num_in_flight)
         if wait_s > MAX_WAIT_S:

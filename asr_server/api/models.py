@@ -41,7 +41,7 @@ class ModelRegistry:
         return any(model.settings.takes_any_name for model in self)
 
     def choose(self, name: str) -> ServedModel:
-        """Return the model of that name, or the first. Raises ModelNotFound."""
+        """Return the model of that name; an empty name means the first. Raises ModelNotFound."""
         if not name:
             return self.default
         for model in self:
@@ -64,7 +64,7 @@ class ModelRegistry:
         self._any(ServedModel.require_engine)
 
     def require_ready(self) -> None:
-        """Raises EngineUnavailable until each model loaded at the start was ready, and while none is."""
+        """Raises EngineUnavailable until all loaded at the start were ready, and while none takes work."""
         for model in self:
             if model.state == "loading":
                 model.require_engine()
@@ -118,7 +118,7 @@ class ModelRegistry:
                 await model.unload_if_idle()
 
     async def until_ready(self) -> None:
-        """Wait for each model loaded at the start, or until none will come."""
+        """Wait until each model loaded at the start is ready or given up."""
         starting = [model.dispatcher.supervisor for model in self if model.settings.load != "lazy"]
         await asyncio.gather(*(supervisor.until_ready() for supervisor in starting))
 

@@ -77,7 +77,7 @@ class ServedModel:
 
     @property
     def may_read_interim(self) -> bool:
-        """Return whether the engine has time: final text comes first."""
+        """Return whether an interim reading may begin: final text comes first."""
         return self.dispatcher.num_chunks < max(1, self.dispatcher.num_slots // INTERIM_SHARE)
 
     @property
@@ -121,7 +121,7 @@ class ServedModel:
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[None]:
-        """Have replicas while the block runs; launch and await them if necessary.
+        """Keep replicas while the block runs; launch and await them if necessary.
 
         Raises EngineUnavailable, Overloaded.
         """
@@ -175,7 +175,7 @@ class ServedModel:
             await self.dispatcher.start()
 
     async def load(self) -> bool:
-        """Launch the replicas if needed; return whether the first came."""
+        """Launch the replicas if needed; return False if none started."""
         return await asyncio.shield(self.begin_loading())
 
     def begin_loading(self) -> asyncio.Task[bool]:

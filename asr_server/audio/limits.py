@@ -1,4 +1,4 @@
-"""The limits on one recording; each error names the limit and its setting."""
+"""Limit one recording; an error about a limit names it and its setting."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AudioLimits:
             raise _over(what, f"{self.max_channels}", "max_channels", TooManyChannels)
 
     def check_decoded(self, num_bytes: int, duration_s: float) -> None:
-        """Raise for the samples decoded so far: headers lie."""
+        """Raises AudioTooLong for the samples decoded so far: headers lie."""
         if num_bytes > self.max_decoded_bytes:
             raise _over("decoded size", f"{self.max_decoded_bytes} bytes", "max_decoded_bytes")
         if duration_s > self.max_audio_s:

@@ -1,7 +1,7 @@
-"""Even the loudness of speech, with 1.9 s of delay, for detector and model.
+"""Level the loudness of speech for voice detector and model, with 1.9 s of delay.
 
-The level of a place is its vowels': the morphological closing of 50 ms levels, which bridges pauses and
-follows jumps. Gain is at most the distance to the quiet around, so noise stays as it is.
+A block's level is that of the vowels around: a morphological closing of 50 ms levels bridges pauses and
+follows jumps. Gain is at most the distance to the quiet around, so noise alone is never raised.
 """
 
 from __future__ import annotations

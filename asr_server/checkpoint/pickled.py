@@ -1,7 +1,7 @@
 """Find the tensors in files of `torch.save`, such as a `.pt` of openai-whisper.
 
 These are uncompressed zip archives with a pickle and a member for each tensor. The unpickler knows only
-dictionaries and tensors, so no code runs. It is Python's own: five bytes can make C's reserve gigabytes.
+dictionaries and tensors, so no code runs. It extends Python's: five bytes can make C's reserve gigabytes.
 Imports no torch.
 """
 
@@ -70,7 +70,7 @@ class _Archive(NamedTuple):
 
 
 class _LimitedFile(io.FileIO):
-    """Refuse to read more than `max_bytes` at once, as `zipfile` does for its list."""
+    """Refuse reads of more than `max_bytes` at once, such as `zipfile`'s of its list."""
 
     max_bytes = _MAX_DESCRIPTION_BYTES
 
@@ -97,9 +97,7 @@ def read_openai(path: Path) -> ForeignModel:
 
 
 def check_pickled(path: Path) -> None:
-    """Raise CheckpointError if the archive is damaged or compressed, so that torch reads no more than the
-    file.
-    """
+    """Raises CheckpointError for a damaged or compressed archive: torch then reads no more than the file."""
     with (
         opened(path) as opened_file,
         _damaged_is_refused(path),
@@ -109,8 +107,7 @@ def check_pickled(path: Path) -> None:
 
 
 def read_torch(path: Path, key: str | None = None) -> dict[str, npt.NDArray[np.float32]]:
-    """Read the float32 tensors of a saved dictionary, or of its entry `key`. Other objects are not
-    created.
+    """Read the float32 tensors of a saved dictionary, or of its entry `key`. Ignore other objects.
 
     Raises:
         CheckpointError: it is cut short, damaged or of another kind.

@@ -61,7 +61,7 @@ class InlineReplica:
         return [event]
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Stop after running chunks: threads cannot be killed, so a hung one is left behind."""
+        """Stop once running chunks end: threads cannot be killed, so a hung one is left behind."""
         self._client.send(Drain())
         await asyncio.to_thread(self._thread.join, CLOSE_LIMIT_S)
         if self._thread.is_alive():

@@ -1,6 +1,6 @@
 """Encode chunks and write each decoder layer's audio keys and values into slots.
 
-The host waits on the CPU, not on CUDA. Knows slots, not requests.
+Knows slots, not requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PendingEncode:
 
 class Encoder(Protocol):
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
-        """Fill the audio part of these slots, or begin to."""
+        """Fill the audio part of these slots; CUDA may finish later."""
         ...
 
     def close(self) -> None: ...
@@ -57,7 +57,7 @@ def make_encoder(
 
 @torch.inference_mode()
 def write_silence(model: Whisper, cache: DecoderCache, kernels: Kernels, is_shared: bool) -> Silence:
-    """Store silence in the cache, to continue short audio."""
+    """Encode silence into the cache: short audio continues with it."""
     silence = model.encode_silence(kernels)
     cache.write_silence(model.decoder.cross_keys_values(silence.audio), is_shared)
     return silence
@@ -66,8 +66,8 @@ def write_silence(model: Whisper, cache: DecoderCache, kernels: Kernels, is_shar
 class CpuEncoder:
     """Encode several chunks at once, the cores shared between them.
 
-    A thread with its own chunk never waits. Two threads in every product wait a hundred times a chunk,
-    longer when a core is busy.
+    A thread with its own chunk never waits. Two threads that share each product wait a hundred times a
+    chunk, longer when a core is busy.
     """
 
     shares_silence = True

@@ -91,7 +91,7 @@ class Engine:
         """Load the checkpoint and make an engine.
 
         Raises:
-            CheckpointError, ValueError, OSError: the checkpoint is damaged or the device missing.
+            CheckpointError, ValueError, OSError: the checkpoint is damaged, the device missing or too small.
         """
         try:
             engine = cls(*load(config, shard), broadcast)
@@ -105,7 +105,7 @@ class Engine:
     # -- What others see ----------------------------------------------------------------------------------
 
     def initial_credit(self) -> Credit:
-        """Return how many chunks may be sent before a result: one encode batch.
+        """Return how many chunks may be sent at first: one encode batch.
 
         A chunk gives its credit back when it leaves the queue, so that the dispatcher, which is fair,
         decides late.
@@ -206,7 +206,7 @@ class Engine:
     # -- Admit --------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[ActiveChunk]:
-        """Give waiting chunks free slots; short chunks fill a window for each worker."""
+        """Give free slots to waiting chunks; short ones together fill each worker's window."""
         count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
@@ -234,7 +234,7 @@ class Engine:
         return max(1, min(self.encode_batch, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
 
     def _compact(self) -> None:
-        """Move the last decoding chunks into free slots before them, so that a step reads fewer."""
+        """Move the last decoding chunks into free slots before them, so that a step reads fewer slots."""
         if moves := self._slots.compact(self._loop.sequences):
             self._runner.move(moves, self._loop.context)
 
@@ -269,7 +269,7 @@ class Engine:
 
     @contextmanager
     def _failing(self, run: list[ActiveChunk], doing: str = "encoding") -> Iterator[None]:
-        """Let a lack of memory fail these chunks alone; other errors end the replica."""
+        """Let lack of memory and ValueError fail these chunks alone; other errors end the replica."""
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
@@ -335,7 +335,7 @@ class Engine:
     # -- Align --------------------------------------------------------------------------------------------
 
     def _align(self) -> None:
-        """Align a few chunks a step, so that running ones wait little; free slots at launch."""
+        """Align few chunks a step, so that running ones wait little; free slots at launch."""
         batch, self._to_align = self._to_align[:ALIGN_BATCH], self._to_align[ALIGN_BATCH:]
         if batch:
             with self._failing([sequence for sequence, _ in batch], "alignment"):

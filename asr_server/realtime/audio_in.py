@@ -1,6 +1,4 @@
-"""Convert clients' audio (24 kHz PCM, G.711) to 16 kHz, and keep the latest: turns begin before speech is
-noticed.
-"""
+"""Convert clients' audio to 16 kHz, and keep the latest: turns begin before speech is noticed."""
 
 from __future__ import annotations
 

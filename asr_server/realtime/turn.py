@@ -2,12 +2,14 @@
 
 Times are samples at 16 kHz from the session's start. The rules, tested on random events:
 
-1. At most one turn is open. It grows until committed or dropped; turns never overlap. 2. With voice
-detection, speech opens a turn and its end commits it. Without, the first sample after a commit
-   opens one, and the client commits.
-3. A commit of under 100 ms is an error and changes nothing. 4. Every committed turn names the one before
-it, and ends in one `completed` or `failed`. 5. A dropped turn ends in neither. 6. Deltas come before the
-turn's end, are only appended, and follow the chunks' order. 7. A result for a missing turn has no effect.
+1. At most one turn is open. It grows until committed or dropped; turns never overlap.
+2. With voice detection, speech opens a turn and its end commits it; so does a silence of `idle_timeout`.
+   Without, the first sample after a commit opens one, and the client commits.
+3. A client's commit of under 100 ms is an error and changes nothing.
+4. Every committed turn names the one before it, and ends in one `completed` or `failed`.
+5. A dropped turn ends in neither.
+6. Deltas come before the turn's end, are only appended, and follow the chunks' order.
+7. A result for a missing turn has no effect.
 8. `speech_stopped` follows a `speech_started` of the same turn.
 """
 
