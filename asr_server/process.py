@@ -22,6 +22,7 @@ _SET_DUMPABLE: Final = 4  # prctl's PR_SET_DUMPABLE
 _SET_NO_NEW_PRIVILEGES: Final = 38  # prctl's PR_SET_NO_NEW_PRIVS
 _ARGUMENTS: Final = slice(45, 47)  # where they begin and end in memory: fields of /proc/self/stat
 _HIDDEN: Final = b"***"
+SECRET_FLAGS: Final = ("--api-key", "--admin-key")
 # Landlock's system calls, which have these numbers on every processor, and what they take away (landlock.h).
 _CREATE_RULESET: Final = 444
 _RESTRICT_SELF: Final = 446
@@ -121,7 +122,7 @@ def confine() -> None:
     if sys.platform != "linux":
         return
     _drop_capabilities()
-    system_call = ctypes.CDLL(None).syscall
+    system_call = ctypes.CDLL(None, use_errno=True).syscall
     version = system_call(_CREATE_RULESET, None, 0, _VERSION)
     if version < 1:
         return
@@ -131,14 +132,21 @@ def confine() -> None:
         _OUTSIDE if version >= _OUTSIDE_SINCE else 0,
     )
     ruleset = system_call(_CREATE_RULESET, rules, ctypes.sizeof(rules), 0)
-    system_call(_RESTRICT_SELF, ruleset, 0)
+    failed = system_call(_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
+    if failed:  # a process that is not confined must not meet a codec
+        raise OSError(ctypes.get_errno(), "Landlock refuses to confine this process")
 
 
 def _drop_capabilities() -> None:
     """Drop root's rights: with them, a process reads any environment."""
     of_this_thread = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
     ctypes.CDLL(None).capset(of_this_thread, (ctypes.c_uint32 * 6)())
+
+
+def hide_keys() -> None:
+    for flag in SECRET_FLAGS:
+        hide_value(flag)
 
 
 def hide_value(flag: str) -> None:

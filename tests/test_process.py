@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.config import flag_name
-from asr_server.process import child_environment
+from asr_server.config import FIELDS, flag_name
+from asr_server.process import SECRET_FLAGS, child_environment
 
 _COUNT_ARENAS = """
 import ctypes, sys, threading
@@ -44,7 +44,7 @@ def test_threads_share_one_arena_unless_the_environment_says_otherwise(
 
 
 def command_line_after_hiding(*arguments: str) -> list[str]:
-    script = "from asr_server.process import hide_value; hide_value('--api-key'); "
+    script = "from asr_server.process import hide_keys; hide_keys(); "
     script += "import sys; sys.stdout.buffer.write(open('/proc/self/cmdline', 'rb').read())"
     command = [sys.executable, "-c", script, *arguments]
     words = subprocess.check_output(command, timeout=60, text=True).rstrip("\0").split("\0")
@@ -59,11 +59,13 @@ def command_line_after_hiding(*arguments: str) -> list[str]:
         (["serve", "--api-key=s3cret", "tiny"], ["serve", "--api-key=***", "tiny"]),
         (["--api-key", "k", "--api-key=last"], ["--api-key", "*", "--api-key=***"]),
         (["--api-key"], ["--api-key"]),
+        (["--admin-key", "s3cret", "--port", "9"], ["--admin-key", "***", "--port", "9"]),
+        (["--api-key", "one", "--admin-key=two1"], ["--api-key", "***", "--admin-key=***"]),
         (["--api-key-file", "keys", "--api-key=", "ü"], ["--api-key-file", "keys", "--api-key=", "ü"]),
     ],
 )
 def test_the_value_of_a_flag_disappears_from_the_command_line(arguments: list[str], shown: list[str]) -> None:
-    assert flag_name("api_key") == "--api-key"
+    assert {flag_name(setting) for setting in FIELDS if setting.endswith("_key")} == {*SECRET_FLAGS}
     assert command_line_after_hiding(*arguments) == shown
 
 

@@ -53,9 +53,6 @@ class _StateCollector(Collector):
         limiter = self._state.admission
         yield _gauge("asr_requests_in_flight", "Requests queued or transcribed.", limiter.num_in_flight)
         yield _counter("asr_requests_rejected", "Requests refused with 429.", limiter.num_rejected)
-        yield _gauge(
-            "asr_chunks", "Chunks waiting and in flight.", self._state.models.default.dispatcher.num_chunks
-        )
 
     def _realtime(self) -> Iterator[Metric]:
         sessions = self._state.realtime

@@ -82,7 +82,7 @@ def test_a_transcript_is_downloaded_as_a_word_document(open_page: OpenPage) -> N
     text = "Tom & Jerry <3 yes."
     segments = [
         {"id": 0, "seek": 0, "start": 0.0, "end": 2.0, "text": " Tom & Jerry", "speaker": "Ann"},
-        {"id": 1, "seek": 0, "start": 2.0, "end": 3.0, "text": " <3", "speaker": "Ann"},
+        {"id": 1, "seek": 0, "start": 2.0, "end": 3.0, "text": " <3\uffff", "speaker": "Ann"},
         {"id": 2, "seek": 0, "start": 3.0, "end": 4.0, "text": " yes.", "speaker": "Bob"},
     ]
     page = open_page(mock=answering(text=text, segments=segments, words=[]), accept_downloads=True)
@@ -268,7 +268,7 @@ def test_kept_recordings_are_bounded_and_swept_with_their_transcripts(open_page:
         """async () => {
             const { Sounds } = await import("/web/sounds.js");
             const sounds = new Sounds(25);
-            sounds.isOn = true;
+            await sounds.switchTo(true);
             const file = (size) => new File(["x".repeat(size)], "x");
             for (const id of ["a", "b", "c"]) {
                 await sounds.keep(id, file(10));
@@ -282,6 +282,25 @@ def test_kept_recordings_are_bounded_and_swept_with_their_transcripts(open_page:
         }"""
     )
     assert kept == [[False, True, True, False], False, True]
+
+
+def test_a_tab_keeps_no_recording_once_another_has_switched_that_off(open_page: OpenPage) -> None:
+    page = open_page()
+    kept = page.evaluate(
+        """async () => {
+            const { Sounds } = await import("/web/sounds.js");
+            const [one, other] = [new Sounds(), new Sounds()];
+            await one.switchTo(true);
+            const file = new File(["x"], "x");
+            const writing = other.keep("a", file).catch(() => {}); // its file may be deleted under it
+            await one.switchTo(false);
+            await writing;
+            await other.keep("b", file);
+            const has = async (id) => Boolean(await one.file(id, "x"));
+            return [await has("a"), await has("b"), other.isOn];
+        }"""
+    )
+    assert kept == [False, False, False]
 
 
 # -- A video --

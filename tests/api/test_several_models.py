@@ -70,6 +70,7 @@ def test_every_model_is_listed_and_has_figures_of_its_own(both: Server) -> None:
     for name in ("digits", "base"):
         assert figures[f'asr_replica_ready{{model="{name}",replica="replica 0"}}'] == 1
         assert figures[f'asr_chunks{{model="{name}"}}'] == 0
+    assert "asr_chunks" not in figures  # a sum over all would count the first model twice
     assert {replica["model"] for replica in both.get("/load").json()["replicas"]} == {"digits", "base"}
 
 

@@ -28,6 +28,7 @@ export class Cards {
     $("undo").onclick = () => this.#undo();
     $("keep-sounds").checked = this.store.sounds.isOn;
     $("keep-sounds").onchange = () => this.#switchSounds();
+    addEventListener("storage", () => ($("keep-sounds").checked = this.store.sounds.isOn)); // in another tab
   }
 
   /** Shows what the store has. */

@@ -17,7 +17,7 @@ const RELATIONS =
   `Type="${FORMATS}/officeDocument/2006/relationships/officeDocument" Target="word/document.xml"/></Relationships>`;
 
 const escaped = (text) =>
-  text.replace(/[\0-\x08\x0b\x0c\x0e-\x1f]/g, "").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  text.replace(/[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]/g, "").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
 const run = (text, style = "") => `<w:r>${style}<w:t xml:space="preserve">${escaped(text)}</w:t></w:r>`;
 

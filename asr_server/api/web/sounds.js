@@ -8,15 +8,18 @@ export class Sounds {
   constructor(most = MOST_BYTES) {
     this.most = most;
     this.isPossible = Boolean(navigator.storage?.getDirectory); // by https or localhost
+  }
+
+  /** In all tabs: any of them may have switched it. */
+  get isOn() {
     try {
-      this.isOn = localStorage.getItem(SWITCH) === "on";
+      return localStorage.getItem(SWITCH) === "on";
     } catch {
-      this.isOn = false; // a browser that keeps nothing
+      return false; // a browser that keeps nothing
     }
   }
 
   async switchTo(isOn) {
-    this.isOn = isOn;
     localStorage.setItem(SWITCH, isOn ? "on" : "off");
     if (!isOn) await this.sweep(new Set());
   }
@@ -32,6 +35,7 @@ export class Sounds {
     const writer = await (await folder.getFileHandle(id, { create: true })).createWritable();
     await writer.write(file);
     await writer.close();
+    if (!this.isOn) await this.#remove(folder, id); // switched off meanwhile
   }
 
   async #makeRoom(folder, id, size) {
@@ -56,10 +60,15 @@ export class Sounds {
     }
   }
 
-  /** Deletes those of no transcript in `ids`. */
+  /** Deletes those of no transcript in `ids`, and all while it is off. */
   async sweep(ids) {
     if (!this.isPossible) return;
     const folder = await this.#folder();
-    for await (const id of folder.keys()) if (!ids.has(id)) await folder.removeEntry(id);
+    for await (const id of folder.keys()) if (!this.isOn || !ids.has(id)) await this.#remove(folder, id);
+  }
+
+  /** One that is being written goes when that has ended, or at the next sweep. */
+  async #remove(folder, id) {
+    await folder.removeEntry(id).catch(() => {});
   }
 }
