@@ -46,8 +46,6 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 class KeyFile:
-    """One file's current keys. If it becomes unreadable, the last keys stay valid."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._keys: tuple[str, ...] = ()

@@ -59,8 +59,6 @@ STREAM_END: Final = b"data: [DONE]\n\n"
 
 
 class EventWriter:
-    """Turn deltas into OpenAI's events. Joined deltas are the last event's text."""
-
     def __init__(self, fields: AudioFields, options: RenderOptions = DEFAULTS) -> None:
         self._fields = fields
         self._options = options

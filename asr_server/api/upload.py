@@ -170,7 +170,6 @@ class Upload:
         self._store.memory_bytes += num_bytes
 
     def close(self) -> None:
-        """Free memory or file. May be repeated."""
         self._unwritten.clear()
         self._count_memory(-self._num_in_memory)
         self._give_up_disk()

@@ -38,8 +38,6 @@ class PreprocessStats:
 
 
 class PreprocessPool:
-    """Threads that decode slices. Belongs to one event loop."""
-
     def __init__(self, num_workers: int, max_queued: int | None = None) -> None:
         self.num_workers = num_workers
         self.stats = PreprocessStats()
@@ -57,7 +55,6 @@ class PreprocessPool:
         return sum(recording.held_bytes for recording in self._recordings)
 
     def warm_up(self) -> None:
-        """Start what the first file would wait for. Return at once."""
         decode_processes.start()
 
     async def decode_slice(self, recording: Recording, max_chunks: int = 1) -> DecodeSlice:

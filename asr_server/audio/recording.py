@@ -89,11 +89,6 @@ class Recording:
         choice: TrackChoice = DEFAULT_TRACK,
         channel: int | None = None,
     ) -> None:
-        """Args:
-        channel: decode this one, not the mix.
-        chunking: cut by speech; None: full chunks, cut at the quietest places.
-        listener: takes all samples of a mixed recording, in the decoding thread.
-        """
         self.truncated = False
         self.work_s = 0.0
         self.expected_duration_s: float | None = None  # by the file's header, once the first slice is decoded
@@ -154,7 +149,6 @@ class Recording:
         return decoded
 
     def close(self) -> None:
-        """Release everything, now or when the slice ends. May be repeated."""
         self._closed.set()
         if self._inside.acquire(blocking=False):
             try:

@@ -71,8 +71,6 @@ class _OnlyPeer:
 
 
 class TcpEngineClient(ZmqEngineClient):
-    """Listen on free ports of `host` for the replica that holds the key."""
-
     def __init__(self, host: str) -> None:
         self._host = f"[{host}]" if ":" in host else host
         self._authenticator: AsyncioAuthenticator | None = None
@@ -177,8 +175,6 @@ class TcpEngineServer(ZmqEngineServer):
 
 
 class LogHandler(logging.Handler):
-    """Never wait: lines beyond the queue's room are lost."""
-
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         super().__init__()
         self._socket = socket

@@ -149,9 +149,8 @@ def write_layout(target: Path, source: Path, model: ForeignModel, texts: Path) -
 
 
 def texts_for(source: Path, model: ForeignModel, find_texts: FindTexts) -> Path:
-    """Return a directory with the tokenizer: the model's own, or a published model's of its vocabulary.
-
-    A .pt or ggml file has no usable one. Raises CheckpointError.
+    """Return a directory with the model's tokenizer, or a published one of its vocabulary. Raises
+    CheckpointError.
     """
     if (source / "tokenizer.json").exists():
         return source

@@ -115,10 +115,7 @@ def settings_from(
     checks: tuple[Check, ...],
     model_name: str | None = None,
 ) -> Settings:
-    """Return a command's settings; the argument `model_name` wins over `--model`.
-
-    Prints wrong ones and ends the command. Sets up the log before a model is fetched.
-    """
+    """Return a command's settings. Prints wrong ones and ends the command."""
     given = dict(options)
     if model_name:
         given["model"] = model_name
@@ -201,10 +198,7 @@ class _Switch(click.types.BoolParamType):
 
 
 class SectionedCommand(click.Command):
-    """A command with options under headings; others come first, under "Options".
-
-    Tuples keep their order, other sections the order of declaration.
-    """
+    """A command with options under headings."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **attributes: Any) -> None:
         super().__init__(*args, **attributes)

@@ -164,6 +164,8 @@ def transcribe(
     \b
     asr-server transcribe meeting.m4a
     asr-server transcribe recordings --recursive --format srt,json --output-dir subtitles
+
+    \b
     ffmpeg -i talk.mkv -f wav - | asr-server transcribe - --model turbo
     asr-server transcribe recordings --url http://gpu-host:8000
 

@@ -1,8 +1,8 @@
 """Decide which chunk goes to which replica, and when.
 
-A replica grants credits, one a chunk; without credit, chunks wait here, where they can be cancelled or
-moved. `queue.py` orders them; a request holds at most three quarters of all slots. Chunks of a lost
-replica are sent again, each alone (`Isolation`). `describe` logs what is served.
+A replica grants credits, one a chunk; without credit, chunks wait here. `queue.py` orders them; a request
+holds at most three quarters of all slots. Chunks of a lost replica are sent again, each alone
+(`Isolation`).
 """
 
 from __future__ import annotations

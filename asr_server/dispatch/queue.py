@@ -94,8 +94,6 @@ class RequestHandle:
 
 @dataclass(eq=False)
 class PendingChunk:
-    """A chunk without a result. Its samples are kept for another replica."""
-
     submit: Submit
     request: RequestHandle
     on_language: OnLanguage | None
@@ -146,7 +144,6 @@ class FairQueue:
         self._in_order = False
 
     def set_finish_tag(self, chunk: PendingChunk) -> None:
-        """Tag a new chunk; one sent again keeps its tag."""
         window, num_samples, request = self._window, len(chunk.submit.samples), chunk.request
         cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
         cost += DECODE_COST * num_samples / window.num_samples
@@ -217,7 +214,6 @@ class Isolation:
         heapq.heappush(self._suspects, (*order, chunk))
 
     def reserved(self, states: list[ReplicaState]) -> ReplicaState | None:
-        """Return the replica for suspects: the one closest to idle."""
         if self._trial and self._trial.is_running:
             return self._trial.state
         if not self._suspects:

@@ -287,13 +287,11 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
 
 
 def compression_ratio(text: str) -> float:
-    """Return how much zlib shortens a text; 0 for no text."""
     raw = text.encode()
     return len(raw) / len(zlib.compress(raw))
 
 
 def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
-    """Apply openai/whisper's rule: repetitive or unlikely, and not silence."""
     return is_implausible(result, options) and not is_silence(result, options)
 
 

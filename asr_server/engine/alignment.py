@@ -2,8 +2,7 @@
 
 The method is openai/whisper's (timing.py): feed the text once more, normalise each head's attention over
 the tokens, smooth it over time, and lay the tokens along the heads' mean by dynamic time warping. Beyond
-it, every token has its own position, and an unread tail is left out: its words are aligned when it is
-read again. Knows tokens, no words.
+it, every token has its own position, and an unread tail is left out.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ _MAX_AHEAD = 2
 
 
 def num_candidates(width: int) -> int:
-    """Return how many next tokens of each hypothesis are compared; one may be end-of-text."""
     return width + 1 if width > 1 else 0
 
 

@@ -117,11 +117,7 @@ class Graphs:
         return graph, output
 
     def _end_failed_capture(self, before: torch.cuda.Stream) -> None:
-        """Clean up after a recording that torch cannot end.
-
-        Its stream would stay current. Up to torch 2.12 (pull request 180395) it would never end, and
-        memory shared by streams would not be freed.
-        """
+        """Clean up after a recording that torch cannot end (up to 2.12, pull request 180395)."""
         torch.cuda.set_stream(before)
         device = torch.cuda.current_device()
         with contextlib.suppress(RuntimeError):  # it has ended

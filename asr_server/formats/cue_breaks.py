@@ -60,10 +60,7 @@ class ReadableCue(NamedTuple):
 
 
 def readable_cues(words: Sequence[Word], label_width: float = 0.0) -> Iterator[ReadableCue]:
-    """Yield cues of at most two lines and 1 to 7 s, cut at sentences, clauses or small words.
-
-    A label stands before the first line. Words wider than a line get their own.
-    """
+    """Yield cues of at most two lines and 1 to 7 s, cut at sentences, clauses or small words."""
     starts = [
         first + start for first, end in _runs(words) for start in _cue_starts(words[first:end], label_width)
     ]

@@ -79,8 +79,6 @@ def multiply(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class HalfWeight:
-    """A float32 matrix stored in float16, multiplied and summed in float32."""
-
     def __init__(self, weight: Tensor, exponent: int) -> None:
         scaled = weight.detach().float() * 2**exponent
         self._packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(scaled, None)

@@ -129,15 +129,12 @@ class Shard:
                 )
 
     def outputs(self, weight: Tensor) -> Tensor:
-        """Return this rank's rows of a weight or bias."""
         return weight.chunk(self.count)[self.rank]
 
     def inputs(self, weight: Tensor) -> Tensor:
-        """Return this rank's columns of a weight; products are summed."""
         return weight.chunk(self.count, dim=1)[self.rank]
 
     def once(self, bias: Tensor) -> Tensor:
-        """Return the bias on rank 0, zeros elsewhere."""
         return bias if self.rank == 0 else bias.new_zeros(bias.shape)
 
     def heads(self, heads: list[int], num_heads: int) -> list[int]:

@@ -18,7 +18,6 @@ class TextEnds:
         self._num_positions = num_positions
 
     def on_step(self, num_rows: int) -> None:
-        """Count one more position of the first slots, free ones included."""
         self._ends[:num_rows] += 1
 
     def extend(self, slots: Sequence[int], end: int) -> None:

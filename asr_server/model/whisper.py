@@ -334,6 +334,7 @@ class Whisper(nn.Module):
         decoder_linear: type[Linear] = Linear,
         int8: bool = False,
     ) -> None:
+        """Raises ValueError if the model cannot be split."""
         super().__init__()
         shard.check(sizes)
         self.sizes = sizes

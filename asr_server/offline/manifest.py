@@ -174,8 +174,6 @@ class LineReport(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class JobStopped(msgspec.Struct, frozen=True, tag=True):
-    """Sent by an actor that cannot continue with any line."""
-
     reason: str
 
 

@@ -1,8 +1,7 @@
 """Run a manifest as actors of a Ray cluster. Imported for `--executor ray` alone; imports no torch.
 
-`run_on_ray` is the driver: it hands out byte ranges by number and takes reports, so it holds neither
-lines nor texts. `PartTranscriber` actors read and transcribe. A lost node's lines are done again unless
-their results exist.
+`run_on_ray` is the driver: it hands out byte ranges by number and takes reports. `PartTranscriber` actors
+read and transcribe. A lost node's lines are done again unless their results exist.
 """
 
 from __future__ import annotations
@@ -123,8 +122,6 @@ def _absolute(job: TranscribeJob) -> TranscribeJob:
 
 
 class PartTranscriber:
-    """An actor with one replica, which takes parts by number."""
-
     def __init__(
         self, settings: Settings, job: TranscribeJob, part_bytes: int, repeats: Mapping[int, int]
     ) -> None:

@@ -2,7 +2,7 @@
 
 Times are samples at 16 kHz from the session's start. A word is stable once two readings agree: local
 agreement (Liu, Spanakis and Niehues, Interspeech 2020; Machacek, Dabre and Bojar, 2023). Sent words are
-never taken back; if a later reading differs, it continues after as many words.
+never taken back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The ranks of a replica (tensor parallelism): how rank 0 starts and ends the others.
 
 When a rank ends or freezes, rank 0 ends all, and the replica is replaced. Operations go through a pipe
-for each rank, results through a socket or NCCL. Other ranks are `python -m asr_server.replica.ranks` and
-do what rank 0 says. Rank 0's engine decides about chunks.
+for each rank, results through a socket or NCCL.
 """
 
 from __future__ import annotations

@@ -49,7 +49,6 @@ class Graph:
         return name
 
     def add(self, op: str, *inputs: str, **attributes: Attribute) -> str:
-        """Add a node and return its output's name; "" is an omitted input."""
         name = f"{op}_{len(self._nodes)}"
         domain = MICROSOFT if op in _MICROSOFTS else ""
         self._nodes.append(

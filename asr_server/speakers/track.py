@@ -127,7 +127,6 @@ class SpeakerTrack:
         return msgspec.structs.replace(transcript, segments=tuple(segments))
 
     def close(self) -> None:
-        """Drop everything, queued work included."""
         self._is_closed.set()
         self._buffer, self._heard = [], []
 

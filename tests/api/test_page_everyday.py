@@ -352,6 +352,6 @@ def test_a_recording_is_transcribed_anew_with_other_options(open_page: OpenPage)
             };
         }"""
     )
-    card(page, "call.wav").get_by_role("button", name="Transcribe anew").click()
+    card(page, "call.wav").get_by_role("button", name="Transcribe again").click()
     expect(page.locator(".fold:enabled")).to_have_text(["call.wav", "call.wav"])
     assert page.evaluate("window.prompted") == "Oberursel"

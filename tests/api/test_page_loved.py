@@ -240,7 +240,7 @@ def test_a_recording_that_is_kept_plays_after_a_reload_until_it_is_switched_off(
     done = card(page, "call.wav")
     done.get_by_role("button", name="Play call.wav").click()
     expect(done.locator(".word.is-lit")).not_to_have_count(0)
-    expect(done.get_by_role("button", name="Transcribe anew")).to_be_visible()
+    expect(done.get_by_role("button", name="Transcribe again")).to_be_visible()
     done.get_by_role("button", name="Delete call.wav").click()
     page.get_by_role("button", name="Undo").click()
     page.get_by_role("button", name="call.wav", exact=True).click()

@@ -86,7 +86,7 @@ export class Card {
 
   /** With what is chosen by now: another language, speakers, words to expect. */
   #anewButton() {
-    this.anew = h("button", { type: "button", className: "small", title: "With what is chosen above now" }, "Transcribe anew");
+    this.anew = h("button", { type: "button", className: "small", title: "With what is chosen above now" }, "Transcribe again");
     this.anew.onclick = () => this.on.anew(this);
     return this.anew;
   }

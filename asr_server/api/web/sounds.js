@@ -35,7 +35,7 @@ export class Sounds {
     const writer = await (await folder.getFileHandle(id, { create: true })).createWritable();
     await writer.write(file);
     await writer.close();
-    if (!this.isOn) await this.#remove(folder, id); // switched off meanwhile
+    if (!this.isOn) await folder.removeEntry(id).catch(() => {}); // switched off meanwhile
   }
 
   async #makeRoom(folder, id, size) {
@@ -60,15 +60,10 @@ export class Sounds {
     }
   }
 
-  /** Deletes those of no transcript in `ids`, and all while it is off. */
+  /** Deletes those of no transcript in `ids`, all while it is off; one that is being written stays. */
   async sweep(ids) {
     if (!this.isPossible) return;
     const folder = await this.#folder();
-    for await (const id of folder.keys()) if (!this.isOn || !ids.has(id)) await this.#remove(folder, id);
-  }
-
-  /** One that is being written goes when that has ended, or at the next sweep. */
-  async #remove(folder, id) {
-    await folder.removeEntry(id).catch(() => {});
+    for await (const id of folder.keys()) if (!this.isOn || !ids.has(id)) await folder.removeEntry(id).catch(() => {});
   }
 }

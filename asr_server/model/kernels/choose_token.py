@@ -189,8 +189,8 @@ def advance(
         tokens, logprobs, no_speech: [B].
         active, token, previous, position, num_generated, last_time: [B], columns of the slots.
         generated: [B, positions].
-        candidates: [lines, B], of `choose_token`.
-        report: float64 [3 + lines, B]: tokens, log-probabilities, no-speech, candidates.
+        candidates: [lines, B].
+        report: float64 [3 + lines, B].
     """
     assert report.is_contiguous()
     _advance[triton.cdiv(len(tokens), _ROWS),](
