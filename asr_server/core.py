@@ -124,6 +124,11 @@ class ChunkResult(msgspec.Struct, frozen=True):
     pauses_s: tuple[tuple[float, float], ...] = ()  # start and end of each pause in the audio, in order
     num_fallbacks: int = 0  # steps of the ladder that were tried above the first
 
+    def is_silence(self, options: DecodingOptions) -> bool:
+        """Return Whisper's judgement: probably no speech, and improbable text."""
+        unlikely = self.avg_logprob < options.logprob_threshold
+        return unlikely and self.no_speech_prob > options.no_speech_threshold
+
 
 class Word(msgspec.Struct, frozen=True):
     text: str  # as the model wrote it: with the space before it, and punctuation

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from typing import Final, TypeVar
 
-from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,108 +19,29 @@ from starlette.types import Receive, Scope, Send
 from asr_server import metrics
 from asr_server.api.connections import CONNECTION, OVER_LIMIT
 from asr_server.api.disconnect import cancel_on_disconnect
-from asr_server.api.errors import body_of
+from asr_server.api.events import EventStream, EventWriter
 from asr_server.api.form import FILE, VOICE_FIELD, Form, read_form
 from asr_server.api.middleware import answer_headers, recording_headers
 from asr_server.api.models import ModelRegistry
 from asr_server.api.request import TranscriptionRequest
-from asr_server.api.schemas import AudioFields, TextDelta, TextDone, TranscriptionFields
+from asr_server.api.schemas import TranscriptionFields
 from asr_server.api.state import AppState
 from asr_server.api.voices import decode_reference
 from asr_server.audio.recording import Recording
 from asr_server.config import naming
-from asr_server.core import Segment, Transcript, TranscriptDelta
+from asr_server.core import Transcript
 from asr_server.errors import (
-    ChunkFailed,
     InvalidValue,
     Overloaded,
-    RequestError,
-    ServiceUnavailable,
     ShuttingDown,
 )
-from asr_server.formats.bodies import DiarizedSegment, TokensUsage
 from asr_server.formats.render import (
-    DEFAULTS,
-    RenderOptions,
-    diarized_segment,
-    dropped_body,
-    languages_body,
-    logprobs_body,
     render,
-    tracks_body,
-    verbose_body,
 )
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
 from asr_server.transcription import RequestSession
-from asr_server.transcription.language import continuation
 
 STREAM_END: Final = b"data: [DONE]\n\n"
-
-
-class EventWriter:
-    def __init__(self, fields: AudioFields, options: RenderOptions = DEFAULTS) -> None:
-        self._fields = fields
-        self._options = options
-        self._text = ""  # of the segments so far
-        self._num_audio_tokens = 0
-        self._num_text_tokens = 0
-
-    def delta(self, delta: TranscriptDelta) -> bytes:
-        self._num_audio_tokens += delta.num_audio_tokens
-        self._num_text_tokens += delta.num_text_tokens
-        if not delta.text:
-            return b""
-        if self._fields.response_format == "diarized_json" and self._fields.channels == "split":
-            return b"".join(self._segment(segment, delta.language) for segment in delta.segments)
-        return event(
-            TextDelta(
-                delta=delta.text,
-                logprobs=logprobs_body(delta.logprobs) if self._options.with_logprobs else None,
-                usage=self._running_usage(),
-            )
-        )
-
-    def _segment(self, segment: Segment, language: str | None) -> bytes:
-        text, completed = continuation(self._text, segment.text, language), self._diarized(segment)
-        self._text += text
-        delta = TextDelta(delta=text, segment_id=completed.id, usage=completed.usage)
-        return event(delta) + event(completed)
-
-    def _diarized(self, segment: Segment) -> DiarizedSegment:
-        return diarized_segment(segment).model_copy(update={"usage": self._running_usage()})
-
-    def done(self, transcript: Transcript) -> bytes:
-        body = TextDone(
-            text=transcript.text,
-            languages=languages_body(transcript),
-            logprobs=logprobs_body(transcript.logprobs) if self._options.with_logprobs else None,
-            usage=self._usage() if self._fields.stream_include_usage else None,
-            truncated=transcript.is_cut_short or None,
-            tracks=tracks_body(transcript),
-            dropped=dropped_body(transcript),
-        )
-        if self._fields.stream_include_segments:
-            verbose = verbose_body(transcript, self._options)
-            body.language, body.duration = verbose.language, verbose.duration
-            body.segments, body.words = verbose.segments, verbose.words
-        by_voice = self._fields.response_format == "diarized_json" and self._fields.channels != "split"
-        segments = map(self._diarized, transcript.segments) if by_voice else ()
-        return b"".join(map(event, segments)) + event(body)
-
-    def _running_usage(self) -> TokensUsage | None:
-        return self._usage() if self._fields.stream_continuous_usage_stats else None
-
-    def _usage(self) -> TokensUsage:
-        """Count tokens: strict clients refuse durations in a stream."""
-        return TokensUsage(
-            input_tokens=self._num_audio_tokens,
-            output_tokens=self._num_text_tokens,
-            total_tokens=self._num_audio_tokens + self._num_text_tokens,
-        )
-
-
-def event(body: BaseModel, exclude_none: bool = True) -> bytes:
-    return f"data: {body.model_dump_json(exclude_none=exclude_none)}\n\n".encode()
 
 
 Made = TypeVar("Made")
@@ -278,7 +198,7 @@ def body_response(transcript: Transcript, request: TranscriptionRequest) -> Resp
 async def _stream(
     state: AppState, form: Form, request: TranscriptionRequest, receive: Receive, send: Send
 ) -> None:
-    stream = _EventStream(send, answer_headers(request.model.settings, request.ignored_fields))
+    stream = EventStream(send, answer_headers(request.model.settings, request.ignored_fields))
     try:
         async with transcribing(state, form, request, receive) as (session, track):
             writer = EventWriter(request.fields, request.render_options)
@@ -301,59 +221,3 @@ async def _stream(
             raise
         stream.fail(error)
     await stream.end()
-
-
-class _EventStream:
-    """Start at the first write, so that earlier errors get their own status.
-
-    A task sends, so that a slow reader does not delay the transcription. At most the transcript is kept.
-    """
-
-    def __init__(self, send: Send, headers: dict[str, str]) -> None:
-        self._send = send
-        self._headers = headers
-        self._unsent = bytearray()
-        self._is_complete = False
-        self._has_more = asyncio.Event()
-        self._sending: asyncio.Task[None] | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        return self._sending is not None
-
-    def write(self, events: bytes) -> None:
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send_all())
-        if events:
-            self._unsent += events
-            self._has_more.set()
-
-    async def _send_all(self) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # nginx would hold the events back
-            *((name.encode(), value.encode()) for name, value in self._headers.items()),
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        is_last = False
-        while not is_last:
-            await self._has_more.wait()
-            self._has_more.clear()
-            is_last, events, self._unsent = self._is_complete, bytes(self._unsent), bytearray()
-            await self._send({"type": "http.response.body", "body": events, "more_body": not is_last})
-
-    def fail(self, error: Exception) -> None:
-        expected = isinstance(error, RequestError | ServiceUnavailable | ChunkFailed)
-        logger.warning("a stream has failed: %r", error, exc_info=None if expected else error)
-        self.write(event(body_of(error), exclude_none=False))
-
-    async def end(self) -> None:
-        self._is_complete = True
-        self._has_more.set()
-        assert self._sending is not None
-        await self._sending
-
-    def cancel(self) -> None:
-        assert self._sending is not None
-        self._sending.cancel()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,13 +20,21 @@ from asr_server.checkpoint.tokenizer import SpecialTokens, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkId, ChunkResult, DecodingOptions, Samples
 from asr_server.engine.beam import BeamSearch
 from asr_server.engine.boost import KeywordBoost, Row
+from asr_server.engine.ladder import (
+    compression_ratio,
+    is_broken,
+    is_implausible,
+    is_no_number,
+    is_repetitive,
+    needs_fallback,
+    repeats_a_little,
+)
+from asr_server.engine.prompt import previous_text, sot_sequence
 from asr_server.levels import Pauses, find_pauses
 from asr_server.model import WhisperSizes
 
 # Above it only what repeats itself is read again: of an unlikely text a try there is hardly ever likelier.
 HIGHEST_FOR_UNLIKELY: Final = 0.4
-# A sentence that somebody says twice compresses to less than this; a loop of the model's to a fifth and less.
-LOOP_COMPRESSION_RATIO: Final = 3.5
 # A text that repeats itself for so many tokens a second, which nobody says, will go on so.
 _LOOP_TOKENS_PER_S: Final = 5.4
 _FEWEST_LOOP_TOKENS: Final = 48
@@ -148,7 +155,7 @@ class ActiveChunk:
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         self.sum_logprob += logprob
         # NaN ends it at once: it is not to be moved into other slots.
-        if token == end_of_text or self._begins_after_audio(token, end_of_text) or _is_no_number(logprob):
+        if token == end_of_text or self._begins_after_audio(token, end_of_text) or is_no_number(logprob):
             return "stop"
         self.tokens.append(token)
         self.logprobs.append(logprob)
@@ -267,16 +274,11 @@ class ActiveChunk:
     def _best_try(self) -> ChunkResult:
         fluent = self._fluent_tries()
         if not any(each.avg_logprob >= self.options.logprob_threshold for each in fluent):
-            fluent = [each for each in self.tries if each in fluent or _repeats_a_little(each)]
+            fluent = [each for each in self.tries if each in fluent or repeats_a_little(each)]
         return max(fluent or self.tries, key=lambda each: each.avg_logprob)
 
     def _fluent_tries(self) -> list[ChunkResult]:
         return [each for each in self.tries if not is_repetitive(each, self.options)]
-
-
-def _repeats_a_little(result: ChunkResult) -> bool:
-    """Return whether a repetitive text may be real speech; a loop that was cut off is not."""
-    return result.finish_reason == "stop" and result.compression_ratio <= LOOP_COMPRESSION_RATIO
 
 
 def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
@@ -284,55 +286,6 @@ def _num_closed(tokens: Sequence[int], num_before: int, first_time: int) -> int:
         if tokens[end - 1] > first_time and tokens[end - 2] < first_time:
             return end
     return num_before
-
-
-def compression_ratio(text: str) -> float:
-    raw = text.encode()
-    return len(raw) / len(zlib.compress(raw))
-
-
-def needs_fallback(result: ChunkResult, options: DecodingOptions) -> bool:
-    return is_implausible(result, options) and not is_silence(result, options)
-
-
-def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
-    unlikely = result.avg_logprob < options.logprob_threshold
-    return unlikely and result.no_speech_prob > options.no_speech_threshold
-
-
-def is_broken(result: ChunkResult) -> bool:
-    return _is_no_number(result.avg_logprob)
-
-
-def _is_no_number(logprob: float) -> bool:
-    return not logprob <= 1.0
-
-
-def is_implausible(result: ChunkResult, options: DecodingOptions) -> bool:
-    return result.avg_logprob < options.logprob_threshold or is_repetitive(result, options)
-
-
-def is_repetitive(result: ChunkResult, options: DecodingOptions) -> bool:
-    return result.compression_ratio > options.compression_ratio_threshold
-
-
-def previous_text(options: DecodingOptions, specials: SpecialTokens, num_positions: int) -> list[int]:
-    """Return <|startofprev|> and the prompt's last tokens, at most half the positions less one."""
-    if not options.prompt_tokens or specials.start_of_prev is None:
-        return []
-    return [specials.start_of_prev, *options.prompt_tokens[-(num_positions // 2 - 1) :]]
-
-
-def sot_sequence(options: DecodingOptions, language: str | None, specials: SpecialTokens) -> list[int]:
-    task = specials.translate if options.task == "translate" else specials.transcribe
-    if options.task == "translate" and (task is None or not specials.is_multilingual):
-        raise ValueError("this checkpoint cannot translate")
-    tokens = [specials.start_of_transcript]
-    if specials.is_multilingual and language is not None:
-        tokens.append(specials.languages[language])
-    if specials.is_multilingual and task is not None:
-        tokens.append(task)
-    return tokens
 
 
 def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from asr_server.checkpoint.tokenizer import Timestamps, Tokenizer
 from asr_server.core import POSITIONS_PER_S, SAMPLE_RATE, ChunkResult
-from asr_server.engine.active_chunk import ActiveChunk, sot_sequence
+from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.cuda import HostCopy, Transfers
+from asr_server.engine.prompt import sot_sequence
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.cache import Slots
 from asr_server.model.rows import rows_of

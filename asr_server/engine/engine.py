@@ -31,11 +31,12 @@ from asr_server.channel.messages import (
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import ChunkResult
-from asr_server.engine.active_chunk import ActiveChunk, candidates, check, is_broken
+from asr_server.engine.active_chunk import ActiveChunk, candidates, check
 from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
+from asr_server.engine.ladder import is_broken
 from asr_server.engine.loop import DecodeLoop
 from asr_server.engine.progress import LayerCount, StepTimer
 from asr_server.engine.ranks import Begin, Broadcast, LeadingRunner

@@ -27,13 +27,8 @@ from asr_server.offline.manifest import (
     survey,
 )
 from asr_server.offline.outputs import OutputError, check_writable, ignores_case
-from asr_server.offline.run import (
-    FILES_AT_ONCE,
-    SOME_FAILED,
-    SUCCESS,
-    cancel_on_sigterm,
-    run_to_the_end,
-)
+from asr_server.offline.progress import SOME_FAILED, SUCCESS
+from asr_server.offline.run import FILES_AT_ONCE, cancel_on_sigterm, run_to_the_end
 from asr_server.telemetry import printable
 from asr_server.transcription import first_error
 

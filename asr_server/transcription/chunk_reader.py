@@ -31,7 +31,6 @@ from asr_server.transcription.segments import (
     DecodedPart,
     Span,
     decode_part,
-    is_silence,
     part_without_text,
     spans_of,
     unread_tail,
@@ -100,7 +99,7 @@ class EarlyResults:
         """Return the result, or the last report if the result would retract it."""
         if self.last is None or not self._is_beginning_of(result):
             return self.last or result
-        return self._with_times_of(result, self.last) if is_silence(result, options) else result
+        return self._with_times_of(result, self.last) if result.is_silence(options) else result
 
     def _with_times_of(self, result: ChunkResult, last: ChunkResult) -> ChunkResult:
         num_text = sum(map(self._tokenizer.is_text, last.tokens))
@@ -302,7 +301,7 @@ class ChunkReader:
     async def _decoded(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless Whisper hears silence and the detector no speech."""
         is_surely_speech = False
-        if is_silence(result, options):
+        if result.is_silence(options):
             if self._voice_pool is not None:
                 with self._watch.waiting_for_pool():
                     is_surely_speech = await voice_check.is_surely_speech(chunk, self._voice_pool)

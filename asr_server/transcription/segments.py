@@ -65,13 +65,6 @@ class DecodedPart(msgspec.Struct, frozen=True):
     dropped: tuple[DroppedSegment, ...] = ()  # text that it was read with
 
 
-def is_silence(result: ChunkResult, options: DecodingOptions) -> bool:
-    """Return Whisper's judgement: probably no speech, and improbable text."""
-    return (
-        result.no_speech_prob > options.no_speech_threshold and result.avg_logprob < options.logprob_threshold
-    )
-
-
 def decode_part(
     chunk: Chunk,
     result: ChunkResult,
@@ -80,7 +73,7 @@ def decode_part(
     is_surely_speech: bool = False,
 ) -> DecodedPart:
     """Cut tokens into spans; none if Whisper hears silence and no detector disagrees."""
-    if is_silence(result, options) and not is_surely_speech:
+    if result.is_silence(options) and not is_surely_speech:
         return part_without_text(chunk, result)
     timestamps = Timestamps(tokenizer, chunk.duration_s)
     num_read, tail_s = timestamps.tail(result, options)

@@ -14,6 +14,7 @@ import pytest
 import soundfile
 
 from asr_server.api import transcribe
+from asr_server.api.events import EventWriter
 from asr_server.api.middleware import answer_headers
 from asr_server.api.request import (
     TranscriptionRequest,
@@ -22,7 +23,7 @@ from asr_server.api.request import (
     parse_translation_request,
 )
 from asr_server.api.schemas import AUTO_CHUNKING, TranscriptionFields
-from asr_server.api.transcribe import EventWriter, body_response
+from asr_server.api.transcribe import body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
 from asr_server.core import ChunkResult, DecodingOptions, Samples

@@ -20,7 +20,8 @@ from asr_server.formats.render import ResponseFormat
 from asr_server.offline.inputs import Failure, Input
 from asr_server.offline.local import OnProgress, TranscribeJob
 from asr_server.offline.outputs import FolderOutputs, Outputs, StandardOutput
-from asr_server.offline.run import SOME_FAILED, Batch, ProgressBars, Summary, transcribe_files
+from asr_server.offline.progress import SOME_FAILED, ProgressBars, Summary
+from asr_server.offline.run import Batch, transcribe_files
 from tests.formats.samples import transcript
 
 Answer = Transcript | Exception

@@ -3,8 +3,8 @@ import json
 import msgspec
 import pytest
 
+from asr_server.api.events import EventWriter
 from asr_server.api.schemas import AudioFields
-from asr_server.api.transcribe import EventWriter
 from asr_server.core import TranscriptDelta
 from asr_server.formats.render import RenderOptions
 from tests.formats.samples import ONE
