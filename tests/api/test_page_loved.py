@@ -79,7 +79,7 @@ def test_a_card_says_which_text_was_left_out(open_page: OpenPage) -> None:
 
 
 def test_a_transcript_is_downloaded_as_a_word_document(open_page: OpenPage) -> None:
-    text = "Tom & Jerry <3 yes."
+    text = "Tom & Jerry <3\uffff yes."
     segments = [
         {"id": 0, "seek": 0, "start": 0.0, "end": 2.0, "text": " Tom & Jerry", "speaker": "Ann"},
         {"id": 1, "seek": 0, "start": 2.0, "end": 3.0, "text": " <3\uffff", "speaker": "Ann"},
