@@ -2,8 +2,8 @@
 
     python tools/make_screenshots.py http://127.0.0.1:8000
 
-Needs the test dependencies and a chromium (tests/install-browser.sh); on the server the embedded model and
-the models of `asr-server models fetch speakers`.
+Needs the test dependencies, a chromium (tests/install-browser.sh) and flite (Debian). The server needs the
+model base and those of `asr-server models fetch speakers`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from PIL import Image
 from playwright.sync_api import Browser, FilePayload, Locator, Page, ViewportSize, expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.speech.digits import Spoken, say
+from asr_server.core import SAMPLE_RATE, Samples
 from benchmarks.uploads import wav
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
@@ -39,26 +40,37 @@ def save(page: Page, name: str, **options: Any) -> None:
     picture.quantize(256, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
 
 
-def file_of(name: str, *spoken: Spoken) -> FilePayload:
-    return {
-        "name": name,
-        "mimeType": "audio/wav",
-        "buffer": wav(np.concatenate([each.samples for each in spoken])),
-    }
+SILENCE = np.zeros(int(0.6 * SAMPLE_RATE), np.float32)
+MEMO = "Remember to send the minutes to everyone by Friday evening."
+INTERVIEW = (
+    ("slt", "Thank you for coming. How did you like the new studio?"),
+    ("rms", "Very much. I took the early train, and walked the last mile along the river."),
+    ("slt", "What have you brought for us today?"),
+    ("rms", "A small recorder. It writes down every word that people say."),
+)
+
+
+def say(voice: str, text: str) -> Samples:
+    with tempfile.NamedTemporaryFile(suffix=".wav") as file:
+        subprocess.run(["flite", "-voice", voice, "-t", text, "-o", file.name], check=True)
+        samples, rate = soundfile.read(file.name, dtype="float32")
+    assert rate == SAMPLE_RATE
+    return np.concatenate([samples, SILENCE])
+
+
+def file_of(name: str, *spoken: Samples) -> FilePayload:
+    return {"name": name, "mimeType": "audio/wav", "buffer": wav(np.concatenate(spoken))}
 
 
 def interview() -> FilePayload:
-    """Of two people."""
-    turns = (("31415926", "f3"), ("27182818", "rms"), ("57721566", "f3"), ("14142135", "rms"))
-    gap_s = [0.2, 0.2, 0.5, 0.2, 0.2, 0.2, 0.2, 0.9]
-    return file_of("interview.wav", *(say(digits, voice, gap_s) for digits, voice in turns))
+    return file_of("interview.wav", *(say(voice, text) for voice, text in INTERVIEW))
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         speech = Path(folder) / "speech.wav"
-        soundfile.write(speech, say("3141592", gap_s=[0.2, 0.2, 0.9, 0.2, 0.2, 0.2, 0.9]).samples, 16_000)
+        soundfile.write(speech, np.concatenate([say("slt", INTERVIEW[0][1]), say("slt", MEMO)]), SAMPLE_RATE)
         arguments = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
         arguments.append(f"--use-file-for-fake-audio-capture={speech}")
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
@@ -77,6 +89,14 @@ def card(page: Page, name: str) -> Locator:
     return page.locator("#cards > li", has=page.get_by_role("heading", name=name, exact=True))
 
 
+def fold(done: Locator, is_open: bool) -> None:
+    button = done.locator(".fold")
+    if (button.get_attribute("aria-expanded") == "true") != is_open:
+        button.click()
+    if is_open:
+        done.locator(".word").first.wait_for()
+
+
 def transcribe_interview(page: Page, url: str) -> Locator:
     page.goto(url)
     page.get_by_label("Speakers").select_option("labelled")
@@ -93,20 +113,16 @@ def transcribe_files(browser: Browser, url: str, name: str, searched: str = "", 
     page = new_page(browser, viewport=DESK, **options)
     interview_card = transcribe_interview(page, url)
     bad: FilePayload = {"name": "letter.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7"}
-    number = file_of("number.wav", say("271828", gap_s=0.3))
-    page.set_input_files("#files", [number, bad])
+    page.set_input_files("#files", [file_of("memo.wav", say("slt", MEMO)), bad])
     expect(page.locator("#cards .is-working")).to_have_count(0)
-    number_card = card(page, "number.wav")
-    number_card.locator(".word").first.wait_for()
-    number_card.locator(".fold").click()
-    interview_card.locator(".fold").click()
+    fold(card(page, "memo.wav"), is_open=False)
+    fold(interview_card, is_open=True)
     interview_card.locator(".word").nth(5).click()
     page.mouse.move(0, 0)
     if searched:
         page.reload()
         page.get_by_label("Search your transcripts").fill(searched)
-        interview_card.locator(".fold").click()
-        interview_card.locator(".word").first.wait_for()
+        fold(interview_card, is_open=True)
         page.mouse.move(0, 0)
     save(page, name, full_page=True)
 
@@ -115,7 +131,7 @@ def show_server(browser: Browser, url: str) -> None:
     """The server view, with some work to show."""
     worker = new_page(browser)
     worker.goto(url)
-    spoken = say("3141592653" * 6, gap_s=0.3)
+    spoken = say("rms", " ".join(text for _, text in INTERVIEW))
     worker.set_input_files("#files", [file_of(f"{number}.wav", spoken) for number in range(32)])
     page = new_page(browser, viewport={"width": 1000, "height": 720}, color_scheme="dark")
     page.goto(f"{url}/#server")
@@ -132,6 +148,7 @@ def speak(browser: Browser, url: str) -> None:
     page.get_by_role("button", name="Speak").click()
     page.locator("#live-text span").first.wait_for()
     page.wait_for_timeout(6_000)
+    page.locator("#live-text").evaluate("text => text.scrollIntoView({ block: 'end' })")
     save(page, "page-phone-live")
     page.close()
     page = new_page(browser, **phone)
@@ -144,7 +161,7 @@ def main(url: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     with chromium() as browser:
         transcribe_files(browser, url, "page-files")
-        transcribe_files(browser, url, "page-files-dark", "eight", color_scheme="dark")
+        transcribe_files(browser, url, "page-files-dark", "studio", color_scheme="dark")
         speak(browser, url)
         show_server(browser, url)
 
