@@ -21,7 +21,7 @@ LOOK_EVERY_S: Final = 1.0  # for idle models
 class ModelRegistry:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = list(models)
-        self._retired: set[ServedModel] = set()
+        self._beside: set[ServedModel] = set()  # versions not in use yet, or no more
         self._swapping = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
@@ -84,21 +84,27 @@ class ModelRegistry:
 
         Raises ModelNotFound, InvalidValue, EngineUnavailable.
         """
-        async with self._swapping:
-            model = self.choose(name)
-            if model.dispatcher.draining:
-                raise ShuttingDown
-            new = await _with_checkpoint(model, checkpoint) if checkpoint else model
-            if not await new.load():
-                raise EngineUnavailable(LOAD_FAILED)
-            new.require_engine()
-            if new is not model:
-                self._replace(model, new)
+        if not checkpoint:
+            return await self._loaded(self.choose(name))
+        async with self._swapping:  # one version at a time: both are in memory
+            old = self.choose(name)
+            new = await _with_checkpoint(old, checkpoint)
+            self._beside = {model for model in self._beside if model.state != "unloaded"} | {new}
+            await self._loaded(new)
+            self._replace(old, new)
             return new
+
+    async def _loaded(self, model: ServedModel) -> ServedModel:
+        if model.dispatcher.draining:
+            raise ShuttingDown
+        if not await model.load():
+            raise EngineUnavailable(LOAD_FAILED)
+        model.require_engine()
+        return model
 
     def _replace(self, old: ServedModel, new: ServedModel) -> None:
         self._models[self._models.index(old)] = new
-        self._retired = {model for model in self._retired if model.state != "unloaded"} | {old}
+        self._beside = self._beside - {new} | {old}
         old.retire()
         logger.info("model %s is served from %s", new.name, new.settings.model)
 
@@ -124,21 +130,21 @@ class ModelRegistry:
 
     def expect_ends(self) -> None:
         """Stop reporting ended replicas. Signal-safe."""
-        for model in (*self, *self._retired):
+        for model in (*self, *self._beside):
             model.dispatcher.supervisor.expect_ends()
 
     def drain(self) -> None:
-        for model in (*self, *self._retired):
+        for model in (*self, *self._beside):
             model.dispatcher.drain()
 
     def fail_all(self, error: Callable[[], EngineUnavailable]) -> None:
-        for model in (*self, *self._retired):
+        for model in (*self, *self._beside):
             model.dispatcher.fail_all(error)
 
     async def stop(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        await asyncio.gather(*(model.stop() for model in (*self, *self._retired)))
+        await asyncio.gather(*(model.stop() for model in (*self, *self._beside)))
 
 
 async def _with_checkpoint(model: ServedModel, checkpoint: str) -> ServedModel:
