@@ -99,6 +99,16 @@ _SERVICE_LINK: Final = re.compile(
     r"ASR_SERVER_(WYOMING_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
 
+ADVANCED_SETTINGS: Final = frozenset(
+    (
+        *("copy_overlap", "cuda_graphs", "kernels", "compute_workers", "encode_batch", "pin_cores"),
+        *("encoder_dtype", "cache_dtype", "chunks_ahead", "max_fallbacks", "replicas_per_device"),
+        *("max_sample_rate", "max_channels", "max_decoded_bytes", "max_preprocess_s"),
+        *("max_upload_memory_bytes", "max_header_bytes", "header_timeout_s"),
+        *("min_client_bytes_per_s", "client_grace_s"),
+    )
+)
+
 
 def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any], Any]:
     def decorate(command: Any) -> Any:
@@ -198,10 +208,12 @@ class _Switch(click.types.BoolParamType):
 
 
 class SectionedCommand(click.Command):
-    """A command with options under headings."""
+    """A command with options under headings; advanced settings are listed by `--help-all` alone."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Collection[str]], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
+        self.params.append(_help_all_option())
+        sections = {**sections, _ADVANCED_HEADING: ADVANCED_SETTINGS}
         self._headings = dict.fromkeys(("Options", *sections))
         orders = [names for names in sections.values() if isinstance(names, tuple)]
         self._place_of = {name: place for names in orders for place, name in enumerate(names)}
@@ -216,6 +228,38 @@ class SectionedCommand(click.Command):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 listed[self._heading_of.get(parameter.name or "", "Options")].append(record)
+        if not _shows_all(ctx):
+            del listed[_ADVANCED_HEADING]
         for heading, records in listed.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        other = "The usual settings: {} --help" if _shows_all(ctx) else "All settings: {} --help-all"
+        formatter.write_paragraph()
+        formatter.write(other.format(ctx.command_path) + "\n")
+
+
+_ADVANCED_HEADING: Final = "Advanced"
+
+
+def _help_all_option() -> click.Option:
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all,
+        help="Show advanced settings too, and exit.",
+    )
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    if is_given and not ctx.resilient_parsing:
+        ctx.meta[_ADVANCED_HEADING] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def _shows_all(ctx: click.Context) -> bool:
+    return _ADVANCED_HEADING in ctx.meta

@@ -19,6 +19,7 @@ import click
 from asr_server.cli.checks import FOR_A_SERVER
 from asr_server.cli.model_list import settings_of_models
 from asr_server.cli.options import (
+    ADVANCED_SETTINGS,
     WRONG_USAGE,
     SectionedCommand,
     print_error,
@@ -39,25 +40,19 @@ SECTIONS: Final = {
         *("cors_origins", "allowed_hosts", "root_path", "ssl_certfile", "ssl_keyfile"),
     ),
     "Several models": ("models", "load", "idle_unload_s", "max_load_wait_s", "max_model_requests"),
-    "Text": ("beam_size", "max_fallbacks", "check_voice", "max_chunk_s", "short_audio"),
+    "Text": ("beam_size", "check_voice", "max_chunk_s", "short_audio"),
     "Live audio": (
         *("max_realtime_sessions", "max_realtime_session_s", "max_realtime_idle_s", "realtime_interim_s"),
         "wyoming_port",
     ),
     "Replicas": (
-        *("executor", "ray_address", "replicas", "replicas_per_device", "pin_cores", "tensor_parallel_size"),
-        *("replica_niceness", "reuse_port"),
+        *("executor", "ray_address", "replicas", "tensor_parallel_size", "replica_niceness"),
+        "reuse_port",
     ),
-    "Limits of recordings and requests": (
-        *("max_upload_memory_bytes", "max_upload_disk_bytes", "max_audio_s", "max_decoded_bytes"),
-        *("max_sample_rate", "max_channels", "max_stall_s", "max_preprocess_s", "drain_s"),
-    ),
-    "Limits of connections": (
-        *("max_connections", "max_header_bytes", "header_timeout_s", "min_client_bytes_per_s"),
-        *("client_grace_s", "keep_alive_s"),
-    ),
+    "Limits of recordings and requests": ("max_upload_disk_bytes", "max_audio_s", "max_stall_s", "drain_s"),
+    "Limits of connections": ("max_connections", "keep_alive_s"),
 }
-TUNING: Final = frozenset(FIELDS).difference(FIRST, *SECTIONS.values())
+TUNING: Final = frozenset(FIELDS).difference(FIRST, ADVANCED_SETTINGS, *SECTIONS.values())
 
 
 @click.command(cls=SectionedCommand, sections={"Options": FIRST, **SECTIONS, "Tuning": TUNING})

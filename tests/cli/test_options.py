@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import sys
@@ -9,10 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from asr_server.cli import main
 from asr_server.cli.checks import FOR_A_MODEL, FOR_A_SERVER
-from asr_server.cli.options import SettingsError, checked_settings, unknown_variables
+from asr_server.cli.options import ADVANCED_SETTINGS, SettingsError, checked_settings, unknown_variables
 from asr_server.cli.serve import serve
 from asr_server.cli.setting_values import allowed_values, takes_empty_text
 from asr_server.config import (
@@ -299,3 +303,36 @@ def test_a_variable_of_no_setting_is_named_with_the_nearest() -> None:
         "ASR_SERVER_MAX_UPLOAD_BYTE is ignored: no setting has this name; "
         "did you mean ASR_SERVER_MAX_UPLOAD_BYTES?"
     )
+
+
+# -- Help ----------------------------------------------------------------------------------------------------
+
+
+def flags_listed(command: str, help_flag: str) -> set[str]:
+    text = CliRunner().invoke(main, [command, help_flag]).output
+    return set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE))
+
+
+def flags_of_options(command: str) -> set[str]:
+    """The first long flag of each option."""
+    options = [each for each in main.commands[command].params if isinstance(each, click.Option)]
+    return {next(flag for flag in option.opts if flag.startswith("--")) for option in options} | {"--help"}
+
+
+@pytest.mark.parametrize("command", ["serve", "transcribe"])
+def test_help_leaves_out_the_advanced_settings_and_help_all_has_every_flag(command: str) -> None:
+    advanced = {flag_name(setting) for setting in ADVANCED_SETTINGS}
+    assert flags_listed(command, "--help-all") == flags_of_options(command)
+    assert flags_listed(command, "--help") == flags_of_options(command) - advanced
+
+
+@pytest.mark.parametrize("command", ["serve", "transcribe"])
+@pytest.mark.parametrize(("shown", "other"), [("--help", "--help-all"), ("--help-all", "--help")])
+def test_help_and_help_all_end_with_the_other_one(command: str, shown: str, other: str) -> None:
+    last_line = CliRunner().invoke(main, [command, shown]).output.splitlines()[-1]
+    assert last_line.endswith(f" {command} {other}")
+
+
+def test_an_advanced_setting_is_taken_although_help_leaves_it_out() -> None:
+    context = serve.make_context("serve", ["--encode-batch", "3"], resilient_parsing=True)
+    assert context.params["encode_batch"] == "3"

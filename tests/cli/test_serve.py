@@ -49,10 +49,10 @@ def _children_cpu_s() -> float:
 
 
 def test_help_shows_what_everybody_needs_before_what_only_tuning_needs() -> None:
-    lines = [line.strip() for line in CliRunner().invoke(main, ["serve", "--help"]).output.splitlines()]
+    lines = [line.strip() for line in CliRunner().invoke(main, ["serve", "--help-all"]).output.splitlines()]
     order = ["asr-server serve turbo", "Options:", "--model", "--port", "--api-key TEXT", "--dtype"]
     order += ["Names and access:", "Replicas:"]
-    order += ["--replicas", "Limits of connections:", "Tuning:", "--max-slots"]
+    order += ["--replicas", "Limits of connections:", "Tuning:", "--max-slots", "Advanced:", "--encode-batch"]
     positions = [next(i for i, line in enumerate(lines) if line.startswith(start)) for start in order]
     assert positions == sorted(positions)
     listed = [line.split()[0] for line in lines if line.startswith("--") and "--help" not in line]
