@@ -175,8 +175,9 @@ def test_make_calls_the_command_with_what_it_is_given(run: Run) -> None:
 
 def test_the_calls_of_transcribe_do_what_is_written_beside_them(run: Run, desk: Path) -> None:
     alone, folder, pipe, elsewhere = blocks_of(DOCS / "command-line.md")[0].splitlines()
-    hint, text = run(f"exec 2>&1; {alone}").splitlines()
-    assert (hint, digits_of(text)) == (EMBEDDED_HINT, "314")  # and nothing else of one recording
+    hint, text, speed = run(f"exec 2>&1; {alone}").splitlines()  # and nothing else of one recording
+    assert (hint, digits_of(text)) == (EMBEDDED_HINT, "314")
+    assert speed.startswith("meeting.m4a: ")
     assert run(folder) == ""
     names = {"one.srt", "one.json", "two.srt", "two.json"}
     assert {path.name for path in (desk / "subtitles").iterdir()} == names

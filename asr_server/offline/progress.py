@@ -59,6 +59,10 @@ class ProgressBars:
             self._console.print(printable(line))
 
 
+def speed_of(audio_s: float, elapsed_s: float) -> str:
+    return f"{audio_s:.1f} s of audio in {elapsed_s:.1f} s ({audio_s / elapsed_s:.1f} x)"
+
+
 def _clock(time_s: float) -> str:
     return str(timedelta(seconds=round(time_s)))
 
@@ -71,6 +75,8 @@ class Summary:
     num_inputs: int = 0
     num_transcribed: int = 0
     num_skipped: int = 0
+    audio_s: float = 0.0  # of the recordings transcribed
+    elapsed_s: float = 0.0  # while the model was loaded, and recordings were transcribed
     failures: list[Failure] = field(default_factory=list)
     cut_short: list[str] = field(default_factory=list)  # names of damaged recordings
     unheard: list[str] = field(default_factory=list)  # of recordings without text, and who heard nothing
@@ -91,9 +97,9 @@ class Summary:
         if self.stop_reason:
             _say(f"stopped: {self.stop_reason}")
         if not quiet and (self.num_inputs > 1 or self.num_skipped or self.exit_status):
-            _say(self._numbers())
+            _say(self.numbers())
 
-    def _numbers(self) -> str:
+    def numbers(self) -> str:
         num_left = self.num_inputs - self.num_transcribed - self.num_skipped - len(self.failures)
         counts = {
             "transcribed": self.num_transcribed,
@@ -101,7 +107,8 @@ class Summary:
             "failed": len(self.failures),
             "not begun or not finished": num_left,
         }
-        return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing to do"
+        counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing to do"
+        return f"{counted}; {speed_of(self.audio_s, self.elapsed_s)}" if self.num_transcribed else counted
 
 
 def _say(line: str) -> None:

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from asr_server.core import Track
+from asr_server.core import Track, Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue, RequestError
 from asr_server.offline.inputs import Failure, Input, buffered, collect_inputs, reason_of
 from asr_server.offline.local import FileTranscriber, TranscribeJob
@@ -24,7 +25,7 @@ from asr_server.offline.outputs import (
     StandardOutput,
     check_writable,
 )
-from asr_server.offline.progress import SOME_FAILED, SUCCESS, ProgressBars, Summary
+from asr_server.offline.progress import SOME_FAILED, SUCCESS, ProgressBars, Summary, speed_of
 from asr_server.transcription import first_error
 
 FILES_AT_ONCE: Final = 16
@@ -55,6 +56,7 @@ class Batch:
         """
         self._outputs.begin(indices)
         remaining = iter(indices)
+        started_at_s = time.perf_counter()
         with self._bars.shown():
             try:
                 async with asyncio.TaskGroup() as group:
@@ -62,6 +64,8 @@ class Batch:
                         group.create_task(self._work(remaining))
             except BaseExceptionGroup as errors:
                 raise first_error(errors) from None
+            finally:
+                self._summary.elapsed_s = time.perf_counter() - started_at_s
 
     async def _work(self, remaining: Iterator[int]) -> None:
         for index in remaining:
@@ -76,6 +80,7 @@ class Batch:
 
     async def _transcribe(self, index: int, item: Input) -> None:
         bar = self._bars.start(item.name)
+        started_at_s = time.perf_counter()
         try:
             transcript = await self._transcriber.transcribe(
                 item.source, lambda done_s, total_s: self._bars.move(bar, done_s, total_s)
@@ -83,7 +88,11 @@ class Batch:
             written = await self._outputs.write(index, transcript)
         finally:
             self._bars.finish(bar)
+        self._report(item, transcript, time.perf_counter() - started_at_s, written)
+
+    def _report(self, item: Input, transcript: Transcript, elapsed_s: float, written: str) -> None:
         self._summary.num_transcribed += 1
+        self._summary.audio_s += transcript.duration_s
         if transcript.is_cut_short:
             self._summary.cut_short.append(item.name)
         if not transcript.text:
@@ -92,8 +101,8 @@ class Batch:
         if transcript.tracks:
             tracks = " and ".join(_described(track) for track in transcript.tracks)
             self._bars.say(f"{item.name}: several audio tracks; read {tracks}")
-        if written:
-            self._bars.say(f"{item.name}: {transcript.duration_s:.1f} s -> {written}")
+        destination = f" -> {written}" if written else ""
+        self._bars.say(f"{item.name}: {speed_of(transcript.duration_s, elapsed_s)}{destination}")
 
 
 def _described(track: Track) -> str:

@@ -82,7 +82,7 @@ def test_a_folder_with_all_that_can_go_wrong_loses_no_word(tmp_path: Path) -> No
         assert heard((out / f"{name}.txt").read_text())
         assert heard(json.loads((out / f"{name}.json").read_text())["text"])
         assert " --> " in (out / f"{name}.srt").read_text()
-    assert lines[-1] == "3 transcribed, 3 failed"
+    assert lines[-1].startswith("3 transcribed, 3 failed; ")
     failures = [line for line in lines if line.startswith("failed: ")]
     assert failures[0] == "failed: missing.wav: No such file or directory"
     assert {line.split(": ")[1] for line in failures[1:]} == {f"{folder}/empty.wav", f"{folder}/noise.mp3"}
@@ -149,10 +149,9 @@ def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(tmp_path: Pa
         assert process.returncode in (130, -signal.SIGINT)
         return
     assert process.returncode == 130
-    assert errors.decode().splitlines()[-2:] == [
-        "stopped: interrupted",
-        "1 transcribed, 1 not begun or not finished",
-    ]
+    stopped, numbers = errors.decode().splitlines()[-2:]
+    assert stopped == "stopped: interrupted"
+    assert numbers.startswith("1 transcribed, 1 not begun or not finished; ")
 
 
 @pytest.fixture(scope="module")

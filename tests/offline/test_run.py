@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from asr_server.formats.render import ResponseFormat
 from asr_server.offline.inputs import Failure, Input
 from asr_server.offline.local import OnProgress, TranscribeJob
 from asr_server.offline.outputs import FolderOutputs, Outputs, StandardOutput
-from asr_server.offline.progress import SOME_FAILED, ProgressBars, Summary
+from asr_server.offline.progress import SOME_FAILED, ProgressBars, Summary, speed_of
 from asr_server.offline.run import Batch, transcribe_files
 from tests.formats.samples import transcript
 
@@ -186,12 +187,38 @@ async def test_the_summary_names_what_was_cut_short(
     )
     summary.show(quiet=False)
     said = capsys.readouterr().err.splitlines()
-    assert f"0.wav: 12.3 s -> {tmp_path}/0.wav.txt" in said
-    assert said[-2:] == [
-        "warning: 1.wav: damaged or cut short; what could be read is transcribed",
-        "2 transcribed",
-    ]
+    assert said[-2] == "warning: 1.wav: damaged or cut short; what could be read is transcribed"
+    assert said[-1].startswith("2 transcribed; ")
     assert summary.exit_status == 0
+
+
+SPEED = r"(\d+\.\d) s of audio in \d+\.\d s \(\d+\.\d x\)"
+
+
+async def test_each_recording_has_a_line_with_its_speed_and_the_summary_has_the_sums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: dict[str, Answer] = {f"{i}.wav": transcript(text="text", duration_s=i + 1.0) for i in range(3)}
+    job = TranscribeJob(tuple(answers), output_dir=tmp_path)
+    summary = await run(Scripted(answers), lambda inputs: FolderOutputs(tmp_path, inputs, job), quiet=False)
+    summary.show(quiet=False)
+    *files, last = capsys.readouterr().err.splitlines()
+    for number, line in enumerate(sorted(files)):
+        written = re.escape(f"{tmp_path}/{number}.wav.txt")
+        assert re.findall(rf"^{number}\.wav: {SPEED} -> {written}$", line) == [f"{number + 1}.0"]
+    assert re.findall(f"^3 transcribed; {SPEED}$", last) == ["6.0"]
+
+
+async def test_on_standard_output_too_a_recording_has_a_line_with_its_speed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await run(Scripted({"a.wav": transcript(text="a", duration_s=7.8)}), printing("a.wav"), quiet=False)
+    assert re.fullmatch(rf"a\.wav: {SPEED}\n", capsys.readouterr().err)
+
+
+def test_a_speed_is_audio_over_time_and_nothing_transcribed_has_none() -> None:
+    assert speed_of(7.8, 2.1) == "7.8 s of audio in 2.1 s (3.7 x)"
+    assert Summary(num_inputs=2, num_skipped=2).numbers() == "2 skipped"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="names there are text")
@@ -247,4 +274,4 @@ def test_a_key_that_changes_midway_ends_the_run_with_its_summary(
     assert transcribe_files(_Rotated, job) == SOME_FAILED
     lines = capsys.readouterr().err.splitlines()
     assert "stopped: Incorrect API key." in lines
-    assert lines[-1] == "1 transcribed, 1 not begun or not finished"
+    assert lines[-1].startswith("1 transcribed, 1 not begun or not finished; ")
