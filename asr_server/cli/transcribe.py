@@ -169,7 +169,8 @@ def transcribe(
     ffmpeg -i talk.mkv -f wav - | asr-server transcribe - --model turbo
     asr-server transcribe recordings --url http://gpu-host:8000
 
-    Exit status: 0, all transcribed; 1, some not, as said at the end; 2, wrongly called; 130, interrupted.
+    Exit status: 0, all transcribed; 1, some not, as said at the end; 2, wrongly called; 130 or
+    143, ended by Ctrl-C or TERM.
     """
     job = {name: options.pop(name) for name in _JOB_OPTIONS}
     job["layout"] = _layout(options)
