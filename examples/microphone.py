@@ -1,7 +1,7 @@
 """Text while one speaks: the microphone, or a WAV file at its own pace, through a realtime session.
 
 pip install 'openai[realtime]' sounddevice        # sounddevice for the microphone alone
-python examples/microphone.py [--url http://127.0.0.1:8000/v1] [--file RECORDING]
+python examples/microphone.py [--url http://127.0.0.1:8000/v1] [--file examples/speech.wav]
 """
 
 import argparse
@@ -9,6 +9,7 @@ import asyncio
 import base64
 import os
 import wave
+from array import array
 from collections.abc import AsyncIterator
 
 from openai import AsyncOpenAI
@@ -40,14 +41,24 @@ async def microphone() -> AsyncIterator[bytes]:
 async def recording(path: str) -> AsyncIterator[bytes]:
     """At the pace of speech, with a second of silence at the end that tells that the last turn is over."""
     with wave.open(path) as file:
-        if (file.getframerate(), file.getsampwidth(), file.getnchannels()) != (SAMPLE_RATE, 2, 1):
-            raise SystemExit(f"{path} must be WAV of 16 bits, 24 kHz and one channel")
-        while block := file.readframes(round(SAMPLE_RATE * BLOCK_S)):
-            yield block
-            await asyncio.sleep(BLOCK_S)
-    for _ in range(10):
-        yield bytes(2 * round(SAMPLE_RATE * BLOCK_S))
+        if (file.getsampwidth(), file.getnchannels()) != (2, 1):
+            raise SystemExit(f"{path} must be WAV of 16 bits and one channel")
+        samples = array("h", file.readframes(file.getnframes()))
+        samples = at_session_rate(samples, file.getframerate()) + array("h", bytes(2 * SAMPLE_RATE))
+    block_size = round(SAMPLE_RATE * BLOCK_S)
+    for start in range(0, len(samples), block_size):
+        yield samples[start : start + block_size].tobytes()
         await asyncio.sleep(BLOCK_S)
+
+
+def at_session_rate(samples: "array[int]", rate: int) -> "array[int]":
+    """Return them at 24 kHz, by linear interpolation."""
+    padded = samples + samples[-1:]
+    places = (divmod(index * rate, SAMPLE_RATE) for index in range(len(samples) * SAMPLE_RATE // rate))
+    return array(
+        "h",
+        (padded[place] + (padded[place + 1] - padded[place]) * part // SAMPLE_RATE for place, part in places),
+    )
 
 
 async def send(connection: AsyncRealtimeConnection, blocks: AsyncIterator[bytes]) -> None:

@@ -63,10 +63,18 @@ def test_the_node_client(server: Server, recording: Path, tmp_path: Path) -> Non
     assert [line.split()[-1] for line in words] == SPOKEN.text.split()
 
 
-def test_the_microphone_client_on_a_recording(server: Server, tmp_path: Path) -> None:
-    recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
+@pytest.mark.parametrize("rate", [16_000, 24_000])
+def test_the_microphone_client_on_a_recording(server: Server, tmp_path: Path, rate: int) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN, rate)
     command = (sys.executable, EXAMPLES / "microphone.py", "--file", recording, "--url", f"{server.url}/v1")
     assert output_of(*command).splitlines()[-1] == f"> {SPOKEN.text}"
+
+
+def test_the_microphone_client_takes_the_recording_that_ships(real_server: Server) -> None:
+    command = ("--file", EXAMPLES / "speech.wav", "--url", f"{real_server.url}/v1")
+    lines = output_of(sys.executable, EXAMPLES / "microphone.py", *command).splitlines()
+    text = " ".join(line for line in lines if line.startswith("> "))
+    assert re.findall(r"\w+", text) == re.findall(r"\w+", (EXAMPLES / "speech.txt").read_text())
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: tests/install-browser.sh fetches it")
