@@ -2,7 +2,7 @@
 # docker build -t asr-server --build-arg TORCH=pypi .     PyTorch for CUDA: 2.8 GB to download
 # docker run -p 8000:8000 -v asr-models:/models asr-server small
 # Without a model name it serves base, which is in the image (MODELS names others). With CUDA: docker run --gpus all.
-# docs/operations.md has the flags for a read-only container, and the licences of what is in the image.
+# docs/deploy.md has the flags for a read-only container, docs/operations.md what the server leaves behind.
 FROM python:3.11-slim AS build
 # cpu, cu130 and other folders of PyTorch's own index, or pypi.
 ARG TORCH=cpu

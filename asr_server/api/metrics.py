@@ -51,7 +51,7 @@ class _StateCollector(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         limiter = self._state.admission
-        yield _gauge("asr_requests_in_flight", "Requests queued or transcribed.", limiter.num_in_flight)
+        yield _gauge("asr_requests_in_flight", "Requests that hold a place.", limiter.num_in_flight)
         yield _counter("asr_requests_rejected", "Requests refused with 429.", limiter.num_rejected)
 
     def _realtime(self) -> Iterator[Metric]:

@@ -297,31 +297,31 @@ def check_timestamps(specials: SpecialTokens, sizes: WhisperSizes) -> None:
         )
 
 
-def check(sequence: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -> None:
+def check(chunk: ActiveChunk, specials: SpecialTokens, sizes: WhisperSizes) -> None:
     """Check the chunk; set the language if only one is possible.
 
     Raises:
         ValueError: it cannot be decoded as asked.
     """
-    options = sequence.options
+    options = chunk.options
     possible = candidates(options, specials)
-    if sequence.language is None and len(possible) == 1:
-        sequence.language = possible[0]
+    if chunk.language is None and len(possible) == 1:
+        chunk.language = possible[0]
     if not specials.is_multilingual:
-        sequence.language = None
-    elif sequence.language is not None and sequence.language not in specials.languages:
-        raise ValueError(f"this checkpoint does not know the language {sequence.language!r}")
+        chunk.language = None
+    elif chunk.language is not None and chunk.language not in specials.languages:
+        raise ValueError(f"this checkpoint does not know the language {chunk.language!r}")
     if not options.temperatures or min(options.temperatures) < 0:
         raise ValueError("temperatures must be one or more numbers not below 0")
     if options.max_new_tokens is not None and options.max_new_tokens < 1:
         raise ValueError("max_new_tokens must be at least 1")
     if any(not 0 <= token < sizes.vocabulary for token in options.prompt_tokens):
         raise ValueError("a prompt token is not in this checkpoint's vocabulary")
-    if len(sequence.samples) == 0 or not np.isfinite(sequence.samples).all():
+    if len(chunk.samples) == 0 or not np.isfinite(chunk.samples).all():
         raise ValueError("no samples, or samples that are not finite")
-    if len(sequence.samples) > sizes.window.num_samples:
+    if len(chunk.samples) > sizes.window.num_samples:
         raise ValueError(f"the chunk is longer than the model's window of {sizes.window.duration_s:g} s")
-    sequence.set_prompt(specials, sizes.text_positions)
+    chunk.set_prompt(specials, sizes.text_positions)
 
 
 def candidates(options: DecodingOptions, specials: SpecialTokens) -> list[str]:

@@ -70,7 +70,7 @@ def _way_back(entered: Matrix, reached: Matrix, share_frames: bool) -> npt.NDArr
 
 SAMPLES_PER_POSITION = SAMPLE_RATE // POSITIONS_PER_S  # of the encoder's output
 SECONDS_PER_POSITION = SAMPLES_PER_POSITION / SAMPLE_RATE
-ALIGN_BATCH = 4  # sequences aligned together, a step: bounds the memory and the time that it takes
+ALIGN_BATCH = 4  # chunks aligned together, a step: bounds the memory and the time that it takes
 MEDIAN_WIDTH = 7
 # Exchanges after which the middle one of seven values is their median (a pruned sorting network).
 _EXCHANGES = (
@@ -81,7 +81,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, eq=False)
 class PendingAlignment:
-    sequence: ActiveChunk
+    chunk: ActiveChunk
     result: ChunkResult
     num_tokens: int  # text tokens that are to have times
     # [2, rows, positions]: what it is worth to lay a row at a position, and its attention. Summed over heads,
@@ -99,7 +99,7 @@ class PendingAlignment:
             self.result,
             token_times_s=_of_length(first * SECONDS_PER_POSITION, self.num_tokens + 1),
             token_peaks_s=_of_length((peaks + 0.5) * SECONDS_PER_POSITION, self.num_tokens),
-            pauses_s=tuple((start_s, end_s) for start_s, end_s in self.sequence.pauses.tolist()),
+            pauses_s=tuple((start_s, end_s) for start_s, end_s in self.chunk.pauses.tolist()),
         )
 
 
@@ -132,30 +132,30 @@ class Aligner:
     def start(
         self, finished: Sequence[tuple[ActiveChunk, ChunkResult]], slots: Slots
     ) -> list[PendingAlignment]:
-        texts = [self._text(sequence, result) for sequence, result in finished]
+        texts = [self._text(chunk, result) for chunk, result in finished]
         sums = [
             torch.zeros(2, text.num_rows, text.num_positions, device=self._model.device) for text in texts
         ]
-        numbers = [sequence.slot for sequence, _ in finished]
+        numbers = [chunk.slot for chunk, _ in finished]
         for layer, queries in self._queries(slots, numbers, texts):
-            for (sequence, _), text, query, (gain, attention) in zip(
+            for (chunk, _), text, query, (gain, attention) in zip(
                 finished, texts, queries, sums, strict=True
             ):
-                keys = self._cache.audio_keys(layer, sequence.audio_slot, gain.shape[1])
+                keys = self._cache.audio_keys(layer, chunk.audio_slot, gain.shape[1])
                 self._add_layer(gain, attention, text, layer, query, keys)
         sums = [self._model.shard.sum(each) / self._num_heads for each in sums]
         return [
-            PendingAlignment(sequence, result, text.num_text, self._transfers.to_host(each))
-            for (sequence, result), text, each in zip(finished, texts, sums, strict=True)
+            PendingAlignment(chunk, result, text.num_text, self._transfers.to_host(each))
+            for (chunk, result), text, each in zip(finished, texts, sums, strict=True)
         ]
 
-    def _text(self, sequence: ActiveChunk, result: ChunkResult) -> _Text:
-        specials, duration_s = self._tokenizer.specials, len(sequence.samples) / SAMPLE_RATE
-        prompt = [*sot_sequence(sequence.options, sequence.language, specials), specials.no_timestamps]
-        num_read, tail_s = Timestamps(self._tokenizer, duration_s).tail(result, sequence.options)
+    def _text(self, chunk: ActiveChunk, result: ChunkResult) -> _Text:
+        specials, duration_s = self._tokenizer.specials, len(chunk.samples) / SAMPLE_RATE
+        prompt = [*sot_sequence(chunk.options, chunk.language, specials), specials.no_timestamps]
+        num_read, tail_s = Timestamps(self._tokenizer, duration_s).tail(result, chunk.options)
         text = [token for token in result.tokens[:num_read] if self._tokenizer.is_text(token)]
         tokens = [*prompt, *text, specials.end_of_text][: self._model.sizes.text_positions]
-        num_samples = len(sequence.samples) if tail_s is None else round(tail_s * SAMPLE_RATE)
+        num_samples = len(chunk.samples) if tail_s is None else round(tail_s * SAMPLE_RATE)
         return _Text(tokens, len(prompt) - 1, len(text), self._num_positions(num_samples))
 
     def _num_positions(self, num_samples: int) -> int:

@@ -140,7 +140,7 @@ class CudaEncoder:
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
         worker = next(self._workers)
         decoding = torch.cuda.current_stream()
-        worker.stream.wait_stream(decoding)  # which may still move a sequence out of one of the slots
+        worker.stream.wait_stream(decoding)  # which may still move a chunk out of one of the slots
         try:
             with torch.cuda.stream(worker.stream):
                 for num_positions, alike in self._by_length(slots, chunks).items():

@@ -47,7 +47,7 @@ from asr_server.engine.warm_up import warm_up
 from asr_server.model import WHOLE, Shard, Whisper
 
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
-_ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up sequences that are being decoded
+_ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up chunks that are being decoded
 
 
 class Engine:
@@ -172,37 +172,37 @@ class Engine:
 
     # -- Commands -----------------------------------------------------------------------------------------
 
-    def _submit(self, sequence: ActiveChunk) -> None:
+    def _submit(self, chunk: ActiveChunk) -> None:
         try:
-            check(sequence, self.tokenizer.specials, self.model.sizes)
+            check(chunk, self.tokenizer.specials, self.model.sizes)
         except ValueError as error:
-            self._finish(sequence, Failed(sequence.id, str(error)))
+            self._finish(chunk, Failed(chunk.id, str(error)))
         else:
             if self.config.short_audio == "tail":
-                sequence.end_with_audio(self.tokenizer.specials.timestamp_begin)
-            self._waiting.append(sequence)
+                chunk.end_with_audio(self.tokenizer.specials.timestamp_begin)
+            self._waiting.append(chunk)
 
     def _set_language(self, command: SetLanguage) -> None:
-        for sequence in [held for held in self._held if held.id == command.id]:
-            self._held.remove(sequence)
+        for chunk in [held for held in self._held if held.id == command.id]:
+            self._held.remove(chunk)
             if command.language in self.tokenizer.specials.languages:
-                sequence.language = command.language
-                self._encoded.append(sequence)
+                chunk.language = command.language
+                self._encoded.append(chunk)
             else:
                 message = f"this checkpoint does not know the language {command.language!r}"
-                self._finish(sequence, Failed(sequence.id, message))
+                self._finish(chunk, Failed(chunk.id, message))
 
     def _cancel(self, request_id: str) -> None:
-        for sequences in (self._waiting, self._encoded, self._held, self._loop.sequences):
-            for sequence in [each for each in sequences if each.id.request_id == request_id]:
-                sequences.remove(sequence)
-                self._finish(sequence)
-        for sequence, _ in [each for each in self._to_align if each[0].id.request_id == request_id]:
-            self._finish(sequence)
+        for chunks in (self._waiting, self._encoded, self._held, self._loop.chunks):
+            for chunk in [each for each in chunks if each.id.request_id == request_id]:
+                chunks.remove(chunk)
+                self._finish(chunk)
+        for chunk, _ in [each for each in self._to_align if each[0].id.request_id == request_id]:
+            self._finish(chunk)
         self._to_align = [each for each in self._to_align if each[0].id.request_id != request_id]
         for _, run in self._encoding:
-            for sequence in run:  # its slot is being written to: it is freed afterwards
-                sequence.finished |= sequence.id.request_id == request_id
+            for chunk in run:  # its slot is being written to: it is freed afterwards
+                chunk.finished |= chunk.id.request_id == request_id
 
     # -- Admit --------------------------------------------------------------------------------------------
 
@@ -213,14 +213,14 @@ class Engine:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted: list[ActiveChunk] = []
         loads = [0] * self._encodes_at_once  # positions of each worker's chunks
-        for sequence in list(islice(self._waiting, count)):
+        for chunk in list(islice(self._waiting, count)):
             load = loads.index(min(loads))
-            loads[load] += self._window.positions_for(len(sequence.samples))
+            loads[load] += self._window.positions_for(len(chunk.samples))
             if loads[load] > self._window.num_positions:
                 break
             admitted.append(self._waiting.popleft())
-            self._slots.place(sequence)
-            sequence.admitted_at = time.monotonic()
+            self._slots.place(chunk)
+            chunk.admitted_at = time.monotonic()
             self._events.append(Credit(1))
         return admitted
 
@@ -230,13 +230,13 @@ class Engine:
 
     def _encode_allowance(self) -> int:
         """Return the chunks to encode in one step: few enough not to stall decoding."""
-        if not self._loop.sequences or self._seconds_per_encode == 0.0:
+        if not self._loop.chunks or self._seconds_per_encode == 0.0:
             return self.encode_batch
         return max(1, min(self.encode_batch, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
 
     def _compact(self) -> None:
         """Move the last decoding chunks into free slots before them, so that a step reads fewer slots."""
-        if moves := self._slots.compact(self._loop.sequences):
+        if moves := self._slots.compact(self._loop.chunks):
             self._runner.move(moves, self._loop.context)
 
     # -- Encode -------------------------------------------------------------------------------------------
@@ -245,13 +245,13 @@ class Engine:
         started = time.perf_counter()
         if admitted:
             with self._failing(admitted):
-                slots = [sequence.slot for sequence in admitted]
-                audio_slots = [sequence.audio_slot for sequence in admitted]
-                samples = [sequence.samples for sequence in admitted]
+                slots = [chunk.slot for chunk in admitted]
+                audio_slots = [chunk.audio_slot for chunk in admitted]
+                samples = [chunk.samples for chunk in admitted]
                 pending = self._runner.encode(slots, audio_slots, samples)
                 self._encoding.append((pending, admitted))
-                for sequence in admitted:
-                    sequence.drop_samples()
+                for chunk in admitted:
+                    chunk.drop_samples()
             self._seconds_per_encode = (time.perf_counter() - started) / len(admitted)
         self._take_encoded()
 
@@ -261,12 +261,12 @@ class Engine:
             pending, run = self._encoding.pop(0)
             with self._failing(run):
                 pending.join()
-                for sequence in run:
-                    sequence.encoded_at = time.monotonic()
-                    if sequence.finished:  # cancelled meanwhile
-                        self._finish(sequence)
+                for chunk in run:
+                    chunk.encoded_at = time.monotonic()
+                    if chunk.finished:  # cancelled meanwhile
+                        self._finish(chunk)
                     else:
-                        self._encoded.append(sequence)
+                        self._encoded.append(chunk)
 
     @contextmanager
     def _failing(self, run: list[ActiveChunk], doing: str = "encoding") -> Iterator[None]:
@@ -274,64 +274,64 @@ class Engine:
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError, ValueError) as error:
-            for sequence in run:
-                self._finish(sequence, Failed(sequence.id, f"{doing} failed: {error}"))
+            for chunk in run:
+                self._finish(chunk, Failed(chunk.id, f"{doing} failed: {error}"))
 
     def _prefill(self) -> None:
         ready, self._encoded = self._encoded, []
-        unknown = [sequence for sequence in ready if self._needs_detection(sequence)]
-        known = [sequence for sequence in ready if not self._needs_detection(sequence)]
+        unknown = [chunk for chunk in ready if self._needs_detection(chunk)]
+        known = [chunk for chunk in ready if not self._needs_detection(chunk)]
         if unknown:
             with self._failing(unknown, "language detection"):
-                slots = [sequence.slot for sequence in unknown]
+                slots = [chunk.slot for chunk in unknown]
                 self._detecting.append((self._runner.language_probabilities(slots), unknown))
                 self._held += unknown  # in their slots, until the answer comes
         self._report_languages()
-        for sequence in known:
-            sequence.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
-        for alike in grouped(known, key=lambda sequence: (len(sequence.prompt), sequence.sot_index)):
+        for chunk in known:
+            chunk.set_prompt(self.tokenizer.specials, self.model.sizes.text_positions)
+        for alike in grouped(known, key=lambda chunk: (len(chunk.prompt), chunk.sot_index)):
             self._feed_prompts(alike)
 
-    def _needs_detection(self, sequence: ActiveChunk) -> bool:
-        return sequence.language is None and bool(candidates(sequence.options, self.tokenizer.specials))
+    def _needs_detection(self, chunk: ActiveChunk) -> bool:
+        return chunk.language is None and bool(candidates(chunk.options, self.tokenizer.specials))
 
     def _report_languages(self) -> None:
         idle = not self._loop.has_work
         while self._detecting and (idle or self._detecting[0][0].is_ready()):
             rows, run = self._detecting.pop(0)
-            for sequence, row in zip(run, rows.read(), strict=True):
-                if not sequence.finished:
-                    self._events.append(LanguageDetected(sequence.id, self._candidates(sequence, row)))
+            for chunk, row in zip(run, rows.read(), strict=True):
+                if not chunk.finished:
+                    self._events.append(LanguageDetected(chunk.id, self._candidates(chunk, row)))
 
-    def _candidates(self, sequence: ActiveChunk, probabilities: list[float]) -> dict[str, float]:
+    def _candidates(self, chunk: ActiveChunk, probabilities: list[float]) -> dict[str, float]:
         weights = dict(zip(self.tokenizer.specials.languages, probabilities, strict=True))
-        asked = candidates(sequence.options, self.tokenizer.specials)
+        asked = candidates(chunk.options, self.tokenizer.specials)
         total = sum(weights[code] for code in asked) or 1.0
         return {code: weights[code] / total for code in asked}
 
     def _feed_prompts(self, run: list[ActiveChunk]) -> None:
         start = run[0].sot_index
         fed = max(len(run[0].prompt) - 1, start + 1)
-        slots = [sequence.slot for sequence in run]
+        slots = [chunk.slot for chunk in run]
         with self._failing(run, "prefill"):
-            self._runner.prefill(slots, [sequence.prompt[:fed] for sequence in run], start)
+            self._runner.prefill(slots, [chunk.prompt[:fed] for chunk in run], start)
             self._loop.start(run)
 
     # -- Decode -------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
         self._compact()
-        for sequence, result in self._loop.step():
+        for chunk, result in self._loop.step():
             if is_broken(result):
                 message = "the model produced NaN on this audio; check the weights or try another --dtype"
-                self._finish(sequence, Failed(sequence.id, message))
-            elif sequence.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
-                self._to_align.append((sequence, result))
+                self._finish(chunk, Failed(chunk.id, message))
+            elif chunk.options.word_timestamps and any(map(self.tokenizer.is_text, result.tokens)):
+                self._to_align.append((chunk, result))
             else:
-                self._finish(sequence, Result(sequence.id, result, sequence.times()))
+                self._finish(chunk, Result(chunk.id, result, chunk.times()))
 
-    def _report(self, sequence: ActiveChunk, result: ChunkResult) -> None:
-        self._events.append(EarlyResult(sequence.id, result))
+    def _report(self, chunk: ActiveChunk, result: ChunkResult) -> None:
+        self._events.append(EarlyResult(chunk.id, result))
 
     # -- Align --------------------------------------------------------------------------------------------
 
@@ -339,25 +339,23 @@ class Engine:
         """Align few chunks a step, so that running ones wait little; free slots at launch."""
         batch, self._to_align = self._to_align[:ALIGN_BATCH], self._to_align[ALIGN_BATCH:]
         if batch:
-            with self._failing([sequence for sequence, _ in batch], "alignment"):
+            with self._failing([chunk for chunk, _ in batch], "alignment"):
                 self._aligning += self._runner.align(batch)
-                for sequence, _ in batch:
-                    self._finish(sequence)
+                for chunk, _ in batch:
+                    self._finish(chunk)
         idle = not self._loop.has_work
         for pending in self._aligning[:ALIGN_BATCH]:
             if not idle and not pending.is_ready():
                 break  # they end in the order they began
             self._aligning.remove(pending)
-            self._events.append(
-                Result(pending.sequence.id, pending.aligned_result(), pending.sequence.times())
-            )
+            self._events.append(Result(pending.chunk.id, pending.aligned_result(), pending.chunk.times()))
 
     # -- Emit ---------------------------------------------------------------------------------------------
 
-    def _finish(self, sequence: ActiveChunk, event: Event | None = None) -> None:
-        sequence.finished = True
-        if sequence.slot >= 0:
-            self._slots.free(sequence)
+    def _finish(self, chunk: ActiveChunk, event: Event | None = None) -> None:
+        chunk.finished = True
+        if chunk.slot >= 0:
+            self._slots.free(chunk)
         else:
             self._events.append(Credit(1))
         if event is not None:

@@ -22,14 +22,14 @@ from asr_server.engine.tokens import noise_seed_of
 
 
 class LaunchedSearch(NamedTuple):
-    sequence: ActiveChunk
+    chunk: ActiveChunk
     beam: BeamSearch
     slots: tuple[int, ...]  # of its hypotheses
-    restarts: int  # of the sequence, before this step
+    restarts: int  # of the chunk, before this step
 
 
 class Launched(NamedTuple):
-    rows: list[tuple[ActiveChunk, int, int]]  # sequence, its slot, and its restarts before this step
+    rows: list[tuple[ActiveChunk, int, int]]  # chunk, its slot, and its restarts before this step
     searches: list[LaunchedSearch]
     report: HostCopy
 
@@ -70,7 +70,7 @@ class DecodeLoop:
         overlapped: bool,
         on_early_result: OnEarlyResult,
     ) -> None:
-        self.sequences: list[ActiveChunk] = []
+        self.chunks: list[ActiveChunk] = []
         self.num_steps = 0
         self.num_tokens = 0
         self._runner = runner
@@ -84,19 +84,19 @@ class DecodeLoop:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.sequences) or self._in_flight is not None
+        return bool(self.chunks) or self._in_flight is not None
 
     @property
     def context(self) -> int:
         """Return the text positions that the next step reads."""
         unread = 0 if self._in_flight is None else 1
-        last = max(sequence.position for sequence in self.sequences)
+        last = max(chunk.position for chunk in self.chunks)
         return min(1 + unread + last, self._runner.model.sizes.text_positions)
 
     def step(self) -> Finished:
         self._branch_waiting()
         # With keywords the next scores depend on this token, which only the host knows.
-        is_boosted = any(sequence.boost is not None for sequence in self.sequences)
+        is_boosted = any(chunk.boost is not None for chunk in self.chunks)
         return self._step_overlapped() if self._overlapped and not is_boosted else self._step_plain()
 
     def _step_plain(self) -> Finished:
@@ -113,41 +113,41 @@ class DecodeLoop:
         self._in_flight = launched
         return finished
 
-    def start(self, sequences: list[ActiveChunk]) -> None:
-        for sequence in sequences:
-            keywords = sequence.options.keywords
+    def start(self, chunks: list[ActiveChunk]) -> None:
+        for chunk in chunks:
+            keywords = chunk.options.keywords
             boost = keyword_boost(self._tokenizer, keywords) if keywords else None
-            sequence.begin(self._tokenizer.specials.end_of_text, boost)
-        self._start(sequences)
-        self.sequences.extend(sequences)
+            chunk.begin(self._tokenizer.specials.end_of_text, boost)
+        self._start(chunks)
+        self.chunks.extend(chunks)
 
-    def _start(self, sequences: list[ActiveChunk]) -> None:
-        if sequences:
-            self._runner.start([self._slot_start(sequence, sequence.slot) for sequence in sequences])
+    def _start(self, chunks: list[ActiveChunk]) -> None:
+        if chunks:
+            self._runner.start([self._slot_start(chunk, chunk.slot) for chunk in chunks])
 
-    def _slot_start(self, sequence: ActiveChunk, slot: int, tokens: tuple[int, ...] = ()) -> SlotStart:
-        options, temperature = sequence.options, sequence.temperature
-        noise_seed = noise_seed_of(options.seed, sequence.id, temperature) if temperature > 0 else 0
-        return SlotStart(slot, sequence.prompt, options, temperature, noise_seed, tokens)
+    def _slot_start(self, chunk: ActiveChunk, slot: int, tokens: tuple[int, ...] = ()) -> SlotStart:
+        options, temperature = chunk.options, chunk.temperature
+        noise_seed = noise_seed_of(options.seed, chunk.id, temperature) if temperature > 0 else 0
+        return SlotStart(slot, chunk.prompt, options, temperature, noise_seed, tokens)
 
     # -- Launch -------------------------------------------------------------------------------------------
 
     def _launch(self) -> Launched | None:
-        single = [sequence for sequence in self.sequences if sequence.beam is None]
+        single = [chunk for chunk in self.chunks if chunk.beam is None]
         searches = [
-            LaunchedSearch(sequence, sequence.beam, tuple(sequence.slots), sequence.restarts)
-            for sequence in self.sequences
-            if sequence.beam is not None
+            LaunchedSearch(chunk, chunk.beam, tuple(chunk.slots), chunk.restarts)
+            for chunk in self.chunks
+            if chunk.beam is not None
         ]
         waiting = self._waiting_searches()
-        searches = [each for each in searches if id(each.sequence) not in waiting]
+        searches = [each for each in searches if id(each.chunk) not in waiting]
         if not single and not searches:
             return None
         hypotheses = [slot for each in searches for slot in each.slots]
         self.num_steps += 1
         self.num_tokens += len(single) + len(hypotheses)
-        plan = self._plan(single, hypotheses, [*single, *(each.sequence for each in searches)])
-        rows = [(sequence, sequence.slot, sequence.restarts) for sequence in single]
+        plan = self._plan(single, hypotheses, [*single, *(each.chunk for each in searches)])
+        rows = [(chunk, chunk.slot, chunk.restarts) for chunk in single]
         return Launched(rows, searches, self._runner.decode(plan))
 
     def _waiting_searches(self) -> set[int]:
@@ -157,26 +157,20 @@ class DecodeLoop:
         """
         in_flight = self._in_flight.searches if self._in_flight else []
         unread = (
-            each.sequence
+            each.chunk
             for each in in_flight
-            if len(each.beam.running) > 1 and each.sequence.restarts == each.restarts
+            if len(each.beam.running) > 1 and each.chunk.restarts == each.restarts
         )
-        return {id(sequence) for sequence in chain(unread, (waiting for waiting, _, _ in self._waiting))}
+        return {id(chunk) for chunk in chain(unread, (waiting for waiting, _, _ in self._waiting))}
 
-    def _plan(
-        self, single: list[ActiveChunk], hypotheses: list[int], sequences: list[ActiveChunk]
-    ) -> StepPlan:
+    def _plan(self, single: list[ActiveChunk], hypotheses: list[int], chunks: list[ActiveChunk]) -> StepPlan:
         return StepPlan(
-            num_rows=1 + max([*(sequence.slot for sequence in single), *hypotheses]),
+            num_rows=1 + max([*(chunk.slot for chunk in single), *hypotheses]),
             context=self.context,
-            sampled=tuple(sequence.slot for sequence in single if sequence.temperature > 0),
-            restricted=any(sequence.is_restricted for sequence in single if sequence.temperature > 0),
-            penalised=tuple(
-                sequence.slot for sequence in single if sequence.is_penalised and sequence.temperature == 0
-            ),
-            boosted=tuple(
-                (slot, row) for sequence in sequences for slot, row in sequence.boost_rows() if row.tokens
-            ),
+            sampled=tuple(chunk.slot for chunk in single if chunk.temperature > 0),
+            restricted=any(chunk.is_restricted for chunk in single if chunk.temperature > 0),
+            penalised=tuple(chunk.slot for chunk in single if chunk.is_penalised and chunk.temperature == 0),
+            boosted=tuple((slot, row) for chunk in chunks for slot, row in chunk.boost_rows() if row.tokens),
         )
 
     # -- Collect ------------------------------------------------------------------------------------------
@@ -188,30 +182,30 @@ class DecodeLoop:
         ended = self._collect_tokens(launched, report) + self._collect_searches(launched, report)
         finished: Finished = []
         again: list[ActiveChunk] = []
-        for sequence, result in ended:
-            if sequence.next_try(result):
-                again.append(sequence)
+        for chunk, result in ended:
+            if chunk.next_try(result):
+                again.append(chunk)
             else:
-                sequence.finished = True
-                kept = sequence.best_result(result)
-                finished.append((sequence, sequence.with_fallbacks(kept)))
+                chunk.finished = True
+                kept = chunk.best_result(result)
+                finished.append((chunk, chunk.with_fallbacks(kept)))
         self._start(again)
-        self.sequences = [sequence for sequence in self.sequences if not sequence.finished]
+        self.chunks = [chunk for chunk in self.chunks if not chunk.finished]
         return finished
 
     def _collect_tokens(self, launched: Launched, report: Report) -> Finished:
         ended: Finished = []
         end_of_text = self._tokenizer.specials.end_of_text
-        for sequence, slot, restarts in launched.rows:
-            if sequence.finished or sequence.restarts != restarts:
+        for chunk, slot, restarts in launched.rows:
+            if chunk.finished or chunk.restarts != restarts:
                 continue
-            sequence.no_speech_prob = report.no_speech[slot]
-            reason = sequence.append(int(report.tokens[slot]), report.logprobs[slot], end_of_text)
+            chunk.no_speech_prob = report.no_speech[slot]
+            reason = chunk.append(int(report.tokens[slot]), report.logprobs[slot], end_of_text)
             if reason is not None:
-                result = sequence.result(reason, self._tokenizer)
-                ended.append((sequence, sequence.keep_early_result(result)))
-            elif early_result := sequence.next_early_result(self._tokenizer):
-                self._on_early_result(sequence, early_result)
+                result = chunk.result(reason, self._tokenizer)
+                ended.append((chunk, chunk.keep_early_result(result)))
+            elif early_result := chunk.next_early_result(self._tokenizer):
+                self._on_early_result(chunk, early_result)
         return ended
 
     # -- Beam search --------------------------------------------------------------------------------------
@@ -219,28 +213,26 @@ class DecodeLoop:
     def _collect_searches(self, launched: Launched, report: Report) -> Finished:
         ended: Finished = []
         branches: list[tuple[int, SlotStart]] = []
-        for sequence, beam, slots, restarts in launched.searches:
-            if sequence.finished or sequence.restarts != restarts:
+        for chunk, beam, slots, restarts in launched.searches:
+            if chunk.finished or chunk.restarts != restarts:
                 continue
-            sequence.no_speech_prob = report.no_speech[slots[0]]
+            chunk.no_speech_prob = report.no_speech[slots[0]]
             is_sure = report.append_if_sure(beam, slots[0])
             parents = [0] if is_sure else beam.advance(report.candidates(slots))
-            if beam.is_over or sequence.is_loop(beam.running[0].tokens, self._tokenizer.specials.end_of_text):
-                self._slots.resize(sequence, 1)
-                result = sequence.result_of_beam(beam, self._tokenizer)
-                ended.append((sequence, sequence.keep_early_result(result)))
+            if beam.is_over or chunk.is_loop(beam.running[0].tokens, self._tokenizer.specials.end_of_text):
+                self._slots.resize(chunk, 1)
+                result = chunk.result_of_beam(beam, self._tokenizer)
+                ended.append((chunk, chunk.keep_early_result(result)))
                 continue
-            if early_result := sequence.next_early_result(self._tokenizer):
-                self._on_early_result(sequence, early_result)
+            if early_result := chunk.next_early_result(self._tokenizer):
+                self._on_early_result(chunk, early_result)
             if not is_sure:  # else it goes on in its slot with the token that the device has chosen
-                branches += self._branch(
-                    sequence, beam, parents, [int(report.tokens[slot]) for slot in slots]
-                )
+                branches += self._branch(chunk, beam, parents, [int(report.tokens[slot]) for slot in slots])
         self._apply(branches)
         return ended
 
     def _branch(
-        self, sequence: ActiveChunk, beam: BeamSearch, parents: list[int], chosen: Sequence[int]
+        self, chunk: ActiveChunk, beam: BeamSearch, parents: list[int], chosen: Sequence[int]
     ) -> list[tuple[int, SlotStart]]:
         """Give each hypothesis a slot, its parent's if possible.
 
@@ -249,11 +241,11 @@ class DecodeLoop:
         Returns:
             the slots to set, each with its parent's slot.
         """
-        slots_before = list(sequence.slots)
+        slots_before = list(chunk.slots)
         order = _in_place(parents)
-        if not self._slots.resize(sequence, len(order)):
-            self._waiting.append((sequence, beam, parents))
-            sequence.restarts += 1
+        if not self._slots.resize(chunk, len(order)):
+            self._waiting.append((chunk, beam, parents))
+            chunk.restarts += 1
             return []
         beam.reorder(order)
         going_on = [
@@ -263,21 +255,21 @@ class DecodeLoop:
         if self._overlapped and (len(slots_before) > 1 or len(order) > 1 or not all(going_on)):
             going_on = [False] * len(order)  # all have run on, in a step that is not for these hypotheses
         branches = [
-            (slots_before[parents[index]], self._slot_start(sequence, slot, hypothesis.tokens))
+            (slots_before[parents[index]], self._slot_start(chunk, slot, hypothesis.tokens))
             for index, slot, hypothesis, goes_on in zip(
-                order, sequence.slots, beam.running, going_on, strict=True
+                order, chunk.slots, beam.running, going_on, strict=True
             )
             if not goes_on
         ]
-        sequence.restarts += bool(branches)
+        chunk.restarts += bool(branches)
         return branches
 
     def _branch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         branches: list[tuple[int, SlotStart]] = []
-        for sequence, beam, parents in waiting:
-            if not sequence.finished:
-                branches += self._branch(sequence, beam, parents, [])
+        for chunk, beam, parents in waiting:
+            if not chunk.finished:
+                branches += self._branch(chunk, beam, parents, [])
         self._apply(branches)
 
     def _apply(self, branches: list[tuple[int, SlotStart]]) -> None:

@@ -206,26 +206,26 @@ def _do(runner: Runner, operation: Operation) -> None:
         case Decode(plan):
             runner.decode(plan)
         case Align(finished):
-            runner.align([(_sequence(each), _result(each)) for each in finished])
+            runner.align([(_chunk(each), _result(each)) for each in finished])
         case Move(moves, length):
             runner.move(moves, length)
         case Begin():
             raise RanksFailed("a second beginning")
 
 
-def _finished(sequence: ActiveChunk, result: ChunkResult) -> FinishedSlot:
+def _finished(chunk: ActiveChunk, result: ChunkResult) -> FinishedSlot:
     return FinishedSlot(
-        sequence.slot,
-        sequence.audio_slot,
-        len(sequence.samples),
-        sequence.options,
-        sequence.language,
+        chunk.slot,
+        chunk.audio_slot,
+        len(chunk.samples),
+        chunk.options,
+        chunk.language,
         result.tokens,
         result.finish_reason,
     )
 
 
-def _sequence(finished: FinishedSlot) -> ActiveChunk:
+def _chunk(finished: FinishedSlot) -> ActiveChunk:
     samples = np.broadcast_to(np.float32(0), finished.num_samples)
     slots, audio_slot = [finished.slot], finished.audio_slot
     return ActiveChunk(ChunkId("", 0), samples, finished.options, finished.language, slots, audio_slot)

@@ -247,7 +247,7 @@ class Runner:
     @torch.inference_mode()
     def align(self, finished: Sequence[tuple[ActiveChunk, ChunkResult]]) -> list[PendingAlignment]:
         """Find when the tokens were said; on CUDA, launch the work."""
-        return self._aligner.start(finished, self._block([sequence.slot for sequence, _ in finished]))
+        return self._aligner.start(finished, self._block([chunk.slot for chunk, _ in finished]))
 
     # -- Slots --------------------------------------------------------------------------------------------
 

@@ -154,56 +154,56 @@ class SlotTable:
     def __init__(self, num_chunks: int, num_searches: int, beam_size: int) -> None:
         self._holders: list[ActiveChunk | None] = [None] * (num_chunks + num_searches * (beam_size - 1))
         self._audio_holders: list[ActiveChunk | None] = [None] * num_chunks
-        self._searching: set[int] = set()  # audio slots of the sequences with several slots
+        self._searching: set[int] = set()  # audio slots of the chunks with several slots
         self._num_searches = num_searches
 
     def __len__(self) -> int:
         return len(self._audio_holders) - self._audio_holders.count(None)
 
-    def place(self, sequence: ActiveChunk) -> None:
+    def place(self, chunk: ActiveChunk) -> None:
         """Give the chunk its first slot and audio slot."""
-        sequence.audio_slot = self._audio_holders.index(None)
-        self._audio_holders[sequence.audio_slot] = sequence
-        self._add_slot(sequence)
+        chunk.audio_slot = self._audio_holders.index(None)
+        self._audio_holders[chunk.audio_slot] = chunk
+        self._add_slot(chunk)
 
-    def _add_slot(self, sequence: ActiveChunk) -> None:
+    def _add_slot(self, chunk: ActiveChunk) -> None:
         slot = self._holders.index(None)
-        self._holders[slot] = sequence
-        sequence.slots.append(slot)
+        self._holders[slot] = chunk
+        chunk.slots.append(slot)
 
-    def resize(self, sequence: ActiveChunk, num_slots: int) -> bool:
+    def resize(self, chunk: ActiveChunk, num_slots: int) -> bool:
         """Grow or shrink the chunk's slots. Return False if too many searches are wide already."""
         if num_slots == 1:
-            self._searching.discard(sequence.audio_slot)
-        elif sequence.audio_slot not in self._searching:
+            self._searching.discard(chunk.audio_slot)
+        elif chunk.audio_slot not in self._searching:
             if len(self._searching) == self._num_searches:
                 return False
-            self._searching.add(sequence.audio_slot)
-        while len(sequence.slots) < num_slots:
-            self._add_slot(sequence)
-        for slot in sequence.slots[num_slots:]:
+            self._searching.add(chunk.audio_slot)
+        while len(chunk.slots) < num_slots:
+            self._add_slot(chunk)
+        for slot in chunk.slots[num_slots:]:
             self._holders[slot] = None
-        del sequence.slots[num_slots:]
+        del chunk.slots[num_slots:]
         return True
 
-    def free(self, sequence: ActiveChunk) -> None:
-        for slot in sequence.slots:
+    def free(self, chunk: ActiveChunk) -> None:
+        for slot in chunk.slots:
             self._holders[slot] = None
-        self._audio_holders[sequence.audio_slot] = None
-        self._searching.discard(sequence.audio_slot)
-        sequence.slots.clear()
+        self._audio_holders[chunk.audio_slot] = None
+        self._searching.discard(chunk.audio_slot)
+        chunk.slots.clear()
 
     def compact(self, movable: Iterable[ActiveChunk]) -> list[tuple[int, int]]:
         """Move chunks from the last slots into free ones; return old and new slots."""
         gaps = [slot for slot, holder in enumerate(self._holders) if holder is None]
-        held = [(slot, sequence) for sequence in movable for slot in sequence.slots]
+        held = [(slot, chunk) for chunk in movable for slot in chunk.slots]
         moves: list[tuple[int, int]] = []
-        for (slot, sequence), gap in zip(sorted(held, key=_slot, reverse=True), gaps, strict=False):
+        for (slot, chunk), gap in zip(sorted(held, key=_slot, reverse=True), gaps, strict=False):
             if gap > slot:
                 break
             moves.append((slot, gap))
-            self._holders[slot], self._holders[gap] = None, sequence
-            sequence.slots[sequence.slots.index(slot)] = gap
+            self._holders[slot], self._holders[gap] = None, chunk
+            chunk.slots[chunk.slots.index(slot)] = gap
         return moves
 
 
@@ -211,10 +211,8 @@ def _slot(held: tuple[int, ActiveChunk]) -> int:
     return held[0]
 
 
-def grouped(
-    sequences: Iterable[ActiveChunk], key: Callable[[ActiveChunk], object]
-) -> list[list[ActiveChunk]]:
+def grouped(chunks: Iterable[ActiveChunk], key: Callable[[ActiveChunk], object]) -> list[list[ActiveChunk]]:
     groups: dict[object, list[ActiveChunk]] = {}
-    for sequence in sorted(sequences, key=lambda sequence: sequence.slot):
-        groups.setdefault(key(sequence), []).append(sequence)
+    for chunk in sorted(chunks, key=lambda chunk: chunk.slot):
+        groups.setdefault(key(chunk), []).append(chunk)
     return list(groups.values())

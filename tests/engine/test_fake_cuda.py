@@ -113,12 +113,12 @@ def launches_of_a_step(
         for i in range(128):
             options = KEYWORDS if i < num_with_keywords else DecodingOptions(language="de")
             submit(engine, str(i), CLIPS[0], options)
-        while len(engine._loop.sequences) < 128 or engine._encoding:
+        while len(engine._loop.chunks) < 128 or engine._encoding:
             engine.step()
         num_before = Launched.count
         with CountLaunches() as counted:
             engine.step()
-        assert len(engine._loop.sequences) == 128
+        assert len(engine._loop.chunks) == 128
         names: list[str] = [*counted.names, *["triton"] * (Launched.count - num_before)]
         return names
 
