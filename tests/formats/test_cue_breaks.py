@@ -89,9 +89,12 @@ def test_a_line_breaks_before_a_small_word_and_never_behind_one() -> None:
     assert cue == ["She put all of her old letters", "into the small box under the window"]
 
 
-def test_a_pause_of_a_second_ends_a_cue() -> None:
-    words = spoken("one two") + spoken("three four", start_s=10.0)
-    assert lines_of(words) == [["one two"], ["three four"]]
+@pytest.mark.parametrize(
+    ("pause_s", "cues"), [(1.001, [["one two"], ["three four"]]), (0.9, [["one two three four"]])]
+)
+def test_a_pause_of_a_second_ends_a_cue(pause_s: float, cues: list[list[str]]) -> None:
+    words = spoken("one two")
+    assert lines_of(words + spoken("three four", start_s=words[-1].end_s + pause_s)) == cues
 
 
 def test_a_fast_cue_stays_as_long_as_it_takes_to_read_where_a_pause_follows() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from whisper.utils import WriteSRT
+from whisper.utils import WriteSRT, WriteTSV
 
 from asr_server.core import Segment, Word
 from asr_server.formats.render import RenderOptions, render, verbose_body
-from asr_server.formats.subtitles import SubtitleLayout, srt, vtt
+from asr_server.formats.subtitles import SubtitleLayout, srt, tsv, vtt
 from tests.formats.samples import segment, transcript
 
 LAYOUTS = [
@@ -125,3 +125,11 @@ def test_a_subtitle_is_of_one_speaker_and_in_the_order_of_time() -> None:
     ]
     filled = srt([ann, bob], SubtitleLayout(max_line_width=80, max_line_count=2))
     assert [line for line in filled.splitlines() if ": " in line] == ["ann: a <b> ->", "<bob>: yes"]
+
+
+def test_a_table_has_whispers_columns_in_milliseconds() -> None:
+    segments = [segment(0, 83.25, 3661.5, " One\ttwo."), segment(1, 3661.5, 3662.0, " Three.")]
+    as_dicts = [{"start": each.start_s, "end": each.end_s, "text": each.text} for each in segments]
+    whispers = io.StringIO()
+    WriteTSV("").write_result({"segments": as_dicts}, whispers)
+    assert tsv(segments) == whispers.getvalue()
