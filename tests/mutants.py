@@ -65,9 +65,20 @@ def changes(node: ast.AST) -> Iterator[Change]:
         yield lambda found: setattr(found, "value", ast.Constant(None))
 
 
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what runs: neither annotations nor a class's own flags."""
+    yield tree
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns") or (isinstance(tree, ast.ClassDef) and name == "keywords"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from nodes(child)
+
+
 def mutated(source: str, index: int, kind: int) -> str:
     tree = ast.parse(source)
-    node = list(ast.walk(tree))[index]
+    node = list(nodes(tree))[index]
     list(changes(node))[kind](node)
     return ast.unparse(ast.fix_missing_locations(tree))
 
@@ -80,7 +91,7 @@ def chosen(seed: int, each: int) -> Iterator[tuple[Path, str, str]]:
         places = [
             (path, index, kind)
             for path, source in sources.items()
-            for index, node in enumerate(ast.walk(ast.parse(source)))
+            for index, node in enumerate(nodes(ast.parse(source)))
             for kind, _ in enumerate(changes(node))
         ]
         for path, index, kind in rng.sample(places, min(each, len(places))):
