@@ -9,6 +9,7 @@ sound beside.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
@@ -112,10 +113,8 @@ def _short_sound(word: AlignedWord, pauses_s: Sequence[Pause]) -> AlignedWord:
     short_s = [(start_s, end_s) for start_s, end_s in sounds_s if end_s - start_s <= MAX_WORD_S]
     if len(short_s) == len(sounds_s):
         return word
-    if short_s:
-        start_s, end_s = min(short_s, key=lambda sound_s: _distance_s(word.first_peak_s, sound_s))
-    else:
-        start_s, end_s = min(sounds_s, key=lambda sound_s: _distance_s(word.first_peak_s, sound_s))
+    start_s, end_s = min(short_s or sounds_s, key=partial(_distance_s, word.first_peak_s))
+    if not short_s:
         start_s = max(start_s, word.first_peak_s - AROUND_PEAK_S)
         end_s = min(end_s, max(word.last_peak_s, start_s) + AROUND_PEAK_S)
     first_peak_s, last_peak_s = (
@@ -155,7 +154,7 @@ def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
     for pause_start_s, pause_end_s in pauses_s:
         is_parting = pause_end_s - pause_start_s >= PARTING_PAUSE_S
         is_nearer_end = word.first_peak_s > (pause_start_s + pause_end_s) / 2
-        is_long = pause_end_s - pause_start_s > MAX_PAUSE_WITHIN_S
+        is_long = _is_long(pause_start_s, pause_end_s)
         is_own_sound = (
             pause_start_s > start_s + OWN_SOUND_S[0] and pause_start_s < word.start_s + OWN_SOUND_S[1]
         )
@@ -164,7 +163,7 @@ def _without_pauses(word: AlignedWord, pauses_s: Sequence[Pause]) -> Word:
         if (is_before or pause_start_s <= start_s) and pause_end_s <= end_s - MIN_WORD_S:
             start_s = max(start_s, pause_end_s)
     for pause_start_s, pause_end_s in reversed(pauses_s):
-        is_long = pause_end_s - pause_start_s > MAX_PAUSE_WITHIN_S
+        is_long = _is_long(pause_start_s, pause_end_s)
         is_nearer_start = word.last_peak_s <= (pause_start_s + pause_end_s) / 2
         is_after = pause_end_s >= end_s or (is_long and is_nearer_start)
         if is_after and pause_start_s >= start_s + MIN_WORD_S:
