@@ -17,11 +17,13 @@ OTHER_NAMES: Final = {
     "--compute-type": "--dtype",
 }
 # Options that take True or False there; the flag that each value means here, empty for none.
-SWITCHES: Final = {
-    "--word-timestamps": {"True": "--word-timestamps", "False": ""},
-    "--highlight-words": {"True": "--highlight-words", "False": ""},
-    "--condition-on-previous-text": {"True": "--condition-on-previous-text", "False": ""},
-    "--multilingual": {"True": "--multilingual", "False": ""},
+SAME_FLAGS: Final = (
+    "--word-timestamps",
+    "--highlight-words",
+    "--condition-on-previous-text",
+    "--multilingual",
+)
+SWITCHES: Final = {flag: {"True": flag, "False": ""} for flag in SAME_FLAGS} | {
     "--verbose": {"True": "", "False": "--quiet"},
     "--fp16": {"True": "", "False": ""},  # `--dtype` chooses what the processor has
 }
