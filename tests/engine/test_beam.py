@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -13,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.channel.messages import Cancel, Event
+from asr_server.channel.messages import Cancel
 from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions
 from asr_server.engine import Engine, active_chunk
 from asr_server.engine.beam import BeamSearch, leads, num_candidates
 from asr_server.engine.config import EngineConfig
 from benchmarks.clips import make_clip
-from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
+from benchmarks.engine_helpers import Checkpoint, results, run, submit, transcribe
 from benchmarks.openai_whisper import load_openai_whisper
 from benchmarks.speech.corpora import corpus, sample
 from tests.engine.device_stand_ins import imitate_late_device
-from tests.engine.test_engine import CLIPS, MIXED
+from tests.engine.test_engine import CLIPS, MIXED, run_mixed
 from tests.real_weights import hugging_face_checkpoint
 from tests.speech import say
 
@@ -283,14 +284,8 @@ def test_a_search_that_repeats_itself_is_ended_long_before_its_last_position() -
     assert len(heard.tokens) < 100
 
 
-def run_mixed(engine: Engine) -> list[ChunkResult]:
-    """Requests of every kind, some arriving while others run."""
-    events: list[Event] = []
-    for number, (clip, options) in enumerate(zip(CLIPS, MIXED, strict=True)):
-        submit(engine, str(number), clip, options)
-        if number % 3 == 2:
-            events += answer_languages(engine, engine.step())
-    found = results(events + run(engine))
+def results_of_mixed(engine: Engine, asked: Sequence[DecodingOptions] = MIXED) -> list[ChunkResult]:
+    found = results(run_mixed(engine, asked))
     assert engine.slots_in_use == 0
     return [found[str(number)] for number in range(len(CLIPS))]
 
@@ -310,7 +305,7 @@ def alone(pocket: Checkpoint) -> list[ChunkResult]:
 def test_beams_of_several_chunks_at_once_give_what_each_gives_alone(
     pocket: Checkpoint, alone: list[ChunkResult], num_slots: int, lookahead: bool
 ) -> None:
-    found = run_mixed(pocket.engine(num_slots=num_slots, beam_size=WIDTH, lookahead=lookahead))
+    found = results_of_mixed(pocket.engine(num_slots=num_slots, beam_size=WIDTH, lookahead=lookahead))
     assert [result.tokens for result in found] == [result.tokens for result in alone]
     assert [result.num_fallbacks for result in found] == [result.num_fallbacks for result in alone]
 
@@ -347,7 +342,7 @@ def test_a_beam_is_the_same_on_a_device_that_is_late(
     pocket: Checkpoint, alone: list[ChunkResult], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imitate_late_device(monkeypatch, seed)
-    found = run_mixed(pocket.engine(num_slots=4, beam_size=WIDTH))
+    found = results_of_mixed(pocket.engine(num_slots=4, beam_size=WIDTH))
     assert [result.tokens for result in found] == [result.tokens for result in alone]
 
 
@@ -356,7 +351,7 @@ def test_few_searches_at_once_wait_for_each_other_and_change_nothing(
     pocket: Checkpoint, alone: list[ChunkResult], lookahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EngineConfig, "num_searches", 1)
-    found = run_mixed(pocket.engine(num_slots=8, beam_size=WIDTH, lookahead=lookahead))
+    found = results_of_mixed(pocket.engine(num_slots=8, beam_size=WIDTH, lookahead=lookahead))
     assert [result.tokens for result in found] == [result.tokens for result in alone]
 
 

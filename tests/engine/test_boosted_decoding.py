@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.channel.messages import Event
 from asr_server.core import ChunkResult, DecodingOptions
-from asr_server.engine import Engine, boost
+from asr_server.engine import boost
 from asr_server.engine.beam import BeamSearch, leads, num_candidates
 from asr_server.engine.boost import FIRST_BONUS, KeywordBoost, Row
 from asr_server.engine.ranks import Decode
 from asr_server.engine.runner import StepPlan
 from asr_server.engine.tokens import choose_boosted, padded_rows, top_scores
-from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
+from benchmarks.engine_helpers import Checkpoint, transcribe
 from tests.engine.device_stand_ins import imitate_late_device
-from tests.engine.test_beam import END, VOCABULARY, WIDTH, next_logprobs
+from tests.engine.test_beam import END, VOCABULARY, WIDTH, next_logprobs, results_of_mixed
 from tests.engine.test_engine import CLIPS, MIXED
 from tests.real_weights import hugging_face_checkpoint
 from tests.speech import say
@@ -171,17 +170,6 @@ BOOSTED = [
 ]
 
 
-def run_mixed(engine: Engine, asked: list[DecodingOptions]) -> list[ChunkResult]:
-    events: list[Event] = []
-    for number, (clip, options) in enumerate(zip(CLIPS, asked, strict=True)):
-        submit(engine, str(number), clip, options)
-        if number % 3 == 2:
-            events += answer_languages(engine, engine.step())
-    found = results(events + run(engine))
-    assert engine.slots_in_use == 0
-    return [found[str(number)] for number in range(len(CLIPS))]
-
-
 def tokens_of(found: list[ChunkResult]) -> list[tuple[int, ...]]:
     return [result.tokens for result in found]
 
@@ -193,12 +181,14 @@ def test_keywords_change_their_own_text_alone_and_the_same_in_any_company(
 ) -> None:
     engines = [pocket.engine(num_slots=1, beam_size=beam_size) for _ in CLIPS]
     alone = [transcribe(*each)[0] for each in zip(engines, [[c] for c in CLIPS], BOOSTED, strict=True)]
-    plain = run_mixed(pocket.engine(beam_size=beam_size), MIXED)
+    plain = results_of_mixed(pocket.engine(beam_size=beam_size), MIXED)
     assert tokens_of(alone)[::2] == tokens_of(plain)[::2]
     assert tokens_of(alone)[1::2] != tokens_of(plain)[1::2]
     assert all(logprob <= 0 for result in alone for logprob in result.logprobs)
     for lookahead in (False, True):
-        found = run_mixed(pocket.engine(num_slots=3, beam_size=beam_size, lookahead=lookahead), BOOSTED)
+        found = results_of_mixed(
+            pocket.engine(num_slots=3, beam_size=beam_size, lookahead=lookahead), BOOSTED
+        )
         assert tokens_of(found) == tokens_of(alone), lookahead
         averages = [result.avg_logprob for result in alone]
         assert [result.avg_logprob for result in found] == pytest.approx(averages, abs=1e-4)
@@ -218,9 +208,9 @@ def test_with_lookahead_the_bonus_is_that_of_the_text_so_far(pocket: Checkpoint)
 def test_keywords_are_the_same_on_a_device_that_is_late(
     pocket: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = run_mixed(pocket.engine(beam_size=WIDTH), BOOSTED)
+    expected = results_of_mixed(pocket.engine(beam_size=WIDTH), BOOSTED)
     imitate_late_device(monkeypatch, 0)
-    found = run_mixed(pocket.engine(num_slots=4, beam_size=WIDTH), BOOSTED)
+    found = results_of_mixed(pocket.engine(num_slots=4, beam_size=WIDTH), BOOSTED)
     assert tokens_of(found) == tokens_of(expected)
 
 

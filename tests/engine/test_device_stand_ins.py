@@ -23,7 +23,7 @@ from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, answer_languages, results, run, submit, transcribe
 from tests.engine.device_stand_ins import StandInGraphs, imitate_graphs, imitate_late_device
 from tests.engine.stream_stand_ins import address, imitate_streams, tensors_of
-from tests.engine.test_engine import CLIPS, MIXED, PLAIN
+from tests.engine.test_engine import CLIPS, MIXED, PLAIN, run_mixed
 
 pytestmark = pytest.mark.slow
 
@@ -42,16 +42,6 @@ def alone(pocket: Checkpoint) -> list[Any]:
         transcribe(pocket.engine(num_slots=1), [clip], options)[0]
         for clip, options in zip(CLIPS, MIXED, strict=True)
     ]
-
-
-def run_mixed(engine: Engine) -> list[Event]:
-    """Every kind of request, some arriving while others run."""
-    events: list[Event] = []
-    for i, (clip, options) in enumerate(zip(CLIPS, MIXED, strict=True)):
-        submit(engine, str(i), clip, options)
-        if i % 3 == 2:
-            events += answer_languages(engine, engine.step())
-    return events + run(engine)
 
 
 @pytest.mark.parametrize("lookahead", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +50,16 @@ MIXED = [
     DecodingOptions(language="es", max_new_tokens=8, temperatures=(0.0, 0.4, 1.0), logprob_threshold=0.0),
     DecodingOptions(language="de", max_new_tokens=20, temperatures=(1.0,), top_p=0.9, top_k=40, min_p=1e-5),
 ]
+
+
+def run_mixed(engine: Engine, asked: Sequence[DecodingOptions] = MIXED) -> list[Event]:
+    """Requests of every kind, some arriving while others run."""
+    events: list[Event] = []
+    for number, (clip, options) in enumerate(zip(CLIPS, asked, strict=True)):
+        submit(engine, str(number), clip, options)
+        if number % 3 == 2:
+            events += answer_languages(engine, engine.step())
+    return events + run(engine)
 
 
 def credits(events: list[Event]) -> int:
