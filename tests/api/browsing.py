@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +75,28 @@ def words_at(*words: tuple[str, float]) -> dict[str, Any]:
         "text": text,
         "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 5.0, "text": f" {text}"}],
         "words": [{"word": word, "start": at, "end": at + 0.1} for word, at in words],
+    }
+
+
+def end_of_stream(texts: Sequence[str]) -> dict[str, Any]:
+    """The last event of a long recording's stream: sentences of twelve words, 0.36 s each."""
+    words = [{"word": text, "start": i * 0.36, "end": i * 0.36 + 0.3} for i, text in enumerate(texts)]
+    sentences = [words[first : first + 12] for first in range(0, len(words), 12)]
+    segments = [
+        {
+            "id": i,
+            "seek": 0,
+            "start": sentence[0]["start"],
+            "end": sentence[-1]["end"],
+            "text": "".join(f" {word['word']}" for word in sentence),
+        }
+        for i, sentence in enumerate(sentences)
+    ]
+    return {
+        "type": "transcript.text.done",
+        "text": " ".join(texts),
+        "language": "english",
+        "duration": len(texts) * 0.36,
+        "segments": segments,
+        "words": words,
     }

@@ -40,6 +40,7 @@ from tests.api.browsing import (
     card,
     choose,
     downloaded,
+    end_of_stream,
     payload,
     wait_until_kept,
 )
@@ -432,36 +433,7 @@ def write_mp3(path: Path, spoken: Spoken, duration_s: float) -> None:
 
 
 def hour_of_words() -> dict[str, Any]:
-    """The last event of a stream: sentences of twelve words, 0.36 s each."""
-    words = [
-        {
-            "word": {0: f"start{i // 12 % 97}", 11: "end."}.get(i % 12, "and"),
-            "start": i * 0.36,
-            "end": i * 0.36 + 0.3,
-        }
-        for i in range(10_000)
-    ]
-    sentences = [words[first : first + 12] for first in range(0, len(words), 12)]
-    segments = [
-        {
-            "id": number,
-            "seek": 0,
-            "start": sentence[0]["start"],
-            "end": sentence[-1]["end"],
-            "text": "".join(f" {word['word']}" for word in sentence),
-        }
-        for number, sentence in enumerate(sentences)
-    ]
-    text = "".join(str(segment["text"]) for segment in segments).strip()
-    kind = "transcript.text.done"
-    return {
-        "type": kind,
-        "text": text,
-        "language": "english",
-        "duration": 3600.0,
-        "segments": segments,
-        "words": words,
-    }
+    return end_of_stream([{0: f"start{i // 12 % 97}", 11: "end."}.get(i % 12, "and") for i in range(10_000)])
 
 
 def test_words_light_up_while_it_plays_and_a_click_on_one_goes_there(open_page: OpenPage) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import CDPSession, Dialog, Page, Route, expect
 
-from tests.api.browsing import NEEDS_CHROMIUM, OpenPage, choose, payload
+from tests.api.browsing import NEEDS_CHROMIUM, OpenPage, choose, end_of_stream, payload
 from tests.speech import say
 
 pytestmark = [pytest.mark.trial, NEEDS_CHROMIUM]
@@ -103,22 +103,9 @@ def test_files_dropped_at_once_leave_nothing_behind(open_page: OpenPage) -> None
 
 def streamed(num_words: int) -> str:
     """The events of a long recording: a delta for each word, then all of it."""
-    words = [{"word": f"word{i % 97}", "start": i * 0.36, "end": i * 0.36 + 0.3} for i in range(num_words)]
-    sentences = [words[at : at + 12] for at in range(0, num_words, 12)]
-    segments = [
-        {
-            "id": i,
-            "seek": 0,
-            "start": sentence[0]["start"],
-            "end": sentence[-1]["end"],
-            "text": "".join(f" {word['word']}" for word in sentence),
-        }
-        for i, sentence in enumerate(sentences)
-    ]
-    text = " ".join(str(word["word"]) for word in words)
-    end = {"type": "transcript.text.done", "text": text, "language": "english", "duration": num_words * 0.36}
-    deltas = [{"type": "transcript.text.delta", "delta": f"{word['word']} "} for word in words]
-    events = [*deltas, end | {"segments": segments, "words": words}]
+    texts = [f"word{i % 97}" for i in range(num_words)]
+    deltas = [{"type": "transcript.text.delta", "delta": f"{text} "} for text in texts]
+    events = [*deltas, end_of_stream(texts)]
     return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
 
