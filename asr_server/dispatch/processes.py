@@ -160,7 +160,10 @@ class ProcessReplica(RemoteReplica):
     async def close(self, drain_s: float = 0.0) -> None:
         await self._drain(drain_s)
         if not self._end.done():
-            self._process.kill()
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it has ended, and `_end` hears of it a moment later
+                self._process.kill()
             await asyncio.wait((self._end,), timeout=KILL_LIMIT_S)
         if not self._end.done():
             logger.error("%s (pid %d) does not end although it was killed", self.name, self.pid)

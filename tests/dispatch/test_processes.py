@@ -30,6 +30,7 @@ from tests.embedded import embedded
 from tests.speech import say
 
 NICENESS = 3
+DESCRIPTORS_OF_A_CLIENT = 10  # at least
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -66,6 +67,20 @@ async def test_no_key_is_in_the_arguments_or_the_environment_of_a_replica(
     await replica.close()
     assert not [text for text in shown if "s3cret" in text]
     assert not [text for text in shown if '"device"' in text]
+
+
+@pytest.mark.parametrize("num_rounds", range(4))
+async def test_a_replica_that_is_closed_just_as_it_ends_keeps_no_descriptor(num_rounds: int) -> None:
+    replica = await MultiprocessExecutor(embedded()).launch(0)
+    process = psutil.Process()
+    before = process.num_fds()
+    replica._process.kill()
+    while replica._process.returncode is None:
+        await asyncio.sleep(0)
+    for _ in range(num_rounds):  # of the loop; in one of them it has ended and nobody was told
+        await asyncio.sleep(0)
+    await replica.close()
+    assert process.num_fds() < before - DESCRIPTORS_OF_A_CLIENT
 
 
 @IN_MODULE
