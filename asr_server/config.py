@@ -235,6 +235,14 @@ class Settings:
         ge=-1,
         le=65535,
     )
+    metrics_port: int = _setting(
+        NO_PORT,
+        "port of its own for /metrics and the probes, without a key and TLS; 0: any free one; -1: none, "
+        "/metrics is at --port",
+        ge=-1,
+        le=65535,
+    )
+    metrics_host: str = _setting("", "address to listen on for --metrics-port; empty: that of --host")
     api_key: str = _setting(
         "",
         "key that /v1 requires; empty: none",
@@ -318,6 +326,10 @@ class Settings:
     @property
     def takes_any_name(self) -> bool:
         return ANY_NAME in _entries(self.model_alias)
+
+    @property
+    def has_metrics_port(self) -> bool:
+        return self.metrics_port != NO_PORT
 
     @property
     def asks_for_key(self) -> bool:

@@ -28,6 +28,7 @@ from asr_server.api.compat import azure, whisper_asr, whisper_cpp
 from asr_server.api.docs_page import install_docs_page
 from asr_server.api.form import ReadingTurns
 from asr_server.api.hosts import LocalHosts, checks_hosts
+from asr_server.api.metrics_port import listening, settings_of_port
 from asr_server.api.middleware import (
     DROPPED,
     IGNORED_FIELDS,
@@ -47,6 +48,7 @@ from asr_server.api.upload import UploadStore
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import MIB, Settings
 from asr_server.realtime.route import router as realtime_router
+from asr_server.telemetry import announce
 
 LOOK_EVERY_S: Final = 2.0  # at the memory
 WORTH_BYTES: Final = 4 * MIB  # less growth of the memory is left alone
@@ -103,7 +105,8 @@ def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) 
     app.include_router(routes.probes)
     app.include_router(routes.admin)
     app.include_router(routes.models)
-    app.include_router(metrics.router)
+    if not settings.has_metrics_port:
+        app.include_router(metrics.router)
     app.include_router(realtime_router)
     for compatible in (azure, whisper_asr, whisper_cpp):
         app.include_router(compatible.router)
@@ -111,6 +114,22 @@ def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) 
     install_docs_page(app)
     openapi.install(app, settings, models)
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
+    _wrap(app, settings)
+    return app
+
+
+def create_metrics_app(state: AppState, settings: Settings) -> FastAPI:
+    """Make the application of `--metrics-port`."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.server = state
+    errors.install(app)
+    app.include_router(routes.probes)
+    app.include_router(metrics.router)
+    _wrap(app, settings)
+    return app
+
+
+def _wrap(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(LastErrorMiddleware)
     app.add_middleware(UnreadBodyMiddleware, turns=app.state.server.reading_turns)
     app.add_middleware(TrailingSlashes)
@@ -119,23 +138,34 @@ def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) 
     _allow_origins(app, settings)
     app.add_middleware(PlainErrors)
     app.add_middleware(RequestLogMiddleware)
-    return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
     current_default_thread_limiter().total_tokens = FILE_THREADS
-    await state.models.start()
-    if state.settings.reuse_port:  # it listens after this: connections go to the other servers until then
-        await state.models.until_ready()
     releasing = asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))
     try:
-        yield
+        await state.models.start()
+        async with _metrics_port(state):
+            if state.settings.reuse_port:  # it listens after this: connections go to others until then
+                await state.models.until_ready()
+            yield
     finally:
         releasing.cancel()
         await state.models.stop()
         await asyncio.to_thread(state.pool.shutdown)
+
+
+@asynccontextmanager
+async def _metrics_port(state: AppState) -> AsyncIterator[None]:
+    if not state.settings.has_metrics_port:
+        yield
+        return
+    settings = settings_of_port(state.settings)
+    async with listening(create_metrics_app(state, settings), settings, state.uploads) as url:
+        announce(f"metrics on {url}/metrics")
+        yield
 
 
 OWN_HEADERS: Final = (REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, DROPPED)

@@ -155,7 +155,7 @@ def key_file(settings: Settings) -> Iterator[str]:
 
 def address(settings: Settings) -> Iterator[str]:
     """Bind the port and free it again, to report errors before the model loads."""
-    yield from _why_not_on(settings, "port")
+    yield from _why_not_on(settings, "host", "port")
 
 
 def wyoming(settings: Settings) -> Iterator[str]:
@@ -164,28 +164,44 @@ def wyoming(settings: Settings) -> Iterator[str]:
     if find_spec("wyoming") is None:
         reason = "needs the package wyoming, an extra: pip install '.[wyoming]' in the checkout"
         yield problem("wyoming_port", settings.wyoming_port, reason)
-    elif settings.wyoming_port == settings.port != 0:
-        yield problem("wyoming_port", settings.wyoming_port, f"must differ from {naming('port')}")
     else:
-        yield from _why_not_on(settings, "wyoming_port")
+        yield from _why_no_port_of_its_own(settings, "host", "wyoming_port", ("port",))
 
 
-def _why_not_on(settings: Settings, port_setting: str) -> Iterator[str]:
+def metrics(settings: Settings) -> Iterator[str]:
+    if settings.has_metrics_port:
+        host_setting = "metrics_host" if settings.metrics_host else "host"
+        yield from _why_no_port_of_its_own(settings, host_setting, "metrics_port", ("port", "wyoming_port"))
+
+
+def _why_no_port_of_its_own(
+    settings: Settings, host_setting: str, port_setting: str, others: tuple[str, ...]
+) -> Iterator[str]:
     port = getattr(settings, port_setting)
+    taken_by = [other for other in others if port == getattr(settings, other) != 0]
+    if taken_by:
+        yield problem(port_setting, port, f"must differ from {naming(taken_by[0])}")
+    else:
+        yield from _why_not_on(settings, host_setting, port_setting)
+
+
+def _why_not_on(settings: Settings, host_setting: str, port_setting: str) -> Iterator[str]:
+    host, port = getattr(settings, host_setting), getattr(settings, port_setting)
+    is_shared = settings.reuse_port and port_setting != "metrics_port"
     try:
-        addresses = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        yield problem("host", settings.host, f"no address of this machine ({error})")
+        yield problem(host_setting, host, f"no address of this machine ({error})")
         return
     for family, kind, protocol, _, where in addresses:
         try:
             with socket.socket(family, kind, protocol) as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if settings.reuse_port:
+                if is_shared:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 listener.bind(where)
         except OSError as error:
-            setting = "host" if error.errno == errno.EADDRNOTAVAIL else port_setting
+            setting = host_setting if error.errno == errno.EADDRNOTAVAIL else port_setting
             reason = f"cannot listen on {where[0]} port {port}: {error.strerror}"
             yield problem(setting, getattr(settings, setting), reason)
 
@@ -194,4 +210,4 @@ FOR_A_MODEL: Final[tuple[Check, ...]] = (
     *(gpu, ray_package, tensor_parallel),
     *(chunk_length, address_space, temporary_folder),
 )
-FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, key_file, address, wyoming)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, key_file, address, wyoming, metrics)

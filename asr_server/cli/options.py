@@ -92,11 +92,11 @@ def _validated(values: Mapping[str, Any]) -> tuple[Settings, list[str]]:
 
 
 WRONG_USAGE = 2  # the exit status, as of any command that was called wrongly
-# What Kubernetes sets in every pod for services named asr-server and asr-server-wyoming.
-_PORTS: Final = ("port", "wyoming_port")
+# What Kubernetes sets in every pod for services named asr-server, asr-server-wyoming and -metrics.
+_PORTS: Final = ("port", "wyoming_port", "metrics_port")
 _LINKED_PORT: Final = re.compile(r"(tcp|udp|sctp)://.*")
 _SERVICE_LINK: Final = re.compile(
-    r"ASR_SERVER_(WYOMING_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+    r"ASR_SERVER_((WYOMING|METRICS)_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
 
 ADVANCED_SETTINGS: Final = frozenset(

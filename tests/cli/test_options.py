@@ -213,8 +213,12 @@ def test_an_address_that_is_not_free_or_not_here_is_one_line() -> None:
         assert settings == embedded(port=port, served_model_name="whisper-digits")
         (taken,) = problems(wyoming_port=port)
         assert taken.startswith(f"--wyoming-port (ASR_SERVER_WYOMING_PORT) is {port}: cannot listen")
+        (taken,) = problems(metrics_port=port, reuse_port=True)
+        assert taken.startswith(f"--metrics-port (ASR_SERVER_METRICS_PORT) is {port}: cannot listen")
     (elsewhere,) = problems(host="192.0.2.1")
     assert elsewhere.startswith("--host (ASR_SERVER_HOST) is '192.0.2.1': cannot listen")
+    (elsewhere,) = problems(metrics_port=0, metrics_host="192.0.2.1")
+    assert elsewhere.startswith("--metrics-host (ASR_SERVER_METRICS_HOST) is '192.0.2.1': cannot listen")
 
 
 def test_the_wyoming_door_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +268,10 @@ def test_two_doors_on_one_port_are_refused() -> None:
     (line,) = problems(port="7001", wyoming_port="7001")
     assert (
         line == "--wyoming-port (ASR_SERVER_WYOMING_PORT) is 7001: must differ from --port (ASR_SERVER_PORT)"
+    )
+    (line,) = problems(wyoming_port="7001", metrics_port="7001")
+    assert line.startswith(
+        "--metrics-port (ASR_SERVER_METRICS_PORT) is 7001: must differ from --wyoming-port"
     )
 
 

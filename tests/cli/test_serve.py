@@ -139,10 +139,11 @@ def test_too_little_virtual_memory_is_one_line_before_any_start() -> None:
 def test_what_kubernetes_says_of_a_service_of_the_same_name_is_no_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("ASR_SERVER_PORT", "ASR_SERVER_WYOMING_PORT"):
+    for name in ("ASR_SERVER_PORT", "ASR_SERVER_WYOMING_PORT", "ASR_SERVER_METRICS_PORT"):
         monkeypatch.setenv(name, "tcp://10.96.0.12:8000")
     settings = serve.make_context("serve", []).params
     assert (settings["port"], settings["wyoming_port"]) == ("8000", str(NO_PORT))
+    assert settings["metrics_port"] == str(NO_PORT)
 
 
 def test_a_stop_of_the_whole_group_while_the_model_loads_ends_with_status_0_and_no_complaint() -> None:

@@ -16,7 +16,8 @@ from tests.deploy.tools import DEPLOY, ROOT, run_tool
 from tests.test_documentation import unknown_flags
 
 EVERYTHING = (
-    "apiKeySecret=keys,serviceMonitor.enabled=true,networkPolicy.enabled=true,models.persistence.enabled=true"
+    "apiKeySecret=keys,serviceMonitor.enabled=true,networkPolicy.enabled=true,"
+    "models.persistence.enabled=true,metricsPort=9000"
 )
 CHARTS: dict[str, tuple[str, ...]] = {
     "cpu": (),
@@ -67,6 +68,15 @@ def test_the_chart_gives_valid_resources(name: str) -> None:
     run_tool("helm", "lint", "--strict", DEPLOY / "chart", *CHARTS[name])
     check_schemas(rendered(name))
     check_server(rendered(name))
+
+
+def test_the_port_of_metrics_is_asked_by_the_monitor_and_apart_from_the_apis_service() -> None:
+    named = {(r["kind"], r["metadata"]["name"]): r for r in resources(rendered("everything"))}
+    api, metrics = named["Service", "asr-asr-server"], named["Service", "asr-asr-server-metrics"]
+    assert [port["name"] for port in api["spec"]["ports"]] == ["http"]
+    assert [port["name"] for port in metrics["spec"]["ports"]] == ["metrics"]
+    (endpoint,) = named["ServiceMonitor", "asr-asr-server"]["spec"]["endpoints"]
+    assert endpoint["port"] == "metrics"
 
 
 def test_a_value_that_the_chart_does_not_have_is_refused() -> None:

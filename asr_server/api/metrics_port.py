@@ -1,0 +1,73 @@
+"""Serve probes and metrics on a port of their own (`--metrics-port`), by the server's event loop.
+
+No key and no TLS: the port is for the operator's network alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from asr_server.api.tls import http_protocol
+from asr_server.api.upload import UploadStore
+from asr_server.config import Settings
+from asr_server.machine import listening_on
+
+CLOSE_LIMIT_S: Final = 1  # for the last replies to be read
+
+
+def settings_of_port(settings: Settings) -> Settings:
+    """Return the settings that hold on the port."""
+    host = settings.metrics_host or settings.host
+    return replace(
+        settings,
+        host=host,
+        port=settings.metrics_port,
+        api_key="",
+        api_key_file="",
+        ssl_certfile="",
+        ssl_keyfile="",
+        cors_origins="",
+        root_path="",
+    )
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, settings: Settings, uploads: UploadStore) -> AsyncIterator[str]:
+    """Serve while the block runs; yield the URL."""
+    server = uvicorn.Server(_config(app, settings, uploads))
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    own = listening_on(settings.host, settings.port).get("sock")
+    sockets = [own] if own else None
+    await server.startup(sockets)
+    running = asyncio.create_task(server.main_loop(), name="metrics port")
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    try:
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        server.should_exit = True
+        await running
+        await server.shutdown(sockets)
+
+
+def _config(app: ASGIApp, settings: Settings, uploads: UploadStore) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=http_protocol(settings, uploads),  # type: ignore[arg-type]  # uvicorn only calls it
+        ws="none",
+        lifespan="off",
+        host=settings.host,
+        port=settings.port,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=CLOSE_LIMIT_S,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
