@@ -400,7 +400,13 @@ def short_audio_mode(setting: str, dtype: str) -> str:
 
 
 def environment_name(setting: str) -> str:
-    return extra(setting)["env"] or f"ASR_SERVER_{setting.upper()}"
+    return environment_names(setting)[0]
+
+
+def environment_names(setting: str) -> tuple[str, ...]:
+    """Return all variables of a setting: `VLLM_API_KEY`, `ASR_SERVER_API_KEY`. The first one set counts."""
+    own, shared = f"ASR_SERVER_{setting.upper()}", extra(setting)["env"]
+    return (shared, own) if shared else (own,)
 
 
 def flag_name(setting: str) -> str:

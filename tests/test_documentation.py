@@ -17,7 +17,7 @@ import pytest
 from asr_server import __version__
 from asr_server.cli import main
 from asr_server.cli.spellings import in_our_spelling
-from asr_server.config import FIELDS, environment_name
+from asr_server.config import FIELDS, environment_names
 from tests.conftest import Server
 
 ROOT = Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def test_each_flag_shown_is_one_of_the_command(page: Path) -> None:
 def test_settings_targets_and_benchmarks_are_there_by_the_names_shown(page: Path) -> None:
     text = page.read_text()
     settings = set(re.findall(r"ASR_SERVER_[A-Z_]*[A-Z]", text))
-    assert settings <= {environment_name(name) for name in FIELDS}
+    assert settings <= {variable for name in FIELDS for variable in environment_names(name)}
     targets = set(re.findall(r"\bmake ([a-z-]+)(?=`|  |\n| [A-Z]+=)", text))
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for module in re.findall(r"python -m (benchmarks\.\w+)", text):

@@ -24,7 +24,7 @@ from asr_server.config import (
     EMBEDDED_MODEL,
     FIELDS,
     Settings,
-    environment_name,
+    environment_names,
     flag_name,
 )
 from asr_server.errors import CheckpointError
@@ -155,7 +155,7 @@ def configure_log(settings: Settings) -> None:
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each variable that looks like a setting's but is none."""
-    known = [environment_name(setting) for setting in FIELDS]
+    known = [name for setting in FIELDS for name in environment_names(setting)]
     for name in sorted(environment):
         if name.startswith("ASR_SERVER_") and name not in known and not _SERVICE_LINK.fullmatch(name):
             nearest = difflib.get_close_matches(name, known, n=1)
@@ -173,7 +173,7 @@ def _option(setting: str) -> Callable[[Any], Any]:
         type=_Switch() if is_switch else str,
         default=field.default,
         metavar=None if is_switch else _metavar(field.annotation),
-        envvar=environment_name(setting),
+        envvar=environment_names(setting),
         show_envvar=True,
         show_default=True,
         help=field.description,
@@ -188,7 +188,8 @@ def _metavar(kind: Any) -> str:
 
 class _SettingOption(click.Option):
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        value = os.environ.get(environment_name(self.name or ""))
+        given = [os.environ.get(name) for name in environment_names(self.name or "")]
+        value = next(filter(None, given), given[0])
         is_linked_port = self.name in _PORTS and value is not None and _LINKED_PORT.fullmatch(value)
         return None if is_linked_port else value
 

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from asr_server.cli.checks import FOR_A_MODEL
 from asr_server.cli.options import WRONG_USAGE, print_error, settings_from, settings_options
 from asr_server.cli.spellings import WhisperSpelledCommand
-from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, flag_name
+from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, environment_names, flag_name
 from asr_server.telemetry import configure_logging, printable
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     metavar="URL",
     help="address of an asr-server that transcribes, such as http://gpu-host:8000  [default: this machine]",
 )
-@click.option("--api-key", default="", envvar="VLLM_API_KEY", show_envvar=True, help="key of that server")
+@click.option(
+    "--api-key", default="", envvar=environment_names("api_key"), show_envvar=True, help="key of that server"
+)
 @settings_options(leave_out=OTHER_SETTINGS)
 def transcribe(
     inputs: tuple[str, ...],

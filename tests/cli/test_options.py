@@ -288,6 +288,21 @@ def parsed(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
         return serve.make_context("serve", arguments).params
 
 
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"ASR_SERVER_API_KEY": "own"}, "own"),
+        ({"VLLM_API_KEY": "shared", "ASR_SERVER_API_KEY": "own"}, "shared"),
+        ({"VLLM_API_KEY": "", "ASR_SERVER_API_KEY": "own"}, "own"),
+        ({"VLLM_API_KEY": ""}, ""),
+    ],
+)
+def test_a_setting_with_vllms_variable_has_its_own_too(given: dict[str, str], key: str) -> None:
+    assert parsed([], given)["api_key"] == key
+    assert list(unknown_variables(given)) == []
+    assert parsed(["--api-key", "flag"], given)["api_key"] == "flag"
+
+
 def test_only_the_ports_variable_may_be_the_link_of_a_service() -> None:
     link = "tcp://10.0.0.1:80"
     settings = parsed([], {"ASR_SERVER_PORT": link, "VLLM_API_KEY": link, "ASR_SERVER_HOST": link})
