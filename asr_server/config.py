@@ -253,6 +253,14 @@ class Settings:
     api_key_file: str = _setting(
         "", "file of keys that /v1 takes, one a line, read again when it changes; beside --api-key"
     )
+    keys_file: str = _setting(
+        "",
+        "YAML file of keys that /v1 takes, each with its name, hash, models and limits; read again when it "
+        "changes",
+    )
+    usage_log: str = _setting(
+        "", "file that gets a JSON line for each finished request, with its key's name and seconds of audio"
+    )
     admin_key: str = _setting(
         "",
         "key that loads and unloads models; empty: nobody can",
@@ -333,7 +341,7 @@ class Settings:
 
     @property
     def asks_for_key(self) -> bool:
-        return bool(self.api_key or self.api_key_file)
+        return bool(self.api_key or self.api_key_file or self.keys_file)
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:

@@ -116,6 +116,12 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class RateLimited(Overloaded):
+    """A limit of the request's own key."""
+
+    code = "rate_limit_exceeded"
+
+
 class ServiceUnavailable(Exception):
     """Not the sender's fault: a later try may succeed."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -80,6 +80,7 @@ audio_transcribed_seconds: Final = _counter(
 realtime_closed: Final = _counter(
     "asr_realtime_sessions_closed", "Realtime sessions ended, by the close code.", ("code",)
 )
+usage_lines_lost: Final = _counter("asr_usage_lines_lost", "Lines that the usage log could not take.")
 
 # -- Preprocessing ------------------------------------------------------------------------------------------
 
@@ -136,6 +137,16 @@ replica_restarts: Final = _counter("asr_replica_restarts", "Starts in the place 
 # -- What one request takes ---------------------------------------------------------------------------------
 
 
+class Account(Protocol):
+    """A key with a name, which pays for a request."""
+
+    @property
+    def name(self) -> str: ...
+    def spend_audio(self, duration_s: float) -> None: ...
+    def count_answer(self, status: int) -> None: ...
+    def headers(self) -> dict[str, str]: ...
+
+
 class RequestStats:
     """Sum up one request's work, for its log line and `/metrics`.
 
@@ -152,6 +163,17 @@ class RequestStats:
         self._audio_s: defaultdict[str, float] = defaultdict(float)  # by language
         self._stages_s: defaultdict[str, float] = defaultdict(float)
         self.asked_for: dict[str, Any] = {}  # model, format and so on, once they are known
+        self.model = ""  # that serves it
+        self.account: Account | None = None
+        self.is_metered = False  # the limits of its account hold for it
+
+    @property
+    def key(self) -> str:
+        return self.account.name if self.account else ""
+
+    @property
+    def audio_s(self) -> float:
+        return sum(self._audio_s.values())
 
     @contextmanager
     def stage(self, name: Literal["upload", "transcription", "reply"]) -> Iterator[None]:
@@ -195,11 +217,14 @@ class RequestStats:
         if duration_s:
             self._audio_s[language or UNKNOWN_LANGUAGE] += duration_s
             audio_transcribed_seconds.labels(self._route(), language or UNKNOWN_LANGUAGE).inc(duration_s)
+            if self.account:
+                self.account.spend_audio(duration_s)
 
     def summary(self) -> dict[str, Any]:
         sums = self.asked_for | {
+            "key": self.key,
             "stages_s": _rounded(self._stages_s),
-            "audio_s": round(sum(self._audio_s.values()), 3),
+            "audio_s": round(self.audio_s, 3),
             "languages": _rounded(self._audio_s),
             "chunks": self._num_chunks,
             "fallbacks": dict(self._fallbacks),
@@ -210,7 +235,7 @@ class RequestStats:
         return {"fallbacks": {}} | told if self._num_chunks else told
 
     def __str__(self) -> str:
-        """Return "; audio 75.0 s, chunks 3, fallbacks 2", or nothing."""
+        """Return "; key web, audio 75.0 s, chunks 3, fallbacks 2", or nothing."""
         counts = {
             "chunks": self._num_chunks,
             "fallbacks": sum(self._fallbacks.values()),
@@ -219,7 +244,9 @@ class RequestStats:
         }
         told = [f"{name} {count}" for name, count in counts.items() if count]
         if self._audio_s:
-            told.insert(0, f"audio {sum(self._audio_s.values()):.1f} s")
+            told.insert(0, f"audio {self.audio_s:.1f} s")
+        if self.key:
+            told.insert(0, f"key {self.key}")
         return f"; {', '.join(told)}" if told else ""
 
 

@@ -17,7 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from asr_server import errors
 from asr_server.api.errors import response_to
 from asr_server.cli import main
-from asr_server.config import DEFAULT_MODEL, FIELDS, Settings, environment_name, flag_name
+from asr_server.config import (
+    DEFAULT_MODEL,
+    FIELDS,
+    Settings,
+    environment_name,
+    environment_names,
+    flag_name,
+)
 from tests.conftest import Server
 from tests.test_documentation import PAGES, README, ROOT, blocks_of, unknown_flags
 
@@ -104,7 +111,11 @@ def test_every_error_is_in_the_table_with_its_status() -> None:
 
 
 def made(kind: type[Any]) -> Exception:
-    arguments: dict[str, tuple[Any, ...]] = {"Overloaded": ("full", 1.0), "ShuttingDown": ()}
+    arguments: dict[str, tuple[Any, ...]] = {
+        "Overloaded": ("full", 1.0),
+        "RateLimited": ("spent", 1.0),
+        "ShuttingDown": (),
+    }
     error = kind(*arguments.get(kind.__name__, ("why",)))
     assert isinstance(error, Exception)
     return error
@@ -135,7 +146,7 @@ def test_headers_and_variables_that_are_named_are_known_to_the_code() -> None:
         text = page.read_text()
         headers = {name.lower() for name in re.findall(r"`(x-[a-z-]+|retry-after[a-z-]*)`", text, re.I)}
         assert [name for name in headers if not re.search(rf"\b{name}\b", code)] == [], page.name
-        settings = {environment_name(name) for name in FIELDS}
+        settings = {variable for name in FIELDS for variable in environment_names(name)}
         variables = set(re.findall(r"`((?:ASR|VLLM|HF|ORT|CUDA|RAY)_[A-Z_]+)", text)) - settings
         of_libraries = {"HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE", "RAY_ADDRESS", "HF_HOME"}
         assert [name for name in variables - of_libraries if name not in CODE] == [], page.name

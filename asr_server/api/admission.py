@@ -5,14 +5,15 @@ A request is refused before its body is read, or after it if the line is full.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from asr_server.api.errors import MAX_WAIT_S, MIN_WAIT_S
+from asr_server.api.places import Places
 from asr_server.config import naming
 from asr_server.errors import Overloaded
 
@@ -59,29 +60,30 @@ class AdmissionLimiter:
 
     Slow uploads and readers cost a connection, not a place. When all places are taken, requests wait in a
     short line. A refused client gets a turn, a time to return for a place: official clients return only
-    twice.
+    twice. Keys with names share places and line; requests without one count as one key.
     """
 
-    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_requests: int, clock: Callable[[], float] = time.monotonic, is_shared: bool = False
+    ) -> None:
         self.num_rejected = 0
         self.num_open = 0
         self.num_in_flight = 0
-        self._num_waiting = 0
         self._max_requests = max_requests
-        self._max_waiting = max(1, max_requests // LINE_SHARE)
-        self._places = asyncio.Semaphore(max_requests)
+        self._places = Places(max_requests, is_shared)
+        self._line = Places(max(1, max_requests // LINE_SHARE), is_shared)
         self._clock = clock
         self._pace = Pace(max_requests, clock)
-        self._turns: list[float] = []  # a heap
+        self._turns = defaultdict[str, list[float]](list)  # a heap for each key
 
     @contextmanager
-    def enter(self, is_first_try: bool = False) -> Iterator[None]:
+    def enter(self, is_first_try: bool = False, key: str = "") -> Iterator[None]:
         """Count a request from its headers to the end of its reply.
 
         Raises Overloaded before the upload if no place is free; only a later try may take a turn.
         """
-        if self._places.locked() and (is_first_try or not self._take_turn()):
-            raise self._refusal()
+        if self._places.are_taken(key) and (is_first_try or not self._take_turn(key)):
+            raise self._refusal(key)
         self.num_open += 1
         try:
             yield
@@ -89,15 +91,15 @@ class AdmissionLimiter:
             self.num_open -= 1
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[None]:
+    async def acquire(self, key: str = "") -> AsyncIterator[None]:
         """Wait in line for a place. Raises Overloaded when the line is full."""
-        if self._places.locked() and self._num_waiting >= self._max_waiting:
-            raise self._refusal()
-        self._num_waiting += 1
+        if self._places.are_taken(key) and self._line.are_taken(key):
+            raise self._refusal(key)
+        self._line.take(key)
         try:
-            await self._places.acquire()
+            await self._places.acquire(key)
         finally:
-            self._num_waiting -= 1
+            self._line.release(key)
         self._pace.before_taking(self.num_in_flight)
         self.num_in_flight += 1
         try:
@@ -105,30 +107,30 @@ class AdmissionLimiter:
         finally:
             self._pace.before_freeing(self.num_in_flight)
             self.num_in_flight -= 1
-            self._places.release()
+            self._places.release(key)
 
-    def _take_turn(self) -> bool:
-        now = self._clock()
-        while self._turns and self._turns[0] < now - TURN_LASTS_S:
-            heapq.heappop(self._turns)
-        has_turn = self._num_waiting < self._max_waiting and bool(self._turns) and self._turns[0] <= now
+    def _take_turn(self, key: str) -> bool:
+        now, turns = self._clock(), self._turns[key]
+        while turns and turns[0] < now - TURN_LASTS_S:
+            heapq.heappop(turns)
+        has_turn = not self._line.are_taken(key) and bool(turns) and turns[0] <= now
         if has_turn:
-            heapq.heappop(self._turns)
+            heapq.heappop(turns)
         return has_turn
 
-    def _refusal(self) -> Overloaded:
+    def _refusal(self, key: str) -> Overloaded:
         self.num_rejected += 1
-        return Overloaded(
-            f"{self._max_requests} requests are in flight already: {naming('max_concurrent_requests')}.",
-            self._next_turn_s(),
-        )
+        in_flight = f"{self._max_requests} requests are in flight already"
+        if self._places.num_free:
+            in_flight = f"This key's share of {self._max_requests} requests is in flight already"
+        return Overloaded(f"{in_flight}: {naming('max_concurrent_requests')}.", self._next_turn_s(key))
 
-    def _next_turn_s(self) -> float:
-        """Add a turn behind all others; return the seconds until it."""
-        num_before = self._num_waiting + len(self._turns)
+    def _next_turn_s(self, key: str) -> float:
+        """Add a turn behind all others of the key; return the seconds until it."""
+        num_before = self._line.num_held(key) + len(self._turns[key])
         wait_s = (num_before + 1) * self._pace.interval_s(self.num_in_flight)
         if wait_s > MAX_WAIT_S:
             return MAX_WAIT_S  # without a turn, so that their number is bounded
         wait_s = max(MIN_WAIT_S, wait_s)
-        heapq.heappush(self._turns, self._clock() + wait_s)
+        heapq.heappush(self._turns[key], self._clock() + wait_s)
         return wait_s

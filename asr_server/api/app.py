@@ -28,6 +28,7 @@ from asr_server.api.compat import azure, whisper_asr, whisper_cpp
 from asr_server.api.docs_page import install_docs_page
 from asr_server.api.form import ReadingTurns
 from asr_server.api.hosts import LocalHosts, checks_hosts
+from asr_server.api.limits import LIMIT_HEADERS
 from asr_server.api.metrics_port import listening, settings_of_port
 from asr_server.api.middleware import (
     DROPPED,
@@ -45,6 +46,7 @@ from asr_server.api.plain_errors import PlainErrors
 from asr_server.api.plain_routes import PlainRoutes, TrailingSlashes
 from asr_server.api.state import AppState, RealtimeSessions
 from asr_server.api.upload import UploadStore
+from asr_server.api.usage import UsageLog
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import MIB, Settings
 from asr_server.realtime.route import router as realtime_router
@@ -89,15 +91,17 @@ def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) 
         redirect_slashes=False,  # the Host of a redirect may be a proxy's
         swagger_ui_parameters={"validatorUrl": None},
     )
+    is_shared = bool(settings.keys_file)
     app.state.server = AppState(
         settings,
         models,
         pool,
-        AdmissionLimiter(settings.max_concurrent_requests),
+        AdmissionLimiter(settings.max_concurrent_requests, is_shared=is_shared),
         UploadStore(settings.max_upload_memory_bytes, settings.max_upload_disk_bytes),
         ReadingTurns(),
-        RealtimeSessions(settings.max_realtime_sessions),
+        RealtimeSessions(settings.max_realtime_sessions, is_shared),
         ApiKeys(settings),
+        UsageLog(Path(settings.usage_log)) if settings.usage_log else None,
         started_at=int(time.time()),
     )
     errors.install(app)
@@ -137,14 +141,16 @@ def _wrap(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(LocalHosts, settings=settings)
     _allow_origins(app, settings)
     app.add_middleware(PlainErrors)
-    app.add_middleware(RequestLogMiddleware)
+    app.add_middleware(RequestLogMiddleware, usage=app.state.server.usage)
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
     current_default_thread_limiter().total_tokens = FILE_THREADS
-    releasing = asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))
+    helpers = [asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))]
+    if state.api_keys.named:
+        helpers.append(asyncio.create_task(state.api_keys.named.watch(), name="watch the keys"))
     try:
         await state.models.start()
         async with _metrics_port(state):
@@ -152,9 +158,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
                 await state.models.until_ready()
             yield
     finally:
-        releasing.cancel()
+        for helper in helpers:
+            helper.cancel()
         await state.models.stop()
         await asyncio.to_thread(state.pool.shutdown)
+        if state.usage:
+            await asyncio.to_thread(state.usage.close)
 
 
 @asynccontextmanager
@@ -178,5 +187,5 @@ def _allow_origins(app: FastAPI, settings: Settings) -> None:
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[*OWN_HEADERS, *errors.RETRY_HEADERS],
+            expose_headers=[*OWN_HEADERS, *errors.RETRY_HEADERS, *LIMIT_HEADERS],
         )

@@ -28,6 +28,7 @@ from asr_server.errors import (
     ModelNotFound,
     OriginNotAllowed,
     Overloaded,
+    RateLimited,
     ReplicasEnded,
     RequestError,
     RequestStalled,
@@ -56,6 +57,7 @@ _STATUS: Final[Mapping[type[RequestError], int]] = {
     TooSlow: 408,
     UploadTooLarge: 413,
     Overloaded: 429,
+    RateLimited: 429,
     HeadersTooLarge: 431,
     TooManyHeaders: 431,
 }

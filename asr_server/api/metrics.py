@@ -45,6 +45,7 @@ class _StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
+        yield from self._keys()
         yield from self._realtime()
         yield from self._preprocessing()
         yield from _of_models(list(self._state.models))
@@ -52,7 +53,26 @@ class _StateCollector(Collector):
     def _requests(self) -> Iterator[Metric]:
         limiter = self._state.admission
         yield _gauge("asr_requests_in_flight", "Requests that hold a place.", limiter.num_in_flight)
-        yield _counter("asr_requests_rejected", "Requests refused with 429.", limiter.num_rejected)
+        yield _counter(
+            "asr_requests_rejected", "Requests refused with 429 for want of a place.", limiter.num_rejected
+        )
+
+    def _keys(self) -> Iterator[Metric]:
+        """Yield what the keys have used that are in the file now."""
+        keys = self._state.api_keys
+        requests = CounterMetricFamily(
+            "asr_key_requests", "Requests and sessions of each key with a name.", labels=("key", "status")
+        )
+        audio = CounterMetricFamily(
+            "asr_key_audio_seconds", "Audio with final text of each key with a name.", labels=("key",)
+        )
+        for account in keys.accounts:
+            audio.add_metric([account.name], account.audio_s)
+            for status, count in account.answers.items():
+                requests.add_metric([account.name, str(status)], count)
+        is_stale = keys.named is not None and keys.named.is_stale
+        meaning = "1 while the file of keys is broken or gone, and its last keys are taken."
+        yield from (requests, audio, _gauge("asr_keys_file_stale", meaning, is_stale))
 
     def _realtime(self) -> Iterator[Metric]:
         sessions = self._state.realtime

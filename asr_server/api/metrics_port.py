@@ -31,6 +31,7 @@ def settings_of_port(settings: Settings) -> Settings:
         port=settings.metrics_port,
         api_key="",
         api_key_file="",
+        keys_file="",
         ssl_certfile="",
         ssl_keyfile="",
         cors_origins="",

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from asr_server import metrics
 from asr_server.api.errors import CLIENT_CLOSED_REQUEST, response_to
 from asr_server.api.form import ReadingTurns
+from asr_server.api.usage import UsageLog
 from asr_server.config import MIB, Settings
 from asr_server.core import Transcript
 from asr_server.errors import ShuttingDown
@@ -86,13 +87,15 @@ NO_CLOSE_CODE: Final = 1005  # the protocol's number for a close without one
 BROKEN: Final = 1006  # and for a connection that ended without a close
 LAST_MESSAGES_S: Final = 1.0
 MAX_STANDARD_CODE: Final = 1015  # clients may choose larger ones
+SWITCHED: Final = 101  # HTTP's status of a handshake that opened a session
 
 
 class RequestLogMiddleware:
-    """Give each request an id and log it. Outermost, to see every reply."""
+    """Give each request an id; log it, and count what a key has used. Outermost, to see every reply."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, usage: UsageLog | None = None) -> None:
         self._app = app
+        self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -106,6 +109,7 @@ class RequestLogMiddleware:
             if message["type"] in _FIRST_OF_A_REPLY:
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
+                headers.update(_limit_headers())
                 for name, value in SAFE_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
@@ -133,6 +137,7 @@ class RequestLogMiddleware:
             duration_s = time.monotonic() - started_at
             stats.asked_for |= {"method": scope["method"], "client": _client_of(scope)}
             report_request(f"{scope['method']} {path}", route, status, duration_s, stats)
+            self._count(stats, status)
 
     async def _serve_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_at = time.monotonic()
@@ -166,8 +171,23 @@ class RequestLogMiddleware:
             stats.asked_for["client"] = _client_of(scope)
             if refusal:
                 report_request(what, route, refusal, duration_s, stats)
+                self._count(stats, refusal)
             else:
                 report_session(f"{what}: closed by {closed_by}", route, code, duration_s, stats)
+                self._count(stats, SWITCHED, close_code=code)
+
+    def _count(self, stats: metrics.RequestStats, status: int, **outcome: int) -> None:
+        if not stats.is_metered:
+            return
+        if stats.account:
+            stats.account.count_answer(status)
+        if self._usage:
+            self._usage.add(stats, status=status, **outcome)
+
+
+def _limit_headers() -> Mapping[str, str]:
+    stats = metrics.current_request_stats()
+    return stats.account.headers() if stats.account and stats.is_metered else {}
 
 
 async def _read_to_the_end(receive: Receive) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,19 +19,18 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S: Final = 1.0  # for idle models
 
 
-class ModelRegistry:
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self._models = list(models)
-        self._beside: set[ServedModel] = set()  # versions not in use yet, or no more
-        self._swapping = asyncio.Lock()
-        self._watching: asyncio.Task[None] | None = None
+class Models(ABC):
+    """Models to choose from by name. The first is the default."""
 
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models)
+    @abstractmethod
+    def __iter__(self) -> Iterator[ServedModel]: ...
 
     @property
     def default(self) -> ServedModel:
-        return self._models[0]
+        """Raises ModelNotFound: of the names that a key may use, none is served."""
+        for model in self:
+            return model
+        raise ModelNotFound("None of the models of this key is served.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,6 +54,27 @@ class ModelRegistry:
             f"The model '{name[:200]}' does not exist. Served here: {', '.join(self.names)}. "
             f"{naming('model_alias')} adds names; '*' takes any."
         )
+
+
+class AllowedModels(Models):
+    """Those models that have one of these names."""
+
+    def __init__(self, models: Models, names: Collection[str]) -> None:
+        self._models, self._names = models, frozenset(names)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return (model for model in self._models if not self._names.isdisjoint(model.settings.model_names))
+
+
+class ModelRegistry(Models):
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = list(models)
+        self._beside: set[ServedModel] = set()  # versions not in use yet, or no more
+        self._swapping = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
 
     def check_health(self) -> None:
         """Raises EngineUnavailable once every replica has been given up."""

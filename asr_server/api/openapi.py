@@ -17,6 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from asr_server.api.errors import response_to
+from asr_server.api.limits import LIMIT_HEADERS, UNITS
 from asr_server.api.middleware import DROPPED, IGNORED_FIELDS, MODEL_LIMIT, REQUEST_ID, TRACKS, TRUNCATED
 from asr_server.api.models import ModelRegistry
 from asr_server.api.schemas import (
@@ -42,6 +43,7 @@ from asr_server.errors import (
     ModelNotFound,
     NoSuchTrack,
     Overloaded,
+    RateLimited,
     ReplicasEnded,
     RequestStalled,
     SampleRateTooHigh,
@@ -72,6 +74,14 @@ _HEADERS: Final[Mapping[str, str]] = {
     "x-should-retry": "`false`: another try would fail as well.",
     "connection": "`close`: this server is about to stop.",
     "x-accel-buffering": "With a stream `no`: a proxy is not to hold the events back.",
+} | {
+    f"x-ratelimit-{part}-{unit}": f"Of a key with a limit of {unit.replace('-', ' ')} a minute: {meaning}."
+    for unit in UNITS
+    for part, meaning in (
+        ("limit", "that limit"),
+        ("remaining", "how many are left"),
+        ("reset", "the time until all are left again, such as `8.64s` or `6m0s`"),
+    )
 }
 
 
@@ -93,7 +103,10 @@ REQUEST_ERRORS: Final = (
 )
 KEY_ERRORS: Final = (InvalidApiKey("Incorrect API key."),)
 ADMIN_ERRORS: Final = (
-    AdminOff("This server loads and unloads no models on request: set --admin-key (ASR_SERVER_ADMIN_KEY)."),
+    AdminOff(
+        "This server loads and unloads no models on request: set --admin-key (ASR_SERVER_ADMIN_KEY), or "
+        "'admin' in --keys-file (ASR_SERVER_KEYS_FILE)."
+    ),
     InvalidValue("No checkpoint '/models/v3' is here.", "model"),
 )
 MODEL_ERRORS: Final = (ModelNotFound("The model 'whisper-9' does not exist. Served here: whisper-1."),)
@@ -118,6 +131,11 @@ UPLOAD_ERRORS: Final = (
         "file",
     ),
     Overloaded("256 requests are in flight.", retry_after_s=1.0),
+    RateLimited(
+        "Rate limit reached for the key 'web': 60 requests a minute ('requests_per_minute' in --keys-file "
+        "(ASR_SERVER_KEYS_FILE)). Please try again in 1s.",
+        retry_after_s=1.0,
+    ),
     ReplicasEnded(4),
     RequestStalled("The request came to a standstill and was ended: nothing of it has moved for 60 s."),
     StorageUnavailable("The temporary folder is full."),
@@ -132,6 +150,8 @@ def error_responses(*errors: Exception) -> Responses:
         reply = response_to(error)
         entry = responses.setdefault(reply.status_code, _error_response(reply.status_code))
         entry["headers"] |= described_headers(*(name for name in reply.headers if name in _HEADERS))
+        if isinstance(error, RateLimited):
+            entry["headers"] |= described_headers(*LIMIT_HEADERS)
         examples = entry["content"]["application/json"]["examples"]
         examples[_example_name(error)] = {"value": msgspec.json.decode(bytes(reply.body))}
     return responses
@@ -252,7 +272,8 @@ def _transcript_responses(
     transcript = {
         "description": "The transcript, in the form that was asked for.",
         "headers": described_headers(
-            *(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, DROPPED, "x-accel-buffering")
+            *(REQUEST_ID, MODEL_LIMIT, IGNORED_FIELDS, TRUNCATED, TRACKS, DROPPED, "x-accel-buffering"),
+            *LIMIT_HEADERS,
         ),
         "content": {"application/json": as_json} | texts,
     }

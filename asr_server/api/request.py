@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from asr_server import metrics
 from asr_server.api.form import VOICE_FIELD
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
     AUTO_CHUNKING,
@@ -249,7 +249,7 @@ class TranscriptionRequest:
         return SpeakerCount(exact or fields.min_speakers or 1, exact or fields.max_speakers)
 
 
-def parse_transcription_request(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
+def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound, SpeakersUnavailable."""
     fields, ignored, model = _parse(pairs, TranscriptionFields, models)
     transcriber = model.transcriber
@@ -281,7 +281,7 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: ModelRegis
     return TranscriptionRequest(model, fields, options, ignored, render_options, chunking)
 
 
-def parse_translation_request(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
+def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
     fields, ignored, model = _parse(pairs, TranslationFields, models)
     transcriber = model.transcriber
     if not transcriber.can_translate:
@@ -307,7 +307,7 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: ModelRegistr
 
 
 def _parse(
-    pairs: list[tuple[str, str]], fields_type: type[F], models: ModelRegistry
+    pairs: list[tuple[str, str]], fields_type: type[F], models: Models
 ) -> tuple[F, tuple[str, ...], ServedModel]:
     ignored: tuple[str, ...] = ()
     if models.default.settings.unknown_fields == "ignore":
@@ -318,7 +318,9 @@ def _parse(
         "format": fields.response_format,
         "stream": fields.is_streamed,
     }
-    return fields, ignored, models.choose(fields.model)
+    model = models.choose(fields.model)
+    metrics.current_request_stats().model = model.name
+    return fields, ignored, model
 
 
 def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object]:

@@ -37,7 +37,7 @@ from asr_server.api.schemas import (
     Version,
 )
 from asr_server.api.served_model import ServedModel
-from asr_server.api.state import AppState, get_state, require_admin_key, require_key
+from asr_server.api.state import AppState, get_state, models_of, require_admin_key, require_key
 from asr_server.api.transcribe import TranscriptionResponse
 from asr_server.dispatch.supervisor import ReplicaState
 
@@ -128,10 +128,10 @@ def _replica(model: ServedModel, replica_state: ReplicaState) -> ReplicaLoad:
 
 @models.get("", responses=error_responses(*KEY_ERRORS))
 async def list_models(request: Request) -> ModelList:
-    """Return every model under each of its names."""
-    state = get_state(request)
+    """Return every model that the key may use, under each of its names."""
+    state, models = get_state(request), models_of(request)
     return ModelList(
-        data=[_model(name, model, state) for model in state.models for name in model.settings.model_names]
+        data=[_model(name, model, state) for model in models for name in model.settings.model_names]
     )
 
 
@@ -140,8 +140,7 @@ async def get_model(
     name: Annotated[str, PathParameter(description="One of its names.")], request: Request
 ) -> Model:
     """Return the model under one name."""
-    state = get_state(request)
-    return _model(name, state.models.choose(name), state)
+    return _model(name, models_of(request).choose(name), get_state(request))
 
 
 def _model(name: str, model: ServedModel, state: AppState) -> Model:
@@ -171,6 +170,7 @@ async def load_model(
 ) -> Model:
     """Load a model and wait for it. Another checkpoint takes its place once that is ready."""
     state = get_state(request)
+    models_of(request).choose(name)
     return _model(name, await state.models.load(name, model), state)
 
 
@@ -180,7 +180,7 @@ async def unload_model(
 ) -> Model:
     """Let a model's requests finish, then give its memory back until the next one."""
     state = get_state(request)
-    model = state.models.choose(name)
+    model = models_of(request).choose(name)
     await model.unload(state.settings.drain_s)
     return _model(name, model, state)
 

@@ -11,12 +11,16 @@ from typing import Final, Protocol, cast
 
 from starlette.requests import HTTPConnection, Request
 
+from asr_server import metrics
 from asr_server.api.admission import AdmissionLimiter
-from asr_server.api.auth import ApiKeys
+from asr_server.api.auth import NOBODY, ApiKeys
 from asr_server.api.form import ReadingTurns
-from asr_server.api.models import ModelRegistry
+from asr_server.api.keys_file import Caller
+from asr_server.api.models import AllowedModels, ModelRegistry, Models
+from asr_server.api.places import Places
 from asr_server.api.served_model import RETRY_AFTER_S
 from asr_server.api.upload import UploadStore
+from asr_server.api.usage import UsageLog
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import Settings, naming
 from asr_server.errors import SessionsTaken
@@ -29,12 +33,13 @@ class _Session(Protocol):
 
 
 class RealtimeSessions:
-    def __init__(self, max_sessions: int) -> None:
+    def __init__(self, max_sessions: int, is_shared: bool = False) -> None:
         self.is_draining = False
         self.num_started = 0
         self.num_rejected = 0
         self.num_turns = 0  # completed or failed
         self._max_sessions = max_sessions
+        self._places = Places(max_sessions, is_shared)
         self._active: set[_Session] = set()
         self._is_empty = asyncio.Event()
 
@@ -42,29 +47,27 @@ class RealtimeSessions:
     def num_active(self) -> int:
         return len(self._active)
 
-    @property
-    def _has_place(self) -> bool:
-        return len(self._active) < self._max_sessions
-
-    def require_place(self) -> None:
+    def require_place(self, key: str = "") -> None:
         """Raises SessionsTaken."""
-        if not self._has_place:
-            raise SessionsTaken(
-                f"{self._max_sessions} realtime sessions are open: {naming('max_realtime_sessions')}.",
-                RETRY_AFTER_S,
-            )
+        if self._places.are_taken(key):
+            open_now = f"{self._max_sessions} realtime sessions are open"
+            if self._places.num_free:
+                open_now = f"This key's share of {self._max_sessions} realtime sessions is open"
+            raise SessionsTaken(f"{open_now}: {naming('max_realtime_sessions')}.", RETRY_AFTER_S)
 
     @contextmanager
-    def enter(self, session: _Session) -> Iterator[None]:
+    def enter(self, session: _Session, key: str = "") -> Iterator[None]:
         """Raises SessionsTaken."""
-        self.num_rejected += not self._has_place
-        self.require_place()
+        self.num_rejected += self._places.are_taken(key)
+        self.require_place(key)
+        self._places.take(key)
         self.num_started += 1
         self._active.add(session)
         self._is_empty.clear()
         try:
             yield
         finally:
+            self._places.release(key)
             self._active.discard(session)
             if not self._active:
                 self._is_empty.set()
@@ -90,6 +93,7 @@ class AppState:
     reading_turns: ReadingTurns
     realtime: RealtimeSessions
     api_keys: ApiKeys
+    usage: UsageLog | None
     started_at: int  # Unix seconds
 
     @property
@@ -103,17 +107,47 @@ def get_state(connection: HTTPConnection) -> AppState:
 
 async def require_key(request: Request) -> None:
     """Raises InvalidApiKey."""
-    get_state(request).api_keys.check(request.headers.get("authorization", ""))
+    set_caller(request, get_state(request).api_keys.check(request.headers.get("authorization", "")))
 
 
 async def require_admin_key(request: Request) -> None:
     """Raises AdminOff, InvalidApiKey."""
-    get_state(request).api_keys.check_admin(request.headers.get("authorization", ""))
+    set_caller(request, get_state(request).api_keys.check_admin(request.headers.get("authorization", "")))
 
 
 async def require_azure_key(request: Request) -> None:
     """Take the key from `api-key` or the usual header. Raises InvalidApiKey."""
     if key := request.headers.get("api-key"):
-        get_state(request).api_keys.check(f"Bearer {key}")
+        set_caller(request, get_state(request).api_keys.check(f"Bearer {key}"))
     else:
         await require_key(request)
+
+
+# -- The caller of a request ---------------------------------------------------------------------------------
+
+_CALLER: Final = "caller"  # in the state of a request
+
+
+def set_caller(connection: HTTPConnection, caller: Caller) -> None:
+    connection.scope["state"][_CALLER] = caller
+    metrics.current_request_stats().account = caller.account
+
+
+def caller_of(connection: HTTPConnection) -> Caller:
+    return cast(Caller, connection.scope["state"].get(_CALLER, NOBODY))
+
+
+def models_of(connection: HTTPConnection) -> Models:
+    """Return the models that the request's key may use."""
+    models, account = get_state(connection).models, caller_of(connection).account
+    names = account.key.models if account else None
+    return models if names is None else AllowedModels(models, names)
+
+
+@contextmanager
+def metered(connection: HTTPConnection) -> Iterator[None]:
+    """Hold a request to its key's limits, and count it as use. Raises RateLimited."""
+    metrics.current_request_stats().is_metered = True
+    account = caller_of(connection).account
+    with account.enter() if account else contextlib.nullcontext():
+        yield

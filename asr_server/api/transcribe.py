@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from typing import Final, TypeVar
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,10 +21,10 @@ from asr_server.api.disconnect import cancel_on_disconnect
 from asr_server.api.events import EventStream, EventWriter
 from asr_server.api.form import FILE, VOICE_FIELD, Form, read_form
 from asr_server.api.middleware import answer_headers, recording_headers
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.request import TranscriptionRequest
 from asr_server.api.schemas import TranscriptionFields
-from asr_server.api.state import AppState
+from asr_server.api.state import AppState, metered, models_of
 from asr_server.api.voices import decode_reference
 from asr_server.audio.recording import Recording
 from asr_server.config import naming
@@ -45,7 +44,7 @@ STREAM_END: Final = b"data: [DONE]\n\n"
 
 
 Made = TypeVar("Made")
-RequestParser = Callable[[list[tuple[str, str]], ModelRegistry], TranscriptionRequest]
+RequestParser = Callable[[list[tuple[str, str]], Models], TranscriptionRequest]
 ReplyMaker = Callable[[Transcript, TranscriptionRequest], Response]
 
 _MEDIA_TYPES: Final = {
@@ -90,18 +89,18 @@ class TranscriptionResponse(Response):
         state = self._state
         state.models.require_engine()
         _require_connection(scope)
-        is_first_try = Headers(scope=scope).get(TRIES_BEFORE) == "0"
+        connection, stats = Request(scope, receive), metrics.current_request_stats()
+        is_first_try = connection.headers.get(TRIES_BEFORE) == "0"
         with (
-            state.admission.enter(is_first_try),
+            metered(connection),
+            state.admission.enter(is_first_try, stats.key),
             closing(_form(state, scope, self._file_name)) as form,
         ):
             if self._file_head:
                 form.upload.add(self._file_head)
-            stats = metrics.current_request_stats()
             with stats.stage("upload"):
-                limit = state.settings.max_upload_bytes
-                await read_form(Request(scope, receive), form, limit, state.reading_turns)
-            request = self._parse_request(form.fields, state.models)
+                await read_form(connection, form, state.settings.max_upload_bytes, state.reading_turns)
+            request = self._parse_request(form.fields, models_of(connection))
             if request.fields.is_streamed:
                 await _stream(state, form, request, receive, send)
             else:
@@ -145,7 +144,7 @@ async def transcribing(
 ) -> AsyncIterator[tuple[RequestSession, SpeakerTrack | None]]:
     stats = metrics.current_request_stats()
     with closing(form), stats.stage("transcription"):
-        async with cancel_on_disconnect(receive), state.admission.acquire(), request.model.using():
+        async with cancel_on_disconnect(receive), state.admission.acquire(stats.key), request.model.using():
             source = await form.upload.source()
             track = await _speaker_track(state, request)
             listener = track.push if track else None

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from asr_server.api.auth import read_keys
+from asr_server.api.keys import read_named_keys
+from asr_server.api.usage import append
 from asr_server.checkpoint.files import AudioWindow, read_json
 from asr_server.config import NO_PORT, Settings, in_mebibytes, naming
 from asr_server.machine import num_gpus
@@ -140,17 +142,28 @@ def _why_unreadable(path: str) -> str:
         return f"the file cannot be read: {error.strerror}"
 
 
-def key_file(settings: Settings) -> Iterator[str]:
-    path = settings.api_key_file
-    if not path:
-        return
-    try:
-        if not read_keys(Path(path)):
-            yield problem("api_key_file", path, "must have at least one key, in a line of its own")
-    except OSError as error:
-        yield problem("api_key_file", path, f"the file cannot be read: {error.strerror}")
-    except ValueError as error:
-        yield problem("api_key_file", path, str(error))
+def key_files(settings: Settings) -> Iterator[str]:
+    readers = (
+        ("api_key_file", read_keys, "must have at least one key, in a line of its own"),
+        ("keys_file", read_named_keys, "must have at least one key"),
+    )
+    for setting, read, why_empty in readers:
+        if path := getattr(settings, setting):
+            try:
+                if not read(Path(path)):
+                    yield problem(setting, path, why_empty)
+            except OSError as error:
+                yield problem(setting, path, f"the file cannot be read: {error.strerror}")
+            except ValueError as error:
+                yield problem(setting, path, str(error))
+
+
+def usage_log(settings: Settings) -> Iterator[str]:
+    if settings.usage_log:
+        try:
+            append(Path(settings.usage_log), b"")
+        except OSError as error:
+            yield problem("usage_log", settings.usage_log, f"the file cannot be written: {error.strerror}")
 
 
 def address(settings: Settings) -> Iterator[str]:
@@ -210,4 +223,7 @@ FOR_A_MODEL: Final[tuple[Check, ...]] = (
     *(gpu, ray_package, tensor_parallel),
     *(chunk_length, address_space, temporary_folder),
 )
-FOR_A_SERVER: Final[tuple[Check, ...]] = (*FOR_A_MODEL, tls_files, key_file, address, wyoming, metrics)
+FOR_A_SERVER: Final[tuple[Check, ...]] = (
+    *(*FOR_A_MODEL, tls_files, key_files, usage_log),
+    *(address, wyoming, metrics),
+)

@@ -36,8 +36,8 @@ FIRST: Final = (
 )
 SECTIONS: Final = {
     "Names and access": (
-        *("served_model_name", "model_alias", "api_key_file", "admin_key", "unknown_fields"),
-        *("cors_origins", "allowed_hosts", "root_path", "ssl_certfile", "ssl_keyfile"),
+        *("served_model_name", "model_alias", "api_key_file", "keys_file", "usage_log", "admin_key"),
+        *("unknown_fields", "cors_origins", "allowed_hosts", "root_path", "ssl_certfile", "ssl_keyfile"),
         *("metrics_port", "metrics_host"),
     ),
     "Several models": ("models", "load", "idle_unload_s", "max_load_wait_s", "max_model_requests"),

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from asr_server.api.auth import ApiKeys
-from asr_server.api.models import ModelRegistry
+from asr_server.api.keys_file import Caller
+from asr_server.api.models import Models
 from asr_server.api.schemas import check_keyword
 from asr_server.core import DecodingOptions
 from asr_server.errors import InvalidApiKey, InvalidValue
@@ -64,7 +65,7 @@ def interim_interval_s(config: SessionConfig, interval_s: float) -> float:
     return interval_s * DELAY_FACTORS[config.transcription.delay]
 
 
-def update_config(config: SessionConfig, fields: SessionFields, models: ModelRegistry) -> SessionConfig:
+def update_config(config: SessionConfig, fields: SessionFields, models: Models) -> SessionConfig:
     """Return the settings with the given fields changed. Raises InvalidValue, ModelNotFound."""
     changed: dict[str, Any] = {}
     if not isinstance(fields.include, UnsetType):
@@ -93,7 +94,7 @@ def _with_vad_of_model(config: SessionConfig) -> SessionConfig:
 
 
 def _update_transcription(
-    config: SessionConfig, update: TranscriptionUpdate | None, models: ModelRegistry
+    config: SessionConfig, update: TranscriptionUpdate | None, models: Models
 ) -> SessionTranscription:
     default = SessionTranscription(models.default.name)
     if update is None:
@@ -136,7 +137,7 @@ def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
     }
 
 
-def decoding_options(session: SessionConfig, models: ModelRegistry) -> DecodingOptions:
+def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
     """Make a session's decoding options. Raises InvalidValue for an unknown language."""
     config = session.transcription
     model = models.choose(config.model)
@@ -193,21 +194,21 @@ class _Grant(msgspec.Struct, frozen=True):
     nonce: bytes
 
 
-def make_secret(api_keys: ApiKeys, config: SessionConfig, expires_at: int) -> str:
+def make_secret(api_keys: ApiKeys, caller: Caller, config: SessionConfig, expires_at: int) -> str:
     grant = msgspec.json.encode(_Grant(expires_at, config, secrets.token_bytes(12)))
-    return PREFIX + base64.urlsafe_b64encode(api_keys.sign(grant) + grant).decode().rstrip("=")
+    return PREFIX + base64.urlsafe_b64encode(api_keys.sign(grant, caller) + grant).decode().rstrip("=")
 
 
-def open_secret(api_keys: ApiKeys, secret: str) -> SessionConfig:
-    """Return a secret's settings. Raises InvalidApiKey if expired or not ours."""
+def open_secret(api_keys: ApiKeys, secret: str) -> tuple[Caller, SessionConfig]:
+    """Return a secret's settings, and who made it. Raises InvalidApiKey if expired or not ours."""
     try:
         raw = base64.urlsafe_b64decode(secret.removeprefix(PREFIX) + "==")
     except ValueError:
         raise InvalidApiKey("Incorrect client secret.") from None
     signature, encoded = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
-    if not api_keys.has_signed(encoded, signature):
+    if (caller := api_keys.signer_of(encoded, signature)) is None:
         raise InvalidApiKey("Incorrect client secret.")
     grant = msgspec.json.decode(encoded, type=_Grant)
     if grant.expires_at < time.time():
         raise InvalidApiKey("The client secret has expired.")
-    return grant.config
+    return caller, grant.config

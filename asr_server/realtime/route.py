@@ -15,12 +15,13 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.websockets import WebSocketState
 
+from asr_server import metrics
 from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.hosts import check_origin
 from asr_server.api.middleware import answer_headers
 from asr_server.api.openapi import CLIENT_SECRET_BODY, client_secret_responses
 from asr_server.api.served_model import ServedModel
-from asr_server.api.state import AppState, get_state, require_key
+from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
 from asr_server.errors import InvalidValue, ShuttingDown
 from asr_server.realtime.client_events import as_invalid_value
 from asr_server.realtime.config import (
@@ -59,9 +60,9 @@ async def realtime(socket: WebSocket) -> None:
     try:
         config = _opening_config(socket, state)
         session = RealtimeSession(socket, state, config)
-        model = state.models.choose(config.transcription.model)
-        model.begin_loading()
-        with state.realtime.enter(session):
+        model = models_of(socket).choose(config.transcription.model)
+        with metered(socket), state.realtime.enter(session, metrics.current_request_stats().key):
+            model.begin_loading()
             await _accept(socket, model)
             await session.run()
     except Exception as error:
@@ -76,7 +77,9 @@ async def explain_refusal(request: Request) -> None:
     """Answer a plain GET as the handshake would be: pages never see that."""
     state = get_state(request)
     _opening_config(request, state)
-    state.realtime.require_place()
+    if account := caller_of(request).account:
+        account.require_room()
+    state.realtime.require_place(metrics.current_request_stats().key)
     raise HTTPException(
         HTTPStatus.UPGRADE_REQUIRED,
         "A WebSocket handshake would be taken here; a proxy in between may not pass it on.",
@@ -94,7 +97,7 @@ def _opening_config(connection: HTTPConnection, state: AppState) -> SessionConfi
     if query.get("intent", "transcription") != "transcription":
         raise InvalidValue("This server transcribes only: 'intent' can be 'transcription'.", "intent")
     if model := query.get("model"):
-        state.models.choose(model)
+        models_of(connection).choose(model)
         config = with_model(config, model)
     return config
 
@@ -104,10 +107,12 @@ def _authorized_config(connection: HTTPConnection, state: AppState) -> SessionCo
     of_protocol = (p.removeprefix(KEY_PROTOCOL) for p in protocols if p.startswith(KEY_PROTOCOL))
     header = connection.headers.get("authorization") or f"Bearer {next(of_protocol, '')}"
     key = header.partition(" ")[2].strip()
-    if key.startswith(PREFIX) and not state.api_keys.include(key):
-        return open_secret(state.api_keys, key)
-    state.api_keys.check(header)
-    return default_config(state.models.default.name)
+    if key.startswith(PREFIX) and state.api_keys.find(key) is None:
+        caller, config = open_secret(state.api_keys, key)
+        set_caller(connection, caller)
+        return config
+    set_caller(connection, state.api_keys.check(header))
+    return default_config(models_of(connection).default.name)
 
 
 async def _accept(socket: WebSocket, model: ServedModel) -> None:
@@ -140,12 +145,13 @@ async def _fail(socket: WebSocket, error: Exception) -> None:
 async def create_client_secret(request: Request) -> Response:
     """Create a browser's key that opens sessions with these settings until it expires."""
     state = get_state(request)
+    models, caller = models_of(request), caller_of(request)
     wanted = await _secret_request(request)
-    default = default_config(state.models.default.name)
-    config = update_config(default, wanted.session, state.models)
-    decoding_options(config, state.models)  # raises for a language that is not known
+    default = default_config(models.default.name)
+    config = update_config(default, wanted.session, models)
+    decoding_options(config, models)  # raises for a language that is not known
     expires_at = int(time.time()) + wanted.expires_after.seconds
-    value = make_secret(state.api_keys, config, expires_at)
+    value = make_secret(state.api_keys, caller, config, expires_at)
     if len(value) > MAX_SECRET_LETTERS:
         raise InvalidValue(
             f"The client secret would have {len(value)} characters, and a WebSocket handshake takes "

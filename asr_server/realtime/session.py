@@ -18,10 +18,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from asr_server import metrics
 from asr_server.api.errors import body_of
-from asr_server.api.state import AppState
+from asr_server.api.state import AppState, caller_of, models_of
 from asr_server.api.websockets import PIECES
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.errors import InvalidValue, RequestError
+from asr_server.errors import InvalidValue, RateLimited, RequestError
 from asr_server.realtime import client_events as client
 from asr_server.realtime import server_events as out
 from asr_server.realtime import turn_types as turns
@@ -43,6 +43,7 @@ from asr_server.transcription import first_error
 
 NORMAL: Final = 1000
 GOING_AWAY: Final = 1001  # the official client connects again
+POLICY: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
 INTERNAL_ERROR: Final = 1011
 
@@ -73,8 +74,9 @@ class RealtimeSession:
         self.id = f"sess_{uuid.uuid4().hex}"
         self._socket, self._app = socket, app
         self._config = config
-        self._model = app.models.choose(config.transcription.model)
-        self._options = decoding_options(config, app.models)
+        self._models, self._account = models_of(socket), caller_of(socket).account
+        self._model = self._models.choose(config.transcription.model)
+        self._options = decoding_options(config, self._models)
         self._expires_at = int(time.time() + app.settings.max_realtime_session_s)
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
         self._state = State(tag=self.id[5:13], interim_samples=self._interim_samples)
@@ -207,13 +209,13 @@ class RealtimeSession:
 
     async def _update(self, fields: client.SessionFields, event_id: str | None) -> bool:
         try:
-            config = update_config(self._config, fields, self._app.models)
-            options = decoding_options(config, self._app.models)
+            config = update_config(self._config, fields, self._models)
+            options = decoding_options(config, self._models)
         except RequestError as error:
             await self._send_error(error, event_id)
             return False
         before, self._config, self._options = self._config, config, options
-        self._model = self._app.models.choose(config.transcription.model)
+        self._model = self._models.choose(config.transcription.model)
         self._state = msgspec.structs.replace(self._state, interim_samples=self._interim_samples)
         self._note_model()
         if config.format != before.format:
@@ -231,8 +233,9 @@ class RealtimeSession:
         return round(interval_s * SAMPLE_RATE)
 
     def _note_model(self) -> None:
-        asked_for = {"model": self._config.transcription.model, "stream": True}
-        metrics.current_request_stats().asked_for |= asked_for
+        stats = metrics.current_request_stats()
+        stats.asked_for |= {"model": self._config.transcription.model, "stream": True}
+        stats.model = self._model.name
 
     async def _set_detection(self) -> None:
         vad = self._config.vad
@@ -290,10 +293,10 @@ class RealtimeSession:
 
     def _follow_swap(self) -> None:
         """Read later turns by the new version of the model, if that knows the language of the session."""
-        model = self._app.models.choose(self._config.transcription.model)
+        model = self._models.choose(self._config.transcription.model)
         if model is not self._model:
             with contextlib.suppress(RequestError):
-                self._options = decoding_options(self._config, self._app.models)
+                self._options = decoding_options(self._config, self._models)
                 self._model = model
 
     # -- Out --
@@ -314,6 +317,16 @@ class RealtimeSession:
                 await self._socket.send_text(msgspec.json.encode(event).decode())
         except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
             raise _Gone from error
+        if isinstance(event, out.Completed):
+            await self._end_if_used_up()
+
+    async def _end_if_used_up(self) -> None:
+        try:
+            if self._account and self._ending is None:
+                self._account.require_audio()
+        except RateLimited as error:
+            await self._send_error(error, None)
+            self.end(POLICY, "The audio of this key is used up for now.")
 
     async def _send_error(self, error: RequestError, event_id: str | None) -> None:
         await self._send(out.error_event(body_of(error).error, event_id))

@@ -10,40 +10,54 @@ from pathlib import Path
 import pytest
 
 from asr_server.api.auth import ApiKeys
+from asr_server.api.keys_file import Caller
 from asr_server.api.signing_key import NUM_BYTES, signing_key
 from tests.embedded import embedded
 
 GRANT = b"until noon"
+KEY = "a-key-of-more-than-20-letters"
+
+
+def caller(api_keys: ApiKeys, key: str = KEY) -> Caller:
+    return api_keys.check(f"Bearer {key}")
+
+
+def signature_of(api_keys: ApiKeys, key: str = KEY) -> bytes:
+    return api_keys.sign(GRANT, caller(api_keys, key))
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    path.write_text("a-key-of-more-than-20-letters\n")
+    path.write_text(f"{KEY}\n")
     path.chmod(0o600)
     return path
 
 
 def test_who_knows_the_api_key_cannot_tell_it_by_a_signature() -> None:
-    signature = ApiKeys(embedded(api_key="s3cret")).sign(GRANT)
+    signature = signature_of(ApiKeys(embedded(api_key="s3cret")), "s3cret")
     derived = hashlib.sha256(b"realtime client secret\0s3cret").digest()
     assert signature != hmac.digest(derived, GRANT, "sha256")
-    assert signature != ApiKeys(embedded(api_key="s3cret")).sign(GRANT)
+    assert signature != signature_of(ApiKeys(embedded(api_key="s3cret")), "s3cret")
 
 
 def test_servers_with_the_same_key_file_accept_each_others_secrets_after_a_restart_too(keys: Path) -> None:
     servers = [ApiKeys(embedded(api_key_file=str(keys))) for _ in range(2)]
-    assert servers[1].has_signed(GRANT, servers[0].sign(GRANT))
-    assert not servers[1].has_signed(GRANT + b"!", servers[0].sign(GRANT))
+    signature = signature_of(servers[0])
+    assert servers[1].signer_of(GRANT, signature) == caller(servers[1])
+    assert servers[1].signer_of(GRANT + b"!", signature) is None
     (path,) = set(keys.parent.iterdir()) - {keys}
     assert path.name == "keys.signing"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_secret_ends_with_the_api_key_that_it_was_asked_for_with(keys: Path) -> None:
-    signature = ApiKeys(embedded(api_key_file=str(keys))).sign(GRANT)
-    keys.write_text("another-key-of-more-than-20-letters\n")
-    assert not ApiKeys(embedded(api_key_file=str(keys))).has_signed(GRANT, signature)
+    keys.write_text(f"first-key-of-more-than-20-letters\n{KEY}\n")
+    signature = signature_of(ApiKeys(embedded(api_key_file=str(keys))))
+    for lines, is_known in ((f"{KEY}\n", True), ("first-key-of-more-than-20-letters\n", False)):
+        keys.write_text(lines)
+        server = ApiKeys(embedded(api_key_file=str(keys)))
+        assert (server.signer_of(GRANT, signature) is not None) == is_known
 
 
 @pytest.mark.parametrize(

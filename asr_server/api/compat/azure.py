@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,
@@ -38,7 +38,7 @@ def _parse(
     deployment: str,
     parse_request: RequestParser,
     pairs: list[tuple[str, str]],
-    models: ModelRegistry,
+    models: Models,
 ) -> TranscriptionRequest:
     others = [(name, value) for name, value in pairs if name != "model"]
     return parse_request([("model", deployment), *others], models)

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from asr_server.api.form import Form
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,
@@ -86,11 +86,11 @@ def _detected(code: str, confidence: float) -> JSONResponse:
     return JSONResponse({"detected_language": name, "language_code": code, "confidence": confidence})
 
 
-def _parse_detection(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
+def _parse_detection(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
     return parse_transcription_request([], models)
 
 
-def _parse(query: AsrQuery, pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
+def _parse(query: AsrQuery, pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
     fields = [
         ("response_format", _FORMATS[query.output]),
         ("prompt", query.initial_prompt),

@@ -7,7 +7,7 @@ from typing import Final
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from asr_server.api.models import ModelRegistry
+from asr_server.api.models import Models
 from asr_server.api.request import (
     TranscriptionRequest,
     parse_transcription_request,
@@ -36,7 +36,7 @@ async def inference(request: Request) -> Response:
     return TranscriptionResponse(get_state(request), _parse)
 
 
-def _parse(pairs: list[tuple[str, str]], models: ModelRegistry) -> TranscriptionRequest:
+def _parse(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
     given = dict(pairs)
     translates = given.pop("translate", "").strip().lower() in _TRUE
     renamed = [(name, value) for name, value in pairs if name in given and name not in _WITHOUT_EFFECT]
