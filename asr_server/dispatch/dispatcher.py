@@ -1,6 +1,6 @@
 """Decide which chunk goes to which replica, and when.
 
-A replica grants credits, one a chunk; without credit, chunks wait here. `queue.py` orders them; a request
+A replica grants credits, one a chunk; without credit, chunks wait here. `key_queue.py` orders them; a request
 holds at most three quarters of all slots. Chunks of a lost replica are sent again, each alone
 (`Isolation`).
 """
@@ -30,7 +30,8 @@ from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.find import revision_of
 from asr_server.config import Settings, flag_name, short_audio_mode
 from asr_server.core import ChunkId, ChunkResult
-from asr_server.dispatch.queue import FairQueue, Isolation, PendingChunk, RequestHandle
+from asr_server.dispatch.key_queue import KeyQueue
+from asr_server.dispatch.queue import Isolation, PendingChunk, RequestHandle
 from asr_server.dispatch.supervisor import (
     USUAL_LIMITS,
     Executor,
@@ -114,7 +115,7 @@ class Dispatcher:
         self._num_ended = 0  # replicas, of those that took work
         self._chunks: dict[ChunkId, PendingChunk] = {}  # waiting and in flight
         mode = short_audio_mode(settings.short_audio, settings.dtype)
-        self._queue = FairQueue((window or AudioWindow()).for_short_audio(mode))
+        self._queue = KeyQueue((window or AudioWindow()).for_short_audio(mode))
         self._isolation = Isolation()
         self._refusal: Callable[[], EngineUnavailable] | None = None  # for chunks that come now
 

@@ -1,8 +1,8 @@
-"""A request's place in the dispatcher, its chunks, and the order they are sent in.
+"""A request's place in the dispatcher, its chunks, and the order that those of one key are sent in.
 
-Fairness is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk's finish tag is the virtual
-time of its end if all requests had equal shares; the smallest goes first. Short requests pass long ones,
-and none starves. A chunk costs a padded encode and its expected tokens.
+Between requests it is self-clocked fair queueing (Golestani, INFOCOM 1994): each chunk's finish tag is the
+virtual time of its end if all requests had equal shares; the smallest goes first. Short requests pass long
+ones, and none starves. A chunk costs a padded encode and its expected tokens.
 
 `Isolation` finds the chunk that ends replicas. All chunks of a lost replica are suspects, decoded one at
 a time on a reserved replica that has finished its work.
@@ -55,6 +55,10 @@ class RequestHandle:
     stats: metrics.RequestStats = field(default_factory=metrics.current_request_stats)
     _has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def key(self) -> str:
+        return self.stats.key
+
     async def wait_for_capacity(self) -> int:
         while (room := self.dispatcher.chunks_ahead - self.num_waiting) <= 0:
             self._has_capacity.clear()
@@ -99,6 +103,7 @@ class PendingChunk:
     on_language: OnLanguage | None
     on_early_result: OnEarlyResult | None
     future: asyncio.Future[ChunkResult] = field(default_factory=asyncio.Future)
+    cost: float = 0.0
     finish_tag: float = 0.0
     num_ended_before: int = 0  # replicas that had ended when it came
     sent_at_step: int = 0  # of the engine that it was sent to last
@@ -135,19 +140,22 @@ DECODE_COST = 1.0  # the tokens of a full window of speech
 
 
 class FairQueue:
-    def __init__(self, window: AudioWindow) -> None:
+    """The chunks of one key's requests."""
+
+    def __init__(self, window: AudioWindow, in_order: bool = False) -> None:
         self._window = window
         self._heap: list[tuple[tuple[bool, float], int, PendingChunk]] = []
         self._throttled: defaultdict[RequestHandle, list[PendingChunk]] = defaultdict(list)
         self._sequence = itertools.count()
         self._virtual_time = 0.0  # the finish tag that was served last
-        self._in_order = False
+        self._in_order = in_order  # before a stop: the oldest request first, live speech before files
 
     def set_finish_tag(self, chunk: PendingChunk) -> None:
         window, num_samples, request = self._window, len(chunk.submit.samples), chunk.request
-        cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
-        cost += DECODE_COST * num_samples / window.num_samples
-        chunk.finish_tag = request.last_finish_tag = max(self._virtual_time, request.last_finish_tag) + cost
+        chunk.cost = ENCODE_COST * window.positions_for(num_samples) / window.num_positions
+        chunk.cost += DECODE_COST * num_samples / window.num_samples
+        start = max(self._virtual_time, request.last_finish_tag)
+        chunk.finish_tag = request.last_finish_tag = start + chunk.cost
 
     def push(self, chunk: PendingChunk) -> None:
         heapq.heappush(self._heap, (self._rank(chunk), next(self._sequence), chunk))
@@ -172,17 +180,11 @@ class FairQueue:
         for chunk in self._throttled.pop(request, ()):
             self.push(chunk)
 
-    def serve_in_order(self) -> None:
-        """Give the oldest request all it can use; live speech goes first.
-
-        Before a stop, some finished requests are better than many halves.
-        """
+    def take_all(self) -> list[PendingChunk]:
         chunks = [chunk for _, _, chunk in sorted(self._heap)]
-        self._in_order = True
-        self._heap.clear()
-        for chunk in itertools.chain(chunks, *self._throttled.values()):
-            self.push(chunk)
-        self._throttled.clear()
+        chunks += itertools.chain(*self._throttled.values())
+        self.clear()
+        return chunks
 
     def remove(self, request: RequestHandle) -> None:
         self._throttled.pop(request, None)
