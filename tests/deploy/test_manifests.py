@@ -16,7 +16,7 @@ from tests.deploy.tools import DEPLOY, ROOT, run_tool
 from tests.test_documentation import unknown_flags
 
 EVERYTHING = (
-    "apiKeySecret=keys,serviceMonitor.enabled=true,networkPolicy.enabled=true,"
+    "apiKeySecret=keys,keysFileSecret=named,serviceMonitor.enabled=true,networkPolicy.enabled=true,"
     "models.persistence.enabled=true,metricsPort=9000"
 )
 CHARTS: dict[str, tuple[str, ...]] = {
