@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
+from asr_server.speakers import clustering
 from asr_server.speakers.clustering import SpeakerCount, directions, name_known
 from asr_server.speakers.clustering import cluster as find_clusters
 
@@ -77,8 +79,15 @@ def test_one_person_who_is_taken_for_two_in_each_window_is_one() -> None:
     assert set(labels.tolist()) == {0}
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a block takes grows with the third power of its size."""
+    monkeypatch.setattr(clustering, "BLOCK", clustering.BLOCK // 5)
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_more_voices_than_one_block_are_clustered_alike() -> None:
-    embeddings, people = voices(3, 500)
+    embeddings, people = voices(3, 100)
     labels = cluster(embeddings, np.full(len(people), 3.0), np.arange(len(people)), SpeakerCount())
     assert is_same_partition(labels, people)
 
@@ -109,8 +118,9 @@ def test_two_people_of_like_voices_are_told_apart_where_two_are_asked_for() -> N
     assert is_same_partition(cluster(alike, clean_s, windows, SpeakerCount(2, 2)), people)
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_of_hours_of_one_voice_two_are_made_where_two_are_asked_for() -> None:
-    embeddings, people = voices(1, 1500, spread=0.75)
+    embeddings, people = voices(1, 300, spread=0.75)
     labels = cluster(embeddings, np.full(len(people), 3.0), np.arange(len(people)), SpeakerCount(2, 2))
     assert len(set(labels.tolist())) == 2
 
