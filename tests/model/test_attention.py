@@ -94,7 +94,7 @@ from asr_server.engine.config import keep_freed_memory
 from asr_server.model.layers import attend_cached
 
 def attend(rows, context):
-    heads = torch.randn(rows, 8, context, 64, dtype=torch.bfloat16)
+    heads = torch.ones(rows, 8, context, 64, dtype=torch.bfloat16)
     mask = torch.zeros(rows, 1, 1, context, dtype=torch.bfloat16)
     attend_cached(heads[:, :, :1].transpose(1, 2), heads, heads, mask)
 
