@@ -17,6 +17,7 @@ import pytest
 
 from asr_server.telemetry import FIGURES
 from tests.api.figures import growth, read
+from tests.api.raw_client import RawClient
 from tests.api.running_app import RunningApp, run_app, until
 from tests.conftest import Server
 from tests.embedded import embedded
@@ -245,11 +246,11 @@ async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_u
         server = WyomingServer(app.app.state.server)
         _, port = await server.start()
         before = await read(app)
-        _, deaf = await asyncio.open_connection("127.0.0.1", port)
+        deaf = await RawClient.connect("127.0.0.1", port, receive_buffer=4096)
         async with client_at(port) as speaking, client_at(port) as idle:
             await speaking.write_event(event_of("audio-start", **FORMAT))
             await until(lambda: app.app.state.server.admission.num_open)
-            flood = asyncio.create_task(describe_for_ever(deaf))
+            flood = asyncio.create_task(describe_for_ever(deaf.writer))
             await until(lambda: any(one.num_unsent for one in server.connections))
             started_at = time.monotonic()
             await server.close()
@@ -259,7 +260,7 @@ async def test_what_the_servers_end_cuts_off_is_told_so_and_no_reader_holds_it_u
             assert refused.data["code"] == "engine_unavailable"
             assert await next_event(idle) is None
             flood.cancel()
-            deaf.close()
+            deaf.writer.close()
         assert growth(before, await read(app), wyoming_requests(503)) == 1
 
 
@@ -288,7 +289,7 @@ async def test_who_sends_all_before_reading_still_reads_why_it_was_refused() -> 
     async with door(max_upload_bytes=40_000) as (_, port):
         client = client_at(port)
         await client.connect()
-        await say_to(client, SECOND * 500)
+        await say_to(client, SECOND * 500, chunk_bytes=1 << 15)
         error = await next_event(client)
         assert error is not None
         assert (error.type, error.data["code"]) == ("error", "request_too_large")
