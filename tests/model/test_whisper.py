@@ -90,6 +90,7 @@ def test_half_precision_stays_close_to_float32(dtype: torch.dtype) -> None:
         assert error < 0.05
 
 
+@cache
 def weights() -> dict[str, Tensor]:
     return load_file(pocket_directory() / "model.safetensors")
 
