@@ -176,9 +176,10 @@ class Tokenizer:
 
 
 def _raw_bytes(piece: str) -> bytes:
-    if all(character in BYTE_OF_CHARACTER for character in piece):
-        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
-    return piece.encode()
+    try:
+        return bytes([BYTE_OF_CHARACTER[character] for character in piece])
+    except KeyError:
+        return piece.encode()
 
 
 def _from_tokenizer_json(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
