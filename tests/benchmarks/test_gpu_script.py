@@ -18,10 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.real_weights import real_checkpoint
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
+WHEELS = ROOT / "benchmarks" / "gpu_wheels.sh"
 NOTHING = "no such argument"  # a wheel's name may have "none" in it
 TESTS = {"cuda-tests.xml", "kernel-tests.xml"}  # for a GPU: the dry run leaves them to the suite
 EXPECTED = {
@@ -201,10 +204,9 @@ def session(pid: int) -> int:
 def test_large_checkpoints_can_be_described_with_what_travels(tmp_path: Path) -> None:
     """Of openai-whisper a part travels, before which this environment's own must not be found."""
     without_pip, folder = tmp_path / "python", tmp_path / "gpu"
-    without_pip.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n')
-    without_pip.chmod(0o755)
-    python = {"PYTHON": str(without_pip)}
-    subprocess.run([SCRIPT.with_name("gpu_wheels.sh"), "3.12", folder], env=os.environ | python, check=True)
+    write_python_without_pip(without_pip)
+    named = {"PYTHON": str(without_pip), "NO_REAL_WEIGHTS": "1"}
+    subprocess.run([WHEELS, "3.12", folder], env=os.environ | named, check=True)
     assert not any((folder / "wheels").iterdir())
     describe = (
         "import whisper\n"
@@ -221,3 +223,18 @@ def test_large_checkpoints_can_be_described_with_what_travels(tmp_path: Path) ->
         check=False,
     )
     assert described.stdout == f"{folder}/site/whisper/__init__.py 10 108 50257\n", described.stderr
+
+
+@pytest.mark.trial
+def test_what_travels_with_real_weights_is_small_enough(tmp_path: Path) -> None:
+    """The script ends with status 1 where it is not."""
+    real_checkpoint("base")
+    without_pip, folder = tmp_path / "python", tmp_path / "gpu"
+    write_python_without_pip(without_pip)
+    subprocess.run([WHEELS, "3.12", folder], env=os.environ | {"PYTHON": str(without_pip)}, check=True)
+    assert (folder / "real.tar.gz").exists()
+
+
+def write_python_without_pip(path: Path) -> None:
+    path.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
