@@ -135,7 +135,8 @@ class Settings:
     )
     encode_batch: int = _setting(
         0,
-        "chunks encoded in one step at most; 0: on CPU one a compute worker, or 8 short ones; 8 on CUDA",
+        "chunks encoded in one step at most; 0: on CPU one a compute worker, or 8 short ones; 11 on CUDA, "
+        "where up to three short ones take the place of one",
         ge=0,
         le=MOST_SLOTS,
     )

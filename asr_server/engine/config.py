@@ -23,7 +23,10 @@ from asr_server.model import WHOLE, DecoderCache, Shard, Whisper, WhisperSizes, 
 from asr_server.model.float8 import FP8
 from asr_server.model.int8 import can_multiply_in_int8
 
-_ENCODE_BATCH_ON_CUDA = 8
+# Positions: 11 whole windows of Whisper, or 33 chunks of 5 s. As 129 tiles of 128 rows they fill the 132
+# multiprocessors of an H100; 8 chunks of 5 s would leave a fifth of them idle.
+_ENCODED_ON_CUDA = 16_500
+_SHORT_IN_A_WINDOW = 3  # on CUDA: most short chunks encoded in the place of a whole window
 _CHUNKS_PER_SEARCH = 2  # on CUDA: of so many chunks one may have several hypotheses, which take memory
 _SHORT_AT_ONCE = 8  # short chunks that a worker of the CPU encodes in one step at most
 _MAX_COMPUTE_WORKERS = 4
@@ -46,7 +49,7 @@ class EngineConfig:
     dtype: str = "auto"
     num_slots: int = 0  # chunks decoded at once
     beam_size: int = 1  # most hypotheses of a chunk's beam search; 1: greedy
-    encode_batch: int = 0  # chunks encoded in one step at most
+    encode_batch: int = 0  # chunks encoded in one step at most; on CUDA whole windows, which short ones share
     cpu_threads: int = 0
     compute_workers: int = 0  # encode batches under way at once: threads on CPU, streams on CUDA
     copy_overlap: bool = False  # CUDA: copies on streams of their own
@@ -74,6 +77,12 @@ class EngineConfig:
             num_on_device=num_on_device,
             num_ranks=settings.tensor_parallel_size,
         )
+
+    @property
+    def chunks_per_encode(self) -> int:
+        """Return the most chunks of one encode batch."""
+        are_shared = self.device == "cuda" and self.short_audio == "tail"
+        return self.encode_batch * (_SHORT_IN_A_WINDOW if are_shared else 1)
 
     @property
     def num_searches(self) -> int:
@@ -116,7 +125,7 @@ class EngineConfig:
                 num_texts=1 if on_cpu else 1 + (self.beam_size - 1) / _CHUNKS_PER_SEARCH,
             ),
             encode_batch=self.encode_batch
-            or (workers * chunks_of_worker if on_cpu else _ENCODE_BATCH_ON_CUDA),
+            or (workers * chunks_of_worker if on_cpu else max(1, _ENCODED_ON_CUDA // sizes.audio_positions)),
             compute_workers=workers,
             # A graph that sums over ranks is not recorded.
             cuda_graphs=self.cuda_graphs and self.num_ranks == 1,

@@ -85,7 +85,7 @@ class Graphs:
     def __init__(self, compute: Callable[..., Tensor], shapes: Collection[Shape], priority: int) -> None:
         """Args:
         compute: takes the numbers of a shape; always reads the same tensors.
-        shapes: all combinations of sizes.
+        shapes: all combinations of sizes, or those that will be asked for exactly.
         priority: of its kernels, whichever stream replays them (cudaGraphInstantiateFlagUseNodePriority).
         """
         self._pool = torch.cuda.graph_pool_handle()
@@ -159,6 +159,14 @@ def smallest(sizes: Sequence[Sequence[int]], least: Shape) -> Shape:
 def row_buckets(num_rows: int) -> list[int]:
     """Return 1, 2, 4, 8, steps of 8 to 64, steps of 32, and the most."""
     return _up_to(num_rows, [1, 2, 4, *range(8, 65, 8), *range(96, num_rows, 32)])
+
+
+def batch_buckets(num_chunks: int) -> list[int]:
+    """Return 1 to 8, steps of a quarter, and the most: a row more than are needed costs an encode."""
+    sizes = [1]
+    while sizes[-1] < num_chunks:
+        sizes.append(sizes[-1] + max(1, sizes[-1] // 4))
+    return _up_to(num_chunks, sizes)
 
 
 def context_buckets(num_positions: int) -> list[int]:

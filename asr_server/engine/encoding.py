@@ -6,6 +6,8 @@ Knows slots, not requests.
 from __future__ import annotations
 
 import itertools
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
@@ -16,7 +18,7 @@ from torch import Tensor
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.core import Samples
 from asr_server.engine.config import EngineConfig
-from asr_server.engine.cuda import Transfers, new_stream, record_graphs
+from asr_server.engine.cuda import Transfers, batch_buckets, new_stream, record_graphs
 from asr_server.model import DecoderCache, Whisper
 from asr_server.model.kernels import Kernels
 from asr_server.model.silence import Silence
@@ -41,6 +43,8 @@ class PendingEncode:
 
 
 class Encoder(Protocol):
+    window: AudioWindow  # with the lengths in which chunks are encoded
+
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
         """Fill the audio part of these slots; CUDA may finish later."""
         ...
@@ -81,7 +85,7 @@ class CpuEncoder:
         kernels: Kernels,
     ) -> None:
         self._model, self._cache, self._kernels = model, cache, kernels
-        self._window = model.sizes.window.for_short_audio(config.short_audio)
+        self.window = model.sizes.window.for_short_audio(config.short_audio)
         self._silence: Silence | None = None
         if config.short_audio == "tail":
             self._silence = write_silence(model, cache, kernels, self.shares_silence)
@@ -109,7 +113,7 @@ class CpuEncoder:
     def _encode(self, slot: int, chunk: Samples, num_threads: int | None = None) -> None:
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # of this thread
-        num_frames = FRAMES_PER_POSITION * self._window.positions_for(len(chunk))
+        num_frames = FRAMES_PER_POSITION * self.window.positions_for(len(chunk))
         mel = self._model.log_mel([chunk], num_frames)
         audio = self._model.encoder(mel, self._kernels, self._silence)
         self._cache.write_audio([slot], self._model.decoder.cross_keys_values(audio))
@@ -127,12 +131,12 @@ class CudaEncoder:
         kernels: Kernels,
     ) -> None:
         self._model, self._cache, self._transfers = model, cache, transfers
-        self._window = model.sizes.window.for_short_audio(config.short_audio, _CUDA_LENGTHS)
+        self.window = model.sizes.window.for_short_audio(config.short_audio, _CUDA_LENGTHS)
         silence: Silence | None = None
         if config.short_audio == "tail":
             silence = write_silence(model, cache, kernels, is_shared=False)
         workers = [
-            _CudaWorker(model, config, kernels, self._window, silence) for _ in range(config.compute_workers)
+            _CudaWorker(model, config, kernels, self.window, silence) for _ in range(config.compute_workers)
         ]
         self._workers = itertools.cycle(workers)
 
@@ -160,7 +164,7 @@ class CudaEncoder:
     ) -> dict[int, list[tuple[int, Samples]]]:
         groups: dict[int, list[tuple[int, Samples]]] = {}
         for slot, chunk in zip(slots, chunks, strict=True):
-            groups.setdefault(self._window.positions_for(len(chunk)), []).append((slot, chunk))
+            groups.setdefault(self.window.positions_for(len(chunk)), []).append((slot, chunk))
         return groups
 
     def _encode(
@@ -184,23 +188,33 @@ class _CudaWorker:
     ) -> None:
         self.stream = new_stream()
         self._encoder, self._kernels, self._silence = model.encoder, kernels, silence
-        shape = (config.encode_batch, model.sizes.num_mels, model.sizes.num_frames)
-        self._mel = torch.zeros(shape, device=model.device)
-        lengths = [FRAMES_PER_POSITION * each for each in (*window.short_lengths, window.num_positions)]
-        rows = range(1, config.encode_batch + 1)  # a row more than are needed would cost 0.5 ms
-        self._graphs = (
-            record_graphs(self._compute, list(itertools.product(rows, lengths)), model.device)
-            if config.cuda_graphs
-            else None
-        )
+        whole, self._num_mels = window.num_positions, model.sizes.num_mels
+        most = config.encode_batch * whole
+        self._rows = {
+            length: batch_buckets(min(most // length, config.chunks_per_encode))
+            for length in (*window.short_lengths, whole)
+        }
+        # One input and one output for all graphs: what each of them kept would take gigabytes.
+        self._mel = torch.zeros(self._num_mels * FRAMES_PER_POSITION * most, device=model.device)
+        self._audio = torch.empty(most, model.sizes.width, dtype=model.dtype, device=model.device)
+        shapes = [(rows, length) for length, sizes in self._rows.items() for rows in sizes]
+        self._graphs = record_graphs(self._compute, shapes, model.device) if config.cuda_graphs else None
 
-    def _compute(self, num_rows: int, num_frames: int) -> Tensor:
-        audio: Tensor = self._encoder(self._mel[:num_rows, :, :num_frames], self._kernels, self._silence)
-        return audio
+    def _compute(self, num_rows: int, length: int) -> Tensor:
+        encoded = self._encoder(self._input(num_rows, length), self._kernels, self._silence)
+        audio = self._audio[: num_rows * length].view_as(encoded)
+        return audio.copy_(encoded)
+
+    def _input(self, num_rows: int, length: int) -> Tensor:
+        shape = num_rows, self._num_mels, FRAMES_PER_POSITION * length
+        return self._mel[: math.prod(shape)].view(shape)
 
     def encode(self, mel: Tensor) -> Tensor:
-        if self._graphs is None or len(mel) > len(self._mel):
+        if self._graphs is None:
             audio: Tensor = self._encoder(mel, self._kernels, self._silence)
             return audio
-        self._mel[: len(mel), :, : mel.shape[-1]] = mel
-        return self._graphs.replay(len(mel), mel.shape[-1])[: len(mel)]
+        length = mel.shape[-1] // FRAMES_PER_POSITION
+        self._input(len(mel), length).copy_(mel)
+        sizes = self._rows[length]
+        num_rows = sizes[bisect_left(sizes, len(mel))]
+        return self._graphs.replay(num_rows, length)[: len(mel)]

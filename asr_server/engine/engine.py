@@ -66,7 +66,6 @@ class Engine:
         self.tokenizer = tokenizer
         self.config = config
         self.num_slots = config.num_slots
-        self.encode_batch = config.encode_batch
         self.num_steps = 0
         self.draining = False
         self.step_timer = StepTimer()
@@ -83,9 +82,11 @@ class Engine:
         self._held: list[ActiveChunk] = []  # waiting for SetLanguage
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
-        self._window = model.sizes.window.for_short_audio(config.short_audio)
-        takes_short = config.device == "cpu" and config.short_audio == "tail"
-        self._encodes_at_once = config.compute_workers if takes_short else config.encode_batch
+        self._window = self._runner.window
+        # On CPU each worker fills a window; otherwise all are encoded as one.
+        each_alone = config.device == "cpu" and config.short_audio == "tail"
+        self._num_loads = config.compute_workers if each_alone else 1
+        self._most_positions = self._window.num_positions * (1 if each_alone else config.encode_batch)
 
     @classmethod
     def load(cls, config: EngineConfig, broadcast: Broadcast | None = None, shard: Shard = WHOLE) -> Engine:
@@ -111,7 +112,8 @@ class Engine:
         A chunk gives its credit back when it leaves the queue, so that the dispatcher, which is fair,
         decides late.
         """
-        return Credit(self.encode_batch, self.num_slots, engine_info(self.config, self.kernels_report))
+        info = engine_info(self.config, self.kernels_report)
+        return Credit(self.config.chunks_per_encode, self.num_slots, info)
 
     @property
     def kernels_report(self) -> str:
@@ -207,16 +209,16 @@ class Engine:
     # -- Admit --------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[ActiveChunk]:
-        """Give free slots to waiting chunks; short ones together fill each worker's window."""
+        """Give free slots to waiting chunks; short ones share a window."""
         count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
         admitted: list[ActiveChunk] = []
-        loads = [0] * self._encodes_at_once  # positions of each worker's chunks
+        loads = [0] * self._num_loads  # positions encoded one after another, or as one
         for chunk in list(islice(self._waiting, count)):
             load = loads.index(min(loads))
             loads[load] += self._window.positions_for(len(chunk.samples))
-            if loads[load] > self._window.num_positions:
+            if loads[load] > self._most_positions:
                 break
             admitted.append(self._waiting.popleft())
             self._slots.place(chunk)
@@ -230,9 +232,10 @@ class Engine:
 
     def _encode_allowance(self) -> int:
         """Return the chunks to encode in one step: few enough not to stall decoding."""
+        most = self.config.chunks_per_encode
         if not self._loop.chunks or self._seconds_per_encode == 0.0:
-            return self.encode_batch
-        return max(1, min(self.encode_batch, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
+            return most
+        return max(1, min(most, int(_ENCODE_BUDGET_S / self._seconds_per_encode)))
 
     def _compact(self) -> None:
         """Move the last decoding chunks into free slots before them, so that a step reads fewer slots."""

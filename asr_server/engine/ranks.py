@@ -129,7 +129,7 @@ class LeadingRunner:
 
     def __init__(self, runner: Runner, broadcast: Broadcast) -> None:
         self.model = runner.model
-        self.kernels_report = runner.kernels_report
+        self.kernels_report, self.window = runner.kernels_report, runner.window
         self._runner = runner
         self._broadcast = broadcast
 

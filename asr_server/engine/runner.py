@@ -92,6 +92,7 @@ class Runner:
         self._decode_stream = DecodeStream(device)
         self._transfers = Transfers(device, config.copy_overlap)
         self._encoder = make_encoder(model, self.cache, config, self._transfers, self._kernels)
+        self.window = self._encoder.window
         self._aligner = Aligner(model, self.cache, tokenizer, self._transfers)
         self._score_graphs = self._advance_graphs = None
         if config.cuda_graphs:

@@ -73,6 +73,7 @@ class LateEncoder:
 
     def __init__(self, choose: random.Random, *parts: Any) -> None:
         self._encoder = EncoderOfCopies(*parts)
+        self.window = self._encoder.window
         self._cache = parts[1]
         self._choose = choose
         self.batches: list[int] = []

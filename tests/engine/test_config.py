@@ -69,6 +69,20 @@ def test_a_default_servers_scores_take_at_most_300_mb_of_a_gpu(monkeypatch: pyte
     assert scores.nbytes <= 0.3e9
 
 
+def test_a_gpu_encodes_so_many_positions_at_once_however_long_the_chunks_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, turbo = torch.device("cuda"), WhisperSizes(51866, 128, 1280, 32, 20, 5120, 4, 20, 5120)
+    monkeypatch.setattr(config, "free_bytes", lambda *_: 80 << 30)
+    chosen = {
+        mode: EngineConfig(short_audio=mode).resolved(turbo, gpu, torch.bfloat16)
+        for mode in ("auto", "exact")
+    }
+    assert {each.encode_batch for each in chosen.values()} == {11}
+    assert chosen["auto"].chunks_per_encode == 33
+    assert chosen["exact"].chunks_per_encode == 11
+
+
 def test_a_gpu_without_memory_for_the_engine_ends_the_start_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -181,4 +195,4 @@ def test_an_engine_starts_from_its_configuration_alone() -> None:
         EngineConfig(str(pocket_directory()), "cpu", "float32", num_slots=3, cpu_threads=threads)
     )
     assert engine.num_slots == 3
-    assert engine.initial_credit().count == engine.encode_batch
+    assert engine.initial_credit().count == engine.config.chunks_per_encode

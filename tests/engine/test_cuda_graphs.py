@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asr_server.engine import cuda
-from asr_server.engine.cuda import context_buckets, row_buckets, sizes_of, smallest
+from asr_server.engine.cuda import batch_buckets, context_buckets, row_buckets, sizes_of, smallest
 from tests.engine.stream_stand_ins import StandInStream, imitate_streams
 
 
@@ -21,6 +21,14 @@ def test_every_number_of_rows_has_a_bucket_within_the_slots(num_slots: int) -> N
     assert sizes[-1] == num_slots
     for rows in range(1, num_slots + 1):
         assert min(size for size in sizes if size >= rows) <= max(2 * rows, rows + 31)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 8, 11, 33, 66])
+def test_an_encode_has_few_rows_more_than_chunks(num_chunks: int) -> None:
+    sizes = batch_buckets(num_chunks)
+    assert sizes == sorted({*sizes, *range(1, min(num_chunks, 8) + 1), num_chunks})
+    for count in range(1, num_chunks + 1):
+        assert min(size for size in sizes if size >= count) <= 1.25 * count
 
 
 @pytest.mark.parametrize("num_positions", [32, 64, 448])

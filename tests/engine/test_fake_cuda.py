@@ -15,6 +15,7 @@ from asr_server.core import DecodingOptions
 from asr_server.engine.cuda import Graphs
 from asr_server.engine.runner import Runner
 from asr_server.model.kernels import TORCH, Kernels
+from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import answer_languages, results, run, submit
 from tests.checkpoints import pocket_directory
 from tests.engine.fake_cuda import KERNELS, FakeGraph, Launched, MadeUp, fake_cuda, fake_engine
@@ -85,6 +86,31 @@ def test_all_graphs_write_their_scores_into_one_memory(
         outputs = [output for _, output in graphs._graphs.values()]
         assert len({output.untyped_storage()._cdata for output in outputs}) == 1
         assert max(map(len, outputs)) == engine.config.num_texts
+
+
+@pytest.mark.parametrize(
+    ("short_audio", "durations_s", "encoded"),
+    [
+        ("tail", [3] * 8, [6, 8]),  # three for each of two windows
+        ("tail", [29, 9, 9, 9], [3, 4]),  # whole windows: 1, 1.5, 2, 2.5
+        ("tail", [29] * 3, [2, 3]),
+        ("exact", [3] * 3, [2, 3]),
+    ],
+)
+def test_short_chunks_share_the_windows_of_an_encode_batch(
+    short_audio: str, durations_s: list[int], encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = pocket_directory()
+    with fake_cuda(monkeypatch):
+        size = {"num_slots": 8, "encode_batch": 2, "short_audio": short_audio}
+        engine = fake_engine(monkeypatch, directory, torch.bfloat16, TORCH, **size)
+        for i, duration_s in enumerate(durations_s):
+            submit(engine, str(i), make_clip(i, duration_s), DecodingOptions(language="de"))
+        in_use = []
+        for _ in encoded:
+            engine.step()
+            in_use.append(engine.slots_in_use)
+    assert in_use == encoded
 
 
 class CountLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]

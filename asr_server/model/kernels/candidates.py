@@ -19,7 +19,7 @@ from asr_server.model.layers import Linear, attend_cached, attend_cached_audio, 
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import add_norm
 
-_ENCODE_BATCH = 8
+_ENCODE_BATCH = 11
 _MAX_ROWS = 64  # enough to tell which is faster, and little memory
 _CONTEXT = 128  # positions of text
 _REPEATS, _ROUNDS = 20, 3  # calls that are timed together, and how often: the best is what counts
