@@ -7,7 +7,9 @@ it, every token has its own position, and an unread tail is left out.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,8 +53,8 @@ def first_frames(gain: Matrix, share_frames: bool = False) -> npt.NDArray[np.int
     entered = np.empty((num_rows, num_frames))
     for row in range(num_rows):
         above = reached[row]
-        np.minimum(above[:-1], above[1:] if share_frames else np.inf, out=entered[row])
-        entered[row] -= up_to[row, :-1]
+        before = np.minimum(above[:-1], above[1:]) if share_frames else above[:-1]
+        np.subtract(before, up_to[row, :-1], out=entered[row])
         np.minimum.accumulate(entered[row], out=reached[row + 1, 1:])
         reached[row + 1, 1:] += up_to[row, 1:]
     return _way_back(entered, reached, share_frames)
@@ -112,6 +114,33 @@ def _peaks(attention: Matrix, first: npt.NDArray[np.intp]) -> npt.NDArray[np.int
 def _of_length(times_s: npt.NDArray[np.floating], length: int) -> tuple[float, ...]:
     values = times_s[:length].tolist()
     return (*values, *values[-1:] * (length - len(values)))
+
+
+class TokenTimesThread:
+    """Find token times beside the engine's thread, which 100 tokens in 30 s would hold up for 5 ms.
+
+    numpy gives the interpreter's lock away meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="token-times")
+        self._begun: deque[tuple[ActiveChunk, Future[ChunkResult]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def add(self, pending: PendingAlignment) -> None:
+        pending.sums.array()  # only the engine's thread waits for a device
+        self._begun.append((pending.chunk, self._executor.submit(pending.aligned_result)))
+
+    def take(self, waits: bool) -> Iterator[tuple[ActiveChunk, ChunkResult]]:
+        """Yield results in the order in which they were added."""
+        while self._begun and (waits or self._begun[0][1].done()):
+            chunk, result = self._begun.popleft()
+            yield chunk, result.result()
+
+    def close(self) -> None:
+        self._executor.shutdown(cancel_futures=True)
 
 
 class Aligner:

@@ -32,7 +32,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import naming
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk, candidates, check
-from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment
+from asr_server.engine.alignment import ALIGN_BATCH, PendingAlignment, TokenTimesThread
 from asr_server.engine.config import EngineConfig, engine_info, load
 from asr_server.engine.cuda import HostCopy
 from asr_server.engine.encoding import PendingEncode
@@ -48,6 +48,7 @@ from asr_server.model import WHOLE, Shard, Whisper
 
 _ENCODES_IN_FLIGHT = 2  # batches that a compute worker has under way: one runs, the next one is ready
 _ENCODE_BUDGET_S = 1.5  # longest that encoding may hold up chunks that are being decoded
+_MOST_ALIGNING = 32  # texts without slots whose token times are on the way
 
 
 class Engine:
@@ -79,6 +80,7 @@ class Engine:
         self._detecting: list[tuple[HostCopy, list[ActiveChunk]]] = []
         self._to_align: list[tuple[ActiveChunk, ChunkResult]] = []  # in their slots, but no longer decoded
         self._aligning: list[PendingAlignment] = []  # finished, but for the times of their tokens
+        self._token_times = TokenTimesThread()  # then these
         self._held: list[ActiveChunk] = []  # waiting for SetLanguage
         self._events: list[Event] = []
         self._seconds_per_encode = 0.0
@@ -140,7 +142,7 @@ class Engine:
     def has_work(self) -> bool:
         """Return whether a step would do anything: not if all chunks wait for SetLanguage."""
         can_admit = bool(self._waiting) and self._num_admissible > 0
-        aligning = self._to_align or self._aligning
+        aligning = self._to_align or self._aligning or len(self._token_times)
         on_device = self._encoding or self._detecting or aligning or self._loop.has_work
         return bool(can_admit or on_device or self._encoded or self._events)
 
@@ -170,6 +172,7 @@ class Engine:
         return self._emit()
 
     def close(self) -> None:
+        self._token_times.close()
         self._runner.close()
 
     # -- Commands -----------------------------------------------------------------------------------------
@@ -340,18 +343,22 @@ class Engine:
 
     def _align(self) -> None:
         """Align few chunks a step, so that running ones wait little; free slots at launch."""
-        batch, self._to_align = self._to_align[:ALIGN_BATCH], self._to_align[ALIGN_BATCH:]
+        room = _MOST_ALIGNING - len(self._aligning) - len(self._token_times)
+        count = max(0, min(room, ALIGN_BATCH))
+        batch, self._to_align = self._to_align[:count], self._to_align[count:]
         if batch:
             with self._failing([chunk for chunk, _ in batch], "alignment"):
                 self._aligning += self._runner.align(batch)
                 for chunk, _ in batch:
                     self._finish(chunk)
-        idle = not self._loop.has_work
+        waits = not self._loop.has_work or not self.config.lookahead
         for pending in self._aligning[:ALIGN_BATCH]:
-            if not idle and not pending.is_ready():
+            if not waits and not pending.is_ready():
                 break  # they end in the order they began
             self._aligning.remove(pending)
-            self._events.append(Result(pending.chunk.id, pending.aligned_result(), pending.chunk.times()))
+            self._token_times.add(pending)
+        for chunk, result in self._token_times.take(waits):
+            self._events.append(Result(chunk.id, result, chunk.times()))
 
     # -- Emit ---------------------------------------------------------------------------------------------
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from asr_server.channel.messages import Cancel, Result
+from asr_server.channel.messages import Cancel, Event, Result
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult, DecodingOptions, Samples
-from asr_server.engine import alignment
+from asr_server.engine import Engine, alignment
 from asr_server.engine.alignment import first_frames, smooth
 from benchmarks.clips import make_clip
 from benchmarks.engine_helpers import Checkpoint, Reference, results, run, submit, transcribe
@@ -183,6 +186,72 @@ def test_half_precision_moves_few_token_times(embedded: Checkpoint, dtype: torch
     assert [result.tokens for result in exact] == [result.tokens for result in rounded]
     for a, b in zip(exact, rounded, strict=True):
         assert np.median(np.abs(np.array(a.token_times_s) - np.array(b.token_times_s))) <= NEAR_S
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No text is laid along its audio before this is set."""
+    may_go_on = threading.Event()
+
+    def wait_first(gain: alignment.Matrix) -> Any:
+        assert may_go_on.wait(120), "the engine's thread waits here"
+        return first_frames(gain)
+
+    monkeypatch.setattr(alignment, "first_frames", wait_first)
+    return may_go_on
+
+
+def run_until(engine: Engine, name: str) -> list[Event]:
+    events: list[Event] = []
+    while name not in results(events):
+        events += engine.step()
+    return events
+
+
+def test_texts_that_are_laid_along_their_audio_hold_up_nobody_else(
+    pocket: Checkpoint, held_up: threading.Event
+) -> None:
+    expected = transcribe_words(pocket, held_up)
+    engine = pocket.engine(lookahead=True)
+    for i, clip in enumerate(clips(2)):
+        submit(engine, str(i), clip, WORDS)
+    submit(engine, "longer", clips(1)[0], msgspec.structs.replace(PLAIN, max_new_tokens=60))
+    events = run_until(engine, "longer")
+    assert set(results(events)) == {"longer"}
+    held_up.set()
+    found = results(run(engine))
+    assert [found[str(i)].token_times_s for i in range(len(expected))] == expected
+
+
+def transcribe_words(pocket: Checkpoint, held_up: threading.Event) -> list[tuple[float, ...]]:
+    held_up.set()
+    found = transcribe(pocket.engine(), clips(2), WORDS)
+    held_up.clear()
+    return [result.token_times_s for result in found]
+
+
+def test_texts_keep_their_slots_while_many_others_are_laid_along_their_audio(
+    pocket: Checkpoint, held_up: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asr_server.engine.engine._MOST_ALIGNING", 6)
+    engine = pocket.engine(lookahead=True)
+    for i in range(10):
+        submit(engine, str(i), clips()[2], WORDS)
+    submit(engine, "longer", clips(1)[0], msgspec.structs.replace(PLAIN, max_new_tokens=60))
+    run_until(engine, "longer")
+    assert engine.slots_in_use == 4
+    held_up.set()
+    assert len(results(run(engine))) == 10
+    assert engine.slots_in_use == 0
+
+
+def test_an_engine_that_is_closed_leaves_no_thread(pocket: Checkpoint) -> None:
+    before = set(threading.enumerate())
+    engine = pocket.engine()
+    transcribe(engine, clips(1), WORDS)
+    assert set(threading.enumerate()) - before
+    engine.close()
+    assert not set(threading.enumerate()) - before
 
 
 def test_a_cancelled_request_gets_no_times(pocket: Checkpoint) -> None:
