@@ -151,6 +151,13 @@ class Segment(msgspec.Struct, frozen=True):
     speaker: str | None = None  # where speakers were asked for
 
 
+class Clip(msgspec.Struct, frozen=True):
+    """A part of a recording."""
+
+    start_s: float
+    end_s: float  # may be infinite
+
+
 class TokenLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float

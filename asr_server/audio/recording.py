@@ -14,19 +14,20 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from asr_server.audio.clips import ClippedStream
 from asr_server.audio.decoders import open_native
 from asr_server.audio.ffmpeg_client import RemoteStream
 from asr_server.audio.limits import MIN_AUDIO_S, TOO_MANY_FILES, AudioLimits
 from asr_server.audio.split import Splitter, VoiceSplitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
 from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, require_only_track
-from asr_server.core import SAMPLE_RATE, Chunk, Piece, Samples, Track, VoiceChunking
+from asr_server.core import SAMPLE_RATE, Chunk, Clip, Piece, Samples, Track, VoiceChunking
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
 Source = Path | BinaryIO  # a file that is open is one of the system's, and stays its owner's
@@ -88,6 +89,7 @@ class Recording:
         listener: Callable[[Samples], None] | None = None,
         choice: TrackChoice = DEFAULT_TRACK,
         channel: int | None = None,
+        clips: Sequence[Clip] = (),
     ) -> None:
         self.truncated = False
         self.work_s = 0.0
@@ -97,7 +99,7 @@ class Recording:
         ] = ()  # of a file that has several, once the first slice is decoded
         self.num_channels = 1  # of the file, once the first slice is decoded
         self._source: Source | None = source
-        self._origin, self._choice, self._channel = source, choice, channel
+        self._origin, self._choice, self._channel, self._clips = source, choice, channel, clips
         self._limits = limits or AudioLimits()
         self._file: io.FileIO | None = None
         self._stream: Stream | None = None
@@ -128,7 +130,12 @@ class Recording:
 
     def of_channel(self, channel: int) -> Recording:
         return Recording(
-            self._origin, self._limits, chunking=CLEAR_SPEECH, choice=self._choice, channel=channel
+            self._origin,
+            self._limits,
+            chunking=CLEAR_SPEECH,
+            choice=self._choice,
+            channel=channel,
+            clips=self._clips,
         )
 
     def next_slice(self, max_chunks: int = 1) -> DecodeSlice:
@@ -182,7 +189,8 @@ class Recording:
 
     def _step(self) -> list[Piece]:
         if self._stream is None:
-            self._stream = self._open()
+            opened = self._open()
+            self._stream = ClippedStream(opened, self._clips) if self._clips else opened
         samples = self._stream.read()
         self.expected_duration_s = self._stream.duration_s
         self.num_channels, self.tracks_read = self._stream.num_channels, self._stream.tracks_read

@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from asr_server.cli.checks import FOR_A_MODEL
+from asr_server.cli.clips import parse_clips
 from asr_server.cli.options import WRONG_USAGE, print_error, settings_from, settings_options
 from asr_server.cli.spellings import WhisperSpelledCommand
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, environment_names, flag_name
@@ -39,6 +40,7 @@ TUNING_SETTINGS: Final = (
     *("max_decoded_bytes", "max_sample_rate", "max_channels", "max_preprocess_s", "log_level", "log_format"),
 )
 LOCAL_SETTINGS: Final = frozenset({*MODEL_SETTINGS, *TUNING_SETTINGS}) - {"model", "log_level", "log_format"}
+NOT_REMOTE: Final = {"--manifest": "manifest", "--clip": "clips"}
 _POSITIVE: Final = click.IntRange(min=1)
 OTHER_SETTINGS: Final = frozenset(FIELDS) - {*MODEL_SETTINGS, *TUNING_SETTINGS}
 
@@ -82,6 +84,20 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILES.jsonl",
     help="instead of INPUT: JSON lines with audio, and id, language, prompt; what has a result is left out",
+)
+@click.option(
+    "--watch",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="instead of INPUT: transcribe what comes into this folder, until Ctrl-C; needs --output-dir",
+)
+@click.option(
+    "--clip",
+    "clips",
+    multiple=True,
+    callback=parse_clips,
+    metavar="START-END",
+    help="read this part alone, as 90-120 or 1:30-2:00; repeat for several; on this machine, not with --url",
 )
 @click.option("-l", "--language", help="code or name of the language spoken, or auto  [default: detected]")
 @click.option(
@@ -181,7 +197,7 @@ def transcribe(
         raise click.UsageError("--skip-existing and --overwrite exclude each other.")
     if job["output_dir"] is None and (skip_existing or overwrite or len(job["formats"]) > 1):
         raise click.UsageError("Several formats, --skip-existing and --overwrite need --output-dir.")
-    _check_manifest(job, inputs)
+    _check_inputs(job, inputs, overwrite)
     job["existing"] = "skip" if skip_existing else "overwrite" if overwrite else "refuse"
     job["prompt"] = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     job["arguments"] = inputs
@@ -195,10 +211,12 @@ def transcribe(
     sys.exit(status)
 
 
-def _check_manifest(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
+def _check_inputs(job: dict[str, Any], inputs: tuple[str, ...], overwrite: bool) -> None:
     manifest = job["manifest"]
-    if bool(inputs) == bool(manifest):
-        raise click.UsageError("Give INPUT... or --manifest, one of the two.")
+    if len([given for given in (inputs, manifest, job["watch"]) if given]) != 1:
+        raise click.UsageError("Give INPUT..., --manifest or --watch, one of the three.")
+    if job["watch"] and (job["output_dir"] is None or overwrite):
+        raise click.UsageError("--watch needs --output-dir, and does not go with --overwrite.")
     if manifest is None:
         return
     if job["output_dir"] is None:
@@ -209,7 +227,7 @@ def _check_manifest(job: dict[str, Any], inputs: tuple[str, ...]) -> None:
 
 _JOB_OPTIONS: Final = (
     *("formats", "output_dir", "manifest", "language", "task", "temperature", "recursive", "quiet"),
-    *("word_timestamps", "condition_on_previous_text", "multilingual", "track", "hotwords"),
+    *("word_timestamps", "condition_on_previous_text", "multilingual", "track", "hotwords", "clips", "watch"),
 )
 
 
@@ -280,24 +298,28 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
     from asr_server.offline.local import LocalTranscriber, TranscribeJob
     from asr_server.offline.manifest_run import transcribe_manifest
     from asr_server.offline.run import transcribe_files
+    from asr_server.offline.watch import watch_folder
 
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))
-    return transcribe_files(partial(LocalTranscriber, settings), TranscribeJob(**job))
+    run = watch_folder if job["watch"] else transcribe_files
+    return run(partial(LocalTranscriber, settings), TranscribeJob(**job))
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
     given = [name for name in sorted(LOCAL_SETTINGS) if _is_flag_given(name)]
-    if given or job["manifest"]:
-        flag = flag_name(given[0]) if given else "--manifest"
+    flags = [*map(flag_name, given), *(flag for flag, name in NOT_REMOTE.items() if job[name])]
+    for flag in flags:
         raise click.UsageError(f"{flag} is for this machine: it does not go with --url.")
     configure_logging("error", options["log_format"])
     from asr_server.offline.local import TranscribeJob
     from asr_server.offline.remote import RemoteServer, RemoteTranscriber
     from asr_server.offline.run import transcribe_files
+    from asr_server.offline.watch import watch_folder
 
     server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
-    return transcribe_files(partial(RemoteTranscriber, server), TranscribeJob(**job))
+    run = watch_folder if job["watch"] else transcribe_files
+    return run(partial(RemoteTranscriber, server), TranscribeJob(**job))
 
 
 def _is_flag_given(name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -82,6 +83,8 @@ def reason_of(error: OSError) -> str:
 
 
 def _expand(argument: str, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
+    if argument.startswith(("http://", "https://")):
+        raise OSError(f"addresses are not fetched: curl -L {shlex.quote(argument)} | asr-server transcribe -")
     if not argument:  # an unset variable of a script: Path("") would be the working directory
         raise OSError("the name is empty")
     path = Path(argument)
@@ -117,9 +120,14 @@ def _longer_names(path: Path, num_parts: int) -> Iterator[PurePath]:
     yield PurePath(f"{path.name}-{_digest(absolute)}")
 
 
+def arrived(path: Path, folder: Path) -> Input:
+    """Return a recording of a watched folder. Its results keep its ending: no later one can share them."""
+    return Input(str(path), path, (path.relative_to(folder),))
+
+
 def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Input]:
     found = False
-    for path in _walk(folder, recursive, failures):
+    for path in walk(folder, recursive, failures):
         found = True
         try:
             yield _file(path, path.relative_to(folder))
@@ -130,7 +138,9 @@ def _recordings_in(folder: Path, recursive: bool, failures: list[Failure]) -> It
         failures.append(Failure(str(folder), f"no recordings in this folder{hint}"))
 
 
-def _walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Path]:
+def walk(folder: Path, recursive: bool, failures: list[Failure]) -> Iterator[Path]:
+    """Yield the files of a folder that are named as recordings."""
+
     def note(error: OSError) -> None:
         failures.append(Failure(str(error.filename), reason_of(error)))
 

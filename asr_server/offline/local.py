@@ -21,7 +21,7 @@ from asr_server.audio.tracks import parse_choice
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, Settings
-from asr_server.core import DecodingOptions, Task, Transcript, temperatures_for
+from asr_server.core import Clip, DecodingOptions, Task, Transcript, temperatures_for
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.errors import (
     CheckpointError,
@@ -59,8 +59,10 @@ class TranscribeJob:
     layout: SubtitleLayout = READABLE_LAYOUT
     speakers: tuple[str, ...] = ()  # of each channel; empty: the channels are mixed
     track: str = ""  # a number, a language, or with channels apart two numbers; empty: the file's default
+    clips: tuple[Clip, ...] = ()  # in order; empty: all of each recording
     voices: SpeakerCount | None = None  # tell so many apart; None: no voices are told apart
     manifest: Path | None = None  # instead of arguments: JSON lines, each of which names a recording
+    watch: Path | None = None  # instead of arguments: a folder, whose recordings are read as they come
 
     @property
     def needs_words(self) -> bool:
@@ -115,6 +117,7 @@ class LocalTranscriber:
         )
         self._speakers, self._voices, self._hotwords = job.speakers, job.voices, job.hotwords
         self._choice = parse_choice(job.track, bool(job.speakers))
+        self._clips = job.clips
         self._stands_in = bool(settings.why_embedded)
         self.model = settings.model_names[0]
         self.options = _decoding_options(job, self._transcriber, settings)
@@ -151,7 +154,12 @@ class LocalTranscriber:
             track = voices if self._voices else None
             listener = voices.push if self._voices else None
             recording = Recording(
-                source, self._limits, bool(self._speakers), listener=listener, choice=self._choice
+                source,
+                self._limits,
+                bool(self._speakers),
+                listener=listener,
+                choice=self._choice,
+                clips=self._clips,
             )
             async with self._transcriber.transcribe(recording, own, self._speakers, track) as session:
                 async for delta in session:

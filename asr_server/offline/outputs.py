@@ -74,6 +74,9 @@ class FolderOutputs(Outputs):
         endings = [ENDINGS[name] for name in job.formats]
         self._paths = result_paths(inputs, folder, endings, ignores_case(folder))
 
+    def paths(self, index: int) -> Sequence[Path]:
+        return self._paths[index]
+
     def is_done(self, index: int) -> bool:
         return self._job.existing == "skip" and all(os.path.exists(path) for path in self._paths[index])
 

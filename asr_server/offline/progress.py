@@ -88,16 +88,19 @@ class Summary:
         return self.stop_status or (SOME_FAILED if self.failures else SUCCESS)
 
     def show(self, quiet: bool) -> None:
-        for name in self.cut_short:
-            _say(f"warning: {name}: damaged or cut short; what could be read is transcribed")
-        for unheard in self.unheard:
-            _say(f"warning: {unheard}")
-        for failure in self.failures:
-            _say(f"failed: {failure.name}: {failure.reason}")
-        if self.stop_reason:
-            _say(f"stopped: {self.stop_reason}")
+        self.show_troubles()
         if not quiet and (self.num_inputs > 1 or self.num_skipped or self.exit_status):
-            _say(self.numbers())
+            say(self.numbers())
+
+    def show_troubles(self) -> None:
+        for name in self.cut_short:
+            say(f"warning: {name}: damaged or cut short; what could be read is transcribed")
+        for unheard in self.unheard:
+            say(f"warning: {unheard}")
+        for failure in self.failures:
+            say(f"failed: {failure.name}: {failure.reason}")
+        if self.stop_reason:
+            say(f"stopped: {self.stop_reason}")
 
     def numbers(self) -> str:
         num_left = self.num_inputs - self.num_transcribed - self.num_skipped - len(self.failures)
@@ -111,5 +114,5 @@ class Summary:
         return f"{counted}; {speed_of(self.audio_s, self.elapsed_s)}" if self.num_transcribed else counted
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)

@@ -61,13 +61,14 @@ class Batch:
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(FILES_AT_ONCE, len(indices))):
-                        group.create_task(self._work(remaining))
+                        group.create_task(self.work(remaining))
             except BaseExceptionGroup as errors:
                 raise first_error(errors) from None
             finally:
                 self._summary.elapsed_s = time.perf_counter() - started_at_s
 
-    async def _work(self, remaining: Iterator[int]) -> None:
+    async def work(self, remaining: Iterator[int]) -> None:
+        """Transcribe one input after another; note what fails."""
         for index in remaining:
             item = self._inputs[index]
             try:

@@ -163,6 +163,29 @@ def test_an_interruption_keeps_what_is_done_and_leaves_nothing_else(
     assert numbers.startswith("1 transcribed, 1 not begun or not finished; ")
 
 
+def test_a_watched_folder_is_left_in_order_and_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    written_ns: list[int] = []
+    for name in ("a", "b"):
+        record(folder / f"{name}.wav")
+        command = [*COMMAND, "--watch", str(folder), "-o", str(out)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        try:
+            while not (out / f"{name}.wav.txt").exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 130
+        assert errors.decode().splitlines()[-2:] == ["stopped: interrupted", "1 transcribed"]
+        assert b"Traceback" not in errors
+        written_ns.append((out / "a.wav.txt").stat().st_mtime_ns)
+    assert heard((out / "a.wav.txt").read_text())
+    assert len(set(written_ns)) == 1
+
+
 @pytest.fixture(scope="module")
 def sixteen_hours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 16 files of an hour, mostly of silence, so that all take minutes."""
@@ -299,7 +322,10 @@ def test_without_anything_to_transcribe_no_engine_is_started() -> None:
         (["a.wav", "-o", "x", "--skip-existing", "--overwrite"], "exclude each other"),
         (["a.wav", "--temperature", "2"], "2"),
         (["--manifest", __file__, "-o", "x", "--url", "http://x"], "--manifest is for this machine"),
-        ([], "Give INPUT... or --manifest"),
+        ([], "Give INPUT..., --manifest or --watch"),
+        (["a.wav", "--watch", ".", "-o", "x"], "one of the three"),
+        (["--watch", "."], "--watch needs --output-dir"),
+        (["--watch", ".", "-o", "x", "--overwrite"], "does not go with --overwrite"),
     ],
 )
 def test_a_wrong_call_is_told_without_a_traceback(arguments: list[str], message: str) -> None:

@@ -27,6 +27,13 @@ def test_a_folder_gives_its_recordings_in_order_and_nothing_else(tmp_path: Path)
     assert failures == []
 
 
+def test_an_address_is_refused_with_the_command_that_fetches_it() -> None:
+    address = "https://example.com/a talk.mp3?x=1&y=2"
+    inputs, (failure,) = collect_inputs([address], recursive=False)
+    assert inputs == []
+    assert failure.reason == (f"addresses are not fetched: curl -L '{address}' | asr-server transcribe -")
+
+
 def test_recursive_goes_into_the_folders_within(tmp_path: Path) -> None:
     make(tmp_path, "b.wav", "deep/c.flac", "deep/er/d.ogg", ".hidden/e.wav")
     inputs, _ = collect_inputs([str(tmp_path)], recursive=True)
