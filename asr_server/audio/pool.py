@@ -107,7 +107,6 @@ class PreprocessPool:
         for recording in self._recordings:
             recording.close()
         self._executor.shutdown(cancel_futures=True)
-        decode_processes.shutdown()
 
     def _settle(self, result: asyncio.Future[T], outcome: tuple[T | None, BaseException | None]) -> None:
         self._places.release()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from asr_server.audio.limits import AudioLimits
@@ -213,3 +214,18 @@ async def test_shutdown_ends_what_runs(tmp_path: Path) -> None:
     assert time.perf_counter() - start < ENOUGH_S  # not after the hour that is left
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, Cancelled | asyncio.CancelledError | RuntimeError) for result in results)
+
+
+async def test_the_next_pool_uses_the_same_decode_processes(tmp_path: Path) -> None:
+    """The libraries take half a second to load."""
+    path, used = talk(tmp_path, "a.m4a", 0.1), []
+    for _ in range(2):
+        pool = PreprocessPool(num_workers=1)
+        await finish(pool, Recording(path, AudioLimits()))
+        pool.shutdown()
+        used.append({child.pid for child in psutil.Process().children(recursive=True) if decodes(child)})
+    assert used[0] == used[1] != set()
+
+
+def decodes(process: psutil.Process) -> bool:
+    return "asr_server.audio.ffmpeg_process" in process.cmdline()
