@@ -1,18 +1,35 @@
-"""Random checkpoints of Whisper's layouts, each made once a session and only when a test asks for it."""
+"""Random checkpoints of Whisper's layouts, made when a test asks for one and kept in .cache/checkpoints."""
 
 from __future__ import annotations
 
-import atexit
+import fcntl
+import hashlib
 import json
+import os
 import shutil
-import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from benchmarks.checkpoints import SHAPES, Shape, make_checkpoint
+import asr_server.checkpoint.tokenizer
+import asr_server.core
+import benchmarks.checkpoints
+from benchmarks.checkpoints import SEED, SHAPES, Shape, make_checkpoint
+
+CACHE = Path(__file__).parents[1] / ".cache" / "checkpoints"
+_CODE = (
+    __file__,
+    benchmarks.checkpoints.__file__,
+    asr_server.checkpoint.tokenizer.__file__,
+    asr_server.core.__file__,
+)
+_PACKAGES = ("torch", "transformers", "tokenizers", "openai-whisper", "ctranslate2")
+_KEPT = 2  # folders: of today's code, and of the code before
 
 # Everything that whisper-tiny has, in a size that needs no patience.
 POCKET = SHAPES["pocket"]
@@ -21,22 +38,59 @@ LARGE_V3_SHORT = Shape(1280, 20, encoder_layers=1, decoder_layers=2, num_mels=12
 
 
 @cache
-def _parent() -> Path:
-    parent = Path(tempfile.mkdtemp(prefix="asr-server-checkpoints-"))
-    atexit.register(shutil.rmtree, parent, ignore_errors=True)
-    return parent
+def _folder() -> Path:
+    """Return the folder of what this code makes with these packages; remove those of older code."""
+    made_by = [*(Path(path).read_text() for path in _CODE), *map(_version, _PACKAGES)]
+    folder = CACHE / hashlib.sha256("\n".join(made_by).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    with _lock(CACHE / "folders"):
+        folders = [path for path in CACHE.iterdir() if path.is_dir()]
+        for old in sorted(folders, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+            shutil.rmtree(old)
+    return folder
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a GPU machine has a part of them
+        return ""
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def kept(name: str, make: Callable[[Path], object]) -> Path:
+    """Return the directory of this name, which `make` has filled in this run or an earlier one."""
+    target = _folder() / name
+    with _lock(target):  # several processes may ask for it at once
+        if not target.exists():
+            part = target.with_name(f"{name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            make(part)
+            part.rename(target)
+    return target
+
+
+def _made(name: str, shape: Shape, seed: int = SEED) -> Path:
+    return kept(name, lambda directory: make_checkpoint(directory, shape, lively=True, seed=seed))
 
 
 @cache
 def pocket_directory() -> Path:
-    return make_checkpoint(_parent() / "pocket", POCKET, lively=True)
+    return _made("pocket", POCKET)
 
 
 @cache
 def short_window_directory(last_timestamp_s: int = 8) -> Path:
     """The pocket checkpoint with a window of 8 s; its timestamps end there, or later."""
     shape = replace(POCKET, window_s=8, last_timestamp_s=last_timestamp_s)
-    return make_checkpoint(_parent() / f"pocket-8s-{last_timestamp_s}", shape, lively=True)
+    return _made(f"pocket-8s-{last_timestamp_s}", shape)
 
 
 @cache
@@ -46,52 +100,55 @@ def terse_directory(window_s: int) -> Path:
     A seed was chosen whose first segments are short.
     """
     shape = replace(POCKET, window_s=window_s, last_timestamp_s=window_s, text_positions=7)
-    return make_checkpoint(_parent() / f"pocket-terse-{window_s}s", shape, lively=True, seed=2)
+    return _made(f"pocket-terse-{window_s}s", shape, seed=2)
 
 
 @cache
 def fragmentary_directory() -> Path:
     """The pocket checkpoint with a window of 8 s and few text positions: short parts of several segments."""
     shape = replace(POCKET, window_s=8, last_timestamp_s=8, text_positions=20)
-    return make_checkpoint(_parent() / "pocket-fragmentary", shape, lively=True, seed=2)
+    return _made("pocket-fragmentary", shape, seed=2)
 
 
 @cache
 def english_only_directory() -> Path:
     """The pocket checkpoint as a published `.en` model describes itself."""
-    target = _parent() / "pocket.en"
-    target.mkdir()
-    for file in pocket_directory().iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
+    return kept("pocket.en", _write_english_only)
+
+
+def _write_english_only(target: Path) -> None:
+    shutil.copytree(pocket_directory(), target)
     config = json.loads((target / "generation_config.json").read_text()) | {"is_multilingual": False}
     for name in ("lang_to_id", "task_to_id"):
         del config[name]
     (target / "generation_config.json").write_text(json.dumps(config))
-    return target
 
 
 @cache
 def tiny_directory() -> Path:
     """whisper-tiny's layout."""
-    return make_checkpoint(_parent() / "tiny", SHAPES["tiny"], lively=True)
+    return _made("tiny", SHAPES["tiny"])
 
 
 @cache
 def narrow_large_directory() -> Path:
     """large-v3's vocabulary, languages and features in the pocket checkpoint's width."""
-    return make_checkpoint(_parent() / "large-narrow", LARGE_V3_NARROW, lively=True)
+    return _made("large-narrow", LARGE_V3_NARROW)
 
 
 @cache
 def large_directory() -> Path:
     """large-v3's layout with fewer layers."""
-    return make_checkpoint(_parent() / "large", LARGE_V3_SHORT, lively=True)
+    return _made("large", LARGE_V3_SHORT)
 
 
 @cache
 def brief_directory() -> Path:
     """The pocket checkpoint, which goes on and on, with a text that may end at every tenth position."""
-    target = _parent() / "pocket-brief"
+    return kept("pocket-brief", _write_brief)
+
+
+def _write_brief(target: Path) -> None:
     shutil.copytree(pocket_directory(), target)
     weights = load_file(target / "model.safetensors")
     tokens = weights["model.decoder.embed_tokens.weight"]
@@ -99,4 +156,3 @@ def brief_directory() -> Path:
     end_of_text = json.loads((target / "config.json").read_text())["eos_token_id"]
     tokens[end_of_text] = 3.5 * tokens.norm(dim=1).mean() * places / places.norm()
     save_file(weights, target / "model.safetensors", {"format": "pt"})
-    return target

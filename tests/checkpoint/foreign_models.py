@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import warnings
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import torch
 from whisper.model import ModelDimensions
 from whisper.model import Whisper as Reference
+
+from tests.checkpoints import kept
 
 SIZES = ModelDimensions(80, 1500, 128, 2, 2, 51865, 448, 128, 2, 2)
 
@@ -53,7 +56,13 @@ def write_ggml(reference: Reference, path: Path, kind: int = 0) -> Path:
 
 
 def write_ctranslate2(checkpoint: Path, directory: Path, quantization: str = "float32") -> Path:
-    """Converts a checkpoint in Hugging Face's layout by CTranslate2's own converter."""
+    """Write a checkpoint of tests/checkpoints.py as CTranslate2's own converter writes it."""
+    name = f"{checkpoint.name}-ct2-{quantization}"
+    converted = kept(name, lambda target: _convert(checkpoint, target, quantization))
+    return shutil.copytree(converted, directory)
+
+
+def _convert(checkpoint: Path, directory: Path, quantization: str) -> None:
     from ctranslate2.converters import TransformersConverter
 
     copied = [name for name in ("tokenizer.json", "preprocessor_config.json") if (checkpoint / name).exists()]
@@ -62,4 +71,3 @@ def write_ctranslate2(checkpoint: Path, directory: Path, quantization: str = "fl
         TransformersConverter(str(checkpoint), copy_files=copied).convert(
             str(directory), quantization=quantization
         )
-    return directory
