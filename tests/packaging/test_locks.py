@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from itertools import chain
+from itertools import chain, product
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -37,8 +38,16 @@ def resolve(*words: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("python", PYTHONS)
+def targets() -> list[Any]:
+    """Each pair; of Pythons between the oldest and the newest the first platform alone, but in the trials."""
+    between = {*product(PYTHONS[1:-1], PLATFORMS[1:])}
+    return [
+        pytest.param(*target, marks=[pytest.mark.trial] if target in between else [])
+        for target in product(PYTHONS, PLATFORMS)
+    ]
+
+
+@pytest.mark.parametrize(("python", "platform"), targets())
 def test_the_server_resolves_to_wheels_of_the_index(
     python: str, platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
