@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
@@ -45,15 +46,20 @@ def heard_s(samples: Samples, start_s: float, end_s: float) -> tuple[float, floa
     return (first + start) / SAMPLE_RATE, (first + end) / SAMPLE_RATE
 
 
-async def test_two_people_are_told_apart_in_the_order_in_which_they_speak() -> None:
-    samples, places = join([said for _, said in TALK])
-    speakers = SpeakerOfTime(await turns_of(samples))
+@pytest.fixture(scope="module")
+def turns_of_talk() -> list[Turn]:
+    return asyncio.run(turns_of(join([said for _, said in TALK])[0]))
+
+
+def test_two_people_are_told_apart_in_the_order_in_which_they_speak(turns_of_talk: list[Turn]) -> None:
+    _, places = join([said for _, said in TALK])
+    speakers = SpeakerOfTime(turns_of_talk)
     assert [speakers.of(*place) for place in places] == [label for label, _ in TALK]
 
 
-async def test_turns_lie_where_people_speak_across_the_borders_of_windows() -> None:
+def test_turns_lie_where_people_speak_across_the_borders_of_windows(turns_of_talk: list[Turn]) -> None:
     samples, places = join([said for _, said in TALK])
-    turns = await turns_of(samples)
+    turns = turns_of_talk
     assert len(samples) / SAMPLE_RATE > 20  # four windows and more
     for start_s, end_s in (heard_s(samples, *place) for place in places):
         within = [turn for turn in turns if start_s - 0.15 <= turn.start_s and turn.end_s <= end_s + 0.15]
@@ -108,12 +114,11 @@ async def test_a_voice_that_becomes_faint_is_still_heard() -> None:
     assert spoken_s > 0.7 * (faint[1] - faint[0])
 
 
-async def test_turns_do_not_depend_on_the_sizes_of_the_blocks() -> None:
-    require_models()
+async def test_turns_do_not_depend_on_the_sizes_of_the_blocks(turns_of_talk: list[Turn]) -> None:
     samples, _ = join([said for _, said in TALK])
     whole = SpeakerTrack()
     whole.push(samples)
-    assert await whole.turns() == await turns_of(samples)
+    assert await whole.turns() == turns_of_talk
 
 
 async def test_one_person_is_one_speaker_whatever_the_level() -> None:
