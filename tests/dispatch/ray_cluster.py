@@ -38,7 +38,8 @@ def ray_cluster(cpus_for_each: int = 1) -> Iterator[RayCluster]:
             "object_store_memory": OBJECT_STORE_BYTES,
             "node_ip_address": "127.0.0.1",
         }
-        cluster: Any = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+        without = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+        cluster: Any = Cluster(initialize_head=True, head_node_args=node | without)
         try:
             yield RayCluster(cluster, cluster.add_node(**node))
         finally:
