@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -40,23 +41,31 @@ def test_an_engine_that_never_starts_ends_the_server_with_a_line_and_a_status(tm
     assert ended.stderr.count("ImportError: damaged") == MAX_FAILED_STARTS
 
 
+@pytest.fixture(scope="module")
+def public_server() -> Iterator[Server]:
+    """Listens on every address, for more connections than the system allows open files."""
+    host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    with run_server("--host", host, "--wyoming-port", "0", "--max-connections", "40000") as server:
+        yield server
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
-def test_the_address_of_all_takes_both_families_on_both_ports() -> None:
-    with run_server("--host", "::", "--wyoming-port", "0") as server:
-        port = int(server.url.rpartition(":")[2])
-        assert server.process.stdout is not None
-        wyoming_port = int(server.process.stdout.readline().rpartition(":")[2])
-        for host in ("127.0.0.1", "[::1]"):
-            assert httpx.get(f"http://{host}:{port}/health").status_code == 200
-        assert "no key is asked for on ::" in server.written()
-        for host in ("127.0.0.1", "::1"):
-            socket.create_connection((host, wyoming_port), timeout=10).close()
+def test_the_address_of_all_takes_both_families_on_both_ports(public_server: Server) -> None:
+    port = int(public_server.url.rpartition(":")[2])
+    assert public_server.process.stdout is not None
+    wyoming_port = int(public_server.process.stdout.readline().rpartition(":")[2])
+    for host in ("127.0.0.1", "[::1]"):
+        assert httpx.get(f"http://{host}:{port}/health").status_code == 200
+    assert "no key is asked for on ::" in public_server.written()
+    for host in ("127.0.0.1", "::1"):
+        socket.create_connection((host, wyoming_port), timeout=10).close()
 
 
 @pytest.mark.slow
-def test_a_limit_of_open_files_below_what_connections_need_is_warned_of_at_the_start() -> None:
-    with run_server("--max-connections", "40000") as server:
-        (warning,) = [line for line in server.lines() if "open files" in line]
+def test_a_limit_of_open_files_below_what_connections_need_is_warned_of_at_the_start(
+    public_server: Server,
+) -> None:
+    (warning,) = [line for line in public_server.lines() if "open files" in line]
     assert "ulimit -n" in warning
     assert "--max-connections" in warning
