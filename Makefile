@@ -4,6 +4,7 @@ export TORCH  ?= auto
 BIN    := .venv/bin
 ARGS   ?=
 FILE   ?= examples/speech.wav
+unexport PYTHONDONTWRITEBYTECODE  # each process would compile every module anew
 
 .DEFAULT_GOAL := help
 .PHONY: help serve transcribe test quick lowest newest check format audit sbom lock bench gpu-dry-run trial clean
