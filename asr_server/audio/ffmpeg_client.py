@@ -64,6 +64,9 @@ class Refused(msgspec.Struct):
     message: str
 
 
+MAX_ANSWER_BYTES: Final = (
+    256 << 20
+)  # more than a packet decodes to: only a process that a codec took over says so
 STATUS_WAIT_MS: Final = 2000
 SIGNALS_OF_THE_SYSTEM: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP})
 MAX_IDLE = 4
@@ -355,6 +358,8 @@ class RemoteStream:
 
     def _receive_answer(self) -> tuple[int, npt.NDArray[np.uint8]]:
         kind, size = HEADER.unpack(self._receive(HEADER.size).data)
+        if size > MAX_ANSWER_BYTES:
+            raise invalid_audio("The file could not be decoded.")
         return kind, self._receive(size)
 
     def _receive(self, size: int) -> npt.NDArray[np.uint8]:
