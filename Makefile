@@ -7,7 +7,7 @@ FILE   ?= examples/speech.wav
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile every module anew
 
 .DEFAULT_GOAL := help
-.PHONY: help serve transcribe test quick lowest newest check format audit sbom lock bench gpu-dry-run trial clean
+.PHONY: help serve transcribe test quick lowest newest check format audit sbom site lock bench gpu-dry-run trial clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z -]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,15 @@ audit: $(AUDIT)/installed  ## bandit, hadolint, and known vulnerabilities of the
 
 sbom: $(AUDIT)/installed  ## all that the wheel installs, as CycloneDX: dist/asr-server.cdx.json
 	@tools/sbom.sh $(AUDIT)/bin dist/asr-server.cdx.json
+
+SITE := .cache/site
+$(SITE)/installed: constraints.txt
+	@$(PYTHON) -m venv --clear $(SITE)/.venv
+	@$(SITE)/.venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
+	@touch $@
+
+site: $(SITE)/installed  ## the documentation as web pages: dist/site/index.html
+	@tools/site/build.sh $(SITE)/.venv/bin dist/site
 
 lock: .venv/test.stamp  ## the image's packages with their hashes, in the versions of constraints.txt
 	@tools/lock.sh $(BIN)/uv
