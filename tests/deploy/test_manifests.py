@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import yaml
 
 from asr_server import __version__
 from asr_server.cli import main
+from asr_server.cli.model_list import read_models
 from asr_server.config import Settings
 from tests.deploy.tools import DEPLOY, ROOT, run_tool
 from tests.test_documentation import unknown_flags
@@ -19,10 +22,15 @@ EVERYTHING = (
     "apiKeySecret=keys,keysFileSecret=named,serviceMonitor.enabled=true,networkPolicy.enabled=true,"
     "models.persistence.enabled=true,metricsPort=9000"
 )
+SEVERAL = [
+    {"name": "base", "aliases": ["whisper-1"], "load": "pinned"},
+    {"name": "turbo", "load": "lazy", "idle_unload_s": 600},
+]
 CHARTS: dict[str, tuple[str, ...]] = {
     "cpu": (),
     "gpu": ("--values", str(DEPLOY / "chart/values-gpu.yaml")),
     "everything": ("--set", EVERYTHING),
+    "several": ("--set-json", f"servedModels={json.dumps(SEVERAL)}", "--set", "adminKeySecret=admin"),
     "hpa": ("--set", "autoscaling.enabled=true"),
     "keda": ("--set", "keda.enabled=true"),
 }
@@ -77,6 +85,15 @@ def test_the_port_of_metrics_is_asked_by_the_monitor_and_apart_from_the_apis_ser
     assert [port["name"] for port in metrics["spec"]["ports"]] == ["metrics"]
     (endpoint,) = named["ServiceMonitor", "asr-asr-server"]["spec"]["endpoints"]
     assert endpoint["port"] == "metrics"
+
+
+def test_the_models_of_the_chart_are_those_that_the_server_reads(tmp_path: Path) -> None:
+    (config,) = [each for each in resources(rendered("several")) if each["kind"] == "ConfigMap"]
+    path = tmp_path / "models.yaml"
+    path.write_text(config["data"]["models.yaml"])
+    first, second = read_models(str(path))
+    assert (first["model"], first["model_alias"], first["load"]) == ("base", "whisper-1", "pinned")
+    assert (second["model"], second["load"], second["idle_unload_s"]) == ("turbo", "lazy", 600)
 
 
 def test_a_value_that_the_chart_does_not_have_is_refused() -> None:
