@@ -7,4 +7,4 @@ rm -rf "$pages"
 mkdir -p "$pages"
 # What pages link to, files of code among it, at the same places.
 git ls-files -z '*.md' docs examples deploy LICENSE ':!.github' ':!*/templates/*' | xargs -0 cp --parents --target-directory "$pages"
-"$bin/mkdocs" build --quiet --config-file tools/site/mkdocs.yml --site-dir "$PWD/$folder"
+NO_MKDOCS_2_WARNING=1 "$bin/mkdocs" build --config-file tools/site/mkdocs.yml --site-dir "$PWD/$folder"
