@@ -79,6 +79,7 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 class DecodeProcess:
     connection: socket.socket
     status_fd: int  # the read end of a pipe, into which the forkserver writes its id and how it ended
+    forkserver: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
         self.connection.close()
@@ -140,8 +141,10 @@ class DecodeProcesses:
         return _given(process, message, fd)
 
     def give_back(self, process: DecodeProcess) -> None:
+        """Keep it, unless there are enough, or nobody would tell how it ended: its forkserver is gone."""
         with self._lock:
-            if len(self._idle) < MAX_IDLE and self._forkserver is not None:
+            is_ours = self._forkserver is not None and process.forkserver is self._forkserver
+            if is_ours and len(self._idle) < MAX_IDLE:
                 self._idle.append(process)
                 return
         process.close()
@@ -171,6 +174,7 @@ class DecodeProcesses:
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             self._adopt([theirs.fileno(), their_status])
+            process.forkserver = self._forkserver
         except OSError:
             process.close()
             raise

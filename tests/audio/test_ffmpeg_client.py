@@ -259,6 +259,15 @@ def test_a_forkserver_that_died_is_replaced(path: Path) -> None:
     assert pieces_of(path)[0]
 
 
+def test_a_process_whose_forkserver_is_gone_is_not_kept(path: Path) -> None:
+    recording = Recording(path, AudioLimits())
+    recording.next_slice()
+    (process,) = decoding()
+    decode_processes.restart()
+    assert list(slices(recording))
+    until(lambda: not alive(process))
+
+
 def test_a_process_that_hangs_is_ended_by_the_system(path: Path) -> None:
     script = (
         "from asr_server.audio import ffmpeg_process; ffmpeg_process.set_alarms(0.2, 30)\nwhile True: pass"
