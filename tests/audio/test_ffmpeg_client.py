@@ -181,7 +181,7 @@ def test_a_process_that_is_frozen_is_killed_and_the_file_decoded_once_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     expected = audio_of(pieces_of(path)[0])
-    monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 500)
+    monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 1500)
     idle = Recording(path, AudioLimits())
     recording, pieces, process = begun(path)
     list(slices(idle))
@@ -189,7 +189,7 @@ def test_a_process_that_is_frozen_is_killed_and_the_file_decoded_once_more(
     for other in frozen:
         other.send_signal(signal.SIGSTOP)
     assert np.array_equal(audio_of([*pieces, *slices(recording)]), expected)
-    assert "no answer for 0.5 s" in caplog.text
+    assert "no answer for 1.5 s" in caplog.text
     assert "decoded once more" in caplog.text
     until(lambda: not alive(process))
 
@@ -197,7 +197,7 @@ def test_a_process_that_is_frozen_is_killed_and_the_file_decoded_once_more(
 def test_a_file_whose_process_is_frozen_twice_is_answered_and_not_held(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 500)
+    monkeypatch.setattr(ffmpeg_client, "MAX_SILENCE_MS", 1500)
     recording, _, process = begun(path)
     process.send_signal(signal.SIGSTOP)
     while not (replaced := [other for other in decoding() if other != process and alive(other)]):
