@@ -26,6 +26,7 @@ from asr_server.model.silence import Silence
 FRAMES_PER_POSITION = 2  # the encoder's second convolution halves their number
 # Positions. Few, because the encoder is recorded anew for each.
 _CUDA_LENGTHS = (250, 500, 750, 1000, 1250)
+_COPY_THREADS = 4  # that gather a batch's samples: 20 MB, for which a step waits
 
 
 class PendingEncode:
@@ -139,6 +140,7 @@ class CudaEncoder:
             _CudaWorker(model, config, kernels, self.window, silence) for _ in range(config.compute_workers)
         ]
         self._workers = itertools.cycle(workers)
+        self._copying = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="gather")
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], chunks: Sequence[Samples]) -> PendingEncode:
@@ -157,6 +159,7 @@ class CudaEncoder:
             raise
 
     def close(self) -> None:
+        self._copying.shutdown()
         torch.cuda.synchronize()
 
     def _by_length(
@@ -171,7 +174,7 @@ class CudaEncoder:
         self, worker: _CudaWorker, num_positions: int, slots: Sequence[int], chunks: Sequence[Samples]
     ) -> None:
         log_mel, num_frames = self._model.log_mel, FRAMES_PER_POSITION * num_positions
-        samples = self._transfers.to_device(log_mel.gather(chunks, num_frames))
+        samples = self._transfers.to_device(log_mel.gather(chunks, num_frames, self._copying.map))
         lengths = self._transfers.to_device(log_mel.lengths(chunks))
         audio = worker.encode(log_mel.of_samples(samples, lengths, num_frames))
         self._cache.write_audio(slots, self._model.decoder.cross_keys_values(audio))

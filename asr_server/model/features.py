@@ -6,7 +6,7 @@ and `engine/encoding.py`; knows samples, not requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -76,10 +76,18 @@ class LogMel(nn.Module):
         """Return the frames that each chunk fills, [B] on the host."""
         return torch.tensor([len(chunk) // HOP for chunk in chunks])
 
-    def gather(self, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
+    def gather(
+        self,
+        chunks: Sequence[Samples],
+        num_frames: int | None = None,
+        apply: Callable[..., Iterable[None]] = map,
+    ) -> Tensor:
         """Return [B, num_samples] on the host.
 
         For a GPU, memory is pinned and padded to `num_frames`: cuFFT plans every shape.
+
+        Args:
+            apply: `map`, or an executor's, to copy chunks side by side.
         """
         behind = FFT_SIZE // HOP  # frames that still see the last samples; beyond them is only silence
         # Around the last frame of a whole window transformers sees the sound mirrored, as `stft` does it;
@@ -92,10 +100,7 @@ class LogMel(nn.Module):
         samples = torch.empty(len(chunks), frames * HOP, pin_memory=self.window.is_cuda)
         # Through numpy: torch itself warns where a chunk's memory is read-only, as memory shared with the API
         # process is.
-        for row, chunk in zip(samples.numpy(), chunks, strict=True):
-            kept = min(len(chunk), self.num_frames * HOP)
-            row[:kept] = chunk[:kept]
-            row[kept:] = 0
+        list(apply(_fill, samples.numpy(), (chunk[: self.num_frames * HOP] for chunk in chunks)))
         return samples
 
     def of_samples(self, samples: Tensor, lengths: Tensor, num_frames: int | None = None) -> Tensor:
@@ -116,3 +121,8 @@ class LogMel(nn.Module):
             frames = torch.arange(num_frames, device=mel.device)
             whole.masked_fill_((frames >= lengths[:, None])[:, None], 0.0)
         return whole
+
+
+def _fill(row: npt.NDArray[np.float32], chunk: Samples) -> None:
+    row[: len(chunk)] = chunk
+    row[len(chunk) :] = 0

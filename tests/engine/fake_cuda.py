@@ -130,7 +130,7 @@ def _copied(_: torch.device, tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=DEVICE)
 
 
-def _gathered(own: LogMel, chunks: Sequence[Samples], num_frames: int | None = None) -> Tensor:
+def _gathered(own: LogMel, chunks: Sequence[Samples], num_frames: int | None = None, *_: Any) -> Tensor:
     return torch.zeros(len(chunks), (num_frames or own.num_frames) * HOP)
 
 

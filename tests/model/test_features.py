@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,3 +102,9 @@ def test_on_a_gpu_samples_are_as_long_as_the_frames_that_are_encoded(
         assert not gathered[0, len(chunks[0]) :].any(), "silence behind it"
         found = log_mel.of_samples(gathered, log_mel.lengths(chunks), num_frames)
         torch.testing.assert_close(found, log_mel(chunks, num_frames), atol=2e-6, rtol=0)
+
+
+def test_threads_that_gather_samples_together_gather_the_same() -> None:
+    log_mel, chunks = LogMel(80, 3000), list(CLIPS.values())
+    with ThreadPoolExecutor(3) as executor:
+        assert torch.equal(log_mel.gather(chunks, apply=executor.map), log_mel.gather(chunks))
