@@ -65,6 +65,7 @@ class ActiveChunk:
     beam: BeamSearch | None = None  # where the try under way is one
     boost: KeywordBoost | None = None  # of its keywords
     boost_state: int = KeywordBoost.start  # without a beam
+    guess: int | None = None  # this state in the step under way, where the token before was not read yet
     restarts: int = 0  # how often its slots were set anew: results of steps before that are dropped
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -145,12 +146,28 @@ class ActiveChunk:
             size = self.beam_size, self.max_tokens
             self.beam = BeamSearch(*size, end_of_text, audio_end=self.audio_end, boost=boost)
 
-    def boost_rows(self) -> list[tuple[int, Row]]:
-        """Return what keywords add to the scores in each of its slots."""
+    @property
+    def boost_states(self) -> list[int]:
+        return [self.boost_state] if self.beam is None else [each.state for each in self.beam.running]
+
+    def boost_rows(self, has_unread: bool) -> list[tuple[int, Row]]:
+        """Return what keywords add to the scores in each of its slots.
+
+        Behind a token that was not read yet, the state of its one hypothesis is guessed.
+        """
+        self.guess = None
         if self.boost is None or not self.is_greedy:
             return []
-        states = [self.boost_state] if self.beam is None else [each.state for each in self.beam.running]
+        states = self.boost_states
+        if has_unread:
+            self.guess = self.boost.guess(states[0])
+            states = [self.guess]
         return list(zip(self.slots, map(self.boost.row, states), strict=True))
+
+    def has_guessed_wrong(self) -> bool:
+        if self.boost is None or self.guess is None or self.boost_states == [self.guess]:
+            return False
+        return self.boost.row(self.boost_states[0]) != self.boost.row(self.guess)
 
     def append(self, token: int, logprob: float, end_of_text: int) -> Literal["stop", "length"] | None:
         self.sum_logprob += logprob

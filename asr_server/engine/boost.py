@@ -90,6 +90,11 @@ class KeywordBoost:
             return following
         return _AT_WORD if self._opens_word(token) else _IN_WORD
 
+    def guess(self, state: int) -> int:
+        """Return the likeliest state behind one more token."""
+        following = self._states[state].next if state > _IN_WORD else {}
+        return next(iter(following.values()), _IN_WORD)
+
     def potential(self, state: int) -> float:
         """Return the bonus lost if the match breaks off."""
         return self._states[state].gain - self._states[state].kept

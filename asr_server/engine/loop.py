@@ -13,7 +13,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import ChunkResult
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.beam import BeamSearch, leads
-from asr_server.engine.boost import keyword_boost
+from asr_server.engine.boost import Row, keyword_boost
 from asr_server.engine.cuda import HostCopy
 from asr_server.engine.ranks import LeadingRunner
 from asr_server.engine.runner import Runner, StepPlan
@@ -31,6 +31,7 @@ class LaunchedSearch(NamedTuple):
 class Launched(NamedTuple):
     rows: list[tuple[ActiveChunk, int, int]]  # chunk, its slot, and its restarts before this step
     searches: list[LaunchedSearch]
+    boosted: list[tuple[ActiveChunk, int]]  # those of both with keywords, and their restarts
     report: HostCopy
 
 
@@ -95,18 +96,13 @@ class DecodeLoop:
 
     def step(self) -> Finished:
         self._branch_waiting()
-        # With keywords the next scores depend on this token, which only the host knows.
-        is_boosted = any(chunk.boost is not None for chunk in self.chunks)
-        return self._step_overlapped() if self._overlapped and not is_boosted else self._step_plain()
-
-    def _step_plain(self) -> Finished:
-        finished, self._in_flight = self._collect(self._in_flight), None
-        return finished + self._collect(self._launch())
+        return self._step_overlapped() if self._overlapped else self._collect(self._launch())
 
     def _step_overlapped(self) -> Finished:
         """Start step t + 1 from tokens on the device while step t is copied.
 
-        A chunk that ended with step t is computed once more, and dropped.
+        A chunk that ended with step t is computed once more, and dropped. So is one whose keywords add
+        something else behind its token of step t than was guessed.
         """
         launched = self._launch()
         finished = self._collect(self._in_flight)
@@ -146,9 +142,11 @@ class DecodeLoop:
         hypotheses = [slot for each in searches for slot in each.slots]
         self.num_steps += 1
         self.num_tokens += len(single) + len(hypotheses)
-        plan = self._plan(single, hypotheses, [*single, *(each.chunk for each in searches)])
+        chunks = chain(single, (each.chunk for each in searches))
+        boosted = [(chunk, chunk.restarts) for chunk in chunks if chunk.boost is not None]
+        plan = self._plan(single, hypotheses, self._boost_rows(boosted))
         rows = [(chunk, chunk.slot, chunk.restarts) for chunk in single]
-        return Launched(rows, searches, self._runner.decode(plan))
+        return Launched(rows, searches, boosted, self._runner.decode(plan))
 
     def _waiting_searches(self) -> set[int]:
         """Return the chunks that skip the next step.
@@ -163,14 +161,22 @@ class DecodeLoop:
         )
         return {id(chunk) for chunk in chain(unread, (waiting for waiting, _, _ in self._waiting))}
 
-    def _plan(self, single: list[ActiveChunk], hypotheses: list[int], chunks: list[ActiveChunk]) -> StepPlan:
+    def _boost_rows(self, boosted: list[tuple[ActiveChunk, int]]) -> list[tuple[int, Row]]:
+        in_flight = self._in_flight.boosted if self._in_flight else []
+        unread = {id(chunk) for chunk, restarts in in_flight if chunk.restarts == restarts}
+        rows = [row for chunk, _ in boosted for row in chunk.boost_rows(id(chunk) in unread)]
+        return [(slot, row) for slot, row in rows if row.tokens]
+
+    def _plan(
+        self, single: list[ActiveChunk], hypotheses: list[int], boosted: list[tuple[int, Row]]
+    ) -> StepPlan:
         return StepPlan(
             num_rows=1 + max([*(chunk.slot for chunk in single), *hypotheses]),
             context=self.context,
             sampled=tuple(chunk.slot for chunk in single if chunk.temperature > 0),
             restricted=any(chunk.is_restricted for chunk in single if chunk.temperature > 0),
             penalised=tuple(chunk.slot for chunk in single if chunk.is_penalised and chunk.temperature == 0),
-            boosted=tuple((slot, row) for chunk in chunks for slot, row in chunk.boost_rows() if row.tokens),
+            boosted=tuple(boosted),
         )
 
     # -- Collect ------------------------------------------------------------------------------------------
@@ -190,8 +196,18 @@ class DecodeLoop:
                 kept = chunk.best_result(result)
                 finished.append((chunk, chunk.with_fallbacks(kept)))
         self._start(again)
+        self._drop_wrong_guesses(launched.boosted)
         self.chunks = [chunk for chunk in self.chunks if not chunk.finished]
         return finished
+
+    def _drop_wrong_guesses(self, boosted: list[tuple[ActiveChunk, int]]) -> None:
+        branches = []
+        for chunk, restarts in boosted:
+            if chunk.restarts == restarts and not chunk.finished and chunk.has_guessed_wrong():
+                tokens = chunk.tokens if chunk.beam is None else chunk.beam.running[0].tokens
+                branches.append((chunk.slot, self._slot_start(chunk, chunk.slot, tuple(tokens))))
+                chunk.restarts += 1
+        self._apply(branches)
 
     def _collect_tokens(self, launched: Launched, report: Report) -> Finished:
         ended: Finished = []

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from asr_server.core import ChunkResult, DecodingOptions
+from asr_server.core import ChunkId, ChunkResult, DecodingOptions
 from asr_server.engine import boost
+from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.engine.beam import BeamSearch, leads, num_candidates
 from asr_server.engine.boost import FIRST_BONUS, KeywordBoost, Row
 from asr_server.engine.ranks import Decode
 from asr_server.engine.runner import StepPlan
 from asr_server.engine.tokens import choose_boosted, padded_rows, top_scores
-from benchmarks.engine_helpers import Checkpoint, transcribe
+from benchmarks.engine_helpers import Checkpoint, results, submit, transcribe
 from tests.engine.device_stand_ins import imitate_late_device
 from tests.engine.test_beam import END, VOCABULARY, WIDTH, next_logprobs, results_of_mixed
 from tests.engine.test_engine import CLIPS, MIXED
@@ -202,6 +203,32 @@ def test_with_lookahead_the_bonus_is_that_of_the_text_so_far(pocket: Checkpoint)
         for lookahead in (True, False)
     )
     assert found == plain
+
+
+@pytest.mark.usefixtures("strong")
+def test_keywords_leave_lookahead_to_all(pocket: Checkpoint) -> None:
+    engine, plain = pocket.engine(lookahead=True), MIXED[1]
+    submit(engine, "plain", CLIPS[0], plain)
+    submit(engine, "boosted", CLIPS[1], msgspec.structs.replace(plain, keywords=KEYWORDS))
+    while not results(engine.step()):
+        if engine.num_decode_steps > 1:
+            assert engine._loop._in_flight is not None
+
+
+@pytest.mark.parametrize(("state", "guess"), [(0, 1), (1, 1), (2, 3), (3, 1)])
+def test_a_keyword_is_guessed_to_go_on_and_another_word_to_have_no_end(state: int, guess: int) -> None:
+    assert machine((2, 3)).guess(state) == guess
+
+
+def test_a_guess_that_adds_the_same_is_not_wrong() -> None:
+    for unspaced, is_wrong in (((), False), ((7,), True)):
+        own = KeywordBoost([(2, 3)], [unspaced], lambda token: True)
+        chunk = ActiveChunk(ChunkId("", 0), CLIPS[0], MIXED[1], "de", slots=[4], max_tokens=9, boost=own)
+        ((slot, row),) = chunk.boost_rows(has_unread=True)
+        assert (slot, row) == (4, own.row(1))
+        assert chunk.append(5, -1.0, 100) is None
+        assert chunk.boost_states == [KeywordBoost.start]
+        assert chunk.has_guessed_wrong() == is_wrong
 
 
 @pytest.mark.usefixtures("strong")
