@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,8 +212,8 @@ def compile_start(arch: int, num_slots: int = 128) -> list[str]:
     """The kernels that a start in bfloat16 compiles: those that are tried, and those that its graphs need."""
     device = CompilingDriver(arch, inspects=False)
     driver.set_active(device)
-    for num_warps in NUM_WARPS:
-        attention(torch.bfloat16, 64, True, num_warps)
+    for num_warps, rows, of_audio in product(NUM_WARPS, (64, 1), (True, False)):
+        attention(torch.bfloat16, rows, of_audio, num_warps)
     token_choice()
     for rows in row_buckets(num_slots):
         state_change(rows)

@@ -66,7 +66,7 @@ class Runner:
         num_texts, device, specials = config.num_texts, model.device, tokenizer.specials
         self.model = model
         self._rules = TokenRules(rules, specials, model.sizes.vocabulary, device)
-        self._kernels, self.kernels_report = choose_kernels(
+        chosen = choose_kernels(
             config.kernels,
             model.sizes,
             device,
@@ -76,6 +76,7 @@ class Runner:
             config.audio_dtype,
             config.encoder_dtype == "fp8",
         )
+        self._kernels, self.kernels_report = chosen.kernels, chosen.report
         self.cache = model.new_cache(config.num_slots, self._kernels, config.audio_dtype, num_texts)
         self.state = SlotState.empty(num_texts, model.sizes.text_positions, device)
         self._specials = specials

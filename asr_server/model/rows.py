@@ -72,6 +72,9 @@ class TorchRows:
         return self._own_blocks.attend(query, cache.cross_keys[layer], cache.cross_values[layer], silence)
 
 
+FEW_ROWS = 8  # for which flash decoding may have a form of its own
+
+
 class FlashRows:
     """Read slots in place, each to its own length."""
 
@@ -126,7 +129,8 @@ def rows_of(
         context: text positions to read; more than any of `positions`.
         active: bool [B], False for rows that nobody reads; None: all are active.
     """
-    flash_decode, has_few = cache.kernels.flash_decode, positions.shape[1] <= MAX_QUERIES
-    if flash_decode is not None and has_few:
-        return FlashRows(cache, slots, positions, context, active, flash_decode)
-    return TorchRows(cache, slots, positions, context)
+    kernels = cache.kernels
+    if kernels.flash_decode is None or positions.shape[1] > MAX_QUERIES:
+        return TorchRows(cache, slots, positions, context)
+    few = kernels.flash_decode_few if positions.numel() <= FEW_ROWS else None
+    return FlashRows(cache, slots, positions, context, active, few or kernels.flash_decode)

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from asr_server.model.float8 import FP8, dequantise, quantise, quantise_rows
-from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, Kernels, choose
+from asr_server.model.kernels.remembered import remembered
+from asr_server.model.kernels.table import NUM_WARPS, TORCH, Candidate, Choice, Forms, Kernels, choose
 from asr_server.model.layers import Linear, attend_cached, attend_cached_audio, linear_gelu
 from asr_server.model.sizes import WhisperSizes
 from asr_server.model.whisper import add_norm
@@ -53,16 +55,34 @@ def choose_kernels(
         kernels = _all_kernels(device, dtype)
     except ValueError as error:
         return Choice(TORCH, f"torch: {error}")
+    attention = partial(decode_attention, kernels, sizes, device, dtype, audio_dtype)
     tried = chain(
-        _right_for_one_row_too(
-            decode_attention(kernels, sizes, device, dtype, audio_dtype),
-            # So few rows are split into parts, which a kernel of its own combines.
-            decode_attention(kernels, sizes, device, dtype, audio_dtype, 1, sizes.text_positions),
-        ),
+        # So few rows are split into parts, which a kernel of its own combines.
+        _right_for_one_row_too(attention(), attention(1, sizes.text_positions)),
+        attention(1, name="flash_decode_few"),
         encoder_layer(kernels, sizes, device, dtype, fp8_encoder),
         more(kernels),
     )
-    return _try_on_gpu(kernels, tried)
+    circumstances = (_versions(device), sizes, dtype, audio_dtype, fp8_encoder)
+    return remembered(repr(circumstances), lambda: _try_on_gpu(kernels, tried), partial(_in_forms, kernels))
+
+
+def _versions(device: torch.device) -> tuple[str | None, ...]:
+    import triton
+
+    return torch.cuda.get_device_name(device), torch.__version__, torch.version.cuda, triton.__version__
+
+
+def _in_forms(kernels: Kernels, forms: Forms) -> Kernels:
+    chosen: dict[str, Any] = {
+        name: None if form is None else _forms(getattr(kernels, name))[form] for name, form in forms.items()
+    }
+    return replace(kernels, **chosen)
+
+
+def _forms(kernel: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
+    of_warps = {f" of {count} warps": partial(kernel, num_warps=count) for count in NUM_WARPS}
+    return {"": kernel} | of_warps
 
 
 @torch.inference_mode()
@@ -95,6 +115,7 @@ def _all_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         elementwise.add_norm,
         linear_gelu if dtype.itemsize == 2 else None,
         elementwise.quantise_rows,
+        flash_decode.flash_decode,
     )
 
 
@@ -111,6 +132,7 @@ def decode_attention(
     audio_dtype: torch.dtype | None = None,
     rows: int = _MAX_ROWS,
     context: int = _CONTEXT,
+    name: str = "flash_decode",
 ) -> Iterator[Candidate]:
     heads, positions = sizes.decoder_heads, sizes.audio_positions
     depth, stride = sizes.width // heads, -(-positions // 16) * 16
@@ -150,16 +172,10 @@ def decode_attention(
         return torch.stack([of_audio.flatten(1), of_text.flatten(1)], dim=1)
 
     assert kernels.flash_decode is not None
-    for num_warps in NUM_WARPS:
-        form = partial(kernels.flash_decode, num_warps=num_warps)
-        yield Candidate(
-            "flash_decode",
-            partial(attended, form),
-            reference,
-            _tolerance(dtype),
-            implementation=form,
-            form=f" of {num_warps} warps",
-        )
+    for form, kernel in _forms(kernels.flash_decode).items():
+        if form:
+            computed = partial(attended, kernel)
+            yield Candidate(name, computed, reference, _tolerance(dtype), implementation=kernel, form=form)
 
 
 def encoder_layer(

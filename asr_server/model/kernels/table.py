@@ -28,6 +28,7 @@ class Kernels:
     add_norm: Callable[..., tuple[Tensor, Tensor]] | None = None
     linear_gelu: Callable[..., Tensor] | None = None
     quantise_rows: Callable[..., tuple[Tensor, Tensor]] | None = None
+    flash_decode_few: Callable[..., Tensor] | None = None  # for few rows; None: as for many
 
 
 TORCH = Kernels()
@@ -48,11 +49,16 @@ class Candidate:
 class Verdict(NamedTuple):
     seconds: float  # a call; infinite where torch is the better
     reason: str  # with both times, or why there are none
+    has_failed: bool = False  # with an error, which another start may not meet
+
+
+Forms = dict[str, str | None]  # of each kernel that was tried the form that won; None: torch
 
 
 class Choice(NamedTuple):
     kernels: Kernels
     report: str  # one line for the log; empty where there was nothing to choose
+    forms: Forms | None = None  # None: nothing to remember
 
 
 Timer = Callable[[Callable[[], Tensor]], float]  # seconds that a call takes
@@ -68,7 +74,7 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
                 return Verdict(inf, f"torch: {reason}")
         kernel_s, reference_s = time_s(candidate.kernel), time_s(candidate.reference)
     except Exception as failure:
-        return Verdict(inf, f"torch: {candidate.maker} failed with {_one_line(failure)}")
+        return Verdict(inf, f"torch: {candidate.maker} failed with {_one_line(failure)}", has_failed=True)
     times = f"{candidate.maker} {kernel_s * 1e3:.3f} ms, torch {reference_s * 1e3:.3f} ms"
     if _wins(kernel_s, reference_s):
         return Verdict(kernel_s, f"{candidate.maker} ({times})")
@@ -77,18 +83,20 @@ def judge(candidate: Candidate, time_s: Timer) -> Verdict:
 
 def choose(all_kernels: Kernels, candidates: Iterable[Candidate], time_s: Timer) -> Choice:
     """Return the kernels that beat torch, each in its fastest form. Candidates are made one by one."""
-    chosen, fastest_s, reasons = all_kernels, dict[str, float](), list[str]()
+    chosen, forms, has_failed = all_kernels, Forms(), False
+    fastest_s, reasons = dict[str, float](), list[str]()
     for candidate in candidates:
         name = candidate.name
         verdict = judge(candidate, time_s)
         reasons.append(f"{name}{candidate.form} {verdict.reason}")
+        has_failed |= verdict.has_failed
         if name not in fastest_s:
-            fastest_s[name] = inf
+            fastest_s[name], forms[name] = inf, None
             chosen = replace(chosen, **{name: getattr(TORCH, name)})
         if _wins(verdict.seconds, fastest_s[name]):
-            fastest_s[name] = verdict.seconds
+            fastest_s[name], forms[name] = verdict.seconds, candidate.form
             chosen = replace(chosen, **{name: candidate.implementation or getattr(all_kernels, name)})
-    return Choice(chosen, ", ".join(reasons))
+    return Choice(chosen, ", ".join(reasons), None if has_failed else forms)
 
 
 def _wins(challenger_s: float, champion_s: float) -> bool:

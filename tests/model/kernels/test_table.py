@@ -46,8 +46,12 @@ def test_the_faster_one_is_taken_and_both_times_are_told() -> None:
     ours = Kernels(flash_decode=kernel)
     fast = choose(ours, [candidate()], of_times(0.001, 0.002))
     slow = choose(ours, [candidate()], of_times(0.002, 0.001))
-    assert fast == (ours, "flash_decode triton (triton 1.000 ms, torch 2.000 ms)")
-    assert slow == (TORCH, "flash_decode torch (triton 2.000 ms, torch 1.000 ms)")
+    reports = (
+        "flash_decode triton (triton 1.000 ms, torch 2.000 ms)",
+        "flash_decode torch (triton 2.000 ms, torch 1.000 ms)",
+    )
+    assert fast == (ours, reports[0], {"flash_decode": ""})
+    assert slow == (TORCH, reports[1], {"flash_decode": None})
 
 
 def test_of_several_forms_the_fastest_that_is_right_is_taken() -> None:
@@ -60,8 +64,9 @@ def test_of_several_forms_the_fastest_that_is_right_is_taken() -> None:
         replace(candidate(partial(compute, name)), implementation=name, form=f" {name}") for name in seconds
     ]
     by_form = {each.kernel: seconds[each.implementation] for each in forms}
-    chosen, report = choose(Kernels(flash_decode=kernel), forms, lambda call: by_form.get(call, 0.004))
+    chosen, report, names = choose(Kernels(flash_decode=kernel), forms, lambda call: by_form.get(call, 0.004))
     assert chosen == Kernels(flash_decode="fastest")  # type: ignore[arg-type]
+    assert names == {"flash_decode": " fastest"}
     assert "flash_decode fastest triton (triton 2.000 ms, torch 4.000 ms)" in report
     slow = choose(Kernels(flash_decode=kernel), forms[-1:], lambda call: by_form.get(call, 0.004))
     assert slow.kernels == TORCH
@@ -87,7 +92,7 @@ def test_of_forms_that_differ_by_noise_alone_the_first_is_taken() -> None:
 @pytest.mark.parametrize("off", [0.02, float("nan"), float("inf")])
 def test_a_kernel_that_disagrees_is_not_used_however_fast(off: float) -> None:
     wrong = candidate(lambda: torch.tensor([1.0, 1.0, 1.0 + off]))
-    kernels, report = choose(Kernels(flash_decode=kernel), [wrong], of_times(0, 1))
+    kernels, report, _ = choose(Kernels(flash_decode=kernel), [wrong], of_times(0, 1))
     assert kernels == TORCH
     assert "differs by" in report
 
@@ -116,15 +121,16 @@ def test_a_kernel_that_does_not_compile_is_not_used(error: Exception) -> None:
     def fail() -> Tensor:
         raise error
 
-    kernels, report = choose(Kernels(flash_decode=kernel), [candidate(fail)], of_times(0, 1))
+    kernels, report, forms = choose(Kernels(flash_decode=kernel), [candidate(fail)], of_times(0, 1))
     assert kernels == TORCH
+    assert forms is None, "the next start may have a compiler"
     assert type(error).__name__ in report
     assert "\n" not in report
 
 
 def test_on_cpu_torch_is_the_choice_and_triton_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_kernels("auto", SIZES, CPU, torch.float32) == (TORCH, "")
-    assert choose_kernels("torch", SIZES, CPU, torch.float32) == (TORCH, "")
+    assert choose_kernels("auto", SIZES, CPU, torch.float32) == (TORCH, "", None)
+    assert choose_kernels("torch", SIZES, CPU, torch.float32) == (TORCH, "", None)
     assert choose_kernels("triton", SIZES, DEVICE, torch.float32).kernels.flash_decode is not None
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="needs a GPU"):
