@@ -7,7 +7,7 @@ The weights are silero-vad's (MIT), in a graph that takes a third of the time
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -162,11 +162,12 @@ def next_speech_s(samples: Samples, min_pause_s: float = PAUSE_S) -> float | Non
 
 
 def missed_speech_s(samples: Samples) -> float | None:
-    """Return when speech certainly begins that the text before `samples` misses, or None.
+    """Return when speech certainly begins that the text before `samples` misses, or None."""
+    return first_missed_s(certain_speech_s(samples))
 
-    It begins behind a pause, or lasts longer than the text may end too early.
-    """
-    speech_s = certain_speech_s(samples)
+
+def first_missed_s(speech_s: Sequence[Stretch]) -> float | None:
+    """Return where speech begins behind a pause, or lasts longer than a text before 0 may end too early."""
     begins_s = _behind_pause_s(speech_s, PAUSE_S)
     if begins_s is None and _total_s(speech_s) >= MISSED_S:
         begins_s = _behind_pause_s(speech_s, SHORT_PAUSE_S)

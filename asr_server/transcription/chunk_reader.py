@@ -1,8 +1,8 @@
 """Read one chunk to its end, part after part, in the detected language.
 
 A part is one reading: first of the whole chunk, then of each unread tail. A chunk with seconds without
-speech is read in pieces. A part that repeats a sentence of its prompt is read again without it, and may
-detect its language.
+speech is read in pieces, and so is a segment that leaves speech out. A part that repeats a sentence of its
+prompt is read again without it, and may detect its language.
 
 `ChunkProgress` holds the final text of a chunk under way, which a stream never takes back. A replica
 reports plausible closed segments (`EarlyResult`). They stay: if the rest fails or another replica takes
@@ -12,6 +12,7 @@ over, the part ends with them, and the audio behind is the next part.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,12 +26,19 @@ from asr_server.core import Chunk, ChunkResult, DecodingOptions, DroppedReason, 
 from asr_server.dispatch.queue import RequestHandle
 from asr_server.transcription import voice_check
 from asr_server.transcription.language_detector import LanguageDetector
+from asr_server.transcription.missed_speech import (
+    holds_gap_with_speech,
+    until_left_out,
+    until_missed_speech,
+    until_overlong,
+)
 from asr_server.transcription.prompt import PreviousText
 from asr_server.transcription.repetition import letters_of, said_in, until_repetition, without_echoes
 from asr_server.transcription.segments import (
     DecodedPart,
     Span,
     decode_part,
+    in_two,
     part_without_text,
     spans_of,
     unread_tail,
@@ -127,7 +135,7 @@ def not_yet_sent(sent: TranscriptDelta, whole: TranscriptDelta) -> TranscriptDel
 
 
 MAX_PARTS: Final = 8  # tries at one piece's unread tails
-SECOND_READING: Final = 100  # the number of its first part, above those of any first reading
+SECOND_READING: Final = 1000  # the number of its first part, above those of any first reading
 
 
 @dataclass
@@ -136,8 +144,13 @@ class _Reading:
     progress: ChunkProgress
     previous_text: PreviousText
     numbers: Iterator[int]  # of its parts
+    pieces: deque[Chunk]  # not read yet
     parts: list[DecodedPart] = field(default_factory=list)
     is_prompt_repeated: bool = False  # by the last part: the next one is read without it
+    completed_to_s: float = 0.0  # in the file: audio before is not read again for what a segment leaves out
+
+    def is_completed(self, part: DecodedPart) -> bool:
+        return part.start_s < self.completed_to_s
 
     def add(self, part: DecodedPart) -> None:
         self.parts.append(part)
@@ -226,9 +239,9 @@ class ChunkReader:
         previous_text = PreviousText(self._options.prompt_tokens)
         if options.condition_on_previous_text:
             previous_text = self._previous_texts[spoken.pieces[0].channel]
-        reading = _Reading(spoken, progress, previous_text, count(first_part))
-        for piece in spoken.pieces:
-            options = await self._read_piece(piece, options, reading)
+        reading = _Reading(spoken, progress, previous_text, count(first_part), deque(spoken.pieces))
+        while reading.pieces:
+            options = await self._read_piece(reading.pieces.popleft(), options, reading)
         return reading.parts
 
     async def _read_piece(self, piece: Chunk, options: DecodingOptions, reading: _Reading) -> DecodingOptions:
@@ -246,7 +259,7 @@ class ChunkReader:
             if may_go_on:
                 decoded = self._until_repetition(decoded, reading, num_sent)
             decoded = await self._without_inventions(decoded, tail, reading, num_sent, may_go_on)
-            part = decoded if is_last else await self._until_missed_speech(decoded, tail, num_sent)
+            part = decoded if is_last else await self._until_missed_speech(decoded, tail, reading, num_sent)
             reading.add(part)
             tail = None if is_last else self._rest(tail, part, decoded, reading)
         return msgspec.structs.replace(
@@ -315,13 +328,21 @@ class ChunkReader:
         self._handle.stats.on_words_guessed(sum(len(span.words) for span in part.spans))
         return part
 
-    async def _until_missed_speech(self, part: DecodedPart, chunk: Chunk, num_sent: int) -> DecodedPart:
+    async def _until_missed_speech(
+        self, part: DecodedPart, chunk: Chunk, reading: _Reading, num_sent: int
+    ) -> DecodedPart:
         """Return the part up to speech that its segments leave out."""
         if self._voice_pool is None or self._options.max_new_tokens is not None:
             return part
         with self._watch.waiting_for_pool():
-            cut = await voice_check.until_missed_speech(part, chunk, self._voice_pool, num_sent)
-        return cut or part
+            part = await until_missed_speech(part, chunk, self._voice_pool, num_sent) or part
+        if reading.is_completed(part):
+            return part
+        cut = until_left_out(part, chunk, reading.spoken, self._tokenizer, num_sent)
+        if cut is None:
+            return part
+        reading.completed_to_s = chunk.start_s + chunk.duration_s
+        return cut
 
     def _rest(self, chunk: Chunk, part: DecodedPart, as_read: DecodedPart, reading: _Reading) -> Chunk | None:
         tail = unread_tail(chunk, part)
@@ -330,24 +351,30 @@ class ChunkReader:
         elif tail is not None:
             is_cut = part is not as_read
             self._handle.stats.on_read_again("speech_passed_over" if is_cut else "unread_tail")
-        return tail
+        if tail is None or part.split_s is None:
+            return tail
+        reading.pieces.extendleft(reversed(in_two(tail, part.split_s)))
+        return None
 
     def _reporter(
         self, early_results: EarlyResults, chunk: Chunk, reading: _Reading, options: DecodingOptions
     ) -> Callable[[ChunkResult], None]:
         def on_early_result(result: ChunkResult) -> None:
             decoded = decode_part(chunk, result, options, self._tokenizer)
-            if self._is_final(decoded, reading) and early_results.add(result):
+            if self._is_final(decoded, chunk, reading) and early_results.add(result):
                 reading.progress.report([*reading.parts, decoded])
 
         return on_early_result
 
-    def _is_final(self, early: DecodedPart, reading: _Reading) -> bool:
+    def _is_final(self, early: DecodedPart, chunk: Chunk, reading: _Reading) -> bool:
         if not self._language.is_settled or reading.is_repeated_by(early, self._tokenizer):
             return False
-        return self._voice_pool is None or not (
-            voice_check.holds_doubtful(early, reading.spoken) or voice_check.holds_long_gap(early)
-        )
+        if self._voice_pool is None:
+            return True
+        spoken = reading.spoken
+        if voice_check.holds_doubtful(early, spoken) or holds_gap_with_speech(early, spoken):
+            return False
+        return reading.is_completed(early) or until_overlong(early, chunk, spoken, self._tokenizer) is None
 
     def _next_options(self, options: DecodingOptions, result: ChunkResult) -> DecodingOptions:
         language = options.language or result.language or self._language.guess

@@ -63,6 +63,7 @@ class DecodedPart(msgspec.Struct, frozen=True):
     tail_s: float | None = None  # from the start of the part
     channel: int = 0
     dropped: tuple[DroppedSegment, ...] = ()  # text that it was read with
+    split_s: float | None = None  # from the start of the tail: there it is parted, to be read in two
 
 
 def decode_part(
@@ -147,6 +148,11 @@ def _with_words_by_length(span: Span, tokenizer: Tokenizer, spaced: bool) -> Spa
 
 def unread_tail(chunk: Chunk, part: DecodedPart) -> Chunk | None:
     return None if part.tail_s is None else rest_of(chunk, round(part.tail_s * SAMPLE_RATE))
+
+
+def in_two(chunk: Chunk, split_s: float) -> tuple[Chunk, Chunk]:
+    split = round(split_s * SAMPLE_RATE)
+    return msgspec.structs.replace(chunk, samples=chunk.samples[:split]), rest_of(chunk, split)
 
 
 def rest_of(chunk: Chunk, first: int) -> Chunk:

@@ -1,12 +1,11 @@
-"""Check segments with a voice detector: drop invented ones, find skipped speech, correct times.
+"""Check segments with a voice detector: drop invented ones, correct times.
 
 Whisper judges silence for a whole chunk, so a bark between words may become "five". A doubtful segment
 stays only if the detector finds speech in its time, or is dropped; all behind it are in doubt too. Parts
 beyond doubt, nearly all real speech, cost nothing.
 
 Times may be seconds too early. If somebody speaks behind a dropped segment, the audio is read again from
-there. The same holds for certain speech before, between or behind segments: models end early after a long
-pause or a repetition, and skip one of two languages.
+there.
 
 Models write 0.0 for a first segment and ignore pauses, so times move inward to speech; aligned words
 overrule them.
@@ -24,14 +23,9 @@ import numpy as np
 
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.voice import (
-    FRAME_S,
-    MIN_CERTAIN_FRAMES,
-    MISSED_S,
-    PAUSE_S,
     Stretch,
     certain_speech_s,
     holds_speech,
-    missed_speech_s,
     next_speech_s,
     possible_and_certain_speech_s,
     possible_speech_s,
@@ -41,7 +35,6 @@ from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, e
 
 DOUBTFUL_LOGPROB: Final = -0.6
 DOUBTFUL_NO_SPEECH: Final = 0.2
-MIN_REST_S: Final = PAUSE_S + MIN_CERTAIN_FRAMES * FRAME_S  # a shorter one cannot hold a pause and a word
 LEAD_S: Final = 0.3  # before speech that was passed over
 MIN_ADVANCE_S: Final = 0.5  # from a chunk's start to where it is read again: the same audio has the same text
 SURELY_S: Final = 0.5  # of certain speech: Whisper's own judgement counts no more
@@ -62,8 +55,20 @@ class SpokenChunk(msgspec.Struct, frozen=True):
     possible_s: Sequence[Stretch] = ()
     certain_s: Sequence[Stretch] = ()
 
+    def since(self, start_s: float) -> SpokenChunk:
+        """Return the stretches on a clock that begins at `start_s`."""
+        possible_s, certain_s = (
+            [(first_s - start_s, last_s - start_s) for first_s, last_s in stretches_s]
+            for stretches_s in (self.possible_s, self.certain_s)
+        )
+        return SpokenChunk(self.pieces, possible_s, certain_s)
+
+    def certain_within(self, start_s: float, end_s: float) -> list[Stretch]:
+        clipped = [(max(start_s, first_s), min(end_s, last_s)) for first_s, last_s in self.certain_s]
+        return [(first_s, last_s) for first_s, last_s in clipped if first_s < last_s]
+
     def certainly_spoken_s(self, start_s: float, end_s: float) -> float:
-        return sum(max(0.0, min(end_s, last_s) - max(start_s, first_s)) for first_s, last_s in self.certain_s)
+        return sum(last_s - first_s for first_s, last_s in self.certain_within(start_s, end_s))
 
 
 async def listen(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
@@ -174,43 +179,19 @@ async def drop_inventions(
 async def _next_speech_s(span: Span, chunk: Chunk, kept_to_s: float, pool: PreprocessPool) -> float | None:
     behind = rest_of(chunk, round(span.start_s * SAMPLE_RATE))
     speech_s = await pool.run(next_speech_s, behind.samples, 0.0)
-    return None if speech_s is None else _tail_s(span.start_s + speech_s, kept_to_s, chunk)
+    return None if speech_s is None else tail_before_s(span.start_s + speech_s, kept_to_s, chunk)
 
 
-def _tail_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | None:
+def tail_before_s(speech_s: float, kept_to_s: float, chunk: Chunk) -> float | None:
     """Return the time shortly before `speech_s`, outside kept text; None near the chunk's start."""
-    first = math.ceil(max(kept_to_s, speech_s - LEAD_S) * SAMPLE_RATE)
-    first += -(chunk.start_sample + first) % SAMPLES_PER_FRAME
-    return first / SAMPLE_RATE if first >= MIN_ADVANCE_S * SAMPLE_RATE else None
+    tail_s = on_frame_s(max(kept_to_s, speech_s - LEAD_S), chunk)
+    return tail_s if tail_s >= MIN_ADVANCE_S else None
 
 
-async def until_missed_speech(
-    part: DecodedPart, chunk: Chunk, pool: PreprocessPool, num_sent: int = 0
-) -> DecodedPart | None:
-    """Return the part up to the first gap with speech; None if there is none.
-
-    Gaps behind sent segments are checked, the last up to the unread tail.
-    """
-    ends_s = [0.0, *(span.end_s for span in part.spans)]
-    starts_s = [
-        *(span.start_s for span in part.spans),
-        chunk.duration_s if part.tail_s is None else part.tail_s,
-    ]
-    for number in range(num_sent, len(ends_s)):
-        end_s = ends_s[number]
-        if starts_s[number] - end_s < MIN_REST_S:
-            continue
-        gap = chunk.samples[round(end_s * SAMPLE_RATE) : round(starts_s[number] * SAMPLE_RATE)]
-        speech_s = await pool.run(missed_speech_s, gap)
-        tail_s = None if speech_s is None else _tail_s(end_s + speech_s, end_s, chunk)
-        if tail_s is not None:
-            return ending_at(part, number, tail_s)
-    return None
-
-
-def holds_long_gap(part: DecodedPart) -> bool:
-    ends_s = [0.0, *(span.end_s for span in part.spans)]
-    return any(span.start_s - end_s >= MISSED_S for span, end_s in zip(part.spans, ends_s, strict=False))
+def on_frame_s(time_s: float, chunk: Chunk) -> float:
+    """Return the time, or the file's next frame behind it."""
+    first = math.ceil(time_s * SAMPLE_RATE)
+    return (first + -(chunk.start_sample + first) % SAMPLES_PER_FRAME) / SAMPLE_RATE
 
 
 async def is_surely_speech(chunk: Chunk, pool: PreprocessPool) -> bool:

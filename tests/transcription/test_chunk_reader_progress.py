@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
+import numpy as np
 import pytest
 
 from asr_server.audio.limits import AudioLimits
@@ -17,7 +18,7 @@ from asr_server.channel.messages import EarlyResult, Submit
 from asr_server.checkpoint.files import AudioWindow
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.config import Settings
-from asr_server.core import ChunkResult, DecodingOptions, Samples, Segment, Word
+from asr_server.core import SAMPLE_RATE, ChunkResult, DecodingOptions, Samples, Segment, Word
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.engine.active_chunk import ActiveChunk
 from asr_server.metrics import REGISTRY
@@ -28,6 +29,7 @@ from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.memory_file import MemoryFile
 from tests.speech import say as digits
+from tests.speech import silence
 from tests.vocabulary import at, make_tokenizer, words
 
 TOKENIZER = make_tokenizer()
@@ -278,6 +280,17 @@ async def test_doubtful_text_is_sent_early_where_somebody_surely_speaks(app: App
     app.replica.early = say(t(0), *words("0"), t(3), finish_reason="length", no_speech_prob=0.5)
     app.answers = [say(t(0), *words("0"), t(3), t(3), *words("1"), t(4.5), no_speech_prob=0.5)]
     assert await app.texts(sound=digits("31415926").samples) == ["zero", " one"]
+
+
+async def test_text_that_may_leave_out_a_sentence_waits_for_its_chunk(app: App) -> None:
+    """Sent early it would stand, and what is missing before it could not be read again."""
+    lost, pause, read = digits("314159", "rms", lead_s=0.1), silence(1.5), digits("2718", "rms", lead_s=0.1)
+    sound = np.concatenate([lost.samples, pause, read.samples])
+    second = say(t(0), *words("2718"), t(len(sound) / SAMPLE_RATE))
+    app.replica.early = msgspec.structs.replace(second, finish_reason="length")
+    app.answers = [second, say(t(0), *words("314159"), t(4)), second]
+    texts = await app.texts(is_sent_early=False, sound=sound)
+    assert texts == ["three one four one five nine two seven one eight"]
 
 
 async def test_while_the_language_is_not_settled_text_waits_for_its_chunk(app: App) -> None:

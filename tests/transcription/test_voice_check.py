@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions, Samples
-from asr_server.transcription.segments import DecodedPart, Span
+from asr_server.transcription.segments import DecodedPart
 from asr_server.transcription.voice_check import (
     KEPT_S,
     SpokenChunk,
     drop_inventions,
     holds_doubtful,
     listen,
-    until_missed_speech,
     with_silences,
 )
 from tests.noises import make_noise
 from tests.speech import VOICES, digits_of, say, silence
+from tests.transcription.parts import COUGHS, LIKELY, TALK, TALK_S, UNLIKELY, part_of
 from tests.transcription.pipeline import transcribe
 
 
@@ -36,18 +35,6 @@ async def test_a_digit_behind_a_long_pause_is_heard(voice: str) -> None:
 
 
 # -- By itself, on segments made up --------------------------------------------------------------------------
-
-COUGHS, TALK = make_noise("coughs", -20, 4.0, 1), say("31415926", "rms").samples
-TALK_S = len(TALK) / SAMPLE_RATE
-LIKELY, UNLIKELY = -0.1, -1.0
-
-
-def part_of(sound: Samples, *segments: tuple[float, float, float]) -> tuple[DecodedPart, Chunk]:
-    """Segments from start to end in seconds, each with the log-probability of its tokens."""
-    chunk = Chunk(0, 0, sound)
-    result = ChunkResult((1,), (0.0,), 0.0, 0.0, 1.0, 0.0, "en", "stop")
-    spans = tuple(Span(start_s, end_s, (1,), (logprob,)) for start_s, end_s, logprob in segments)
-    return DecodedPart(0.0, chunk.duration_s, result, spans, 1), chunk
 
 
 async def checked(part: DecodedPart, chunk: Chunk, num_sent: int = 0) -> DecodedPart:
@@ -93,41 +80,6 @@ async def test_a_segment_in_which_somebody_surely_speaks_is_beyond_doubt() -> No
 async def test_what_has_been_sent_stands() -> None:
     part, chunk = part_of(COUGHS, (0.0, 1.0, UNLIKELY), (1.0, 2.0, UNLIKELY))
     assert (await checked(part, chunk, num_sent=1)).spans == part.spans[:1]
-
-
-async def cut_at_missed_speech(part: DecodedPart, chunk: Chunk, num_sent: int = 0) -> DecodedPart | None:
-    pool = PreprocessPool(1)
-    try:
-        return await until_missed_speech(part, chunk, pool, num_sent)
-    finally:
-        pool.shutdown()
-
-
-GAP_TALK = np.concatenate([TALK, silence(1.5), TALK, silence(1.5), TALK])
-SECOND_S, THIRD_S = TALK_S + 1.5, 2 * TALK_S + 3.0
-
-
-async def test_speech_between_two_segments_is_read_again() -> None:
-    part, chunk = part_of(GAP_TALK, (0.0, TALK_S, LIKELY), (THIRD_S, THIRD_S + TALK_S, LIKELY))
-    cut = await cut_at_missed_speech(part, chunk)
-    assert cut is not None
-    assert cut.spans == part.spans[:1]
-    assert cut.tail_s == pytest.approx(SECOND_S, abs=0.5)
-    assert await cut_at_missed_speech(part, chunk, num_sent=2) is None, "what was sent stands"
-
-
-async def test_speech_between_the_last_segment_and_the_unread_tail_is_read_again() -> None:
-    part, chunk = part_of(GAP_TALK, (0.0, TALK_S, LIKELY))
-    cut = await cut_at_missed_speech(msgspec.structs.replace(part, tail_s=THIRD_S), chunk)
-    assert cut is not None
-    assert cut.tail_s == pytest.approx(SECOND_S, abs=0.5)
-
-
-async def test_much_speech_right_behind_a_segment_is_read_again_from_its_end() -> None:
-    part, chunk = part_of(np.concatenate([TALK, TALK, TALK]), (0.0, TALK_S, LIKELY))
-    cut = await cut_at_missed_speech(part, chunk)
-    assert cut is not None
-    assert cut.tail_s == pytest.approx(TALK_S, abs=1.0)
 
 
 async def test_no_audio_of_kept_text_is_read_again() -> None:
