@@ -139,10 +139,6 @@ def certain_speech_s(samples: Samples) -> list[Stretch]:
     return possible_and_certain_speech_s(samples)[1]
 
 
-def possible_speech_s(samples: Samples) -> list[Stretch]:
-    return possible_and_certain_speech_s(samples)[0]
-
-
 def possible_and_certain_speech_s(samples: Samples) -> tuple[list[Stretch], list[Stretch]]:
     probabilities = _score_isolated(samples)[SILENCE // FRAME :]
     possible_s = _stretches_s(probabilities, 0.0, MIN_SPEECH_FRAMES)

@@ -23,12 +23,12 @@ import numpy as np
 
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.voice import (
+    PAUSE_S,
     Stretch,
     certain_speech_s,
     holds_speech,
     next_speech_s,
     possible_and_certain_speech_s,
-    possible_speech_s,
 )
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
 from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, ending_at, rest_of
@@ -78,10 +78,16 @@ async def listen(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
     """
     if chunk.duration_s < NO_SPEECH_S:
         return SpokenChunk([chunk])
-    possible_s, certain_s = await pool.run(possible_and_certain_speech_s, chunk.samples)
+    spoken = await _listened(chunk, pool)
+    possible_s = spoken.since(chunk.start_s).possible_s
     pieces_s = _pieces_s(possible_s, chunk.duration_s) if possible_s else []
     pieces = [_between(chunk, start_s, end_s) for start_s, end_s in pieces_s] or [chunk]
-    return SpokenChunk(pieces, _in_file(possible_s, chunk), _in_file(certain_s, chunk))
+    return msgspec.structs.replace(spoken, pieces=pieces)
+
+
+async def _listened(chunk: Chunk, pool: PreprocessPool) -> SpokenChunk:
+    possible_s, certain_s = await pool.run(possible_and_certain_speech_s, chunk.samples)
+    return SpokenChunk([chunk], _in_file(possible_s, chunk), _in_file(certain_s, chunk))
 
 
 def with_silences(result: ChunkResult, chunk: Chunk, spoken: SpokenChunk) -> ChunkResult:
@@ -213,6 +219,8 @@ def _samples_of(span: Span, chunk: Chunk) -> Samples:
 MIN_SILENCE_S: Final = 0.4  # at a segment's edge: with less its time is left as the model wrote it
 # Within a segment; less is the end of the word before it, or the next one's beginning.
 MIN_SPEECH_S: Final = 0.1
+NEIGHBOUR_S: Final = 0.5  # so much and most of a stretch within a segment is its own
+BLIP_S: Final = 0.5  # a shorter sound, far from certain speech, may be no speech
 
 
 async def without_silent_edges(
@@ -220,26 +228,52 @@ async def without_silent_edges(
 ) -> list[DecodedPart]:
     if not any(part.spans for part in parts):
         return list(parts)
-    speech_s = spoken.possible_s or _in_file(await pool.run(possible_speech_s, chunk.samples), chunk)
-    return [_without_silent_edges(part, speech_s) for part in parts]
+    if not spoken.possible_s:
+        spoken = await _listened(chunk, pool)
+    return [_without_silent_edges(part, spoken.since(part.start_s)) for part in parts]
 
 
-def _without_silent_edges(part: DecodedPart, speech_s: Sequence[Stretch]) -> DecodedPart:
-    stretches = [(start_s - part.start_s, end_s - part.start_s) for start_s, end_s in speech_s]
-    return msgspec.structs.replace(part, spans=tuple(_moved_inward(span, stretches) for span in part.spans))
+def _without_silent_edges(part: DecodedPart, spoken: SpokenChunk) -> DecodedPart:
+    return msgspec.structs.replace(part, spans=tuple(_moved_inward(span, spoken) for span in part.spans))
 
 
-def _moved_inward(span: Span, speech_s: Sequence[Stretch]) -> Span:
-    within = [
-        (start_s, end_s)
-        for start_s, end_s in speech_s
-        if min(end_s, span.end_s) - max(start_s, span.start_s) >= MIN_SPEECH_S
-    ]
-    if not within:
+def _moved_inward(span: Span, spoken: SpokenChunk) -> Span:
+    own_s = _without_neighbours(_overlapping(spoken.possible_s, span), span)
+    own_s = _without_blips(own_s, _overlapping(spoken.certain_s, span))
+    if not own_s:
         return span
-    start_s, end_s = within[0][0], within[-1][1]
+    start_s, end_s = own_s[0][0], own_s[-1][1]
     return msgspec.structs.replace(
         span,
         start_s=start_s - MARGIN_S if start_s - span.start_s >= MIN_SILENCE_S else span.start_s,
         end_s=end_s + MARGIN_S if span.end_s - end_s >= MIN_SILENCE_S else span.end_s,
     )
+
+
+def _overlapping(stretches_s: Sequence[Stretch], span: Span) -> list[Stretch]:
+    return [stretch_s for stretch_s in stretches_s if _overlap_s(stretch_s, span) >= MIN_SPEECH_S]
+
+
+def _overlap_s(stretch_s: Stretch, span: Span) -> float:
+    return min(stretch_s[1], span.end_s) - max(stretch_s[0], span.start_s)
+
+
+def _without_neighbours(speech_s: Sequence[Stretch], span: Span) -> list[Stretch]:
+    """Leave out the edge of the speech before or behind, unless there is nothing else."""
+    own_s = [
+        (start_s, end_s)
+        for start_s, end_s in speech_s
+        if _overlap_s((start_s, end_s), span) >= min(NEIGHBOUR_S, (end_s - start_s) / 2)
+    ]
+    return own_s or list(speech_s)
+
+
+def _without_blips(speech_s: Sequence[Stretch], certain_s: Sequence[Stretch]) -> list[Stretch]:
+    """Leave out short sounds that may be speech, a second and more from certain speech."""
+    return [
+        (start_s, end_s)
+        for start_s, end_s in speech_s
+        if end_s - start_s >= BLIP_S
+        or not certain_s
+        or any(first_s - end_s < PAUSE_S and start_s - last_s < PAUSE_S for first_s, last_s in certain_s)
+    ]

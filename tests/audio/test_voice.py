@@ -24,7 +24,7 @@ from asr_server.audio.voice import (
     is_speech,
     missed_speech_s,
     next_speech_s,
-    possible_speech_s,
+    possible_and_certain_speech_s,
     speech_probabilities,
 )
 from asr_server.core import SAMPLE_RATE, Samples
@@ -81,7 +81,7 @@ def test_a_clean_hum_is_no_speech(pitch_hz: float, falloff: float) -> None:
     for duration_s in (0.5, 2.96):
         hum = mains_hum(pitch_hz, falloff, duration_s)
         assert not holds_speech(hum)
-        assert possible_speech_s(np.round(hum * 32768) / np.float32(32768)) == []
+        assert possible_and_certain_speech_s(np.round(hum * 32768) / np.float32(32768)) == ([], [])
 
 
 def test_a_hum_does_not_drown_speech() -> None:

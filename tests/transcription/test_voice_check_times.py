@@ -76,3 +76,47 @@ async def test_times_of_a_later_part_count_from_that_part() -> None:
     begins_s = duration_s(FIRST) + 0.3  # of the part
     ((start_s, _),) = await moved(sound, (0.0, duration_s(sound) - begins_s), part_start_s=begins_s)
     assert start_s == pytest.approx(2.7 - MARGIN_S, abs=NEAR_S)
+
+
+# -- On stretches of speech made up --------------------------------------------------------------------------
+
+
+async def moved_within(
+    span_s: tuple[float, float], certain_s: list[tuple[float, float]], possible_s: list[tuple[float, float]]
+) -> tuple[float, float]:
+    """A segment of a chunk that begins at 20 s, all times on the chunk's clock."""
+    chunk = Chunk(0, 20 * SAMPLE_RATE, silence(12.0))
+    result = ChunkResult((1,), (0.0,), 0.0, 0.0, 1.0, 0.0, "en", "stop")
+    part = DecodedPart(20.0, chunk.duration_s, result, (Span(*span_s, (1,), (0.0,)),), 1)
+    spoken = SpokenChunk([chunk], sorted([*certain_s, *possible_s]), certain_s).since(-20.0)
+    pool = PreprocessPool(1)
+    try:
+        (found,) = await without_silent_edges([part], chunk, spoken, pool)
+    finally:
+        pool.shutdown()
+    return found.spans[0].start_s, found.spans[0].end_s
+
+
+@pytest.mark.parametrize(
+    ("possible_s", "start_s"),
+    [((1.0, 1.2), 4.8), ((4.2, 4.4), 4.0), ((1.0, 1.6), 0.8)],
+    ids=["far and short", "near", "long"],
+)
+async def test_a_short_faint_sound_far_from_certain_speech_is_no_edge(
+    possible_s: tuple[float, float], start_s: float
+) -> None:
+    behind_s = tuple(12.0 - time_s for time_s in reversed(possible_s))
+    found = await moved_within((0.0, 12.0), [(5.0, 7.0)], [possible_s, (behind_s[0], behind_s[1])])
+    assert found == pytest.approx((start_s, 12.0 - start_s))
+
+
+async def test_where_nothing_is_certain_a_faint_sound_is_speech() -> None:
+    assert await moved_within((0.0, 12.0), [], [(2.0, 2.3)]) == pytest.approx((1.8, 2.5))
+
+
+async def test_the_edge_of_the_speech_beside_is_not_the_segments() -> None:
+    """A model's times are often a third of a second off: in the sentence before, or in the one behind."""
+    speech_s = [(0.5, 3.3), (5.0, 8.0), (9.5, 12.0)]
+    assert await moved_within((3.0, 9.8), speech_s, []) == pytest.approx((4.8, 8.2))
+    assert await moved_within((2.5, 10.2), speech_s, []) == pytest.approx((2.5, 10.2)), "that is a word"
+    assert await moved_within((3.0, 4.0), speech_s, []) == pytest.approx((3.0, 3.5)), "there is no other"
