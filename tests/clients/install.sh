@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 names=("$@")
-if [ $# = 0 ]; then names=(litellm langchain pipecat livekit agents speechrecognition vercel openai); fi
+if [ $# = 0 ]; then names=(litellm langchain pipecat livekit agents speechrecognition vercel openai openai-new openai-old); fi
 install_vercel() {
     cd tests/clients/vercel
     if cmp -s package-lock.json node_modules/installed.json; then return; fi

@@ -48,6 +48,24 @@ def test_litellm(server: Server, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("client", "library"), [("openai-new", "httpx2"), ("openai-old", "httpx")])
+def test_openais_newest_package_and_an_old_one(
+    server: Server, tmp_path: Path, client: str, library: str
+) -> None:
+    recording = write_wav(tmp_path / "speech.wav", SPOKEN)
+    assert lines_of(client, "tests/clients/openai_client.py", recording, f"{server.url}/v1") == [
+        f"library: {library}",
+        f"json: {SPOKEN.text}",
+        f"words: {SPOKEN.text}",
+        "srt: True",
+        f"text: {SPOKEN.text}",
+        f"stream: {SPOKEN.text}",
+        f"async: {SPOKEN.text}",
+        "refused: 400 file",
+        "models: True",
+    ]
+
+
 def test_openais_agents_sdk_whole_and_live(server: Server, tmp_path: Path) -> None:
     recording = write_wav(tmp_path / "speech.wav", SPOKEN, 24_000)
     assert lines_of("agents", "tests/clients/agents_client.py", recording, f"{server.url}/v1") == [
