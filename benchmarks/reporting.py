@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -95,23 +95,6 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """`median (least to most)`."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-class Seconds(NamedTuple):
-    """What a run took: on the clock, and of processor time, which a busy machine changes less."""
-
-    wall: float
-    cpu: float
-
-
-def percent_more(pairs: Sequence[tuple[Seconds, Seconds]]) -> dict[str, list[float]]:
-    """What the second of each pair took beyond the first, by kind of seconds. Measured side by side, so that
-    what else the machine does cancels out.
-    """
-    return {
-        kind: [100 * (getattr(second, kind) / getattr(first, kind) - 1) for first, second in pairs]
-        for kind in Seconds._fields
-    }
 
 
 def quantile(values: Sequence[float], share: float) -> float:

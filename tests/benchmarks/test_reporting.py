@@ -40,7 +40,7 @@ def test_a_spread_names_the_median_and_the_ends() -> None:
 def test_the_command_is_a_module_s_or_a_package_s_name_with_its_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["/somewhere/benchmarks/words.py", "--quick"])
-    assert command() == "python -m benchmarks.words --quick"
+    monkeypatch.setattr("sys.argv", ["/somewhere/benchmarks/engine.py", "--quick"])
+    assert command() == "python -m benchmarks.engine --quick"
     monkeypatch.setattr("sys.argv", ["/somewhere/benchmarks/frontend/__main__.py", "--quick"])
     assert command() == "python -m benchmarks.frontend --quick"
