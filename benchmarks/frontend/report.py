@@ -1,16 +1,14 @@
-"""The tables and the plot."""
+"""The tables."""
 
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.reporting import pyplot, spread
+from benchmarks.reporting import spread
 
 from .threads import THREADS
 from .ways import WAYS
@@ -62,24 +60,3 @@ def _ratio(ways: dict[str, list[float]], way: str) -> str:
     if not ways[way]:
         return "-"
     return _spread([ours / other for ours, other in zip(ways["ours"], ways[way], strict=True)], 2)
-
-
-def plot(results: dict[str, Any], path: Path) -> None:
-    figure, (left, right) = pyplot().subplots(1, 2, figsize=(15, 6), layout="constrained")
-    names = list(results["one_core"])
-    for number, way in enumerate(WAYS):
-        medians = [statistics.median(results["one_core"][name][way] or [0]) for name in names]
-        left.barh(np.arange(len(names)) + 0.2 * number, medians, 0.2, label=way)
-    left.set_yticks(np.arange(len(names)) + 0.3, names)
-    left.invert_yaxis()
-    left.set(xscale="log", xlabel="audio seconds per second of one core", title="One core")
-    left.legend()
-    for name, entry in results["threads"].items():
-        medians = [statistics.median(entry["threads"][str(n)]) for n in THREADS]
-        right.plot(THREADS, medians, marker="o", label=name)
-    right.set(xscale="log", yscale="log", xlabel="threads", ylabel="audio seconds per second")
-    right.set_xticks(THREADS, [str(n) for n in THREADS])
-    right.set_title("Threads")
-    if results["threads"]:
-        right.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
