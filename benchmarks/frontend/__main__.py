@@ -2,9 +2,9 @@
 
     python -m benchmarks.frontend [--quick] [--json FILE]
 
-Speed of one core (audio seconds per second of processor time, decode processes included), speed with more
-threads, the event loop's delay meanwhile, and peak memory. All ways take turns in every round, so that a
-noisy machine disturbs them alike; figures are medians over the rounds, with the range beside them.
+Speed of one core (audio seconds per second of processor time, decode processes included) and peak memory. All
+ways take turns in every round, so that a noisy machine disturbs them alike; figures are medians over the rounds,
+with the range beside them. `benchmarks.serving --preprocess-workers` measures more threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from .memory import memory
 from .one_core import one_core
 from .recordings import FORMATS, write
 from .report import show
-from .threads import PROCESSES, THREADS, threads
 from .ways import WAYS
 
 
@@ -32,7 +31,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="shorter files: to see that it runs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--duration", type=float, default=600.0, help="seconds of each recording")
-    parser.add_argument("--parts", default="one_core,threads,memory", help="what to measure")
+    parser.add_argument("--parts", default="one_core,memory", help="what to measure")
     parser.add_argument("--json", type=Path, help="write all figures there")
     arguments = parser.parse_args()
     duration_s = 60.0 if arguments.quick else arguments.duration
@@ -47,7 +46,7 @@ def main() -> None:
 def measure(
     folder: Path, duration_s: float, rounds: int, parts: list[str], progress: Progress
 ) -> dict[str, Any]:
-    steps = len(FORMATS) * (1 + rounds * (len(WAYS) + len(THREADS) + len(PROCESSES) + 2)) + len(WAYS)
+    steps = len(FORMATS) * (1 + rounds * len(WAYS)) + len(WAYS)
     task = progress.add_task("writing, then measuring", total=steps)
 
     def tick() -> None:
@@ -63,7 +62,6 @@ def measure(
     write(folder / "long", "mp3 44.1k stereo", long_s)
     return {
         "one_core": one_core(paths, rounds, duration_s, tick) if "one_core" in parts else {},
-        "threads": threads(paths, rounds, duration_s, tick) if "threads" in parts else {},
         "memory_mb": memory(folder / "long", tick) if "memory" in parts else {},
         "memory_s": long_s,
     }
