@@ -1,6 +1,6 @@
 """Time and memory of bringing arrays from one process to another.
 
-    python -m benchmarks.transport        32 arrays of 16 MB in four layouts, five ways; chunks; round trips
+    python -m benchmarks.transport        32 arrays of 16 MB in four layouts, two ways; chunks; round trips
 
 The table is that of vLLM's tensor transport (pull request 16432): so many messages with so many arrays
 each, and always the same payload. Memory is the peak of both processes together (PSS: pages that they share

@@ -1,4 +1,4 @@
-"""Ways to bring arrays from one process to another, each with its two ends."""
+"""The server's two ways to bring arrays from one process to another, each with its two ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Sequence
-from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -25,10 +24,9 @@ WIRE: Wire[Any] = Wire(list)
 
 
 class Endpoint(NamedTuple):
-    """What both ends are given: an address, a queue, the handle of shared memory."""
+    """What both ends are given: an address and the handle of shared memory."""
 
     folder: str
-    queue: Queue[Any] | None
     shared_fd: int | None
 
 
@@ -46,42 +44,17 @@ class Receiver(Protocol):
         ...
 
 
-class PickleSender:
-    """multiprocessing's own queue."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        assert endpoint.queue is not None
-        self._queue = endpoint.queue
-
-    def send(self, arrays: Sequence[Array]) -> None:
-        self._queue.put(list(arrays))
-
-
-class PickleReceiver:
-    def __init__(self, endpoint: Endpoint) -> None:
-        assert endpoint.queue is not None
-        self._queue = endpoint.queue
-
-    def receive(self) -> list[Array]:
-        arrays: list[Array] = self._queue.get()
-        return arrays
-
-    def dropped(self) -> None:
-        pass
-
-
 class ZmqSender:
-    """A message and its arrays in frames, copied by ZeroMQ or not."""
+    """A message and its arrays in frames, as between hosts."""
 
-    def __init__(self, endpoint: Endpoint, copy: bool) -> None:
-        self._copy = copy
+    def __init__(self, endpoint: Endpoint) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(f"ipc://{endpoint.folder}/messages")
 
     def send(self, arrays: Sequence[Array]) -> None:
-        self._socket.send_multipart(WIRE.encode(list(arrays)), copy=self._copy)
+        self._socket.send_multipart(WIRE.encode(list(arrays)))
 
 
 class ZmqReceiver:
@@ -98,22 +71,6 @@ class ZmqReceiver:
 
     def dropped(self) -> None:
         pass
-
-
-class InlineSender(ZmqSender):
-    """Everything within one msgpack message."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint, copy=True)
-
-    def send(self, arrays: Sequence[Array]) -> None:
-        self._socket.send(msgspec.msgpack.encode([array.tobytes() for array in arrays]))
-
-
-class InlineReceiver(ZmqReceiver):
-    def receive(self) -> list[Array]:
-        contents = msgspec.msgpack.decode(self._socket.recv(), type=list[bytes])
-        return [np.frombuffer(content, np.uint8) for content in contents]
 
 
 class SharedSender:
@@ -159,44 +116,27 @@ class SharedReceiver:
         self._released.send(msgspec.msgpack.encode(self._shared.take_released()))
 
 
-VARIANTS: Final = (
-    "pickle over a queue",
-    "msgpack inline",
-    "ZeroMQ, no copy",
-    "ZeroMQ, copied on write",
-    "shared memory (ours)",
-)
+FRAMES, SHARED = "ZeroMQ's frames", "shared memory"
+VARIANTS: Final = (FRAMES, SHARED)
 
 
 def make_endpoint() -> Endpoint:
     """For the process that starts both ends, which inherit nothing else."""
-    return Endpoint(tempfile.mkdtemp(prefix="asr-benchmark-"), SPAWN.Queue(), None)
+    return Endpoint(tempfile.mkdtemp(prefix="asr-benchmark-"), None)
 
 
 def make_sender(variant: str, endpoint: Endpoint) -> tuple[Sender, int | None]:
     """The sending end, and the handle of its shared memory where it has any."""
-    match VARIANTS.index(variant):
-        case 0:
-            return PickleSender(endpoint), None
-        case 1:
-            return InlineSender(endpoint), None
-        case 2:
-            return ZmqSender(endpoint, copy=False), None
-        case 3:
-            return ZmqSender(endpoint, copy=True), None
+    if variant == FRAMES:
+        return ZmqSender(endpoint), None
     shared = SharedMemoryWriter()
     return SharedSender(endpoint, shared), shared.fd
 
 
 def make_receiver(variant: str, endpoint: Endpoint, sender_pid: int) -> Receiver:
     """The receiving end. Shared memory, which a replica inherits, is opened by the sender's handle here."""
-    match VARIANTS.index(variant):
-        case 0:
-            return PickleReceiver(endpoint)
-        case 1:
-            return InlineReceiver(endpoint)
-        case 2 | 3:
-            return ZmqReceiver(endpoint)
+    if variant == FRAMES:
+        return ZmqReceiver(endpoint)
     fd = os.open(f"/proc/{sender_pid}/fd/{endpoint.shared_fd}", os.O_RDWR)
     return SharedReceiver(endpoint._replace(shared_fd=fd))
 

@@ -3,8 +3,8 @@
     python -m benchmarks.frontend [--quick] [--json FILE]
 
 Speed of one core (audio seconds per second of processor time, decode processes included) and peak memory. All
-ways take turns in every round, so that a noisy machine disturbs them alike; figures are medians over the rounds,
-with the range beside them. `benchmarks.serving --preprocess-workers` measures more threads.
+ways take turns in every round, so that a noisy machine disturbs them alike; figures are medians over the
+rounds, with the range beside them. `benchmarks.serving --preprocess-workers` measures more threads.
 """
 
 from __future__ import annotations
