@@ -16,11 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from asr_server.channel.messages import Result, Submit
 from asr_server.core import SAMPLE_RATE, ChunkId, DecodingOptions, Samples
@@ -109,61 +105,11 @@ def transformers(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
     yield run
 
 
-@contextmanager
-def faster_whisper(setting: Setting, work: Work, clips: Clips) -> Iterator[Run]:
-    from faster_whisper import WhisperModel
-
-    model = WhisperModel(
-        work.converted, device="cpu", compute_type=setting.dtype, cpu_threads=work.threads, num_workers=1
-    )
-    pipeline = _counting_pipeline(model)
-    suppressed = json.loads((Path(work.checkpoint) / "generation_config.json").read_text())["suppress_tokens"]
-
-    def run() -> int:
-        pipeline.num_tokens = 0
-        starts = np.cumsum([0, *(len(clip) for clip in clips)]) / SAMPLE_RATE
-        segments, _ = pipeline.transcribe(
-            np.concatenate(clips),
-            language="en",
-            beam_size=1,
-            best_of=1,
-            temperature=[0.0],
-            suppress_tokens=suppressed,
-            without_timestamps=True,
-            vad_filter=False,
-            clip_timestamps=[{"start": start, "end": end} for start, end in pairwise(starts)],
-            max_new_tokens=2 * work.tokens - 4,  # CTranslate2 stops at half of this and the prompt together
-            batch_size=setting.batch,
-        )
-        for _ in segments:
-            pass
-        return int(pipeline.num_tokens)
-
-    yield run
-
-
-def _counting_pipeline(model: Any) -> Any:
-    from faster_whisper import BatchedInferencePipeline
-
-    class Counting(BatchedInferencePipeline):  # type: ignore[misc]
-        """Counts what was generated: its segments drop tokens that random weights put at odd places."""
-
-        num_tokens = 0
-
-        def generate_segment_batched(self, *arguments: Any) -> Any:
-            encoded, outputs = super().generate_segment_batched(*arguments)
-            self.num_tokens += sum(len(output["tokens"]) for output in outputs)
-            return encoded, outputs
-
-    return Counting(model)
-
-
 System = Callable[[Setting, Work, Clips], AbstractContextManager[Run]]
 SYSTEMS: dict[str, System] = {
     "ours": ours,
     "ours_http": ours_http,
     "transformers": transformers,
-    "faster_whisper": faster_whisper,
 }
 
 

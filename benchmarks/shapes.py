@@ -1,4 +1,4 @@
-"""A checkpoint of random weights of any shape, and the same clips, through every system in turns.
+"""A checkpoint of random weights of any shape, and the same clips, through ours and transformers in turns.
 
     python -m benchmarks.shapes                          whisper-tiny's shape, 16 clips of 30 s
     python -m benchmarks.shapes --shape small --clip-s 5 --rounds 5 --json peers.json
@@ -6,10 +6,10 @@
 
     python -m benchmarks.shapes --device cuda --shape large-v3-turbo --clips 128 --tokens 100
 
-Each peer first shows its best setting (compute type and batch size); the best ones then take turns with ours.
+transformers first shows its best setting (precision and batch size), which then takes turns with ours.
 Every system runs in a process of its own with the same number of threads, gets arrays, gives tokens, and does
 the same work: random weights, end-of-text suppressed, a fixed number of tokens a clip. Ours takes part a
-second time as the whole server, over HTTP on loopback. A peer that is not installed is left out.
+second time as the whole server, over HTTP on loopback. Where transformers is not installed it is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from asr_server.core import Samples
-from benchmarks.checkpoints import REVISION, SHAPES, add_checkpoints_option, fixed_checkpoint
+from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
 from benchmarks.reporting import (
     Budget,
@@ -54,7 +53,6 @@ class Work:
     """What every system is given."""
 
     checkpoint: str
-    converted: str  # the same for CTranslate2
     clips: int
     clip_s: float
     tokens: int
@@ -121,28 +119,20 @@ def running(setting: Setting, work: Work) -> Iterator[Runner]:
 
 
 def candidates(quick: bool, work: Work) -> list[Setting]:
-    """The peers' settings worth trying, none larger than the work. On CUDA only transformers: no CTranslate2
-    there."""
+    """transformers' settings worth trying, none larger than the work."""
+    if find_spec("transformers") is None:
+        return []
     batches = [size for size in BATCHES[work.device][-2 if quick else 0 :] if size <= work.clips]
-    dtypes = {"transformers": ["bfloat16"]}
-    if work.device == "cpu":
-        faster = ["int8_float32"] if quick else ["int8_float32", "int8", "float32"]
-        dtypes = {"faster_whisper": faster, "transformers": ["float32", "bfloat16"]}
-    return [
-        Setting(system, dtype, batch)
-        for system in dtypes
-        if find_spec(system) is not None
-        for dtype in dtypes[system]
-        for batch in batches or [work.clips]
-    ]
+    dtypes = ["bfloat16"] if work.device == "cuda" else ["float32", "bfloat16"]
+    return [Setting("transformers", dtype, batch) for dtype in dtypes for batch in batches or [work.clips]]
 
 
 def choose(
     settings: Sequence[Setting], work: Work, repeats: int, budget: Budget, progress: Progress
 ) -> dict[Setting, float]:
-    """The least seconds of each setting."""
+    """Return the least seconds of each setting."""
     found = {}
-    for setting in progress.track(settings, description="best settings of the peers"):
+    for setting in progress.track(settings, description="the best setting of transformers"):
         if not budget.allows(setting):
             continue
         with running(setting, work) as runner:
@@ -177,25 +167,14 @@ def take_turns(
 
 def prepare(options: argparse.Namespace) -> Work:
     fixed = fixed_checkpoint(options.shape, options.checkpoints, options.device)
-    converted = options.checkpoints / f"{options.shape}-ct2-{REVISION}"
-    if not converted.exists() and options.device == "cpu" and find_spec("ctranslate2") is not None:
-        _convert(options.checkpoints / options.shape, converted)
     return Work(
         str(fixed),
-        str(converted),
         options.clips,
         options.clip_s,
         options.tokens,
         options.threads,
         options.device,
     )
-
-
-def _convert(checkpoint: Path, target: Path) -> None:
-    from ctranslate2.converters import TransformersConverter
-
-    files = ["tokenizer.json", "preprocessor_config.json"]
-    TransformersConverter(str(checkpoint), copy_files=files).convert(str(target))
 
 
 def make_clips(work: Work) -> list[Samples]:
@@ -247,13 +226,13 @@ def main() -> None:
         else:
             tried, repeats = candidates(options.quick, work), 1 if options.quick else 2
             searched = choose(tried, work, repeats, budget, progress)
-            best = [_best_of(searched, system) for system in dict.fromkeys(each.system for each in searched)]
+            best = [min(searched, key=lambda setting: searched[setting])] if searched else []
         ours = [Setting(OURS[way], dtype, options.clips) for way in options.ours for dtype in options.dtype]
         rounds = 2 if options.quick else options.rounds
 
         def write(seconds: dict[Setting, list[float]]) -> None:
             figures: dict[str, Any] = {
-                "work": asdict(work) | {"checkpoint": options.shape, "converted": None},
+                "work": asdict(work) | {"checkpoint": options.shape},
                 "searched_s": {str(setting): round(least, 3) for setting, least in searched.items()},
                 "rounds_s": {
                     str(setting): [round(s, 3) for s in times] for setting, times in seconds.items()
@@ -263,12 +242,6 @@ def main() -> None:
 
         seconds = take_turns([*ours, *best], work, rounds, budget, progress, write)
     show(work, seconds, console)
-
-
-def _best_of(searched: dict[Setting, float], system: str) -> Setting:
-    return min(
-        (setting for setting in searched if setting.system == system), key=lambda setting: searched[setting]
-    )
 
 
 if __name__ == "__main__":
