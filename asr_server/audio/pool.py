@@ -13,9 +13,10 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from functools import partial
+from typing import TypeVar
 from weakref import WeakSet
 
 from asr_server import metrics
@@ -80,55 +81,36 @@ class PreprocessPool:
         except BaseException:
             self._count(queued=-1)
             raise
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[T] = loop.create_future()
+        work = partial(self._work, queued_at, function, args)
+        task: Future[T] = self._executor.submit(contextvars.copy_context().run, work)
+        task.add_done_callback(partial(self._on_done, asyncio.get_running_loop()))
+        return await asyncio.wrap_future(task)
 
-        def work() -> None:
-            started_at = time.monotonic()
-            self._count(queued=-1, busy=1)
-            metrics.preprocess_wait_seconds.observe(started_at - queued_at)
-            outcome = _outcome(function, args)
+    def _work(self, queued_at: float, function: Callable[..., T], args: tuple[object, ...]) -> T:
+        started_at = time.monotonic()
+        self._count(queued=-1, busy=1)
+        metrics.preprocess_wait_seconds.observe(started_at - queued_at)
+        try:
+            return function(*args)
+        finally:
             self._count(busy=-1, finished=1)
             metrics.preprocess_seconds.observe(time.monotonic() - started_at)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._settle, result, outcome)
 
-        task = self._executor.submit(contextvars.copy_context().run, work)
-        task.add_done_callback(lambda task: result.cancel() if task.cancelled() else None)  # at shutdown
-        try:
-            return await result
-        except asyncio.CancelledError:
-            if task.cancel():  # it never starts: its place is free again
-                self._count(queued=-1)
-                self._places.release()
-            raise
+    def _on_done(self, loop: asyncio.AbstractEventLoop, task: Future[T]) -> None:
+        if task.cancelled():  # it never began
+            self._count(queued=-1)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(self._places.release)
 
     def shutdown(self) -> None:
         for recording in self._recordings:
             recording.close()
         self._executor.shutdown(cancel_futures=True)
 
-    def _settle(self, result: asyncio.Future[T], outcome: tuple[T | None, BaseException | None]) -> None:
-        self._places.release()
-        value, error = outcome
-        if result.cancelled():
-            return
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(cast(T, value))
-
     def _count(self, **changes: int) -> None:
         with self._lock:
             for name, change in changes.items():
                 setattr(self.stats, name, getattr(self.stats, name) + change)
-
-
-def _outcome(function: Callable[..., T], args: tuple[object, ...]) -> tuple[T | None, BaseException | None]:
-    try:
-        return function(*args), None
-    except BaseException as error:
-        return None, error
 
 
 def _name_thread(number: int) -> None:

@@ -192,7 +192,7 @@ async def test_the_event_loop_stays_free_while_all_threads_work(
         await asyncio.sleep(0.001)
         delays.append(time.perf_counter() - start - 0.001)
     await asyncio.gather(*tasks)
-    assert np.median(delays) < 0.010  # the 99th percentile needs a quiet machine: benchmarks/frontend.py
+    assert np.median(delays) < 0.010  # the 99th percentile needs a quiet machine
 
 
 async def test_other_work_shares_the_threads_and_its_errors_arrive(pool: PreprocessPool) -> None:
