@@ -69,24 +69,16 @@ def load_whisper(
             AMX, and beside float32 the decoder.
     Raises:
         CheckpointError: weights are missing or do not match config.json.
-        ValueError: it is not a Whisper model, lacks alignment heads or cannot be split.
+        ValueError: an alignment head or the activation is unknown, or it cannot be split.
     """
-    try:
-        sizes = WhisperSizes.from_directory(directory)
-    except KeyError as error:
-        raise CheckpointError(f"{directory}/config.json has no {error}") from error
+    sizes = WhisperSizes.from_directory(directory)
     weights = _checked_weights(directory)
     decoder_linear = Int8Linear if int8 and dtype == torch.float32 else Linear
     encoder_linear = Int8EncoderLinear if int8 and not (HAS_AMX and dtype == torch.bfloat16) else Linear
     if fp8_encoder:
         encoder_linear = Float8Linear
     model = Whisper(sizes, torch.device(device), dtype, shard, encoder_linear, decoder_linear, int8)
-    try:
-        model.load_hugging_face(weights)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
-        raise  # no fault of the weights, and the device may well do it at the next try
-    except (KeyError, RuntimeError) as error:
-        raise CheckpointError(f"the weights in {directory} do not fit its config.json: {error}") from error
+    model.load_hugging_face(weights)
     model.alignment_heads = read_alignment_heads(directory, sizes)
     return model.eval().requires_grad_(False)
 

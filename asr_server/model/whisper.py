@@ -365,12 +365,7 @@ class Whisper(nn.Module):
         return self.encoder.encode_silence(self.log_mel([np.empty(0, np.float32)]), kernels)
 
     def load_hugging_face(self, weights: Weights) -> None:
-        """Load weights by Hugging Face names without `model.`.
-
-        Raises:
-            KeyError: one is missing.
-            RuntimeError: one has another shape.
-        """
+        """Load weights of a checked layout, by Hugging Face names without `model.`."""
         with torch.no_grad():
             self.encoder.load(Within(weights, "encoder."))
             self.decoder.load(Within(weights, "decoder."))
