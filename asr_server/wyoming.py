@@ -355,7 +355,7 @@ class WyomingServer:
         return host, port
 
     async def close(self) -> None:
-        """Close every connection; `api.server` has waited for transcripts."""
+        """Close every connection; `server.run` has waited for transcripts."""
         if self._listener is not None:
             self._listener.close()
         tasks = list(self._open)

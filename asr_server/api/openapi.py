@@ -55,7 +55,6 @@ from asr_server.errors import (
     UploadTooLarge,
 )
 from asr_server.formats.bodies import DiarizedJson, DiarizedSegment, Json, VerboseJson
-from asr_server.realtime.server_events import ClientSecret, ClientSecretRequest
 from asr_server.speakers.models import not_here
 
 Responses = dict[int | str, dict[str, Any]]
@@ -85,7 +84,7 @@ _HEADERS: Final[Mapping[str, str]] = {
 }
 
 
-def _reference(body: type) -> dict[str, str]:
+def reference(body: type) -> dict[str, str]:
     return {"$ref": REF.format(model=body.__name__)}
 
 
@@ -161,7 +160,7 @@ def _error_response(status: int) -> dict[str, Any]:
     return {
         "description": HTTPStatus(status).phrase,
         "headers": described_headers(REQUEST_ID),
-        "content": {"application/json": {"schema": _reference(ErrorBody), "examples": {}}},
+        "content": {"application/json": {"schema": reference(ErrorBody), "examples": {}}},
     }
 
 
@@ -257,7 +256,7 @@ def _transcript_responses(
     bodies: Mapping[type, Any], stream_meaning: str, errors: tuple[Exception, ...] = ()
 ) -> Responses:
     as_json = {
-        "schema": {"anyOf": [_reference(body) for body in bodies]},
+        "schema": {"anyOf": [reference(body) for body in bodies]},
         "examples": {_FORMATS[body]: {"value": example} for body, example in bodies.items()},
     }
     texts = {
@@ -283,23 +282,11 @@ def _transcript_responses(
 
 
 def form_of(fields_type: type[AudioFields]) -> dict[str, Any]:
-    content = {"multipart/form-data": {"schema": _reference(fields_type)}}
+    content = {"multipart/form-data": {"schema": reference(fields_type)}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 # -- Operations ----------------------------------------------------------------------------------------------
-
-CLIENT_SECRET_BODY: Final = {
-    "requestBody": {"content": {"application/json": {"schema": _reference(ClientSecretRequest)}}}
-}
-
-
-def client_secret_responses() -> Responses:
-    secret = {
-        "description": "The secret, and the session that it opens.",
-        "content": {"application/json": {"schema": _reference(ClientSecret)}},
-    }
-    return {200: secret} | error_responses(*KEY_ERRORS, *MODEL_ERRORS)
 
 
 def metrics_responses() -> Responses:
@@ -319,18 +306,21 @@ _FILE: Final = {
 }
 
 
-def install(app: FastAPI, settings: Settings, models: ModelRegistry) -> None:
+def install(app: FastAPI, settings: Settings, models: ModelRegistry, more_schemas: Mapping[str, Any]) -> None:
+    """`more_schemas` are those that routes of other folders refer to."""
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app, settings, models))
+            document.update(_document(app, settings, models, more_schemas))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, settings: Settings, models: ModelRegistry) -> dict[str, Any]:
+def _document(
+    app: FastAPI, settings: Settings, models: ModelRegistry, more_schemas: Mapping[str, Any]
+) -> dict[str, Any]:
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -341,7 +331,7 @@ def _document(app: FastAPI, settings: Settings, models: ModelRegistry) -> dict[s
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):  # the framework's own; ours are 400
         schemas.pop(name, None)
-    schemas |= _schemas()
+    schemas |= _schemas() | dict(more_schemas)
     for fields_type in (TranscriptionFields, TranslationFields):
         schemas[fields_type.__name__], parts = _form(fields_type, settings, models)
         schemas |= parts
@@ -368,12 +358,7 @@ def _schemas() -> dict[str, Any]:
     _, generated = models_json_schema(
         [(body, "serialization") for body in bodies], ref_template=REF, schema_generator=_WithoutNull
     )
-    _, of_msgspec = msgspec.json.schema_components(
-        [ClientSecretRequest, ClientSecret], ref_template="#/components/schemas/{name}"
-    )
-    for schema in of_msgspec.values():  # a tag is no field, and so has no description
-        schema["properties"].get("type", {}).setdefault("description", "Which one it is.")
-    schemas: dict[str, Any] = generated["$defs"] | of_msgspec
+    schemas: dict[str, Any] = generated["$defs"]
     return schemas
 
 

@@ -74,7 +74,7 @@ def serve(model_name: str | None, **options: Any) -> None:
     models = settings_of_models(options, FOR_A_SERVER, model_name)
     for settings in models:
         _report_embedded(settings)
-    from asr_server.api.server import run
+    from asr_server.server.run import run
 
     try:
         status = run(models)

@@ -19,7 +19,6 @@ from asr_server import metrics
 from asr_server.api.errors import HANDLED, body_of, response_to
 from asr_server.api.hosts import check_origin
 from asr_server.api.middleware import answer_headers
-from asr_server.api.openapi import CLIENT_SECRET_BODY, client_secret_responses
 from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, caller_of, get_state, metered, models_of, require_key, set_caller
 from asr_server.errors import InvalidValue, ShuttingDown
@@ -35,6 +34,7 @@ from asr_server.realtime.config import (
     update_config,
     with_model,
 )
+from asr_server.realtime.openapi import CLIENT_SECRET_BODY, client_secret_responses
 from asr_server.realtime.server_events import (
     ClientSecret,
     ClientSecretRequest,

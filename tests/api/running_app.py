@@ -13,7 +13,6 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from asr_server.api.app import create_app
 from asr_server.api.models import ModelRegistry
 from asr_server.api.served_model import ServedModel
 from asr_server.api.tls import http_protocol
@@ -26,6 +25,7 @@ from asr_server.core import ChunkResult
 from asr_server.dispatch.dispatcher import Dispatcher
 from asr_server.dispatch.supervisor import ReplicaLimits
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
+from asr_server.server.app import create_app
 from tests.embedded import embedded
 from tests.fake_replica import FakeReplica, noise, say, wav
 from tests.vocabulary import make_tokenizer, words
@@ -144,6 +144,12 @@ async def run_app(
     finally:
         server.should_exit = True
         await serving
+
+
+def error_of(response: httpx.Response) -> dict[str, str | None]:
+    error: dict[str, str | None] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
 
 
 async def until(condition: Callable[[], object]) -> None:

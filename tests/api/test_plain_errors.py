@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.running_app import RunningApp, run_app
-from tests.api.test_app import error_of
+from tests.api.running_app import RunningApp, error_of, run_app
 from tests.embedded import embedded
 from tests.realtime.realtime_client import refused
 

@@ -12,8 +12,7 @@ from asr_server.api.served_model import ServedModel
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.errors import EngineUnavailable
 from tests.api.figures import read
-from tests.api.running_app import RunningApp, run_app, until
-from tests.api.test_app import error_of
+from tests.api.running_app import RunningApp, error_of, run_app, until
 from tests.embedded import embedded
 from tests.fake_replica import noise
 from tests.realtime.realtime_client import open_session, pcm24

@@ -15,9 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from asr_server.api.app import FILE_THREADS
 from asr_server.api.connections import TICK_S
 from asr_server.config import MIB
+from asr_server.server.app import FILE_THREADS
 from tests.api.raw_client import RawClient
 from tests.api.sample_files import sound_file
 from tests.conftest import Server, run_server

@@ -32,12 +32,12 @@ from tests.api.running_app import (
     SECOND,
     THREE_CHUNKS,
     RunningApp,
+    error_of,
     number_of_the_chunk,
     run_app,
     served,
     until,
 )
-from tests.api.test_app import error_of
 from tests.audio.audio_files import Sound, voice, write_film
 from tests.embedded import embedded
 from tests.fake_replica import noise, say, wav

@@ -34,7 +34,7 @@ def test_a_checkpoint_is_named_so_that_another_host_finds_it(tmp_path: Path) -> 
 
 
 def test_nothing_of_ray_is_imported_for_the_other_executors() -> None:
-    modules = "asr_server.api.server, asr_server.dispatch.processes"
+    modules = "asr_server.server.run, asr_server.dispatch.processes"
     code = f"import sys, {modules}; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from asr_server.api.app import create_app
 from asr_server.api.models import ModelRegistry
 from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState
@@ -23,6 +22,7 @@ from asr_server.config import NO_PORT, Settings, naming
 from asr_server.errors import ShuttingDown
 from asr_server.machine import freeze_gc, is_loopback, listening_on, raise_open_files_limit, shared_sockets
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
+from asr_server.server.app import create_app
 from asr_server.telemetry import announce
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from asr_server.api.server import ENGINE_FAILED
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
+from asr_server.server.run import ENGINE_FAILED
 from tests.conftest import Server, run_server
 
 SERVE = (sys.executable, "-m", "asr_server", "serve", "--port", "0")

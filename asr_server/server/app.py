@@ -49,6 +49,7 @@ from asr_server.api.upload import UploadStore
 from asr_server.api.usage import UsageLog
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import MIB, Settings
+from asr_server.realtime import openapi as realtime_openapi
 from asr_server.realtime.route import router as realtime_router
 from asr_server.telemetry import announce
 
@@ -116,7 +117,7 @@ def create_app(settings: Settings, models: ModelRegistry, pool: PreprocessPool) 
         app.include_router(compatible.router)
     routes.install_page(app)
     install_docs_page(app)
-    openapi.install(app, settings, models)
+    openapi.install(app, settings, models, realtime_openapi.schemas())
     app.add_middleware(PlainRoutes, routes=routes.audio.routes)
     _wrap(app, settings)
     return app

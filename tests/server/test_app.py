@@ -1,22 +1,15 @@
 import logging
 import re
 
-import httpx
 import pytest
 
 from asr_server.dispatch.supervisor import StartImpossible
 from asr_server.telemetry import TextFormatter
 from tests.api.raw_client import RawClient
-from tests.api.running_app import RunningApp, run_app
+from tests.api.running_app import RunningApp, error_of, run_app
 from tests.embedded import embedded
 
 PATHS_OF_V1 = ["/v1/models", "/v1/models/whisper-1", "/v1/audio/transcriptions", "/v1/audio/translations"]
-
-
-def error_of(response: httpx.Response) -> dict[str, str | None]:
-    error: dict[str, str | None] = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 async def test_every_reply_has_a_request_id(app: RunningApp) -> None:
