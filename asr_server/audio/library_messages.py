@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 def log_messages_of_libraries() -> None:
     """Log lines that C code prints to `stderr` from now on.
 
-    Python's stderr and descriptor 2 stay as they are. Lines that do not fit the pipe are lost. Needs
-    glibc, where `stderr` can be set (its manual, "Standard Streams").
+    Python's stderr and descriptor 2 stay as they are. Needs glibc, where `stderr` can be set (its manual,
+    "Standard Streams").
     """
     if platform.libc_ver()[0] != "glibc":
         return

@@ -1,4 +1,4 @@
-"""Detect speech with Silero's detector. Decides nothing about text; imports no torch.
+"""Detect speech with Silero's detector. Decides nothing about text.
 
 The weights are silero-vad's (MIT), in a graph that takes a third of the time
 (`tools/make_voice_detector.py`). onnxruntime scores many frames a call without the interpreter lock.

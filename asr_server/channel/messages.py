@@ -2,7 +2,7 @@
 
 Commands go to a replica, events come back; both name (request, chunk, part, attempt). The API's end never
 blocks the event loop. The ends here join threads by queues; see `zeromq.py` for processes and `tcp.py`
-for hosts. Imports no torch.
+for hosts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A broken connection is never restored, because messages may be lost: the replica
 keep-alive detects a lost host, so a paused process loses nothing.
 
 CURVE (https://rfc.zeromq.org/spec/26/): the client proves that it holds the replica's secret key, the
-server shows its own. Imports no torch.
+server shows its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Samples cross in shared memory (`shared_memory.py`), or in frames when it is full. The folder carries its
 owner's lock, which the system releases. `tcp.py` adds encryption. `ChildSpec` and `ReplicaSpec` are a new
-process's settings. Imports no torch.
+process's settings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read a checkpoint's small files: its JSON and the encoder's audio window.
 
-A checkpoint's author is not trusted: files must be regular and bounded. Imports no torch.
+A checkpoint's author is not trusted: files must be regular and bounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Find a checkpoint by name: on disk, in the caches, or by fetching it. No other file does this.
 
 Other programs' formats are found as the directory made for them (`adopt.py`). May wait for a download.
-Loads no weights and imports no torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The result of reading other programs' formats, and why some formats are refused.
 
-Reads names and first bytes only; imports no torch.
+Reads names and first bytes only.
 """
 
 from __future__ import annotations

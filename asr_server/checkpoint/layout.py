@@ -1,6 +1,6 @@
 """Check that the tensors are exactly those that config.json describes.
 
-A surplus layer, an own projection or a foreign scale would change the text silently. Imports no torch.
+A surplus layer, an own projection or a foreign scale would change the text silently.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 These are uncompressed zip archives with a pickle and a member for each tensor. The unpickler knows only
 dictionaries and tensors, so no code runs. It extends Python's: five bytes can make C's reserve gigabytes.
-Imports no torch.
 """
 
 from __future__ import annotations

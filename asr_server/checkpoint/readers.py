@@ -5,7 +5,7 @@ then pairs of names of the same contents. Variables follow `specs/whisper_spec.p
 `transformer_spec.py`.
 
 ggml follows whisper.cpp's `convert-pt-to-ggml.py`: eleven sizes, mel filters and vocabulary, then tensors
-under openai-whisper's names. Imports neither torch nor numpy.
+under openai-whisper's names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find a checkpoint's tensors by reading headers.
 
-Every length, count and offset is checked against the file's size. Imports no torch and loads no weights.
+Every length, count and offset is checked against the file's size.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ others take code points from 256.
 
 `Timestamps` follows openai-whisper's rule (`transcribe.py`): two adjacent timestamps close a segment and
 open the next; a single one at the end means that the window is read; an open segment was cut off, and
-decoding continues from the last closed time. Imports no torch.
+decoding continues from the last closed time.
 """
 
 from __future__ import annotations

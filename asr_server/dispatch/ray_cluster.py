@@ -1,7 +1,7 @@
 """Start a Ray cluster of this machine alone for as long as the server runs.
 
 `LocalCluster` starts a process that owns the cluster and ends it when its standard input closes; after a
-SIGKILL, Ray would leave processes. Only that process imports Ray. Calls block.
+SIGKILL, Ray would leave processes. Calls block.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A slot holds one text; an audio slot holds one chunk's audio. `audio_of` maps slots to audio slots, so the
 hypotheses of a beam share one. Active slots lie side by side from 0, so a step reads one block.
-`rows.py` attends to them. Knows no requests.
+`rows.py` attends to them.
 """
 
 from __future__ import annotations

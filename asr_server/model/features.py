@@ -1,7 +1,6 @@
 """Log-mel spectrograms as Whisper was trained on them, batched, on the model's device.
 
-Slaney's mel scale (Auditory Toolbox, 1998): linear up to 1 kHz, then logarithmic. Used by `whisper.py`
-and `engine/encoding.py`; knows samples, not requests.
+Slaney's mel scale (Auditory Toolbox, 1998): linear up to 1 kHz, then logarithmic.
 """
 
 from __future__ import annotations

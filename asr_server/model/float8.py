@@ -1,7 +1,7 @@
 """8-bit floats (e4m3, up to 448); each group of numbers has a common scale.
 
 Used for the audio's keys and values and, on request, the encoder's products. Indexed as bytes, because
-some torch operations do not know the type. Knows no requests.
+some torch operations do not know the type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Products in 8-bit integers on the CPU, by oneDNN.
 
 Scales are symmetric, one an output and one an input row, so a row's result does not depend on the others.
-Without VNNI, pairs are summed in 16 bits; there weights get 7 bits, which cannot overflow. Knows no
-requests.
+Without VNNI, pairs are summed in 16 bits; there weights get 7 bits, which cannot overflow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The parts of encoder and decoder layers: products, attention, feed-forward.
 
-Queries, keys and values are one product, with 1/sqrt(d) in the weights. Knows tensors, no requests.
+Queries, keys and values are one product, with 1/sqrt(d) in the weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whisper (Radford et al. 2022, https://arxiv.org/abs/2212.04356) for inference: encoder and decoder.
 
-Made by `weights.py`, called by `engine`; knows no requests.
+Made by `weights.py`, called by `engine`.
 
 Shapes: B sequences, T positions of a call, F audio positions (at most 1500), D width, H heads, d = D / H.
 """

@@ -1,6 +1,6 @@
 """Transcribe one recording with the pipeline of this process.
 
-`run.py` knows only the protocol `FileTranscriber`; `remote.py` has the other one. Imports no torch.
+`run.py` knows only the protocol `FileTranscriber`; `remote.py` has the other one.
 """
 
 from __future__ import annotations

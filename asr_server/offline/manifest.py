@@ -1,4 +1,4 @@
-"""Read a manifest; transcribe and report its lines. Imports no torch and no Ray.
+"""Read a manifest; transcribe and report its lines. Imports no Ray.
 
 A manifest is JSON lines, read one at a time. Results are written whole, at paths that follow from ids
 alone, so another run finds them. Errors go to a file.

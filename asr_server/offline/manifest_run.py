@@ -1,6 +1,4 @@
-"""Run `asr-server transcribe --manifest`, from checks to exit status. Imports no torch, and Ray on
-request.
-"""
+"""Run `asr-server transcribe --manifest`, from checks to exit status. Imports Ray on request."""
 
 from __future__ import annotations
 

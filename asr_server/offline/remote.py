@@ -1,4 +1,4 @@
-"""Transcribe one recording on a server elsewhere. Imports no torch.
+"""Transcribe one recording on a server elsewhere.
 
 The answer is a stream, for progress and for proxies that end silent connections. Recordings are sent as
 they are read, and again if the server's answer allows it.

@@ -1,7 +1,7 @@
 """Run `asr-server transcribe`, from checks to exit status.
 
 Many recordings share one transcriber; one's error does not stop the others. Standard error shows
-progress, as bars on a terminal, and the outcome. Imports no torch.
+progress, as bars on a terminal, and the outcome.
 """
 
 from __future__ import annotations
