@@ -59,5 +59,12 @@ def test_what_only_a_person_can_mend_is_not_to_be_tried_again() -> None:
     assert "retry-after" not in headers
 
 
+def test_a_recording_that_ended_the_engine_again_and_again_is_not_to_be_sent_again() -> None:
+    response = response_to(errors.ReplicasEnded(3))
+    assert (response.status_code, body_of(errors.ReplicasEnded(3)).error.code) == (500, "engine_crashed")
+    assert response.headers["x-should-retry"] == "false"
+    assert "retry-after" not in response.headers
+
+
 def test_who_has_no_key_is_told_how_to_show_one() -> None:
     assert response_to(errors.InvalidApiKey("x")).headers["www-authenticate"] == "Bearer"

@@ -80,6 +80,24 @@ async def test_fields_and_file_arrive_however_they_are_cut(form: Form, piece: in
     assert await contents(form) == data
 
 
+def part_with_header(name: bytes, value: bytes) -> bytes:
+    line = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="model"\r\n'.encode()
+    return line + name + b": " + value + b"\r\n\r\nbase\r\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [(b"x" * 4096, b"y"), (b"x", b"y" * 4096)])
+async def test_a_header_of_a_part_is_bounded_in_its_name_and_value(
+    form: Form, name: bytes, value: bytes
+) -> None:
+    with pytest.raises(InvalidValue, match="multipart"):
+        await read(form, body(part_with_header(name, value), FILE))
+
+
+async def test_a_part_may_have_headers_that_nobody_reads(form: Form) -> None:
+    await read(form, body(part_with_header(b"x" * 2000, b"y" * 2000), FILE))
+    assert form.fields == [("model", "base")]
+
+
 async def test_the_file_needs_no_name(form: Form) -> None:
     await read(form, body(part("file", b"sound")))
     assert await contents(form) == b"sound"

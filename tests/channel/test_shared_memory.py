@@ -15,6 +15,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from asr_server.channel import shared_memory
 from asr_server.channel.messages import Credit, Submit
 from asr_server.channel.shared_memory import (
     ALIGNMENT,
@@ -62,7 +63,12 @@ def test_a_view_keeps_its_array_in_use(writer: SharedMemoryWriter) -> None:
     assert reader.take_released() == []
 
 
-def test_random_writes_and_releases_never_overlap(writer: SharedMemoryWriter) -> None:
+@pytest.mark.parametrize("kept_bytes", [KEPT_BYTES, 8 * MIB])
+def test_random_writes_and_releases_never_overlap(
+    kept_bytes: int, writer: SharedMemoryWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few bytes kept, pages go back to the system between arrays in use."""
+    monkeypatch.setattr(shared_memory, "KEPT_BYTES", kept_bytes)
     choose = random.Random(1)
     reader = SharedMemoryReader(writer.fd)
     held: dict[int, tuple[np.ndarray, int]] = {}

@@ -121,6 +121,12 @@ def test_a_broken_configuration_is_named(directory: Path, content: str) -> None:
     assert f"{directory / 'config.json'} " in refusal(directory)
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "preprocessor_config.json", "added_tokens.json"])
+def test_a_damaged_file_that_a_checkpoint_may_lack_is_named(directory: Path, name: str) -> None:
+    (directory / name).write_text("{")
+    assert f"{directory / name} cannot be read" in refusal(directory)
+
+
 def test_an_empty_directory_is_no_checkpoint(tmp_path: Path) -> None:
     assert "has no config.json" in refusal(tmp_path)
 

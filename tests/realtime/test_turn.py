@@ -77,6 +77,16 @@ def test_a_commit_under_100_ms_is_an_error_that_names_the_event_and_changes_noth
     assert "Committed" in named(run([t.AudioWritten(1), t.CommitRequested()], before)[1])
 
 
+def test_at_the_end_of_the_input_a_turn_of_100_ms_is_committed_and_a_sliver_is_dropped() -> None:
+    for num_samples, last in (
+        (100 * MS - 1, ["DropTurn"]),
+        (100 * MS, ["Committed", "ItemAdded", "ItemDone"]),
+    ):
+        state, effects = run([t.AudioWritten(num_samples), t.InputEnded()])
+        assert state.open is None
+        assert named(effects)[-len(last) :] == last
+
+
 def test_speech_that_goes_on_after_a_manual_commit_is_a_new_turn() -> None:
     state, effects = run(
         [
