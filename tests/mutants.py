@@ -3,8 +3,9 @@
     python -m tests.mutants --seed 1 --each 10
 
 Each mutant changes one comparison, condition, sum, number, flag or call in a copy of the checkout. The quick
-tests that mirror its module run first (`tests/FOLDER/test_MODULE*.py`), then the folder's others, slow ones
-too. What survives both is printed as a diff: a test is missing there, or the mutant means the same (look).
+tests that mirror its module run first (`tests/FOLDER/test_MODULE*.py`, `tests/FOLDER/MODULE/`), then, without
+`--quick`, the folder's others, slow ones too. What survives is printed as a diff: a test is missing there, or
+the mutant means the same (look). At the end there is a line a folder.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def chosen(seed: int, each: int) -> Iterator[tuple[Path, str, str]]:
 def tests_of(module: Path, checkout: Path) -> tuple[list[str], list[str]]:
     """Return the tests that mirror a module, and the others of its folder."""
     folder = checkout / "tests" / module.relative_to(ROOT / PACKAGE).parent
-    mirrored = sorted(folder.glob(f"test_{module.stem}*.py"))
+    mirrored = sorted([*folder.glob(f"test_{module.stem}*.py"), *folder.glob(f"{module.stem}/test_*.py")])
     others = [path for path in sorted(folder.glob("test_*.py")) if path not in mirrored]
     return [str(path) for path in mirrored], [str(path) for path in others]
 
@@ -118,7 +119,7 @@ def notice(checkout: Path, tests: list[str], marks: str) -> bool:
     return done.returncode not in (0, 5)  # 5: none was selected
 
 
-def fate(module: Path, mutant: str, checkout: Path) -> str:
+def fate(module: Path, mutant: str, checkout: Path, quick: bool) -> str:
     place = checkout / module.relative_to(ROOT)
     original = place.read_text()
     place.write_text(mutant)
@@ -126,6 +127,8 @@ def fate(module: Path, mutant: str, checkout: Path) -> str:
         mirrored, others = tests_of(module, checkout)
         if notice(checkout, mirrored, "not trial and not slow"):
             return "quick"
+        if quick:
+            return "survived"
         return "folder" if notice(checkout, [*mirrored, *others], "not trial") else "survived"
     finally:
         place.write_text(original)
@@ -145,24 +148,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--each", type=int, default=10, help="mutants a folder")
     parser.add_argument("--only", default="", help="modules with this in their path")
+    parser.add_argument("--quick", action="store_true", help="the mirrored quick tests alone")
     parser.add_argument("--json", type=Path, help="write the survivors here")
     options = parser.parse_args()
     found = [each for each in chosen(options.seed, options.each) if options.only in str(each[0])]
-    fates, survivors = Counter[str](), []
+    fates: dict[str, Counter[str]] = {}
+    survivors = []
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
         ignored = shutil.ignore_patterns(".git", ".venv", ".cache", "node_modules", "*_cache", "__pycache__")
         shutil.copytree(ROOT, checkout, ignore=ignored)
         for module, source, mutant in track(found, "mutants"):
-            outcome = fate(module, mutant, checkout)
-            fates[outcome] += 1
+            outcome = fate(module, mutant, checkout, options.quick)
+            fates.setdefault(str(module.parent.relative_to(ROOT)), Counter())[outcome] += 1
             if outcome == "survived":
                 survivors.append(diff(module, source, mutant))
                 print(survivors[-1], flush=True)
-    print(
-        f"seed {options.seed}: {len(found)} mutants; noticed by",
-        ", ".join(f"{n} {how}" for how, n in fates.items()),
-    )
+    for name, outcomes in fates.items():
+        print(f"| {name} | {outcomes.total()} | {', '.join(f'{n} {how}' for how, n in outcomes.items())} |")
     if options.json:
         options.json.write_text(json.dumps({"fates": fates, "survivors": survivors}, indent=1))
 
