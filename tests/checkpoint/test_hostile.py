@@ -19,6 +19,7 @@ import pytest
 from asr_server.config import EMBEDDED_MODEL
 from asr_server.errors import CheckpointError
 from asr_server.model.weights import read_weights
+from tests.checkpoint.binary_models import ctranslate2, ggml, variable
 
 # Resolves one checkpoint a line in a child of its own, which is ended after 10 s or has no more than 200 MB.
 SERVER = """
@@ -214,18 +215,8 @@ def test_millions_of_layers_are_not_counted_out(refusal: Refuse, directory: Path
 def ctranslate2_folder(tmp_path: Path, body: bytes, count: int) -> Path:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "vocabulary.txt").write_text("")
-    name = b"WhisperSpec\0"
-    head = struct.pack("<IH", 6, len(name)) + name + struct.pack("<2I", 3, count)
-    (tmp_path / "model.bin").write_bytes(head + body)
+    (tmp_path / "model.bin").write_bytes(ctranslate2(body, count))
     return tmp_path
-
-
-def variable(name: str, shape: tuple[int, ...], content: bytes = b"", dtype: int = 0) -> bytes:
-    encoded = name.encode() + b"\0"
-    sizes = struct.pack(f"<B{len(shape)}I", len(shape), *shape)
-    return (
-        struct.pack("<H", len(encoded)) + encoded + sizes + struct.pack("<BI", dtype, len(content)) + content
-    )
 
 
 CTRANSLATE2 = {
@@ -254,13 +245,6 @@ def test_a_ctranslate2_file_that_lies_is_refused(
 
 
 # -- whisper.cpp ---------------------------------------------------------------------------------------------
-
-SIZES = (51865, 1500, 384, 6, 4, 448, 384, 6, 4, 80, 1)
-
-
-def ggml(*numbers: int, sizes: tuple[int, ...] = SIZES) -> bytes:
-    return b"lmgg" + struct.pack(f"<{len(sizes) + len(numbers)}i", *sizes, *numbers)
-
 
 GGML = {
     "words that lead back": lambda: ggml(0, 0, 2_000_000_000, *[-4] * 10),

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from asr_server.config import EMBEDDED_MODEL
-from tests.checkpoint.test_hostile import SERVER, SIZES, ggml, variable
+from tests.checkpoint.binary_models import SIZES, ggml, variable
+from tests.checkpoint.test_hostile import SERVER
 from tests.fuzz.fuzzing import damaged, fuzz
 
 JSON_FILES = (

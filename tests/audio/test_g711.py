@@ -1,0 +1,27 @@
+"""Codes of G.711 by its tables: zero, the faintest and the loudest of both signs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asr_server.audio.g711 import A_LAW, MU_LAW, Table
+
+FULL_SCALE = 32768
+
+
+@pytest.mark.parametrize(
+    ("table", "levels"),
+    [
+        (MU_LAW, {0xFF: 0, 0x7F: 0, 0xFE: 8, 0x80: 32_124, 0x00: -32_124, 0x8F: 16_764}),
+        (A_LAW, {0xD5: 8, 0x55: -8, 0xD4: 24, 0xAA: 32_256, 0x2A: -32_256, 0xC5: 264}),
+    ],
+)
+def test_a_code_is_its_level(table: Table, levels: dict[int, int]) -> None:
+    assert {code: int(table[code] * FULL_SCALE) for code in levels} == levels
+
+
+@pytest.mark.parametrize("table", [MU_LAW, A_LAW])
+def test_each_level_has_its_opposite(table: Table) -> None:
+    assert table.dtype == np.float32
+    assert np.array_equal(np.sort(table), -np.sort(table)[::-1])

@@ -1,0 +1,166 @@
+"""Streams of 16 kHz by decoders that hand out given blocks: limits, two files, a second decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from asr_server.audio.decoder import Block
+from asr_server.audio.limits import AudioLimits, invalid_audio
+from asr_server.audio.stream import DecodedStream, FallbackStream, PairedStream, Stream
+from asr_server.core import SAMPLE_RATE, Samples, Track
+from asr_server.errors import AudioTooLong, InvalidAudio, NotStereo
+
+
+class Blocks:
+    """A decoder of 16 kHz that has these blocks, [frames] of one channel or [frames, channels]."""
+
+    sample_rate = SAMPLE_RATE
+    layout: tuple[str, ...] = ()
+    is_float = False
+
+    def __init__(
+        self, *blocks: Samples, duration_s: float | None = None, error: Exception | None = None
+    ) -> None:
+        self._blocks = [block.reshape(len(block), -1) for block in blocks]
+        self.num_channels = self._blocks[0].shape[1]
+        self.duration_s, self.has_exact_duration = duration_s, duration_s is not None
+        self.tracks_read: tuple[Track, ...] = ()
+        self.truncated = self.has_more = self.is_closed = False
+        self._error = error
+
+    def read(self) -> Block:
+        if self._blocks:
+            return self._blocks.pop(0)
+        if self._error:
+            raise self._error
+        return np.empty((0, self.num_channels), np.float32)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def ramp(first: int, end: int) -> Samples:
+    return np.arange(first, end, dtype=np.float32)
+
+
+def streamed(*blocks: Samples, limits: AudioLimits | None = None, split: bool = False) -> DecodedStream:
+    return DecodedStream(Blocks(*blocks), limits or AudioLimits(), split)
+
+
+def whole(stream: Stream) -> Samples:
+    blocks = []
+    while (block := stream.read()) is not None:
+        blocks.append(block.copy())
+    return np.concatenate(blocks)
+
+
+def test_blocks_come_as_they_are_decoded() -> None:
+    assert np.array_equal(whole(streamed(ramp(0, 5), ramp(5, 9))), ramp(0, 9))
+
+
+def test_a_header_beyond_the_limit_is_refused_before_a_sample_is_read() -> None:
+    with pytest.raises(AudioTooLong, match="max-audio-s"):
+        DecodedStream(Blocks(ramp(0, 5), duration_s=11.0), AudioLimits(max_audio_s=10.0))
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (AudioLimits(max_audio_s=1.0), "max-audio-s"),
+        (AudioLimits(max_decoded_bytes=64_000), "max-decoded-bytes"),
+    ],
+)
+def test_samples_beyond_a_limit_are_refused_when_they_come(limits: AudioLimits, words: str) -> None:
+    stream = streamed(ramp(0, SAMPLE_RATE), ramp(0, 1), limits=limits)
+    assert stream.read() is not None
+    with pytest.raises(AudioTooLong, match=words):
+        stream.read()
+
+
+@pytest.mark.parametrize(("num_channels", "words"), [(1, "1 channel"), (3, "3 channels")])
+def test_only_two_channels_can_be_split(num_channels: int, words: str) -> None:
+    with pytest.raises(NotStereo, match=rf"this one has {words}\."):
+        streamed(np.zeros((4, num_channels), np.float32), split=True)
+    both = np.stack([ramp(0, 4), ramp(4, 8)], axis=1)
+    assert np.array_equal(whole(streamed(both, split=True)), both)
+
+
+def test_two_files_are_read_side_by_side_and_the_shorter_ends_in_silence() -> None:
+    longer, shorter = streamed(ramp(0, 3), ramp(3, 9)), streamed(ramp(10, 15))
+    both = whole(PairedStream(longer, shorter))
+    assert np.array_equal(both[:, 0], ramp(0, 9))
+    assert np.array_equal(both[:, 1], [*ramp(10, 15), 0, 0, 0, 0])
+
+
+def test_of_two_files_the_longer_length_counts_and_the_damage_of_either() -> None:
+    one, other = Blocks(ramp(0, 3), duration_s=1.0), Blocks(ramp(0, 3), duration_s=2.0)
+    one.tracks_read, other.tracks_read = (Track(1),), (Track(2),)
+    pair = PairedStream(DecodedStream(one, AudioLimits()), DecodedStream(other, AudioLimits()))
+    assert (pair.duration_s, pair.num_channels, pair.truncated) == (2.0, 2, False)
+    assert pair.tracks_read == (Track(1), Track(2))
+    other.truncated = True
+    assert pair.truncated
+    pair.close()
+    assert one.is_closed
+    assert other.is_closed
+    assert PairedStream(streamed(ramp(0, 3)), streamed(ramp(0, 3))).duration_s is None
+
+
+def no_fallback() -> Stream:
+    raise AssertionError("nothing is left to read")
+
+
+def stopped_at(num_samples: int) -> Blocks:
+    decoder = Blocks(ramp(0, num_samples))
+    decoder.has_more = True
+    return decoder
+
+
+@pytest.mark.parametrize("cuts", [[12], [2, 12], [6, 12]])
+def test_where_the_first_decoder_stops_the_second_goes_on_without_repeating(cuts: list[int]) -> None:
+    parts = [ramp(first, end) for first, end in zip([0, *cuts], cuts, strict=False)]
+    stream = FallbackStream(DecodedStream(stopped_at(6), AudioLimits()), lambda: streamed(*parts))
+    assert np.array_equal(whole(stream), ramp(0, 12))
+    stream.close()
+
+
+def test_a_whole_file_needs_no_second_decoder() -> None:
+    stream = FallbackStream(streamed(ramp(0, 6)), no_fallback)
+    assert np.array_equal(whole(stream), ramp(0, 6))
+    assert not stream.truncated
+    stream.close()
+
+
+def broken() -> DecodedStream:
+    return DecodedStream(Blocks(ramp(0, 8), error=invalid_audio("Damaged.")), AudioLimits())
+
+
+def refused() -> DecodedStream:
+    raise invalid_audio("Damaged.")
+
+
+@pytest.mark.parametrize(("open_fallback", "end"), [(broken, 8), (lambda: streamed(ramp(0, 4)), 6)])
+def test_a_second_decoder_that_stops_too_loses_nothing_that_was_read(
+    open_fallback: Callable[[], Stream], end: int
+) -> None:
+    stream = FallbackStream(DecodedStream(stopped_at(6), AudioLimits()), open_fallback)
+    assert np.array_equal(whole(stream), ramp(0, end))
+
+
+def test_damage_that_the_second_decoder_meets_is_the_streams() -> None:
+    damaged = Blocks(ramp(0, 8))
+    damaged.truncated = True
+    stream = FallbackStream(
+        DecodedStream(stopped_at(6), AudioLimits()), lambda: DecodedStream(damaged, AudioLimits())
+    )
+    whole(stream)
+    assert stream.truncated
+
+
+def test_a_second_decoder_that_cannot_open_the_file_is_an_error() -> None:
+    stream = FallbackStream(DecodedStream(stopped_at(6), AudioLimits()), refused)
+    with pytest.raises(InvalidAudio):
+        whole(stream)

@@ -1,0 +1,107 @@
+"""Where fetched models lie, and who may hold the lock of a fetch."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from asr_server.checkpoint import fetch as fetch_module
+from asr_server.checkpoint.fetch import (
+    fetch,
+    fetched,
+    hub_cache,
+    own_cache,
+    repository_and_revision,
+    writable,
+)
+from asr_server.checkpoint.names import Published
+from asr_server.errors import CheckpointError
+
+MODEL = Published("small", "someone/small", 1000, revision="abc")
+VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_caches_lie_where_huggingface_hub_has_them(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub_cache() == home / ".cache/huggingface/hub"
+    assert own_cache() == home / ".cache/huggingface/asr-server"
+    monkeypatch.setenv("XDG_CACHE_HOME", "$HOME/xdg")
+    assert own_cache() == home / "xdg/huggingface/asr-server"
+    monkeypatch.setenv("HF_HOME", "~/hf")
+    assert (own_cache(), hub_cache()) == (home / "hf/asr-server", home / "hf/hub")
+    monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", "/old")
+    assert hub_cache() == Path("/old")
+    monkeypatch.setenv("HF_HUB_CACHE", "/new")
+    assert hub_cache() == Path("/new")
+
+
+def test_where_nothing_can_be_kept_a_folder_of_this_process_serves(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "file").touch()
+    monkeypatch.setenv("HF_HOME", str(home / "file"))
+    folder = writable("readings")
+    assert folder.is_dir()
+    assert folder == writable("readings")
+    assert not folder.is_relative_to(home)
+
+
+def test_a_whole_model_goes_before_its_texts_and_none_is_taken_before_it_is_whole(home: Path) -> None:
+    models = own_cache() / "models"
+    for name in ("someone--small@old-texts", "someone--small@abc.partial", "someone--smaller@abc"):
+        (models / name).mkdir(parents=True)
+    assert fetched(MODEL) is None
+    assert fetched(MODEL, with_weights=False) == models / "someone--small@old-texts"
+    (models / "someone--small@abc").mkdir()
+    assert fetched(MODEL) == fetched(MODEL, with_weights=False) == models / "someone--small@abc"
+
+
+def test_a_fetched_folder_tells_its_repository_and_commit() -> None:
+    assert repository_and_revision(Path("models/a--b@c")) == ("a/b", "c")
+    assert repository_and_revision(Path("models/a--b@c-texts")) == ("a/b", "c")
+    assert repository_and_revision(Path("models/a--b")) == ("", "")
+    assert repository_and_revision(Path("elsewhere/a--b@c")) == ("", "")
+
+
+def hold_the_lock(home: Path) -> int:
+    models = own_cache() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    handle = os.open(models / "someone--small.lock", os.O_CREAT | os.O_RDWR, 0o644)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def test_a_fetch_waits_for_another_process_and_takes_what_that_one_got(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, handle = own_cache() / "models", hold_the_lock(home)
+
+    def let_the_other_end(_pause_s: float) -> None:
+        (models / "someone--small@abc").mkdir()
+        os.close(handle)
+
+    monkeypatch.setattr(time, "sleep", let_the_other_end)
+    assert fetch(MODEL) == models / "someone--small@abc"
+    assert (models / "someone--small.lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_that_holds_the_lock_and_gets_nothing_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "LOCK_SILENCE_LIMIT_S", 0.3)
+    monkeypatch.setattr(fetch_module, "_LOCK_PAUSE_S", 0.01)
+    handle = hold_the_lock(home)
+    with pytest.raises(CheckpointError, match=r"has held .*someone--small\.lock for 0\.3 s"):
+        fetch(MODEL)
+    os.close(handle)

@@ -1,0 +1,119 @@
+"""Tensors in files of `torch.save`, found without running what the files ask for."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asr_server.checkpoint.pickled import check_pickled, read_openai
+from asr_server.errors import CheckpointError
+
+DIMS = {"n_audio_head": 2, "n_text_head": 3, "n_audio_layer": 4, "n_text_layer": 5, "n_mels": 80}
+NO_CHECKPOINT, DAMAGED = "is no checkpoint of openai-whisper", "is cut short or damaged"
+LARGE = torch.arange(24.0).view(6, 4)
+TENSORS = {
+    "F32": LARGE,
+    "F16": LARGE.half(),
+    "BF16": LARGE.bfloat16(),
+    "F64": LARGE.double(),
+    "I64": LARGE.long(),
+    "I32": LARGE.int(),
+    "U8": LARGE.byte(),
+    "a part of another's numbers": LARGE[2:5],
+    "a column that is stored as a row": LARGE[:1].T,
+    "trained": torch.nn.Parameter(LARGE),
+}
+
+
+def save(path: Path, tensors: dict[Any, Any], **more: Any) -> Path:
+    torch.save({"dims": DIMS, "model_state_dict": tensors} | more, path)
+    return path
+
+
+def numbers(tensor: Tensor) -> bytes:
+    return tensor.detach().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def test_every_tensors_numbers_lie_where_its_description_says(tmp_path: Path) -> None:
+    path = save(tmp_path / "x.pt", OrderedDict(TENSORS))
+    model = read_openai(path)
+    content = path.read_bytes()
+    assert list(model.tensors) == list(TENSORS)
+    for name, tensor in TENSORS.items():
+        stored = model.tensors[name]
+        assert stored.shape == tensor.shape
+        assert content[stored.offset : stored.end] == numbers(tensor), name
+    assert [stored.dtype for stored in model.tensors.values()][:7] == list(TENSORS)[:7]
+    check_pickled(path)
+
+
+def test_names_and_sizes_are_those_of_openai_whisper(tmp_path: Path) -> None:
+    model = read_openai(save(tmp_path / "x.pt", {"decoder.blocks.1.cross_attn.key.weight": LARGE}))
+    assert list(model.tensors) == ["decoder.layers.1.encoder_attn.k_proj.weight"]
+    assert (model.encoder_heads, model.decoder_heads) == (2, 3)
+    assert (model.encoder_layers, model.decoder_layers) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"a": LARGE.T},
+        {"a": LARGE[:, :1]},
+        {"a": torch.zeros((1,) * 9)},
+        {"a" * 257: LARGE},
+        {(1, 2): LARGE},
+        {"a": {1, 2}},
+        {"a": os.getcwd},
+        {"a": "no tensor"},
+    ],
+)
+def test_what_is_no_plain_tensor_under_a_plain_name_is_refused(
+    tmp_path: Path, tensors: dict[Any, Any]
+) -> None:
+    with pytest.raises(CheckpointError, match=NO_CHECKPOINT):
+        read_openai(save(tmp_path / "x.pt", tensors))
+
+
+def test_another_programs_archive_of_tensors_is_refused(tmp_path: Path) -> None:
+    torch.save({"weights": {"a": LARGE}}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=NO_CHECKPOINT):
+        read_openai(tmp_path / "x.pt")
+    check_pickled(tmp_path / "x.pt")
+
+
+def rewrite(path: Path, compression: int = zipfile.ZIP_STORED, cut: int | None = None) -> Path:
+    """Write the archive once more, the numbers of each tensor cut to so many bytes."""
+    target = path.with_name("rewritten.pt")
+    with zipfile.ZipFile(path) as members, zipfile.ZipFile(target, "w", compression) as written:
+        for name in members.namelist():
+            written.writestr(name, members.read(name)[: cut if "/data/" in name else None])
+    return target
+
+
+def test_numbers_that_are_fewer_than_their_shape_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "x.pt", {"a": LARGE})
+    assert list(read_openai(rewrite(path, cut=96)).tensors) == ["a"]
+    with pytest.raises(CheckpointError, match=NO_CHECKPOINT):
+        read_openai(rewrite(path, cut=95))
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = rewrite(save(tmp_path / "x.pt", {"a": LARGE}), zipfile.ZIP_DEFLATED)
+    for read in (read_openai, check_pickled):
+        with pytest.raises(CheckpointError, match=DAMAGED):
+            read(path)
+
+
+def test_a_file_that_is_cut_short_is_damaged(tmp_path: Path) -> None:
+    path = save(tmp_path / "x.pt", {"a": LARGE})
+    path.write_bytes(path.read_bytes()[:-30])
+    for read in (read_openai, check_pickled):
+        with pytest.raises(CheckpointError, match=DAMAGED):
+            read(path)

@@ -1,0 +1,61 @@
+"""Which texts are tried again at a higher temperature, at the edge of each of Whisper's thresholds."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Literal
+
+import pytest
+
+from asr_server.core import ChunkResult, DecodingOptions
+from asr_server.engine.ladder import (
+    LOOP_COMPRESSION_RATIO,
+    compression_ratio,
+    is_broken,
+    needs_fallback,
+    repeats_a_little,
+)
+
+
+def result(
+    logprob: float = -0.5,
+    no_speech: float = 0.0,
+    ratio: float = 1.0,
+    finish_reason: Literal["stop", "length"] = "stop",
+) -> ChunkResult:
+    return ChunkResult((), (), logprob, no_speech, ratio, 0.0, None, finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("tried", "is_tried_again"),
+    [
+        (result(logprob=-1.0), False),
+        (result(logprob=-1.01), True),
+        (result(logprob=-1.01, no_speech=0.6), True),
+        (result(logprob=-1.01, no_speech=0.61), False),
+        (result(ratio=2.4), False),
+        (result(ratio=2.41), True),
+        (result(ratio=2.41, no_speech=0.9), True),
+    ],
+)
+def test_a_text_is_tried_again_that_is_unlikely_or_repetitive_and_no_silence(
+    tried: ChunkResult, is_tried_again: bool
+) -> None:
+    assert needs_fallback(tried, DecodingOptions()) is is_tried_again
+
+
+def test_a_sentence_that_is_said_twice_is_no_loop() -> None:
+    assert repeats_a_little(result(ratio=LOOP_COMPRESSION_RATIO))
+    assert not repeats_a_little(result(ratio=LOOP_COMPRESSION_RATIO + 0.01))
+    assert not repeats_a_little(result(ratio=2.5, finish_reason="length"))
+
+
+def test_a_likelihood_that_is_no_number_or_no_logarithm_of_one_is_broken() -> None:
+    assert [is_broken(result(each)) for each in (math.nan, math.inf, 1.01)] == [True] * 3
+    assert [is_broken(result(each)) for each in (1.0, 0.0, -1e9, -math.inf)] == [False] * 4
+
+
+def test_the_compression_ratio_counts_bytes() -> None:
+    assert compression_ratio("ä" * 50) == 100 / len(zlib.compress("ä".encode() * 50))
+    assert compression_ratio("") == 0.0

@@ -1,0 +1,135 @@
+"""Who holds which slot, and what each slot knows of its text."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from asr_server.core import ChunkId, DecodingOptions
+from asr_server.engine.active_chunk import ActiveChunk
+from asr_server.engine.cuda import Transfers
+from asr_server.engine.slots import SlotStart, SlotState, SlotTable, grouped
+
+END, FIRST_TIME = 60, 70
+CPU = torch.device("cpu")
+PROMPT = [61, 67, 65]
+
+
+def placed(table: SlotTable, *names: str) -> list[ActiveChunk]:
+    nothing = np.zeros(0, np.float32)
+    chunks = [ActiveChunk(ChunkId(name, 0), nothing, DecodingOptions(), None) for name in names]
+    for chunk in chunks:
+        table.place(chunk)
+    return chunks
+
+
+def test_so_many_chunks_as_there_are_searches_get_several_slots() -> None:
+    table = SlotTable(num_chunks=3, num_searches=1, beam_size=4)
+    first, second = placed(table, "first", "second")
+    assert ((first.slots, first.audio_slot), (second.slots, second.audio_slot)) == (([0], 0), ([1], 1))
+    assert table.resize(first, 4)
+    assert first.slots == [0, 2, 3, 4]
+    assert not table.resize(second, 2)
+    assert table.resize(first, 2)
+    assert first.slots == [0, 2]
+    assert not table.resize(second, 2)
+    assert table.resize(first, 1)
+    assert table.resize(second, 3)
+    assert (first.slots, second.slots) == ([0], [1, 2, 3])
+    assert table.resize(second, 2)
+    assert second.slots == [1, 2]
+
+
+def test_what_a_chunk_held_is_free_for_the_next() -> None:
+    table = SlotTable(num_chunks=2, num_searches=1, beam_size=2)
+    first, second = placed(table, "first", "second")
+    assert table.resize(first, 2)
+    assert len(table) == 2
+    table.free(first)
+    assert (len(table), first.slots) == (1, [])
+    assert table.resize(second, 2)
+    (third,) = placed(table, "third")
+    assert (second.slots, third.slots, third.audio_slot, len(table)) == ([1, 0], [2], 0, 2)
+
+
+def test_chunks_move_from_the_last_slots_into_free_ones() -> None:
+    table = SlotTable(num_chunks=4, num_searches=1, beam_size=2)
+    first, second, third = placed(table, "first", "second", "third")
+    assert table.resize(third, 2)
+    table.free(first)
+    assert table.compact([second, third]) == [(3, 0)]
+    assert (second.slots, third.slots) == ([1], [2, 0])
+    assert table.compact([second, third]) == []
+    table.free(second)
+    (fourth,) = placed(table, "fourth")
+    assert fourth.slots == [1]
+
+
+def test_a_chunk_that_may_not_move_stays() -> None:
+    table = SlotTable(num_chunks=3, num_searches=0, beam_size=1)
+    first, second, third = placed(table, "first", "second", "third")
+    table.free(first)
+    assert table.compact([second]) == [(1, 0)]
+    assert (second.slots, third.slots) == ([0], [2])
+
+
+def test_groups_are_in_the_order_of_slots() -> None:
+    table = SlotTable(num_chunks=3, num_searches=0, beam_size=1)
+    first, second, third = placed(table, "first", "second", "third")
+    assert grouped([third, second, first], lambda chunk: chunk.slot == 1) == [[first, third], [second]]
+
+
+def begun(*starts: SlotStart, num_positions: int = 8) -> SlotState:
+    state = SlotState.empty(3, num_positions, CPU)
+    state.begin(starts, FIRST_TIME - 1, Transfers(CPU, overlap=False))
+    return state
+
+
+def history(state: SlotState, slot: int) -> tuple[int, ...]:
+    columns = (state.token, state.previous, state.position, state.num_generated, state.last_time)
+    return tuple(int(column[slot]) for column in columns)
+
+
+def test_a_text_begins_behind_its_prompt_or_goes_on_behind_its_tokens() -> None:
+    options = DecodingOptions(top_p=0.5, top_k=3, min_p=0.25)
+    state = begun(
+        SlotStart(2, PROMPT, DecodingOptions()),
+        SlotStart(0, PROMPT, options, temperature=0.5, noise_seed=2**40 + 1, tokens=[70, 5, 72, 6]),
+    )
+    assert history(state, 2) == (65, 65, 2, 0, FIRST_TIME - 1)
+    assert history(state, 0) == (6, 72, 6, 4, 72)
+    assert state.active.tolist() == [True, False, True]
+    assert int(state.noise_seed[0]) == 2**40 + 1
+    columns = (state.temperature, state.top_p, state.top_k, state.min_p, state.repetition_penalty)
+    assert [float(column[0]) for column in columns] == [0.5, 0.5, 3.0, 0.25, 1.0]
+
+
+def test_a_step_appends_a_token_and_end_of_text_ends_the_slot() -> None:
+    state = begun(*(SlotStart(slot, PROMPT, DecodingOptions()) for slot in range(3)))
+    state.advance(torch.tensor([FIRST_TIME, 5, END]), FIRST_TIME, END)
+    assert [history(state, slot) for slot in range(3)] == [
+        (FIRST_TIME, 65, 3, 1, FIRST_TIME),
+        (5, 65, 3, 1, FIRST_TIME - 1),
+        (END, 65, 3, 1, FIRST_TIME - 1),
+    ]
+    assert state.active.tolist() == [True, True, False]
+    state.advance(torch.tensor([6, 71, 7]), FIRST_TIME, END)
+    assert history(state, 1) == (71, 5, 4, 2, 71)
+    assert state.active.tolist() == [True, True, False]
+    assert state.generated[:, :3].tolist() == [[70, 6, 0], [5, 71, 0], [60, 7, 0]]
+
+
+def test_a_slot_that_is_held_does_not_run_over_its_last_position() -> None:
+    state = begun(SlotStart(0, PROMPT, DecodingOptions()), num_positions=4)
+    for token in range(1, 7):
+        state.advance(torch.tensor([token] * 3), FIRST_TIME, END)
+    assert history(state, 0)[:4] == (6, 5, 3, 6)
+    assert state.generated[0].tolist() == [1, 2, 3, 6]
+
+
+def test_what_moves_is_active_in_its_new_slot_alone() -> None:
+    state = begun(SlotStart(2, PROMPT, DecodingOptions(), temperature=0.5, tokens=[70, 5]))
+    state.move(torch.tensor([2]), torch.tensor([0]))
+    assert history(state, 0) == (5, 70, 4, 2, 70)
+    assert float(state.temperature[0]) == 0.5
+    assert state.active.tolist() == [True, False, False]

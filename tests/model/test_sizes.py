@@ -1,0 +1,73 @@
+"""A checkpoint's sizes, its alignment heads, and what each rank has of both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr_server.config import EMBEDDED_MODEL
+from asr_server.model.sizes import WHOLE, Shard, WhisperSizes, read_alignment_heads, upper_half
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return shutil.copytree(EMBEDDED_MODEL, tmp_path / "model")
+
+
+def test_sizes_are_those_of_config_json(directory: Path) -> None:
+    sizes = WhisperSizes.from_directory(directory)
+    assert (sizes.width, sizes.encoder_layers, sizes.decoder_layers, sizes.vocabulary) == (128, 4, 2, 1901)
+    assert (sizes.audio_positions, sizes.num_frames, sizes.text_positions) == (400, 800, 448)
+
+
+def change(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_another_activation_than_whispers_is_refused(directory: Path) -> None:
+    change(directory / "config.json", activation_function="relu")
+    with pytest.raises(ValueError, match="'relu' is not known"):
+        WhisperSizes.from_directory(directory)
+
+
+def test_alignment_heads_are_those_of_the_file_or_of_the_decoders_upper_half(directory: Path) -> None:
+    sizes = WhisperSizes.from_directory(directory)
+    path = directory / "generation_config.json"
+    change(path, alignment_heads=[[1, 3], [0, 2], [1, 0]])
+    assert read_alignment_heads(directory, sizes) == {0: [2], 1: [0, 3]}
+    change(path, alignment_heads=[])
+    assert read_alignment_heads(directory, sizes) == upper_half(sizes) == {1: [0, 1, 2, 3]}
+    for wrong in ([2, 0], [0, 4], [-1, 0], [0, -1]):
+        change(path, alignment_heads=[wrong])
+        with pytest.raises(ValueError, match="which this model has not"):
+            read_alignment_heads(directory, sizes)
+
+
+def test_each_rank_has_its_part_of_rows_columns_and_heads() -> None:
+    matrix = torch.arange(24.0).view(4, 6)
+    first, second = Shard(0, 2), Shard(1, 2)
+    assert torch.equal(torch.cat([first.outputs(matrix), second.outputs(matrix)]), matrix)
+    assert torch.equal(torch.cat([first.inputs(matrix), second.inputs(matrix)], 1), matrix)
+    assert torch.equal(first.once(matrix) + second.once(matrix), matrix)
+    assert (first.heads([0, 1, 3], 4), second.heads([0, 1, 3], 4)) == ([0, 1], [1])
+    assert WHOLE.heads([0, 3], 4) == [0, 3]
+
+
+def test_parts_are_summed_by_ranks_alone() -> None:
+    part = torch.ones(2)
+    assert torch.equal(Shard(0, 2, lambda each: each.mul_(3)).sum(part.clone()), 3 * part)
+    assert WHOLE.sum(part) is part
+    assert Shard(0, 1, lambda each: each.mul_(3)).sum(part) is part
+
+
+def test_ranks_have_to_divide_heads_and_columns(directory: Path) -> None:
+    sizes = WhisperSizes.from_directory(directory)
+    Shard(0, 4).check(sizes)
+    with pytest.raises(
+        ValueError, match="--tensor-parallel-size 3 does not divide the model's encoder_attention_heads, 4"
+    ):
+        Shard(0, 3).check(sizes)
