@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from asr_server.channel.messages import Submit
 from asr_server.core import ChunkResult
 from tests.api.running_app import RunningApp, run_app, until
 from tests.embedded import embedded
 from tests.fake_replica import noise, say
-from tests.realtime.realtime_client import MANUAL, Client, of_type, open_session, pcm24
+from tests.realtime.realtime_client import MANUAL, Client, open_session, pcm24
 from tests.speech import say as say_digits
 from tests.speech import silence
 from tests.vocabulary import words
 
 SECOND = pcm24(noise(1.0))
-CHUNK_AND_MORE = pcm24(noise(16.0))  # the embedded model has a window of 8 s
 LOGPROBS = ["item.input_audio_transcription.logprobs"]
 
 
@@ -33,31 +30,6 @@ async def include(client: Client, fields: list[str]) -> list[dict[str, Any]]:
     """Update what the session includes; return the events up to the answer."""
     await client.send({"type": "session.update", "session": {"type": "transcription", "include": fields}})
     return await client.until("session.updated")
-
-
-@pytest.mark.parametrize("at_first", [[], LOGPROBS], ids=["without", "with"])
-async def test_a_turn_of_which_a_chunk_was_read_keeps_or_lacks_log_probabilities_to_its_end(
-    at_first: list[str],
-) -> None:
-    later = [] if at_first else LOGPROBS
-    async with run_app(embedded(realtime_interim_s=0), one) as app:
-        async with open_session(url(app)) as client:
-            await client.update(**MANUAL)
-            await include(client, at_first)
-            await client.append(CHUNK_AND_MORE, size=len(SECOND))
-            await until(lambda: app.replica.submits)
-            events = await include(client, later)
-            await client.commit()
-            events += await client.until(".completed")
-            deltas = of_type(events, ".delta")
-            assert len(deltas) == len(app.replica.submits) > 1
-            assert {bool(event.get("logprobs")) for event in (*deltas, events[-1])} == {bool(at_first)}
-            await client.append(SECOND)
-            await client.commit()
-            next_turn = (await client.until(".completed"))[-1]
-            assert bool(next_turn.get("logprobs")) == bool(later)
-        asked_for = [submit.options.token_logprobs for submit in app.replica.submits]
-        assert asked_for == [bool(at_first)] * len(deltas) + [bool(later)]
 
 
 async def test_log_probabilities_asked_for_before_a_chunk_was_read_come_with_the_turn() -> None:
