@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -139,6 +141,16 @@ def holdings(patient: Patient) -> dict[str, int]:
     }
 
 
+def kinds_of_descriptors(patient: Patient) -> dict[str, int]:
+    """Return how many there are of each kind: what a leak is made of."""
+    kinds: Counter[str] = Counter()
+    folder = Path(f"/proc/{patient.server.process.pid}/fd")
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            kinds[re.sub(r"\d+", "N", os.readlink(folder / name))] += 1
+    return dict(kinds)
+
+
 async def until_as_before(patient: Patient, before: dict[str, int]) -> dict[str, int]:
     """Wait for connections that close a little later; return what is held now."""
     deadline = time.monotonic() + QUIET_S
@@ -203,7 +215,7 @@ async def test_32_clients_notice_nothing_of_an_hour_of_attacks_kills_and_freezes
             clients = Clients(client, texts)
             await burst(ill, client)
             await ill.recovered()
-            before = holdings(ill)
+            before, kinds_before = holdings(ill), kinds_of_descriptors(ill)
             started_at = time.perf_counter()
             async with clients.asking():
                 num_runs = await disturb(ill, client, time.monotonic() + DURATION_S)
@@ -214,6 +226,7 @@ async def test_32_clients_notice_nothing_of_an_hour_of_attacks_kills_and_freezes
             )
             after = await until_as_before(ill, before)
             print(f"held before: {before}, after: {after}")
+            print(f"descriptors before: {kinds_before}, after: {kinds_of_descriptors(ill)}")
             await drain_loses_nothing(ill, client, texts)
     assert clients.num_answers >= NUM_CLIENTS
     assert all(after[name] <= before[name] for name in before)
