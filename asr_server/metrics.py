@@ -32,6 +32,7 @@ from asr_server.core import TEMPERATURE_LADDER, ChunkResult, DroppedReason
 ReadAgainReason = Literal[
     "unread_tail", "speech_passed_over", "prompt_repeated", "language_outvoted", "replica_lost"
 ]
+RestartReason = Literal["exited", "frozen", "hung", "not_ready", "failed_start"]
 UNKNOWN_LANGUAGE: Final = "unknown"
 
 # A further series beside each counter and histogram, which nobody reads.
@@ -41,6 +42,8 @@ ProcessCollector(registry=REGISTRY)
 GCCollector(registry=REGISTRY)
 
 _REQUEST_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_AUDIO_BUCKETS_S: Final = (1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400)
+_RTFX_BUCKETS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _CHUNK_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -68,6 +71,15 @@ first_text_seconds: Final = _histogram(
     "asr_time_to_first_text_seconds",
     "From the complete upload to the first text that is final.",
     _REQUEST_BUCKETS_S,
+)
+request_audio_seconds: Final = _histogram(
+    "asr_request_audio_seconds", "Audio transcribed for one request.", _AUDIO_BUCKETS_S, ("route",)
+)
+request_rtfx: Final = _histogram(
+    "asr_request_rtfx",
+    "Seconds of audio by seconds from the complete upload to the transcript, waits included.",
+    _RTFX_BUCKETS,
+    ("route",),
 )
 audio_received_seconds: Final = _counter(
     "asr_audio_received_seconds", "Audio decoded from uploads and taken in by realtime sessions."
@@ -131,7 +143,11 @@ for _number, _temperature in enumerate(TEMPERATURE_LADDER):
     chunks_transcribed.labels(f"{_temperature:g}")
     if _number:
         fallbacks.labels(f"{_temperature:g}")
-replica_restarts: Final = _counter("asr_replica_restarts", "Starts in the place of a replica that was lost.")
+replica_restarts: Final = _counter(
+    "asr_replica_restarts", "Starts in the place of a replica that was lost.", ("reason",)
+)
+for _reason in get_args(RestartReason):
+    replica_restarts.labels(_reason)
 
 
 # -- What one request takes ---------------------------------------------------------------------------------
@@ -209,6 +225,12 @@ class RequestStats:
         if count:
             self._segments_dropped[reason] += count
             segments_dropped.labels(reason).inc(count)
+
+    def on_answered(self, route: str) -> None:
+        audio_s, duration_s = sum(self._audio_s.values()), self._stages_s.get("transcription", 0.0)
+        if audio_s and duration_s:
+            request_audio_seconds.labels(route).observe(audio_s)
+            request_rtfx.labels(route).observe(audio_s / duration_s)
 
     def on_words_guessed(self, count: int) -> None:
         words_guessed.inc(count)

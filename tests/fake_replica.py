@@ -52,6 +52,7 @@ class FakeReplica:
     """Executor and replica in one. While `holding`, what has been submitted waits for `release`."""
 
     name = "replica 0"
+    pid: int | None = None
     beat_s = 1.0  # between heartbeats where it says nothing else
 
     def __init__(self, answer: Say, credit: int = 100) -> None:

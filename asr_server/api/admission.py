@@ -69,12 +69,17 @@ class AdmissionLimiter:
         self.num_rejected = 0
         self.num_open = 0
         self.num_in_flight = 0
-        self._max_requests = max_requests
+        self.num_places = max_requests
         self._places = Places(max_requests, is_shared)
-        self._line = Places(max(1, max_requests // LINE_SHARE), is_shared)
+        self._line_length = max(1, max_requests // LINE_SHARE)
+        self._line = Places(self._line_length, is_shared)
         self._clock = clock
         self._pace = Pace(max_requests, clock)
         self._turns = defaultdict[str, list[float]](list)  # a heap for each key
+
+    @property
+    def num_waiting(self) -> int:
+        return self._line_length - self._line.num_free
 
     @contextmanager
     def enter(self, is_first_try: bool = False, key: str = "") -> Iterator[None]:
@@ -120,9 +125,9 @@ class AdmissionLimiter:
 
     def _refusal(self, key: str) -> Overloaded:
         self.num_rejected += 1
-        in_flight = f"{self._max_requests} requests are in flight already"
+        in_flight = f"{self.num_places} requests are in flight already"
         if self._places.num_free:
-            in_flight = f"This key's share of {self._max_requests} requests is in flight already"
+            in_flight = f"This key's share of {self.num_places} requests is in flight already"
         return Overloaded(f"{in_flight}: {naming('max_concurrent_requests')}.", self._next_turn_s(key))
 
     def _next_turn_s(self, key: str) -> float:

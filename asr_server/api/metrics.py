@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -21,8 +22,10 @@ from starlette.responses import Response
 
 from asr_server import metrics as counted
 from asr_server.api.openapi import metrics_responses
+from asr_server.api.process_usage import Usage, usage_of_each
 from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState, get_state
+from asr_server.audio.ffmpeg_client import decode_processes
 from asr_server.channel.messages import STEP_TIME_BOUNDS_S, StepTimes
 from asr_server.checkpoint.find import revision_of
 
@@ -33,15 +36,34 @@ router = APIRouter(tags=["operations"])
 @router.get("/metrics", response_class=Response, responses=metrics_responses())
 async def metrics(request: Request) -> Response:
     """Return metrics for Prometheus."""
+    state = get_state(request)
+    usages = await asyncio.to_thread(usage_of_each, _pids(state))
     registry = CollectorRegistry()
-    registry.register(_StateCollector(get_state(request)))
+    registry.register(_StateCollector(state, usages))
     text = generate_latest(counted.REGISTRY) + generate_latest(registry)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
+_Labels = tuple[str, str]
+_LABELS: Final = ("model", "replica")
+_DECODING: Final = ("", "")  # in the place of a replica's labels
+
+
+def _pids(state: AppState) -> dict[_Labels, int]:
+    """Return the child processes of this machine: of replicas by their labels, and of decoding."""
+    pids = {
+        (model.name, replica_state.replica.name): replica_state.replica.pid
+        for model in state.models
+        for replica_state in model.dispatcher.supervisor.replica_states
+    }
+    pids[_DECODING] = decode_processes.forkserver_pid
+    return {labels: pid for labels, pid in pids.items() if pid is not None}
+
+
 class _StateCollector(Collector):
-    def __init__(self, state: AppState) -> None:
+    def __init__(self, state: AppState, usages: Mapping[_Labels, Usage]) -> None:
         self._state = state
+        self._usages = usages
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
@@ -49,10 +71,13 @@ class _StateCollector(Collector):
         yield from self._realtime()
         yield from self._preprocessing()
         yield from _of_models(list(self._state.models))
+        yield from _of_processes(self._usages)
 
     def _requests(self) -> Iterator[Metric]:
         limiter = self._state.admission
+        yield _gauge("asr_request_places", "Requests that can be in flight at once.", limiter.num_places)
         yield _gauge("asr_requests_in_flight", "Requests that hold a place.", limiter.num_in_flight)
+        yield _gauge("asr_requests_waiting", "Uploaded requests in line for a place.", limiter.num_waiting)
         yield _counter(
             "asr_requests_rejected", "Requests refused with 429 for want of a place.", limiter.num_rejected
         )
@@ -101,12 +126,14 @@ def _of_models(models: list[ServedModel]) -> Iterator[Metric]:
     ready = GaugeMetricFamily("asr_ready", "1 while the model takes requests.", labels=["model"])
     loaded = GaugeMetricFamily("asr_model_loaded", "1 while its replicas run or start.", labels=["model"])
     chunks = GaugeMetricFamily("asr_chunks", "Chunks waiting and in flight.", labels=["model"])
+    waiting = GaugeMetricFamily("asr_chunks_waiting", "Chunks that no replica has.", labels=["model"])
     for model in models:
         served.add_metric([model.name], _description(model))
         ready.add_metric([model.name], float(model.takes_requests))
         loaded.add_metric([model.name], float(model.state != "unloaded"))
         chunks.add_metric([model.name], model.dispatcher.num_chunks)
-    yield from (served, ready, loaded, chunks)
+        waiting.add_metric([model.name], model.dispatcher.num_waiting)
+    yield from (served, ready, loaded, chunks, waiting)
     yield from _of_replicas(models)
 
 
@@ -116,13 +143,11 @@ def _description(model: ServedModel) -> dict[str, str]:
     return {"revision": revision_of(Path(model.settings.model))} | chosen
 
 
-_LABELS: Final = ("model", "replica")
-
-
 def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
     """Yield each replica's metrics; a new replica's counters begin at 0."""
     ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=_LABELS)
     columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
+        GaugeMetricFamily("asr_chunks_in_flight", "Chunks it has and did not answer.", labels=_LABELS),
         GaugeMetricFamily("asr_slots", "Chunks it can decode at once.", labels=_LABELS),
         GaugeMetricFamily("asr_slots_in_use", "Chunks it is decoding.", labels=_LABELS),
         CounterMetricFamily("asr_engine_steps", "Steps of the engine, idle ones too.", labels=_LABELS),
@@ -141,14 +166,36 @@ def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
             ready.add_metric([model.name, name], float(name in states and states[name].ready))
         for name, state in states.items():
             labels, beat = [model.name, name], state.heartbeat
-            values = (state.num_slots, beat.slots_in_use, beat.num_steps, beat.num_decode_steps)
-            for column, value in zip(columns, (*values, beat.num_decoded_tokens), strict=True):
+            chunks = (len(state.in_flight), state.num_slots, beat.slots_in_use)
+            steps = (beat.num_steps, beat.num_decode_steps, beat.num_decoded_tokens)
+            for column, value in zip(columns, (*chunks, *steps), strict=True):
                 column.add_metric(labels, float(value))
             if beat.step_times.counts:
                 step_seconds.add_metric(labels, cumulative_buckets(beat.step_times), beat.step_times.sum_s)
     yield ready
     yield from columns
     yield step_seconds
+
+
+def _of_processes(usages: Mapping[_Labels, Usage]) -> Iterator[Metric]:
+    """Yield what child processes use; shared pages count for each process."""
+    memory = GaugeMetricFamily(
+        "asr_replica_resident_memory_bytes", "Memory of its processes on this machine.", labels=_LABELS
+    )
+    cpu = CounterMetricFamily(
+        "asr_replica_cpu_seconds", "Processor time of its processes on this machine.", labels=_LABELS
+    )
+    for labels, usage in usages.items():
+        if labels != _DECODING:
+            memory.add_metric(labels, usage.resident_bytes)
+            cpu.add_metric(labels, usage.cpu_s)
+    yield from (memory, cpu)
+    if decoding := usages.get(_DECODING):
+        yield _gauge("asr_decode_processes", "Processes of FFmpeg.", decoding.num_processes)
+        yield _gauge(
+            "asr_decode_resident_memory_bytes", "Memory of FFmpeg's processes.", decoding.resident_bytes
+        )
+        yield _counter("asr_decode_cpu_seconds", "Processor time of FFmpeg's processes.", decoding.cpu_s)
 
 
 def cumulative_buckets(times: StepTimes) -> list[tuple[str, float]]:

@@ -14,6 +14,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
 
@@ -210,6 +211,8 @@ def report_request(
 ) -> None:
     metrics.requests.labels(route, NOT_READY if (route, status) == ("/ready", 503) else str(status)).inc()
     metrics.request_seconds.labels(route).observe(duration_s)
+    if status < HTTPStatus.BAD_REQUEST:
+        stats.on_answered(route)
     level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
     figures = {"route": route, "status": status, "seconds": round(duration_s, 3)}
     extra = {FIGURES: figures | stats.summary()}

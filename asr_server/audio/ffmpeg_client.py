@@ -122,6 +122,11 @@ class DecodeProcesses:
         self._to_forkserver: socket.socket | None = None
         self._idle: list[DecodeProcess] = []
 
+    @property
+    def forkserver_pid(self) -> int | None:
+        """Return the parent of all decode processes, if it runs."""
+        return self._forkserver.pid if self._forkserver else None
+
     def start(self) -> None:
         """Return at once; the libraries take half a second to load."""
         with self._lock:

@@ -166,6 +166,12 @@ class Dispatcher:
         return len(self._chunks)
 
     @property
+    def num_waiting(self) -> int:
+        """Return the chunks that no replica has."""
+        sent = itertools.chain.from_iterable(state.in_flight for state in self.supervisor.replica_states)
+        return len(self._chunks.keys() - sent)
+
+    @property
     def num_slots(self) -> int:
         return sum(state.num_slots for state in self.supervisor.replica_states)
 

@@ -33,6 +33,8 @@ class InlineExecutor:
 
 
 class InlineReplica:
+    pid: int | None = None  # it is a thread
+
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
         self._client = InlineEngineClient()

@@ -28,6 +28,8 @@ MAX_EVENTS = 32  # handled in one round of the event loop
 
 
 class RemoteReplica(ABC):
+    pid: int | None = None
+
     def __init__(self, name: str, client: ZmqEngineClient, end: asyncio.Future[Any]) -> None:
         self.name = name
         self._client = client
@@ -149,6 +151,8 @@ class MultiprocessExecutor:
 
 
 class ProcessReplica(RemoteReplica):
+    pid: int
+
     def __init__(self, name: str, process: Process, client: ZmqEngineClient) -> None:
         super().__init__(name, client, asyncio.ensure_future(process.wait()))
         self.pid = process.pid

@@ -29,7 +29,9 @@ from asr_server.core import ChunkId
 
 
 class ReplicaGone(Exception):
-    pass
+    def __init__(self, message: str, reason: metrics.RestartReason = "exited") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class StartImpossible(ReplicaGone):
@@ -38,6 +40,10 @@ class StartImpossible(ReplicaGone):
 
 class Replica(Protocol):
     name: str
+
+    @property
+    def pid(self) -> int | None:
+        """Return its process on this machine; None for a thread or another host's."""
 
     def send(self, command: Command) -> None:
         """Never blocks. Raises ReplicaGone."""
@@ -111,6 +117,7 @@ class ReplicaState:
     progress_at_s: float = 0.0
     ready_at_s: float = 0.0
     ended_with_chunks: bool = False  # one of which may have ended it
+    ended_by: metrics.RestartReason = "failed_start"  # once it has ended
 
     def on_heard(self) -> None:
         self.heard_at_s = self.watched_s
@@ -125,18 +132,22 @@ class ReplicaState:
             self.progress_at_s = self.watched_s
         self.heartbeat = heartbeat
 
+    def on_ended(self, gone: ReplicaGone) -> None:
+        if self.ready or gone.reason != "exited":
+            self.ended_by = gone.reason
+
     def on_tick(self) -> None:
         limits = self.limits
         self.watched_s += limits.tick_s
         name, silent_s = self.replica.name, self.watched_s - self.heard_at_s
         if silent_s > (limits.frozen_after_s if self.ready else SILENT_STARTUP_LIMIT_S):
-            raise ReplicaGone(f"{name} has been silent for {silent_s:.0f} s: frozen")
+            raise ReplicaGone(f"{name} has been silent for {silent_s:.0f} s: frozen", "frozen")
         if not self.ready and self.watched_s > limits.startup_s:
-            raise ReplicaGone(f"{name} was not ready {self.watched_s:.0f} s after its launch")
+            raise ReplicaGone(f"{name} was not ready {self.watched_s:.0f} s after its launch", "not_ready")
         stalled_s = self.watched_s - self.progress_at_s
         if self.ready and stalled_s > self.patience.hung_after_s(limits):
             self.patience.on_hung(stalled_s, limits)
-            raise ReplicaGone(f"{name} has made no progress for {stalled_s:.0f} s: hung")
+            raise ReplicaGone(f"{name} has made no progress for {stalled_s:.0f} s: hung", "hung")
 
 
 MAX_FAILED_STARTS = 3  # before any replica was ready
@@ -228,7 +239,7 @@ class Supervisor:
                 break
             early_ends = _early_ends(early_ends, state)
             await asyncio.sleep(min(self.limits.pause_s, 2.0 ** min(early_ends, MAX_DOUBLINGS) - 1.0))
-            metrics.replica_restarts.inc()
+            metrics.replica_restarts.labels(state.ended_by if state else "failed_start").inc()
         self._num_given_up += 1
         if self.given_up:
             self._on_given_up()
@@ -253,6 +264,7 @@ class Supervisor:
         except ReplicaGone as gone:
             self._log(str(gone))
             self._lost.add(state.replica.name)
+            state.on_ended(gone)
         except asyncio.CancelledError:
             drain_s = DRAIN_S if state.ready else 0.0
             raise

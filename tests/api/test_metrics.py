@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import get_args
 
 import httpx
+import psutil
 import pytest
 
 from asr_server import __version__
 from asr_server.api.metrics import cumulative_buckets
 from asr_server.audio.recording import Recording
 from asr_server.engine.progress import StepTimer
+from asr_server.metrics import RestartReason
 from tests.api.figures import Figures, figures_of, growth, read
-from tests.api.running_app import THREE_CHUNKS, RunningApp, run_app, until
+from tests.api.raw_client import FILE_PART, RawClient
+from tests.api.running_app import SECOND, THREE_CHUNKS, RunningApp, run_app, until
 from tests.conftest import Server
 from tests.embedded import embedded
 from tests.memory_file import MemoryFile
@@ -22,6 +26,10 @@ from tests.memory_file import MemoryFile
 REPLICA = 'model="whisper-digits",replica="replica 0"'
 
 DIGITS = Path(__file__).parents[1] / "data" / "digits.wav"
+
+
+def restarts(reason: str) -> str:
+    return f'asr_replica_restarts_total{{reason="{reason}"}}'
 
 
 def transcribed(route: str, language: str) -> str:
@@ -100,8 +108,8 @@ async def test_a_client_cannot_add_series_by_asking_for_paths_that_are_not_there
 async def test_an_idle_server_holds_nothing(app: RunningApp) -> None:
     await app.post()
     figures = await read(app)
-    names = ("requests_in_flight", "preprocess_queue_depth", "preprocess_busy")
-    assert [figures[f"asr_{name}"] for name in names] == [0, 0, 0]
+    names = ("requests_in_flight", "requests_waiting", "preprocess_queue_depth", "preprocess_busy")
+    assert [figures[f"asr_{name}"] for name in names] == [0, 0, 0, 0]
     assert [figure for name, figure in figures.items() if name.startswith("asr_chunks{")] == [0]
 
 
@@ -120,10 +128,39 @@ async def test_readiness_is_0_and_not_absent_while_no_replica_lives() -> None:
         app.replica.before_launch = asyncio.Event().wait  # for ever
         app.replica.die()
         await until(lambda: not app.dispatcher.supervisor.replica_states)
-        while not growth(before, after := await read(app), "asr_replica_restarts_total"):
+        while not growth(before, after := await read(app), restarts("exited")):
             await asyncio.sleep(0.01)
         assert [after[name] for name in ready] == [0, 0]
-        assert growth(before, after, "asr_replica_restarts_total") == 1
+        assert growth(before, after, restarts("exited")) == 1
+
+
+async def test_chunks_that_wait_are_told_from_those_at_replicas_and_places_from_lines() -> None:
+    async with run_app(embedded(max_concurrent_requests=1), credit=2) as app:
+        app.replica.holding = True
+        late, rest = await RawClient.connect(app.host, app.port), SECOND + b"\r\n--limit--\r\n"
+        late.begin_upload(len(FILE_PART) + len(rest))
+        await until(lambda: app.app.state.server.admission.num_open)
+        asking = asyncio.create_task(app.post(THREE_CHUNKS))
+        await until(lambda: app.replica.held)
+        late.send(rest)
+        names = [f"asr_chunks_in_flight{{{REPLICA}}}", 'asr_chunks_waiting{model="whisper-digits"}']
+        names += ["asr_requests_in_flight", "asr_requests_waiting", "asr_request_places"]
+        while [(figures := await read(app)).get(name) for name in names] != [2, 1, 1, 1, 1]:
+            assert not asking.done(), figures
+        asking.cancel()
+        await late.close()
+
+
+async def test_each_answered_request_tells_its_audio_and_its_speed(app: RunningApp) -> None:
+    before = await read(app)
+    await app.post(THREE_CHUNKS)
+    await app.post(b"no audio")
+    after = await read(app)
+    labels = 'route="/v1/audio/transcriptions"'
+    assert growth(before, after, f"asr_request_audio_seconds_sum{{{labels}}}") == pytest.approx(75)
+    for name in ("audio_seconds", "rtfx"):
+        assert growth(before, after, f"asr_request_{name}_count{{{labels}}}") == 1
+    assert growth(before, after, f"asr_request_rtfx_sum{{{labels}}}") > 0
 
 
 async def test_chunks_that_fail_are_counted_by_reason() -> None:
@@ -175,7 +212,25 @@ def test_what_runs_is_told_beside_the_processs_own_figures(server: Server) -> No
     figures = figures_of(server.get("/metrics"))
     assert figures["process_resident_memory_bytes"] > 1 << 20
     assert figures["process_open_fds"] > 0
-    assert {"asr_decode_process_deaths_total", "asr_replica_restarts_total"} <= set(figures)
+    assert {"asr_decode_process_deaths_total", *map(restarts, get_args(RestartReason))} <= set(figures)
+
+
+def test_memory_and_processor_time_of_each_child_process_are_told(server: Server) -> None:
+    with DIGITS.open("rb") as file:
+        httpx.post(f"{server.url}/v1/audio/transcriptions", files={"file": file}, timeout=60)
+    figures = figures_of(server.get("/metrics"))
+    (replica,) = [
+        child
+        for child in psutil.Process(server.process.pid).children()
+        if child.cmdline()[0].startswith("asr-server replica")
+    ]
+    resident_bytes = figures[f"asr_replica_resident_memory_bytes{{{REPLICA}}}"]
+    assert resident_bytes == pytest.approx(replica.memory_info().rss, rel=0.2)
+    times = replica.cpu_times()
+    assert 0 < figures[f"asr_replica_cpu_seconds_total{{{REPLICA}}}"] <= times.user + times.system
+    assert figures["asr_decode_processes"] >= 1
+    assert figures["asr_decode_resident_memory_bytes"] > 1 << 20
+    assert figures["asr_decode_cpu_seconds_total"] > 0
 
 
 def test_the_buckets_of_step_times_add_up() -> None:

@@ -21,7 +21,20 @@ I = 'instance="a",job="asr-server"'  # noqa: E741
 FAULTS: dict[str, tuple[dict[str, str], int]] = {
     "AsrServerDown": ({f"up{{{I}}}": "1 0x5"}, 3),
     "AsrServerNotReady": ({f"asr_ready{{{I}}}": "1 0x10"}, 8),
-    "AsrReplicaRestarts": ({f"asr_replica_restarts_total{{{I}}}": "0 1 2 3 4x12"}, 5),
+    "AsrReplicaRestarts": (
+        {
+            f'asr_replica_restarts_total{{{I},reason="exited"}}': "0 1 2 2x13",
+            f'asr_replica_restarts_total{{{I},reason="failed_start"}}': "0 0 1 2x13",
+        },
+        5,
+    ),
+    "AsrReplicaStuck": (
+        {
+            f'asr_replica_restarts_total{{{I},reason="exited"}}': "0+1x15",
+            f'asr_replica_restarts_total{{{I},reason="hung"}}': "0 0 1x13",
+        },
+        4,
+    ),
     "AsrRequestsRejected": ({f"asr_requests_rejected_total{{{I}}}": "0+60x20"}, 15),
     "AsrQueueGrows": (
         {f"asr_chunks{{{I}}}": "200x20", f'asr_slots{{{I},replica="0"}}': "48x20"},
@@ -34,6 +47,14 @@ FAULTS: dict[str, tuple[dict[str, str], int]] = {
             f'asr_chunk_queue_seconds_bucket{{{I},le="+Inf"}}': "0+60x30",
         },
         20,
+    ),
+    "AsrSlowerThanSpeech": (
+        {
+            f'asr_request_rtfx_bucket{{{I},le="0.5"}}': "0+6x30",
+            f'asr_request_rtfx_bucket{{{I},le="1"}}': "0+7x30",
+            f'asr_request_rtfx_bucket{{{I},le="+Inf"}}': "0+10x30",
+        },
+        25,
     ),
     "AsrServerErrors": (
         {

@@ -17,6 +17,8 @@ from asr_server.dispatch.supervisor import ReplicaGone, ReplicaLimits
 
 
 class ScriptedReplica:
+    pid: int | None = None
+
     def __init__(self, name: str, credit: int) -> None:
         self.name = name
         self.commands: list[Command] = []

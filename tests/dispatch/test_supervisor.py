@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from asr_server import metrics
 from asr_server.channel.messages import Credit, Event, Heartbeat
 from asr_server.dispatch.supervisor import (
     MAX_FAILED_STARTS,
@@ -127,6 +128,40 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def restarts(reason: str) -> float:
+    return metrics.REGISTRY.get_sample_value("asr_replica_restarts_total", {"reason": reason}) or 0.0
+
+
+async def test_restarts_are_counted_by_their_reason(start: Start) -> None:
+    reasons = ("exited", "frozen", "hung", "not_ready", "failed_start")
+    before = {reason: restarts(reason) for reason in reasons}
+    executor = FailingExecutor(1)
+    limits = replace(FAST, frozen_after_s=0.2, hung_after_s=0.5, startup_s=0.3)
+    keeper = start(executor, lambda state, events: None, limits)
+
+    async def launched(number: int) -> ScriptedReplica:
+        await until(lambda: len(executor.launched) == number and keeper.replica_states)
+        return executor.launched[-1]
+
+    async def beat_until_it_ends(replica: ScriptedReplica) -> None:
+        while not replica.closed:
+            replica.say(Heartbeat(0))
+            await asyncio.sleep(0.01)
+
+    first = await launched(1)
+    await until(lambda: keeper.was_ready)
+    first.die()
+    await launched(2)  # which says nothing more
+    without_progress = await launched(3)
+    executor.credit = 0  # the next ones never become ready
+    await beat_until_it_ends(without_progress)
+    await beat_until_it_ends(await launched(4))
+    (await launched(5)).die()
+    await launched(6)
+    grown = {reason: restarts(reason) - before[reason] for reason in reasons}
+    assert grown == {"exited": 1, "frozen": 1, "hung": 1, "not_ready": 1, "failed_start": 2}
 
 
 async def test_a_frozen_replica_is_replaced(start: Start) -> None:
