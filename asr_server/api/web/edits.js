@@ -39,19 +39,13 @@ function rewritten(base, pieces, changed, names) {
   const words = base.words
     ?.filter((word) => texts.get(word) !== "")
     .map((word) => named({ ...word, word: texts.get(word) ?? word.word }));
-  const bySegment = grouped(pieces, changed);
+  const bySegment = Map.groupBy(pieces, ({ segment }) => segment);
   const segments = (base.segments || []).map((segment, i) => {
     if (!changed.has(i)) return named(segment);
     const text = segment.text.match(/^\s*/)[0] + join(bySegment.get(i));
     return named({ ...segment, text, ...(segment.tokens && { tokens: [] }) }); // tokens say what was heard
   });
   return { text: changed.size ? join(pieces) : base.text, segments, ...(words && { words }) };
-}
-
-function grouped(pieces, changed) {
-  const groups = new Map([...changed].map((segment) => [segment, []]));
-  for (const piece of pieces) groups.get(piece.segment)?.push(piece);
-  return groups;
 }
 
 const join = (pieces) => pieces.map(({ gap, text, tail }) => (text ? gap + text : "") + tail).join("").trim();

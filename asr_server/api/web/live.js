@@ -31,7 +31,7 @@ export class Live {
     try {
       await microphone.start();
     } catch (error) {
-      microphone.fail(error.message);
+      microphone.end(error.message);
     }
   }
 
@@ -41,9 +41,7 @@ export class Live {
     $("record-label").textContent = isOn ? "Stop" : "Speak";
     $("live").hidden = !isOn;
     $("live-status").textContent = `Listening …${laterOf(chosenOptions())}`;
-    $("live-text").replaceChildren();
-    $("live-said").replaceChildren();
-    $("live-time").textContent = "";
+    for (const id of ["live-text", "live-said", "live-time"]) $(id).replaceChildren();
     this.levels.length = 0;
   }
 

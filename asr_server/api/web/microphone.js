@@ -48,11 +48,6 @@ export class Microphone {
     if (!this.sound.isClosed) await this.#listen(stream);
   }
 
-  /** Before or while one speaks: what was said until then is there, in part. */
-  fail(reason) {
-    this.#end(reason);
-  }
-
   async #connect() {
     const url = new URL(SESSIONS, location.href);
     url.protocol = url.protocol.replace("http", "ws");
@@ -72,7 +67,7 @@ export class Microphone {
         this.#onEvent(event);
       });
       this.owner.listen(this.socket, "close", ({ reason }) => {
-        if (this.isOpen) this.#end(reason || BROKEN);
+        if (this.isOpen) this.end(reason || BROKEN);
         else reasonOfRefusal().then(reject, reject);
       });
       this.owner.keep(resolve); // stopped meanwhile
@@ -147,7 +142,7 @@ export class Microphone {
     } else if (type === "session.updated") this.isHeard = --this.numUpdates === 0 && this.hasCommitted;
     else return;
     this.on.text([...this.turns.values()]);
-    if (this.isHeard && [...this.turns.values()].every((t) => t.final)) this.#end();
+    if (this.isHeard && [...this.turns.values()].every((t) => t.final)) this.end();
   }
 
   get duration() {
@@ -156,7 +151,7 @@ export class Microphone {
 
   /** What was said is committed; ends when its text is there, or when one stops again. */
   stop() {
-    if (this.isStopping) return this.#end(LATE);
+    if (this.isStopping) return this.end(LATE);
     this.isStopping = true;
     this.on.stopping();
     this.writer?.port.postMessage("end");
@@ -169,7 +164,7 @@ export class Microphone {
     if (this.hasCommitted) return;
     this.hasCommitted = true;
     this.sound.close();
-    if (!this.blocks.length || this.socket?.readyState !== WebSocket.OPEN) return this.#end();
+    if (!this.blocks.length || this.socket?.readyState !== WebSocket.OPEN) return this.end();
     this.socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
     this.#update();
     this.#expect();
@@ -177,10 +172,11 @@ export class Microphone {
 
   #expect() {
     clearTimeout(this.patience);
-    this.patience = setTimeout(() => this.#end(LATE), LAST_WORDS_MS);
+    this.patience = setTimeout(() => this.end(LATE), LAST_WORDS_MS);
   }
 
-  #end(reason) {
+  /** With a reason what was said until then is there in part. */
+  end(reason) {
     if (this.hasEnded) return;
     this.hasEnded = true;
     this.owner.close();

@@ -32,11 +32,11 @@ export class Player {
     this.audio.preload = "metadata";
     this.play = h("button", { type: "button", className: "icon play", "aria-label": `Play ${name}` }, pathIcon(PLAY));
     this.canvas = h("canvas", { "aria-hidden": "true" });
-    this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-label": `Position in ${name}`, title: MEANING }, this.canvas);
+    this.wave = h("div", { className: "wave", role: "slider", tabindex: "0", "aria-valuemin": "0", "aria-label": `Position in ${name}`, title: MEANING }, this.canvas);
     this.clock = h("span", { className: "clock" });
     this.rate = h("select", { className: "rate", "aria-label": `Speed of ${name}`, title: "Speed" }, ...RATES.map((rate) => h("option", { value: rate }, `${rate} ×`)));
     this.rate.value = "1";
-    this.rate.onchange = () => this.#setRate();
+    this.rate.onchange = () => (this.audio.defaultPlaybackRate = this.audio.playbackRate = Number(this.rate.value));
     this.element = h("div", { className: "player", hidden: true }, this.play, this.wave, this.clock, this.rate);
     this.elements = [this.audio, this.element];
     this.play.onclick = () => this.toggle();
@@ -108,10 +108,6 @@ export class Player {
     this.audio.play().catch(() => {}); // closed or folded meanwhile
   }
 
-  #setRate() {
-    this.audio.defaultPlaybackRate = this.audio.playbackRate = Number(this.rate.value);
-  }
-
   get isPlaying() {
     return !this.audio.paused;
   }
@@ -169,7 +165,6 @@ export class Player {
   #onTime() {
     const time = this.audio.currentTime;
     this.clock.textContent = `${clock(time)} / ${clock(this.duration)}`;
-    this.wave.setAttribute("aria-valuemin", "0");
     this.wave.setAttribute("aria-valuemax", this.duration.toFixed(1));
     this.wave.setAttribute("aria-valuenow", time.toFixed(1));
     this.wave.setAttribute("aria-valuetext", `${clock(time)} of ${clock(this.duration)}`);

@@ -59,14 +59,14 @@ export class Recording extends EventTarget {
     this.error = null;
     this.since = null;
     this.abort = new AbortController();
-    this.#say("waiting", "waiting");
+    this.say("waiting");
   }
 
   begin() {
     this.since ??= performance.now();
     this.heard = "";
     this.heardUntil = 0;
-    this.#say("waiting", "waiting");
+    this.say("waiting");
   }
 
   get seconds() {
@@ -80,11 +80,7 @@ export class Recording extends EventTarget {
     return { share, seconds: ((performance.now() - this.listenedAt) / 1000) * (1 / share - 1) };
   }
 
-  say(note) {
-    this.#say("waiting", note);
-  }
-
-  #say(state, note) {
+  say(note, state = "waiting") {
     const isOther = state !== this.state;
     [this.state, this.note] = [state, note];
     this.#emit(isOther ? "state" : "work");
@@ -92,9 +88,9 @@ export class Recording extends EventTarget {
 
   upload(share) {
     this.share = share;
-    if (share < 1) return this.#say("uploading", `uploading, ${Math.round(share * 100)} %`);
+    if (share < 1) return this.say(`uploading, ${Math.round(share * 100)} %`, "uploading");
     this.listenedAt = performance.now();
-    this.#say("listening", "listening …");
+    this.say("listening …", "listening");
   }
 
   /** Text up to `until`, in seconds of the recording. */

@@ -1,5 +1,7 @@
 // Samples as a file that any player opens.
 
+import { record } from "./zip.js";
+
 /** Of blocks of 16-bit PCM, mono. */
 export function wavOf(blocks, rate, name) {
   const numBytes = blocks.reduce((sum, block) => sum + block.byteLength, 0);
@@ -7,19 +9,7 @@ export function wavOf(blocks, rate, name) {
 }
 
 function header(numBytes, rate) {
-  const view = new DataView(new ArrayBuffer(44));
-  const text = (at, letters) => [...letters].forEach((c, i) => view.setUint8(at + i, c.charCodeAt(0)));
-  text(0, "RIFF");
-  view.setUint32(4, 36 + numBytes, true);
-  text(8, "WAVEfmt ");
-  view.setUint32(16, 16, true);
-  view.setUint16(20, 1, true); // PCM
-  view.setUint16(22, 1, true); // mono
-  view.setUint32(24, rate, true);
-  view.setUint32(28, rate * 2, true);
-  view.setUint16(32, 2, true);
-  view.setUint16(34, 16, true);
-  text(36, "data");
-  view.setUint32(40, numBytes, true);
-  return view.buffer;
+  const [riff, wave, fmt, data] = [0x46464952, 0x45564157, 0x20746d66, 0x61746164]; // as letters
+  const format = [[4, 16], [2, 1], [2, 1], [4, rate], [4, rate * 2], [2, 2], [2, 16]]; // PCM, mono
+  return record([4, riff], [4, 36 + numBytes], [4, wave], [4, fmt], ...format, [4, data], [4, numBytes]);
 }

@@ -16,7 +16,7 @@ const UTF_8 = 0x0800;
 const JANUARY_1ST_1980 = 0x21;
 
 /** Fields of two and of four bytes, as [size, value] each. */
-function record(...fields) {
+export function record(...fields) {
   const view = new DataView(new ArrayBuffer(fields.reduce((sum, [size]) => sum + size, 0)));
   let at = 0;
   for (const [size, value] of fields) {
