@@ -1,6 +1,7 @@
 // The server's API. Paths are relative, so that the page works behind any prefix.
 
 import { piecesOf } from "./answer.js";
+import { inSlices } from "./dom.js";
 import { doubtfulOf } from "./doubts.js";
 
 const KEY = "asr-server-key";
@@ -20,8 +21,6 @@ function kept() {
     return ""; // a browser that keeps nothing
   }
 }
-
-export const apiKey = () => key;
 
 /** For this visit of the tab, or where it keeps nothing until a reload. */
 export function keepApiKey(taken) {
@@ -121,13 +120,13 @@ export function transcribe(file, options, on, signal) {
     const call = new XMLHttpRequest(); // fetch tells nothing of an upload's progress
     const events = new EventReader();
     let done = null;
-    const read = () => {
-      for (const event of events.read(call.responseText)) {
-        if (event.error) reject(new ApiError(event.error.message));
-        else if (event.type === "transcript.text.delta") on.delta(event.delta, (event.usage?.input_tokens || 0) / TOKENS_PER_S);
-        else if (event.type === "transcript.text.done") done = event;
-      }
+    let reading = Promise.resolve(); // a piece of the answer after the other
+    const take = (event) => {
+      if (event.error) reject(new ApiError(event.error.message));
+      else if (event.type === "transcript.text.delta") on.delta(event.delta, (event.usage?.input_tokens || 0) / TOKENS_PER_S);
+      else if (event.type === "transcript.text.done") done = event;
     };
+    const read = () => (reading = reading.then(() => inSlices(events.read(call.responseText), take)));
     call.open("POST", `v1/audio/${isTranslation ? "translations" : "transcriptions"}`);
     for (const [name, value] of Object.entries(headers())) call.setRequestHeader(name, value);
     call.upload.onprogress = (event) => event.lengthComputable && on.upload(event.loaded / event.total);
@@ -137,9 +136,8 @@ export function transcribe(file, options, on, signal) {
       if (call.status !== 200) {
         return reject(errorOf(call.responseText, call.status, Number(call.getResponseHeader("retry-after")) || 0));
       }
-      read();
-      if (done) resolve(withDoubts(done));
-      else reject(new ApiError("The answer ended early: the server may have stopped."));
+      const end = () => (done ? resolve(withDoubts(done)) : reject(new ApiError("The answer ended early: the server may have stopped.")));
+      read().then(end, reject);
     };
     call.onerror = () => reject(new ApiError("The connection broke. Is the server still running?"));
     call.onabort = () => reject(new ApiError("Cancelled."));

@@ -14,7 +14,7 @@ const serving = new Serving();
 const scheduler = new Scheduler(serving);
 const cards = new Cards({
   again: (recording) => enqueue([recording]),
-  forget: (recording) => scheduler.forget(recording),
+  forget: (recordings) => scheduler.forget(recordings),
 });
 
 // -- The model, and the key --

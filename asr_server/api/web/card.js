@@ -2,7 +2,7 @@
 
 import { plainText, speakersOf } from "./answer.js";
 import { copy } from "./clipboard.js";
-import { count, h, show } from "./dom.js";
+import { count, h, onceAFrame, show } from "./dom.js";
 import { download, FORMATS } from "./downloads.js";
 import { factsOf, has, previewOf } from "./entry.js";
 import { placesOf, replaced } from "./find.js";
@@ -27,7 +27,7 @@ export class Card {
     this.isFolded = false;
     this.query = "";
     this.#build();
-    this.owner.listen(recording, "work", () => this.#drawWork());
+    this.owner.listen(recording, "work", onceAFrame(() => this.owner.isClosed || this.#drawWork()));
     this.owner.listen(recording, "state", () => this.#draw());
     this.owner.listen(recording, "text", () => this.#drawText());
     this.owner.listen(recording, "kept", () => this.isFolded && recording.release());
@@ -95,7 +95,7 @@ export class Card {
   #givePlayer() {
     const { file } = this.recording;
     this.anew.hidden = !file;
-    if (this.player || !file?.size) return;
+    if (this.player || !file) return; // its size would be asked of the disk
     this.player = new Player(file, this.name, this.owner, (...time) => this.transcript.light(...time));
     this.body.prepend(...this.player.elements);
   }
@@ -207,12 +207,12 @@ export class Card {
 
   /** Whether it has `query`, in lower case; shows where. */
   find(query) {
-    this.query = query;
     const { entry } = this.recording;
-    if (!entry) return this.name.toLowerCase().includes(query);
-    if (this.isFolded) this.#showPreview();
-    else this.#mark();
-    return has(entry, query);
+    const isOther = query !== this.query;
+    this.query = query;
+    if (isOther && this.isFolded) this.#showPreview();
+    else if (isOther) this.#mark();
+    return !query || has(entry || { name: this.name, text: "" }, query);
   }
 
   #showPreview() {

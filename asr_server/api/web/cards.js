@@ -1,7 +1,7 @@
 // The list of recordings: those of this visit and those that the store has, with a search over them.
 
 import { Card } from "./card.js";
-import { $, count, lower, show } from "./dom.js";
+import { $, count, inSlices, lower, show } from "./dom.js";
 import { filesOf, save } from "./downloads.js";
 import { Recording } from "./recording.js";
 import { Store } from "./store.js";
@@ -12,10 +12,11 @@ const NOT_KEPT = "This browser keeps nothing for this page: transcripts are gone
 const MAX_REMOVED = 20; // that can be put back
 
 export class Cards {
-  /** `again(recording)`: one asks for it again; `forget(recording)`: it need not be transcribed any more. */
+  /** `again(recording)`: one asks for it again; `forget(recordings)`: they need not be transcribed any more. */
   constructor({ again, forget }) {
     this.store = new Store();
     this.cards = [];
+    this.unshown = new Map(); // entries of the store by id, until each has its card
     this.removed = []; // recordings, the last one last
     this.removing = new Set(); // ids that the store still has
     Object.assign(this, { again, forget });
@@ -34,13 +35,19 @@ export class Cards {
   /** Shows what the store has. */
   async restore() {
     try {
-      for (const entry of await this.store.entries()) if (!this.#of(entry.id)) this.#show(new Recording(this.store, { entry }));
+      for (const entry of await this.store.entries()) this.unshown.set(entry.id, entry);
+      await inSlices(this.unshown.values(), (entry) => this.#showStored(entry));
     } catch (error) {
       show($("message"), `The transcripts of this browser cannot be read: ${error?.message}.`);
     }
     this.#showKept();
     this.#search();
     this.store.sounds.sweep(new Set(this.cards.map(({ recording }) => recording.id))).catch(() => {}); // no files in this window
+  }
+
+  #showStored(entry) {
+    this.unshown.delete(entry.id);
+    if (!this.#of(entry.id)) this.#show(new Recording(this.store, { entry }));
   }
 
   async #switchSounds() {
@@ -169,19 +176,18 @@ export class Cards {
     this.#showUndo();
     if (card?.recording.isSaving) return; // and takes what is stored behind that
     if (card && card.recording.entry?.createdAt === entry.createdAt) card.recording.take(entry);
-    else this.#replace(card, entry);
-    this.#search();
-  }
-
-  #replace(card, entry) {
-    if (card) this.#take(card);
-    this.#show(new Recording(this.store, { entry }));
+    else {
+      if (card) this.#take(card);
+      this.#showStored(entry);
+    }
     this.#search();
   }
 
   #onGone(ids) {
-    for (const card of ids.map((id) => this.#of(id)).filter(Boolean)) {
-      this.#take(card);
+    for (const id of ids) this.unshown.delete(id);
+    const cards = ids.map((id) => this.#of(id)).filter(Boolean);
+    this.#take(...cards);
+    for (const card of cards) {
       if (card.recording.text) this.#offerUndo(card.recording, "was deleted in another tab");
       else show($("message"), `${card.name} was deleted in another tab.`);
     }
@@ -190,10 +196,10 @@ export class Cards {
 
   // -- Deletion --
 
-  #take(card) {
-    this.cards.splice(this.cards.indexOf(card), 1);
-    card.close();
-    this.forget(card.recording);
+  #take(...cards) {
+    this.cards = this.cards.filter((card) => !cards.includes(card));
+    for (const card of cards) card.close();
+    this.forget(cards.map(({ recording }) => recording));
   }
 
   #onRemove(card, event) {
@@ -243,7 +249,7 @@ export class Cards {
   async #removeAll() {
     const cards = this.#finished().filter(({ element }) => !element.hidden);
     if (!confirm(`Delete ${count(cards.length, "transcript")} from this browser? This cannot be undone.`)) return;
-    for (const card of cards) this.#take(card);
+    this.#take(...cards);
     $("search").value = "";
     this.#search();
     $("files").focus();

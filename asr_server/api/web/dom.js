@@ -40,6 +40,35 @@ export function clock(seconds) {
   return hours ? `${hours}:${pad(minutes)}:${pad(whole % 60)}` : `${minutes}:${pad(whole % 60)}`;
 }
 
+/** Draws once for all calls until the next frame; of a hidden tab that is when it is seen again. */
+export function onceAFrame(draw) {
+  let frame = null;
+  const drawNow = () => {
+    frame = null;
+    draw();
+  };
+  return () => (frame ??= requestAnimationFrame(drawNow));
+}
+
+const SLICE_MS = 5; // of elements, whose layout takes ten times as long
+const pause = () =>
+  new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel(); // timers are slow in a hidden tab
+    port1.onmessage = () => resolve(port1.close());
+    port2.postMessage(null);
+  });
+
+/** Calls `each` for all `items`, the first at once; now and then the browser may draw and listen in between. */
+export async function inSlices(items, each) {
+  let since = performance.now();
+  for (const item of items) {
+    each(item);
+    if (performance.now() - since < SLICE_MS) continue;
+    await pause();
+    since = performance.now();
+  }
+}
+
 export function color(name) {
   const probe = h("span", { className: "probe" });
   probe.style.color = `var(--${name})`;

@@ -6,7 +6,7 @@ import { clock, count, h, lower } from "./dom.js";
 const PREVIEW = 160; // characters
 const NAMED = 4; // speakers; of more, and of mere letters, there is the number
 
-const dateOf = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 
 /** `took`: seconds from start to end, if that says anything. */
 export function entryOf(name, answer, took) {
@@ -36,7 +36,8 @@ export function factsOf({ duration, language, took, task, createdAt, truncated, 
   const left = dropped.map(({ text, start }) => `“${text.trim()}” at ${clock(start)}`);
   const silence = left.length && `left out, since nobody seems to speak there: ${listed(left, NAMED)}`;
   const lack = partial && `incomplete: ${partial}`;
-  return [clock(duration), kind, people, pace, speed, dateOf(createdAt), read, loss, silence, lack].filter(Boolean);
+  const date = Number.isFinite(createdAt) && DATE.format(createdAt);
+  return [clock(duration), kind, people, pace, speed, date, read, loss, silence, lack].filter(Boolean);
 }
 
 /** Whether `query`, in lower case, is in its name, its text or the names of its speakers. */

@@ -7,7 +7,7 @@ export function placesOf(pieces, query) {
   const starts = [];
   const ends = [];
   let text = "";
-  for (const piece of pieces) {
+  for (const piece of query ? pieces : []) {
     if (piece.text) text += piece.gap;
     starts.push(text.length);
     text += piece.text + piece.tail;

@@ -1,15 +1,12 @@
 // The queue: two recordings at a time. It holds while the server is away or locked, and goes on when it is back.
 
-import { transcribe } from "./api.js";
+import { ApiError, transcribe } from "./api.js";
 
 const AT_ONCE = 2; // files; the others wait in the queue
 const MAX_TRIES = 5; // of a server that answers but cannot take it; one that is full is asked without end
 const FULL = 429;
 const UNKNOWN_MODEL = 404;
-
-class Refusal extends Error {
-  status = 400;
-}
+const REFUSED = { status: 400 };
 
 /** Events: "change" when the queue has changed, "end" with a recording that is through. */
 export class Scheduler extends EventTarget {
@@ -29,9 +26,9 @@ export class Scheduler extends EventTarget {
     this.#next();
   }
 
-  forget(recording) {
-    recording.abort.abort();
-    this.queue = this.queue.filter((other) => other !== recording);
+  forget(recordings) {
+    for (const { abort } of recordings) abort.abort();
+    this.queue = this.queue.filter((recording) => !recordings.includes(recording));
     this.#emit("change");
   }
 
@@ -78,8 +75,8 @@ export class Scheduler extends EventTarget {
   async #transcribe(recording, signal) {
     const { file, options } = recording;
     const most = this.serving.model.max_upload_bytes;
-    if (!file.size) throw new Refusal("This file is empty.");
-    if (file.size > most) throw new Refusal(tooLarge(file.size, most));
+    if (!file.size) throw new ApiError("This file is empty.", REFUSED);
+    if (file.size > most) throw new ApiError(tooLarge(file.size, most), REFUSED);
     for (let tries = 1; ; tries++) {
       try {
         const on = { upload: (share) => recording.upload(share), delta: (text, until) => recording.hear(text, until) };

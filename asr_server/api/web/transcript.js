@@ -1,11 +1,12 @@
 // The text of a recording, whose words light up while it plays and can be clicked, walked through by keys, corrected.
 
 import { paragraphsOf, speakersOf } from "./answer.js";
-import { clock, h } from "./dom.js";
+import { clock, h, inSlices } from "./dom.js";
 import { editInPlace } from "./field.js";
 import { placesOf } from "./find.js";
 
 const LONG = 400; // words, above which the text scrolls in a box of its own
+const BY_KEYS = { tabindex: 0, role: "group", "aria-label": "Transcript. Left and right arrow keys go from word to word, Enter corrects one." };
 
 export class Transcript {
   /**
@@ -26,14 +27,13 @@ export class Transcript {
     this.answer = null;
     this.numHeard = 0; // letters
     this.pieces = [];
-    this.spans = [];
+    this.paragraphs?.return(); // those that are not shown yet
+    this.spans = []; // of the words that are shown
     this.lit = -1; // the word that is heard
     this.cursor = -1; // the word that the arrow keys have reached
     this.reached.textContent = "";
     this.element.replaceChildren();
-    this.element.removeAttribute("tabindex");
-    this.element.removeAttribute("role");
-    this.element.removeAttribute("aria-label");
+    for (const name of Object.keys(BY_KEYS)) this.element.removeAttribute(name);
     this.element.classList.remove("is-long");
   }
 
@@ -59,15 +59,12 @@ export class Transcript {
   }
 
   #update(pieces) {
-    pieces.forEach((piece, i) => {
-      if (piece.text !== this.pieces[i].text && !this.spans[i].querySelector("input")) this.spans[i].textContent = piece.text;
+    pieces.forEach(({ text, isDoubtful }, i) => {
+      const span = this.#span(i);
+      if (text !== this.pieces[i].text && !span.querySelector("input")) span.textContent = text;
+      span.classList.toggle("is-doubtful", Boolean(isDoubtful));
     });
-    this.#tint(pieces);
     this.pieces = pieces;
-  }
-
-  #tint(pieces) {
-    pieces.forEach(({ isDoubtful }, i) => this.spans[i].classList.toggle("is-doubtful", Boolean(isDoubtful)));
   }
 
   #build(answer, pieces) {
@@ -75,35 +72,41 @@ export class Transcript {
     const { cursor } = this;
     this.clear();
     Object.assign(this, { answer, pieces });
-    this.spans = pieces.map(({ text }) => h("span", { className: "word" }, text));
-    this.#tint(pieces);
-    this.element.replaceChildren(...this.#paragraphs());
     if (!pieces.length) {
       this.element.textContent = answer.text || "Nothing was said.";
       return;
     }
     this.element.classList.toggle("is-long", pieces.length > LONG);
+    for (const [name, value] of Object.entries(BY_KEYS)) this.element.setAttribute(name, value);
+    this.paragraphs = this.#paragraphsOf(answer, pieces);
+    inSlices(this.paragraphs, (paragraph) => this.element.append(paragraph));
+    if (!place) return;
+    this.#point(cursor);
+    this.#span(pieces.length - 1);
     this.element.scrollTop = place;
-    this.element.tabIndex = 0;
-    this.element.setAttribute("role", "group");
-    this.element.setAttribute("aria-label", "Transcript. Left and right arrow keys go from word to word, Enter corrects one.");
-    if (place) this.#point(cursor);
   }
 
-  #paragraphs() {
-    const colors = new Map(speakersOf(this.answer).map(({ name, color }) => [name, color]));
-    const all = paragraphsOf(this.answer, this.pieces);
-    const elements = all.map(({ first, speaker, isTurn, isTimed }, i) => {
-      const at = { "data-time": clock(this.pieces[first].start) };
+  *#paragraphsOf(answer, pieces) {
+    const colors = new Map(speakersOf(answer).map(({ name, color }) => [name, color]));
+    const all = paragraphsOf(answer, pieces);
+    for (const [i, { first, speaker, isTurn, isTimed }] of all.entries()) {
+      const at = { "data-time": clock(pieces[first].start) };
       const label = isTurn ? h("span", { className: "speaker", title: "Rename", ...at }, speaker) : "";
       const element = h("p", isTimed && !label ? at : {}, label);
       if (speaker) element.style = `--speaker: var(--${colors.get(speaker)})`;
       element.classList.toggle("turn", Boolean(speaker));
-      const pieces = this.pieces.slice(first, all[i + 1]?.first);
-      element.append(...pieces.flatMap(({ gap, tail }, k) => [gap, this.spans[first + k], tail]));
-      return element;
-    });
-    return elements.map((element) => Object.assign(element, { dir: "auto" })); // last: it looks at each letter
+      const own = pieces.slice(first, all[i + 1]?.first);
+      this.spans.push(...own.map(({ text, isDoubtful }) => h("span", { className: isDoubtful ? "word is-doubtful" : "word" }, text)));
+      element.append(...own.flatMap(({ gap, tail }, k) => [gap, this.spans[first + k], tail]).filter(Boolean));
+      element.dir = "auto"; // last: it looks at each letter
+      yield element;
+    }
+  }
+
+  /** That of a word; what is not shown yet is shown for it. */
+  #span(index) {
+    if (index >= this.spans.length) this.element.append(...this.paragraphs);
+    return this.spans[index];
   }
 
   // -- Being played --
@@ -122,16 +125,16 @@ export class Transcript {
   }
 
   #point(index) {
-    this.spans[this.cursor]?.classList.remove("is-reached");
-    this.spans[index]?.classList.add("is-reached");
+    this.#span(this.cursor)?.classList.remove("is-reached");
+    this.#span(index)?.classList.add("is-reached");
     this.cursor = index;
   }
 
   #light(index) {
-    this.spans[this.lit]?.classList.remove("is-lit");
-    this.spans[index]?.classList.add("is-lit");
+    this.#span(this.lit)?.classList.remove("is-lit");
+    this.#span(index)?.classList.add("is-lit");
     this.lit = index;
-    if (index >= 0 && this.element.classList.contains("is-long")) this.#bringIntoView(this.spans[index]);
+    if (index >= 0 && this.element.classList.contains("is-long")) this.#bringIntoView(this.#span(index));
   }
 
   #bringIntoView(span) {
@@ -146,8 +149,8 @@ export class Transcript {
   find(query) {
     for (const span of this.element.querySelectorAll(".is-found")) span.classList.remove("is-found");
     const places = placesOf(this.pieces, query);
-    for (const { first, last } of places) for (let i = first; i <= last; i++) this.spans[i].classList.add("is-found");
-    const first = places.length && this.spans[places[0].first];
+    for (const { first, last } of places) for (let i = first; i <= last; i++) this.#span(i).classList.add("is-found");
+    const first = places.length && this.#span(places[0].first);
     if (first && this.element.classList.contains("is-long")) this.#bringIntoView(first);
   }
 
@@ -184,7 +187,7 @@ export class Transcript {
   reachDoubtful() {
     const after = this.pieces.findIndex(({ isDoubtful }, i) => isDoubtful && i > this.cursor);
     this.#reach(after < 0 ? this.pieces.findIndex(({ isDoubtful }) => isDoubtful) : after);
-    this.spans[this.cursor]?.scrollIntoView({ block: "nearest" });
+    this.#span(this.cursor)?.scrollIntoView({ block: "nearest" });
     this.element.focus({ preventScroll: true });
   }
 
@@ -196,7 +199,7 @@ export class Transcript {
   }
 
   edit(index) {
-    const span = this.spans[index];
+    const span = this.#span(index);
     if (!span || span.querySelector("input")) return;
     this.#point(index);
     const before = this.pieces[index].text;
