@@ -32,6 +32,7 @@ def configure_logging(
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the 400 says it: one line a bad body
     logging.getLogger("httpx2").setLevel(
         logging.WARNING
     )  # a line a request, with the URL's user and password

@@ -44,6 +44,17 @@ def test_control_characters_of_a_message_are_escaped_and_stay_in_its_line() -> N
     assert len(TextFormatter("api").format(failure()).split("\n")) > 3  # a traceback keeps its lines
 
 
+def test_a_malformed_body_costs_the_log_one_line(server: Server) -> None:
+    headers = {"content-type": "multipart/form-data; boundary=boundary", "x-request-id": "malformed-1"}
+    url = f"{server.url}/v1/audio/transcriptions"
+    assert httpx.post(url, content=b"--bX\r\n", headers=headers, timeout=60).status_code == 400
+    deadline = time.monotonic() + 20
+    while "malformed-1" not in server.written():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [line for line in server.written().splitlines() if "python_multipart" in line] == []
+
+
 def test_a_requests_id_runs_from_the_door_through_the_replica_to_the_answer(
     server: Server,
 ) -> None:
