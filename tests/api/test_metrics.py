@@ -227,7 +227,7 @@ def test_memory_and_processor_time_of_each_child_process_are_told(server: Server
     resident_bytes = figures[f"asr_replica_resident_memory_bytes{{{REPLICA}}}"]
     assert resident_bytes == pytest.approx(replica.memory_info().rss, rel=0.2)
     times = replica.cpu_times()
-    assert 0 < figures[f"asr_replica_cpu_seconds_total{{{REPLICA}}}"] <= times.user + times.system
+    assert 0 < figures[f"asr_replica_cpu_seconds_total{{{REPLICA}}}"] <= times.user + times.system + 0.01
     assert figures["asr_decode_processes"] >= 1
     assert figures["asr_decode_resident_memory_bytes"] > 1 << 20
     assert figures["asr_decode_cpu_seconds_total"] > 0
