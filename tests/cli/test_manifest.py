@@ -105,8 +105,8 @@ def test_an_interrupted_job_keeps_what_is_done_and_goes_on_from_there(tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.wav", "--manifest", __file__, "-o", "out"], "one of the two"),
-        ([], "one of the two"),
+        (["a.wav", "--manifest", __file__, "-o", "out"], "one of the three"),
+        ([], "one of the three"),
         (["--manifest", __file__], "--manifest needs --output"),
         (["--manifest", "/dev/null", "-o", "out"], "is not a regular file"),
         (["--manifest", "missing.jsonl", "-o", "out"], "does not exist"),

@@ -604,7 +604,8 @@ async def test_speech_behind_a_pause_in_which_detection_was_turned_off_is_in_its
         await client.append(pcm24(second.samples))
         await client.commit()
         await client.until(".completed")
-        assert len(app.replica.submits[-1].samples) > len(read_ahead.samples) + len(second.samples) / 2
+        longest = max(len(submit.samples) for submit in app.replica.submits)
+        assert longest > len(read_ahead.samples) + len(second.samples) / 2
 
 
 async def test_a_silence_shortened_while_it_lasts_ends_the_turn() -> None:
