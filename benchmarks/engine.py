@@ -39,7 +39,7 @@ from asr_server.engine import Engine, EngineConfig
 from asr_server.engine.config import choose_device, choose_dtype
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.clips import make_clip
-from benchmarks.engine_report import AllFloors, Case, Setup, figures, show, show_profile
+from benchmarks.engine_report import AllFloors, Case, Setup, figures, plot, show, show_profile
 from benchmarks.floors import measure_floors
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
@@ -203,10 +203,12 @@ def main() -> None:
     measured = [case for case in cases if case.wall_s]
     show(measured, floors, console)
     write_json(options.json, figures(measured, floors))
+    if options.plot:
+        plot(measured, floors, options.plot)
 
 
 def arguments() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, has_budget=True)
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["tiny"])
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", nargs="+", default=["auto"])

@@ -16,7 +16,7 @@ from asr_server.core import SAMPLE_RATE
 from asr_server.engine import Engine
 from asr_server.model import WhisperSizes
 from benchmarks.floors import Floors
-from benchmarks.reporting import quantile, spread
+from benchmarks.reporting import error_bars, pyplot, quantile, spread
 
 
 @dataclass(frozen=True)
@@ -164,3 +164,23 @@ def figures(cases: Sequence[Case], floors: AllFloors) -> dict[str, Any]:
             for case in cases
         ],
     }
+
+
+def plot(cases: Sequence[Case], floors: AllFloors, path: Path) -> None:
+    """RTFx over the clips in flight, a line for each setting, the limit of each shape dotted."""
+    pictured, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
+    for label in dict.fromkeys(_label(case) for case in cases):
+        own = sorted((case for case in cases if _label(case) == label), key=lambda case: case.in_flight)
+        across = [case.in_flight for case in own]
+        medians, bars = error_bars([case.rtfx for case in own])
+        drawn = axes.errorbar(across, medians, bars, marker="o", label=label)
+        if len(own) > 1:
+            limits = [case.limit(floors[case.dtype]) for case in own]
+            axes.plot(across, limits, ":", color=drawn[0].get_color(), label=f"limit of {own[0].setup.shape}")
+    axes.set(xlabel="clips in flight", ylabel="seconds of audio a second", xscale="log", yscale="log")
+    axes.legend(fontsize="x-small")
+    pictured.savefig(path, dpi=150)
+
+
+def _label(case: Case) -> str:
+    return str(replace(case, in_flight=0)).replace(", 0 x ", ", ")

@@ -32,7 +32,9 @@ from benchmarks.reporting import (
     Budget,
     benchmark_parser,
     command,
+    error_bars,
     machine,
+    pyplot,
     quantile,
     spread,
     write_json,
@@ -140,8 +142,22 @@ def show(figures: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def plot(figures: dict[str, Any], path: Path) -> None:
+    """Median latency and throughput of each case, with the least and the most of all rounds."""
+    names = list(figures)
+    figure, (latency, throughput) = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
+    series_ms = [[1000 * statistics.median(v) for v in figures[name]["latencies_s"]] for name in names]
+    for axes, series in ((latency, series_ms), (throughput, [figures[n]["chunks_per_s"] for n in names])):
+        medians, errors = error_bars(series)
+        axes.barh(names, medians, xerr=errors)
+        axes.invert_yaxis()
+    latency.set(xlabel="latency of one chunk alone, ms")
+    throughput.set(xlabel="chunks a second, many at once")
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
-    parser = benchmark_parser(__doc__, has_budget=True)
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="1 round of few chunks")
     parser.add_argument("--executors", nargs="+", default=["inline", "multiprocess", "ray"])
@@ -158,6 +174,8 @@ def main() -> None:
             cases, work, rounds, address or "auto", options.json, Budget(options.budget_s, console)
         )
     show(figures, console)
+    if options.plot:
+        plot(figures, options.plot)
 
 
 if __name__ == "__main__":

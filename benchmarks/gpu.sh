@@ -9,7 +9,7 @@
 #   benchmarks/gpu.sh --limit-s 200 PART   begins nothing that would not end by then
 #   benchmarks/gpu.sh --mps systems        also under an MPS daemon of its own, where the machine's rules allow it
 #   benchmarks/gpu.sh --dry-run [PART...]  anywhere: every part on CPU, with a small shape (`make gpu-dry-run`)
-# Each case writes its JSON when it ends. JSON and the log come back as one archive in $OUT, or in
+# Each case writes its JSON when it ends. JSON, plots and the log come back as one archive in $OUT, or in
 # benchmarks/results, which is written anew after each case; the log lies beside it until the end, for a call that
 # is cut off. A case that fails, or has no result, is named, and ends the script with status 1. One that hangs is
 # aborted, and says where each of its threads stood. Random weights, a fixed number of tokens a chunk. .cache/gpu must
@@ -181,9 +181,10 @@ first() {
     uploads_ready
     arrays turbo 45 --shape "$turbo" --tokens "$tokens" --in-flight "$steady" 128 1 --profile
     arrays turbo-beam 30 --shape "$turbo" --tokens "$tokens" --in-flight "$steady" 1 --beam-size 5
-    http http-clips 50 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency 128 1
+    http http-clips 50 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency 128 1 \
+        --plot "$OUT/http-clips.png"
     http http-long 90 --repeats 2 --length long --formats "$long_formats" --concurrency "$num_long" 1 \
-        --preprocess-workers "${threads[@]}" --serve="--beam-size 1"
+        --preprocess-workers "${threads[@]}" --serve="--beam-size 1" --plot "$OUT/http-long.png"
     http http-long-beam 60 --repeats 1 --length long --formats "$long_formats" --concurrency 64 \
         --preprocess-workers "${threads[@]}"
 }
@@ -191,10 +192,10 @@ first() {
 second() {
     arrays large 35 --shape "$large" --tokens "$tokens" --in-flight 128 1
     on_device peers 60 shapes --tokens "$tokens" --clips "$clips" --rounds "$rounds" --shape "$turbo" \
-        --ours arrays --peers "transformers:$peer"
+        --ours arrays --peers "transformers:$peer" --plot "$OUT/peers.png"
     # The published tables of a pipelined server: warm-up, mean, least and most latency, throughput, GPU busy.
     on_device workers 105 engine --shape "$turbo" --rounds 2 --slots 256 --tokens "$tokens" \
-        --in-flight "${batches[@]}" --compute-workers "${workers[@]}" --copy-overlap off on
+        --in-flight "${batches[@]}" --compute-workers "${workers[@]}" --copy-overlap off on --plot "$OUT/workers.png"
     arrays fp8 30 --shape "$large" --tokens "$tokens" --in-flight 128 --fp8
     arrays graphs-off 30 --shape "$turbo" --tokens "$tokens" --in-flight 128 1 --no-cuda-graphs
 }
@@ -202,11 +203,13 @@ second() {
 sweeps() {
     uploads_ready
     http http-threads 150 --repeats 1 --length long --formats "$long_formats" --concurrency 32 \
-        --preprocess-workers "${more_threads[@]}"
-    http http-loads 80 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency "${at_once[@]}"
+        --preprocess-workers "${more_threads[@]}" --plot "$OUT/http-threads.png"
+    http http-loads 80 --repeats "$rounds" --length "${clip_lengths[@]}" --formats wav --concurrency "${at_once[@]}" \
+        --plot "$OUT/http-loads.png"
     arrays kernels 35 --shape "$turbo" --tokens "$tokens" --in-flight 128 1 --kernels "${kernels[@]}"
     arrays batches 35 --shape "$turbo" --tokens "$tokens" --in-flight "$steady" --encode-batch "${encode_batches[@]}"
-    arrays lengths 60 --shape "$turbo" --one-at-a-time --in-flight 128 --tokens "$tokens" 60 150 --clip-s 30 5 10
+    arrays lengths 60 --shape "$turbo" --one-at-a-time --in-flight 128 --tokens "$tokens" 60 150 --clip-s 30 5 10 \
+        --plot "$OUT/lengths.png"
     arrays word-times 30 --shape "$turbo" --tokens "$tokens" --in-flight 128 --word-times off on
 }
 

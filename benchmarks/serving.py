@@ -37,7 +37,7 @@ from benchmarks.health import HealthProbe, probing_health
 from benchmarks.real_weights import hugging_face_checkpoint
 from benchmarks.reporting import Budget, benchmark_parser, command, grid, machine, write_json
 from benchmarks.running_server import START_LIMIT_S, running_server
-from benchmarks.serving_report import Case, Round, figures, show
+from benchmarks.serving_report import Case, Round, figures, plot, show
 from benchmarks.speech.error_rates import total, word_errors
 from benchmarks.uploads import (
     FORMATS,
@@ -251,10 +251,12 @@ def main() -> None:
     measured = [case for case in cases if case.rounds]
     show(measured, console)
     console.print("the server's flags:", options.started_with)
+    if options.plot:
+        plot(measured, options.plot)
 
 
 def arguments() -> argparse.Namespace:
-    parser = benchmark_parser(__doc__, has_budget=True)
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--model", default="base", help="a published model's name, or a directory")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of that shape instead")
     parser.add_argument("--tokens", type=int, default=100, help="of every chunk, with --shape")

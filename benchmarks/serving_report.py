@@ -6,12 +6,13 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.reporting import quantile, spread
+from benchmarks.reporting import error_bars, pyplot, quantile, spread
 
 
 @dataclass
@@ -106,3 +107,27 @@ def figures(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any
         "flags": options.started_with,
         "cases": [asdict(case) for case in cases],
     }
+
+
+def plot(cases: Sequence[Case], path: Path) -> None:
+    """RTFx and /health's 99th percentile over the requests at once, or over the preprocess workers."""
+    by_workers = len({case.preprocess_workers for case in cases}) > 1
+    pictured, (left, right) = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for label in dict.fromkeys(_line(case, by_workers) for case in cases):
+        own = sorted(
+            (case for case in cases if _line(case, by_workers) == label),
+            key=lambda case: (case.preprocess_workers, case.concurrency),
+        )
+        across = [case.preprocess_workers if by_workers else case.concurrency for case in own]
+        medians, bars = error_bars([case.rtfx for case in own])
+        left.errorbar(across, medians, bars, marker="o", label=label)
+        right.plot(across, [1e3 * quantile(case.all_of("health_s"), 0.99) for case in own], "o-", label=label)
+    over = "preprocess workers" if by_workers else "requests at once"
+    left.set(xlabel=over, ylabel="seconds of audio a second", ylim=(0, None), xscale="log")
+    right.set(xlabel=over, ylabel="/health, 99th percentile (ms)", ylim=(0, None), xscale="log")
+    left.legend(fontsize="x-small")
+    pictured.savefig(path, dpi=150)
+
+
+def _line(case: Case, by_workers: bool) -> str:
+    return f"{case.name}, {case.concurrency} at once" if by_workers else case.label

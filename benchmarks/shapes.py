@@ -1,7 +1,7 @@
 """A checkpoint of random weights of any shape, and the same clips, through ours and transformers in turns.
 
     python -m benchmarks.shapes                          whisper-tiny's shape, 16 clips of 30 s
-    python -m benchmarks.shapes --shape small --clip-s 5 --rounds 5 --json peers.json
+    python -m benchmarks.shapes --shape small --clip-s 5 --rounds 5 --json peers.json --plot peers.png
     python -m benchmarks.shapes --quick                  two rounds, fewer settings
 
     python -m benchmarks.shapes --device cuda --shape large-v3-turbo --clips 128 --tokens 100
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -38,7 +39,9 @@ from benchmarks.reporting import (
     Budget,
     benchmark_parser,
     command,
+    error_bars,
     machine,
+    pyplot,
     spread,
     write_json,
 )
@@ -199,8 +202,18 @@ def show(work: Work, seconds: dict[Setting, list[float]], console: Console) -> N
     console.print(table)
 
 
+def plot(work: Work, seconds: dict[Setting, list[float]], path: Path) -> None:
+    figure, axes = pyplot().subplots(figsize=(7, 1 + 0.5 * len(seconds)), layout="constrained")
+    medians, bars = error_bars([[work.clips * work.clip_s / s for s in times] for times in seconds.values()])
+    colours = ["#2a6f97" if setting.system in OURS.values() else "#a9b4c2" for setting in seconds]
+    axes.barh([str(setting) for setting in seconds], medians, xerr=bars, color=colours)
+    axes.set_xlabel("seconds of audio a second (median, with range)")
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
-    parser = benchmark_parser(__doc__, has_budget=True)
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
     parser.add_argument("--clips", type=int, default=16, help="distinct clips in flight at once")
     parser.add_argument("--clip-s", type=float, default=30.0)
@@ -242,6 +255,8 @@ def main() -> None:
 
         seconds = take_turns([*ours, *best], work, rounds, budget, progress, write)
     show(work, seconds, console)
+    if options.plot:
+        plot(work, seconds, options.plot)
 
 
 if __name__ == "__main__":

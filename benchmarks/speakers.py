@@ -1,7 +1,7 @@
 """Who speaks: the diarization error rate of conversations joined from recordings of people who are known.
 
     python -m benchmarks.speakers [--quick] [--seed 2] [--voices tuned|others|mixed] [--told]
-        [--against senko] [--check-against pyannote.metrics] [--json FILE]
+        [--against senko] [--check-against pyannote.metrics] [--json FILE] [--plot FILE]
 
 Each conversation has turns of 1 to 15 s and pauses of 0.1 to 3 s between them. The people are two Dutch
 actors (fillets-ng-data-nl), a reader of LibriVox, and the voices of flite and piper; the sets differ in how
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +38,7 @@ from asr_server.core import SAMPLE_RATE, Samples
 from asr_server.speakers.clustering import SpeakerCount
 from asr_server.speakers.labels import SpeakerOfTime, Turn
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
-from benchmarks.reporting import benchmark_parser, write_json
+from benchmarks.reporting import benchmark_parser, pyplot, write_json
 from benchmarks.speech.conversations import (
     KINDS,
     SHORT_KINDS,
@@ -243,8 +244,30 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     Console(width=140).print(table)
 
 
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    figure, axes = pyplot().subplots(figsize=(9, 5))
+    systems = sorted({row["system"] for row in rows})
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    for number, system in enumerate(systems):
+        of_system = {row["set"]: row for row in rows if row["system"] == system}
+        bottom = np.zeros(len(sets))
+        for part, shade in (("confused", 1.0), ("missed", 0.6), ("invented", 0.3)):
+            values = np.array([100 * of_system[name][part] for name in sets])
+            places = np.arange(len(sets)) + 0.4 * number
+            axes.barh(
+                places, values, 0.35, left=bottom, color=f"C{number}", alpha=shade, label=f"{system}: {part}"
+            )
+            bottom += values
+    axes.set_yticks(np.arange(len(sets)) + 0.2 * (len(systems) - 1), sets)
+    axes.invert_yaxis()
+    axes.set_xlabel("diarization error rate, % of the time spoken")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
 def main() -> None:
-    parser = benchmark_parser(__doc__)
+    parser = benchmark_parser(__doc__, plots=True)
     parser.add_argument("--quick", action="store_true", help="two conversations of each set")
     parser.add_argument("--conversations", type=int, default=10, help="of each set")
     parser.add_argument("--seed", type=int, default=2)
@@ -292,6 +315,8 @@ def main() -> None:
     if gaps:
         print(f"pyannote.metrics: {len(gaps)} conversations, at most {100 * max(gaps):.3f} points away")
     write_json(options.json, rows)
+    if options.plot:
+        plot(rows, options.plot)
 
 
 if __name__ == "__main__":

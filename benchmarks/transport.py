@@ -28,6 +28,7 @@ from benchmarks.reporting import (
     benchmark_parser,
     command,
     machine,
+    pyplot,
     quantile,
     spread,
     write_json,
@@ -233,7 +234,7 @@ def show(figures: dict[str, Any], console: Console) -> None:
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__, has_budget=True)
+    parser = benchmark_parser(__doc__, plots=True, has_budget=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="1 round, an eighth of the payload")
     options = parser.parse_args()
@@ -247,6 +248,22 @@ def main() -> None:
     median_ms, p99_ms = 1000 * statistics.median(trips_s), 1000 * quantile(trips_s, 0.99)
     console.print(f"round trip of a small message: median {median_ms:.3f} ms, p99 {p99_ms:.3f} ms")
     write_json(options.json, figures | {"round_trip_ms": {"median": median_ms, "p99": p99_ms}})
+    if options.plot:
+        plot(figures, options.plot)
+
+
+def plot(figures: dict[str, Any], path: Path) -> None:
+    """Extra memory and time of each way, layout by layout."""
+    layouts = [name for name in figures if " x " in name]
+    figure, (memory, seconds) = pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for variant in VARIANTS:
+        memory.plot(layouts, [figures[name][variant]["payloads"] for name in layouts], "o-", label=variant)
+        medians = [statistics.median(figures[name][variant]["s"]) for name in layouts]
+        seconds.plot(layouts, medians, "o-")
+    memory.set(xlabel="messages x arrays", ylabel="extra memory, in payloads", ylim=(0, None))
+    seconds.set(xlabel="messages x arrays", ylabel="seconds", ylim=(0, None))
+    memory.legend()
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The audio front end against other ways of turning a file into 16 kHz mono.
 
-    python -m benchmarks.frontend [--quick] [--json FILE]
+    python -m benchmarks.frontend [--quick] [--json FILE] [--plot FILE]
 
 Speed of one core (audio seconds per second of processor time, decode processes included) and peak memory. All
 ways take turns in every round, so that a noisy machine disturbs them alike; figures are medians over the
@@ -22,7 +22,7 @@ from benchmarks.reporting import command, machine, write_json
 from .memory import memory
 from .one_core import one_core
 from .recordings import FORMATS, write
-from .report import show
+from .report import plot, show
 from .ways import WAYS
 
 
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=600.0, help="seconds of each recording")
     parser.add_argument("--parts", default="one_core,memory", help="what to measure")
     parser.add_argument("--json", type=Path, help="write all figures there")
+    parser.add_argument("--plot", type=Path, help="write a plot there")
     arguments = parser.parse_args()
     duration_s = 60.0 if arguments.quick else arguments.duration
     console = Console(width=180)
@@ -41,6 +42,8 @@ def main() -> None:
         results = measure(Path(folder), duration_s, arguments.rounds, arguments.parts.split(","), progress)
     write_json(arguments.json, results | {"duration_s": duration_s})
     show(results, console)
+    if arguments.plot:
+        plot(results, arguments.plot)
 
 
 def measure(

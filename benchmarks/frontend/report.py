@@ -1,13 +1,16 @@
-"""The tables."""
+"""The tables and the plot."""
 
 from __future__ import annotations
 
+import statistics
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.reporting import spread
+from benchmarks.reporting import pyplot, spread
 
 from .ways import WAYS
 
@@ -40,3 +43,16 @@ def _ratio(ways: dict[str, list[float]], way: str) -> str:
     if not ways[way]:
         return "-"
     return _spread([ours / other for ours, other in zip(ways["ours"], ways[way], strict=True)], 2)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    figure, axes = pyplot().subplots(figsize=(8, 6), layout="constrained")
+    names = list(results["one_core"])
+    for number, way in enumerate(WAYS):
+        medians = [statistics.median(results["one_core"][name][way] or [0]) for name in names]
+        axes.barh(np.arange(len(names)) + 0.2 * number, medians, 0.2, label=way)
+    axes.set_yticks(np.arange(len(names)) + 0.3, names)
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="audio seconds per second of one core")
+    axes.legend()
+    figure.savefig(path, dpi=120)

@@ -39,7 +39,7 @@ EXPECTED = {
 STAND_IN = f"""#!{sys.executable} -IS
 import os, pathlib, shlex, sys, time
 
-SHARED = {{"--json": "benchmark_parser(__doc__", "--budget-s": "has_budget=True"}}
+SHARED = {{"--json": "benchmark_parser(__doc__", "--plot": "plots=True", "--budget-s": "has_budget=True"}}
 
 def stand_in(*arguments):
     module = arguments[1] if arguments[:1] == ("-m",) else ""

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.reporting import Budget, command, grid, spread
+from benchmarks.reporting import Budget, command, error_bars, grid, spread
 
 
 def test_a_grid_has_every_combination_the_last_axis_changing_fastest() -> None:
@@ -34,6 +34,7 @@ def test_a_budget_says_what_it_leaves_out() -> None:
 
 def test_a_spread_names_the_median_and_the_ends() -> None:
     assert spread([3.0, 1.0, 2.0], 1) == "2.0 (1.0 to 3.0)"
+    assert error_bars([[3.0, 1.0, 2.5]]) == ([2.5], [[1.5], [0.5]])
 
 
 def test_the_command_is_a_module_s_or_a_package_s_name_with_its_arguments(
