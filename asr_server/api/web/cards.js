@@ -26,7 +26,7 @@ export class Cards {
     $("search").oninput = () => this.#search();
     $("delete-all").onclick = () => this.#removeAll();
     $("download-all").onclick = () => this.#downloadAll();
-    $("undo").onclick = () => this.#undo();
+    $("undo").onclick = ({ detail }) => detail < 2 && this.#undo(); // it may come under the second half of a double click
     $("keep-sounds").checked = this.store.sounds.isOn;
     $("keep-sounds").onchange = () => this.#switchSounds();
     addEventListener("storage", () => ($("keep-sounds").checked = this.store.sounds.isOn)); // in another tab
