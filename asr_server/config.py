@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from asr_server.core import TEMPERATURE_LADDER
-from asr_server.machine import available_cores, num_gpus
+from asr_server.machine import available_cores, default_preprocess_workers, num_gpus
 
 DEFAULT_MODEL: Final = "base"
 ANY_NAME: Final = "*"  # as a model alias
@@ -41,11 +41,6 @@ _HOST: Final = r"[A-Za-z0-9._-]+"
 def _setting(default: Any, help: str, env: str = "", allowed: str = "", **constraints: Any) -> Any:
     extra: Any = {"env": env, "allowed": allowed}
     return Field(default, description=help, json_schema_extra=extra, **constraints)
-
-
-def default_preprocess_workers() -> int:
-    cores = available_cores()
-    return max(min(cores, 2), min(cores // 4, 4))
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -399,13 +394,6 @@ FIELDS: Final[dict[str, FieldInfo]] = {
     for name, field in Settings.__pydantic_fields__.items()  # type: ignore[attr-defined]
     if field.json_schema_extra is not None
 }
-
-
-def short_audio_mode(setting: str, dtype: str) -> str:
-    """Resolve auto: exact for float32, so that its text equals the reference."""
-    if setting != "auto":
-        return setting
-    return "exact" if dtype == "float32" else "tail"
 
 
 def environment_name(setting: str) -> str:

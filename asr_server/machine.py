@@ -37,6 +37,11 @@ def available_cores(root: Path = _ROOT) -> int:
     return max(1, int(min(len(_affinity_mask()), cpu_quota(root))))
 
 
+def default_preprocess_workers() -> int:
+    cores = available_cores()
+    return max(min(cores, 2), min(cores // 4, 4))
+
+
 def cores_of(index: int, count: int) -> tuple[int, ...]:
     """Return one process's own cores; none if there are fewer cores than processes.
 
@@ -158,11 +163,21 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def listening_on(host: str, port: int, reuse_port: bool = False) -> dict[str, Any]:
     """Return asyncio's arguments for a listener; `::` includes IPv4."""
     if host != "::" or not socket.has_dualstack_ipv6():
         return {"host": host, "port": port, "reuse_port": reuse_port}
     return {"sock": next(shared_sockets(host, port)) if reuse_port else _all_addresses(port)}
+
+
+def sockets_for(host: str, port: int) -> list[socket.socket] | None:
+    """Bind what uvicorn is to listen on; None where its own way includes IPv4. Raises OSError."""
+    own = listening_on(host, port).get("sock")
+    return [own] if own else None
 
 
 def _all_addresses(port: int) -> socket.socket:

@@ -227,7 +227,7 @@ class RequestStats:
             segments_dropped.labels(reason).inc(count)
 
     def on_answered(self, route: str) -> None:
-        audio_s, duration_s = sum(self._audio_s.values()), self._stages_s.get("transcription", 0.0)
+        audio_s, duration_s = self.audio_s, self._stages_s.get("transcription", 0.0)
         if audio_s and duration_s:
             request_audio_seconds.labels(route).observe(audio_s)
             request_rtfx.labels(route).observe(audio_s / duration_s)

@@ -29,7 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from asr_server.config import default_preprocess_workers
+from asr_server.machine import default_preprocess_workers
 from benchmarks.checkpoints import SHAPES, add_checkpoints_option, fixed_checkpoint
 from benchmarks.client import Answer, Client, connected, transcribe
 from benchmarks.gpu_busy import GpuBusy, watching_the_gpu

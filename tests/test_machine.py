@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pytest
 
-from asr_server import config, machine
+from asr_server import machine
 from asr_server.dispatch.processes import MultiprocessExecutor
 from asr_server.engine import EngineConfig
 from asr_server.machine import available_cores, lower_thread_priority
@@ -135,7 +135,7 @@ def test_threads_follow_from_the_cores(num_cores: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
     cores = available_cores()  # fewer where the tests themselves have a quota
     assert EngineConfig.from_settings(embedded(replicas=2)).cpu_threads == max(1, cores // 2)
-    assert config.default_preprocess_workers() == {1: 1, 16: 4}.get(cores, 2)
+    assert machine.default_preprocess_workers() == {1: 1, 16: 4}.get(cores, 2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])

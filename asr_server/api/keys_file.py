@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Caller(NamedTuple):
-    """Who sent a request."""
+    """The sender of a request."""
 
     digest: bytes  # of the key, which signs client secrets
     account: Account | None = None  # of a key that has a name

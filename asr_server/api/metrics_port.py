@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from asr_server.api.tls import http_protocol
 from asr_server.api.upload import UploadStore
 from asr_server.config import Settings
-from asr_server.machine import listening_on
+from asr_server.machine import in_url, sockets_for
 
 CLOSE_LIMIT_S: Final = 1  # for the last replies to be read
 
@@ -45,13 +45,12 @@ async def listening(app: ASGIApp, settings: Settings, uploads: UploadStore) -> A
     server = uvicorn.Server(_config(app, settings, uploads))
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
-    own = listening_on(settings.host, settings.port).get("sock")
-    sockets = [own] if own else None
+    sockets = sockets_for(settings.host, settings.port)
     await server.startup(sockets)
     running = asyncio.create_task(server.main_loop(), name="metrics port")
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     try:
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        yield f"http://{in_url(host)}:{port}"
     finally:
         server.should_exit = True
         await running

@@ -14,7 +14,7 @@ SHARE: Final = 3
 
 
 class Places:
-    """Not shared, they go to whoever comes first."""
+    """Not shared, the first to come gets them."""
 
     def __init__(self, num_places: int, is_shared: bool = False) -> None:
         self.num_free = num_places

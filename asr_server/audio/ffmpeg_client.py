@@ -64,9 +64,8 @@ class Refused(msgspec.Struct):
     message: str
 
 
-MAX_ANSWER_BYTES: Final = (
-    256 << 20
-)  # more than a packet decodes to: only a process that a codec took over says so
+# More than a packet decodes to: only a process that a codec took over says so.
+MAX_ANSWER_BYTES: Final = 256 << 20
 STATUS_WAIT_MS: Final = 2000
 SIGNALS_OF_THE_SYSTEM: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP})
 MAX_IDLE = 4

@@ -24,6 +24,7 @@ from zmq.utils.monitor import parse_monitor_message
 from asr_server.channel import wire
 from asr_server.channel.messages import LogLine
 from asr_server.channel.zeromq import Address, CurveKeys, ZmqEngineClient, ZmqEngineServer
+from asr_server.machine import in_url
 
 MAX_COMMAND_BYTES: Final = 64 << 20  # many times a chunk; a longer message ends the connection
 MAX_EVENT_BYTES: Final = 16 << 20
@@ -72,7 +73,7 @@ class _OnlyPeer:
 
 class TcpEngineClient(ZmqEngineClient):
     def __init__(self, host: str) -> None:
-        self._host = f"[{host}]" if ":" in host else host
+        self._host = in_url(host)
         self._authenticator: AsyncioAuthenticator | None = None
         self._monitors: list[zmq.asyncio.Socket] = []
         self._watches: list[asyncio.Task[None]] = []

@@ -91,6 +91,13 @@ def _short(value: object) -> str:
     return repr(value)[:80]
 
 
+def short_audio_mode(setting: str, dtype: str) -> str:
+    """Resolve auto: exact for float32, so that its text equals the reference."""
+    if setting != "auto":
+        return setting
+    return "exact" if dtype == "float32" else "tail"
+
+
 @dataclass(frozen=True)
 class AudioWindow:
     """The audio that the encoder takes at once, and how much a chunk should fill."""

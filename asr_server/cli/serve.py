@@ -27,6 +27,7 @@ from asr_server.cli.options import (
 )
 from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, Settings
 from asr_server.errors import CheckpointError
+from asr_server.machine import in_url
 
 logger = logging.getLogger(__name__)
 
@@ -139,4 +140,4 @@ def health_url(arguments: list[str]) -> str:
     settings = serve.make_context("serve", arguments, resilient_parsing=True).params
     host = _LOOPBACK.get(settings["host"], settings["host"])
     scheme = "https" if settings["ssl_certfile"] else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings['port']}/health"
+    return f"{scheme}://{in_url(host)}:{settings['port']}/health"

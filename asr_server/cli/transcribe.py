@@ -23,7 +23,10 @@ from asr_server.config import DEFAULT_MODEL, EMBEDDED_MODEL_LIMIT, FIELDS, envir
 from asr_server.telemetry import configure_logging, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asr_server.formats.subtitles import SubtitleLayout
+    from asr_server.offline.local import FileTranscriber, TranscribeJob
     from asr_server.speakers.clustering import SpeakerCount
 
 INTERRUPTED: Final = 130
@@ -297,13 +300,10 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
         click.echo(EMBEDDED_HINT, err=True)
     from asr_server.offline.local import LocalTranscriber, TranscribeJob
     from asr_server.offline.manifest_run import transcribe_manifest
-    from asr_server.offline.run import transcribe_files
-    from asr_server.offline.watch import watch_folder
 
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))
-    run = watch_folder if job["watch"] else transcribe_files
-    return run(partial(LocalTranscriber, settings), TranscribeJob(**job))
+    return _run(partial(LocalTranscriber, settings), TranscribeJob(**job))
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
@@ -314,12 +314,16 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
     configure_logging("error", options["log_format"])
     from asr_server.offline.local import TranscribeJob
     from asr_server.offline.remote import RemoteServer, RemoteTranscriber
+
+    server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
+    return _run(partial(RemoteTranscriber, server), TranscribeJob(**job))
+
+
+def _run(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
     from asr_server.offline.run import transcribe_files
     from asr_server.offline.watch import watch_folder
 
-    server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
-    run = watch_folder if job["watch"] else transcribe_files
-    return run(partial(RemoteTranscriber, server), TranscribeJob(**job))
+    return (watch_folder if job.watch else transcribe_files)(make_transcriber, job)
 
 
 def _is_flag_given(name: str) -> bool:

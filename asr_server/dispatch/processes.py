@@ -164,9 +164,8 @@ class ProcessReplica(RemoteReplica):
     async def close(self, drain_s: float = 0.0) -> None:
         await self._drain(drain_s)
         if not self._end.done():
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # it has ended, and `_end` hears of it a moment later
+            # Where it has ended, `_end` hears of it a moment later.
+            with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await asyncio.wait((self._end,), timeout=KILL_LIMIT_S)
         if not self._end.done():

@@ -1,4 +1,4 @@
-"""Run `asr-server transcribe --watch`: transcribe recordings as they come into a folder. Imports no torch.
+"""Run `asr-server transcribe --watch`: transcribe recordings as they come into a folder.
 
 Results alone tell what is done, so that a restart does nothing twice. A recording that changes after its
 result is transcribed again.

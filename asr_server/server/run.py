@@ -20,7 +20,14 @@ from asr_server.api.websockets import BoundedWebSocketProtocol
 from asr_server.audio.pool import PreprocessPool
 from asr_server.config import NO_PORT, Settings, naming
 from asr_server.errors import ShuttingDown
-from asr_server.machine import freeze_gc, is_loopback, listening_on, raise_open_files_limit, shared_sockets
+from asr_server.machine import (
+    freeze_gc,
+    in_url,
+    is_loopback,
+    raise_open_files_limit,
+    shared_sockets,
+    sockets_for,
+)
 from asr_server.realtime.client_events import MAX_MESSAGE_BYTES
 from asr_server.server.app import create_app
 from asr_server.telemetry import announce
@@ -91,8 +98,7 @@ def _warn_of_few_files(limit: int, settings: Settings) -> None:
 def _sockets(settings: Settings) -> list[socket.socket] | None:
     if settings.reuse_port:
         return list(shared_sockets(settings.host, settings.port))
-    own = listening_on(settings.host, settings.port).get("sock")
-    return [own] if own else None
+    return sockets_for(settings.host, settings.port)
 
 
 class Server(uvicorn.Server):
@@ -112,7 +118,7 @@ class Server(uvicorn.Server):
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self._state.settings.ssl_certfile else "http"
-            announce(f"listening on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+            announce(f"listening on {scheme}://{in_url(host)}:{port}")
             self._warn_of_strangers()
             try:
                 await self._open_wyoming()
@@ -139,7 +145,7 @@ class Server(uvicorn.Server):
 
         self._wyoming = WyomingServer(self._state)
         host, port = await self._wyoming.start()
-        announce(f"wyoming on tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        announce(f"wyoming on tcp://{in_url(host)}:{port}")
         if settings.asks_for_key:
             logger.warning("Wyoming has no authentication: anyone who can reach port %d can transcribe", port)
 

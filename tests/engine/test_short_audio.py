@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from asr_server.audio.split import Splitter
-from asr_server.config import Settings, short_audio_mode
+from asr_server.checkpoint.files import short_audio_mode
+from asr_server.config import Settings
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, DecodingOptions
 from asr_server.model import Whisper
 from asr_server.model.cache import key_block

@@ -65,5 +65,5 @@ def _write(file: FileIO, record: _Record) -> None:
 
 @cache
 def _sources() -> str:
-    """Return the kernels' sources: others are tried anew."""
+    """Return the kernels' sources: others are tried again."""
     return "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
