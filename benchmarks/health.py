@@ -35,7 +35,10 @@ class HealthProbe:
 
     def latencies_since(self, started: float) -> list[float]:
         """Those of every answer that came after that `time.perf_counter()`, which all processes share."""
-        return [latency_s for when, latency_s in self._answers if when >= started]
+        return self.latencies_between(started, float("inf"))
+
+    def latencies_between(self, started: float, ended: float) -> list[float]:
+        return [latency_s for when, latency_s in self._answers if started <= when < ended]
 
     def stop(self) -> None:
         self._process.terminate()

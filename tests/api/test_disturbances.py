@@ -100,19 +100,23 @@ def steps() -> list[tuple[str, Step]]:
     return [*attacks, ("burst", burst), *disturbances]
 
 
-async def disturb(patient: Patient, client: AsyncOpenAI, until_s: float) -> dict[str, int]:
-    """Run all steps in ever new orders; return how often each was run."""
-    num_runs = dict.fromkeys((name for name, _ in steps()), 0)
+Spans = dict[str, list[tuple[float, float]]]  # of each step, by `time.perf_counter()`
+
+
+async def disturb(patient: Patient, client: AsyncOpenAI, until_s: float) -> Spans:
+    """Run all steps in ever new orders; return when each was run."""
+    spans: Spans = {name: [] for name, _ in steps()}
     while time.monotonic() < until_s:
-        for name, step in patient.rng.sample(steps(), len(num_runs)):
+        for name, step in patient.rng.sample(steps(), len(spans)):
             print(f"{until_s - time.monotonic():5.0f} s left: {name}", flush=True)
+            started_at = time.perf_counter()
             await step(patient, client)
-            num_runs[name] += 1
             await patient.recovered()
             await patient.pause((0.5, 3.0))
+            spans[name].append((started_at, time.perf_counter()))
             if time.monotonic() >= until_s:
                 break
-    return num_runs
+    return spans
 
 
 @contextlib.contextmanager
@@ -184,6 +188,20 @@ def report(name: str, probe: HealthProbe, started_at: float) -> float:
     return figures[1]
 
 
+def report_steps(spans: Spans, server: HealthProbe, bare: HealthProbe) -> None:
+    """Print what each step does to /health."""
+    for name, runs in spans.items():
+        waits_ms, bare_waits_ms = (
+            sorted(1000 * wait_s for run in runs for wait_s in probe.latencies_between(*run))
+            for probe in (server, bare)
+        )
+        if waits_ms and bare_waits_ms:
+            p99_ms, bare_p99_ms = quantile(waits_ms, 0.99), quantile(bare_waits_ms, 0.99)
+            print(
+                f"{name}: {len(runs)} times, {len(waits_ms)} answers, p99 {p99_ms:.1f} and {bare_p99_ms:.1f} ms"
+            )
+
+
 @asynccontextmanager
 async def official_client(url: str) -> AsyncIterator[AsyncOpenAI]:
     http_client = DefaultAsyncHttpxClient(limits=httpx2.Limits(max_connections=2 * NUM_PLACES))
@@ -218,8 +236,9 @@ async def test_32_clients_notice_nothing_of_an_hour_of_attacks_kills_and_freezes
             before, kinds_before = holdings(ill), kinds_of_descriptors(ill)
             started_at = time.perf_counter()
             async with clients.asking():
-                num_runs = await disturb(ill, client, time.monotonic() + DURATION_S)
-            print(f"{clients.num_answers} answers beside {num_runs}")
+                spans = await disturb(ill, client, time.monotonic() + DURATION_S)
+            print(f"{clients.num_answers} answers")
+            report_steps(spans, probe, bare_probe)
             p99_ms, bare_p99_ms = (
                 report("the server", probe, started_at),
                 report("a bare uvicorn", bare_probe, started_at),
