@@ -303,7 +303,7 @@ def _transcribe_here(options: dict[str, Any], job: dict[str, Any]) -> int:
 
     if job["manifest"]:
         return transcribe_manifest(settings, TranscribeJob(**job))
-    return _run(partial(LocalTranscriber, settings), TranscribeJob(**job))
+    return _transcribe_with(partial(LocalTranscriber, settings), TranscribeJob(**job))
 
 
 def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[str, Any]) -> int:
@@ -316,10 +316,10 @@ def _transcribe_on(url: str, api_key: str, options: dict[str, Any], job: dict[st
     from asr_server.offline.remote import RemoteServer, RemoteTranscriber
 
     server = RemoteServer(url, api_key, options["model"] if _is_flag_given("model") else "")
-    return _run(partial(RemoteTranscriber, server), TranscribeJob(**job))
+    return _transcribe_with(partial(RemoteTranscriber, server), TranscribeJob(**job))
 
 
-def _run(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
+def _transcribe_with(make_transcriber: Callable[[TranscribeJob], FileTranscriber], job: TranscribeJob) -> int:
     from asr_server.offline.run import transcribe_files
     from asr_server.offline.watch import watch_folder
 
