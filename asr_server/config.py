@@ -267,8 +267,7 @@ class Settings:
         "", "path prefix set by a proxy in front", pattern="^(/.*)?$", allowed="empty, or begins with /"
     )
     unknown_fields: Literal["refuse", "ignore"] = _setting(
-        "refuse",
-        "form fields that the API does not have: 400, or left out and named in a header",
+        "refuse", "form fields that the API does not have: 400, or left out and named in a header"
     )
     cors_origins: str = _setting(
         "",

@@ -152,8 +152,7 @@ def _check_combinations(fields: TranscriptionFields) -> None:
     is_harmless = fields.response_format == "json" and fields.timestamp_granularities == ["segment"]
     if fields.timestamp_granularities and not with_times and not is_harmless:
         raise InvalidValue(
-            "'timestamp_granularities[]' requires response_format=verbose_json.",
-            "timestamp_granularities[]",
+            "'timestamp_granularities[]' requires response_format=verbose_json.", "timestamp_granularities[]"
         )
     for name in LAYOUT_FIELDS:
         if getattr(fields, name) and fields.response_format not in ("srt", "vtt"):

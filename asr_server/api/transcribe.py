@@ -29,14 +29,8 @@ from asr_server.api.voices import decode_reference
 from asr_server.audio.recording import Recording
 from asr_server.config import naming
 from asr_server.core import Transcript
-from asr_server.errors import (
-    InvalidValue,
-    Overloaded,
-    ShuttingDown,
-)
-from asr_server.formats.render import (
-    render,
-)
+from asr_server.errors import InvalidValue, Overloaded, ShuttingDown
+from asr_server.formats.render import render
 from asr_server.speakers.track import SpeakerTrack, reference_embeddings
 from asr_server.transcription import RequestSession
 

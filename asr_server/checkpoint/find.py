@@ -12,14 +12,7 @@ from typing import Any
 
 from asr_server.checkpoint.adopt import adopt, source_of
 from asr_server.checkpoint.fetch import fetch, fetched, hub_cache, repository_and_revision
-from asr_server.checkpoint.files import (
-    INDEX,
-    STORED,
-    AudioWindow,
-    read_json,
-    read_optional_json,
-    reading,
-)
+from asr_server.checkpoint.files import INDEX, STORED, AudioWindow, read_json, read_optional_json, reading
 from asr_server.checkpoint.foreign import check_foreign_file, explain_listing, is_ctranslate2
 from asr_server.checkpoint.layout import check_weights
 from asr_server.checkpoint.names import SHORT_NAMES, Published, base_model, check_hub_name, published

@@ -20,13 +20,7 @@ from pydantic import ValidationError
 from asr_server.checkpoint.find import checkpoint_on_disk, resolve_checkpoint
 from asr_server.cli.checks import Check, model_fits, problem
 from asr_server.cli.setting_values import allowed_values, takes_empty_text
-from asr_server.config import (
-    EMBEDDED_MODEL,
-    FIELDS,
-    Settings,
-    environment_names,
-    flag_name,
-)
+from asr_server.config import EMBEDDED_MODEL, FIELDS, Settings, environment_names, flag_name
 from asr_server.errors import CheckpointError
 from asr_server.telemetry import configure_logging, printable
 
@@ -121,9 +115,7 @@ def settings_options(leave_out: frozenset[str] = frozenset()) -> Callable[[Any],
 
 
 def settings_from(
-    options: dict[str, Any],
-    checks: tuple[Check, ...],
-    model_name: str | None = None,
+    options: dict[str, Any], checks: tuple[Check, ...], model_name: str | None = None
 ) -> Settings:
     """Return a command's settings. Prints wrong ones and ends the command."""
     given = dict(options)

@@ -174,11 +174,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, values: tuple[str
 )
 @settings_options(leave_out=OTHER_SETTINGS)
 def transcribe(
-    inputs: tuple[str, ...],
-    skip_existing: bool,
-    overwrite: bool,
-    prompt: str,
-    **options: Any,
+    inputs: tuple[str, ...], skip_existing: bool, overwrite: bool, prompt: str, **options: Any
 ) -> None:
     """Transcribes each INPUT: a recording of any format, a folder of them, or - for standard input.
 

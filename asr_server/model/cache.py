@@ -140,10 +140,7 @@ class DecoderCache:
 
     @staticmethod
     def bytes_per_chunk(
-        sizes: WhisperSizes,
-        dtype: torch.dtype,
-        audio_dtype: torch.dtype | None = None,
-        num_texts: float = 1,
+        sizes: WhisperSizes, dtype: torch.dtype, audio_dtype: torch.dtype | None = None, num_texts: float = 1
     ) -> int:
         text_bytes = round(num_texts * sizes.text_positions) * dtype.itemsize
         audio_bytes = sizes.audio_positions * (audio_dtype or dtype).itemsize

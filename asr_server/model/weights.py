@@ -20,12 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from asr_server.checkpoint.adopt import read_foreign, texts_for, write_layout
-from asr_server.checkpoint.files import (
-    SINGLE,
-    begins_with,
-    opened,
-    read_json,
-)
+from asr_server.checkpoint.files import SINGLE, begins_with, opened, read_json
 from asr_server.checkpoint.find import check_directory, tokenizer_of
 from asr_server.checkpoint.layout import EMBEDDING, PROJECTION, check_layout
 from asr_server.checkpoint.pickled import check_pickled

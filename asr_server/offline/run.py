@@ -18,13 +18,7 @@ from asr_server.core import Track, Transcript
 from asr_server.errors import ChunkFailed, EngineUnavailable, InvalidValue, RequestError
 from asr_server.offline.inputs import Failure, Input, buffered, collect_inputs, reason_of
 from asr_server.offline.local import FileTranscriber, TranscribeJob
-from asr_server.offline.outputs import (
-    FolderOutputs,
-    OutputError,
-    Outputs,
-    StandardOutput,
-    check_writable,
-)
+from asr_server.offline.outputs import FolderOutputs, OutputError, Outputs, StandardOutput, check_writable
 from asr_server.offline.progress import SOME_FAILED, SUCCESS, ProgressBars, Summary, speed_of
 from asr_server.transcription import first_error
 

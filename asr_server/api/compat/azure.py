@@ -35,10 +35,7 @@ async def translate(deployment: str, request: Request) -> Response:
 
 
 def _parse(
-    deployment: str,
-    parse_request: RequestParser,
-    pairs: list[tuple[str, str]],
-    models: Models,
+    deployment: str, parse_request: RequestParser, pairs: list[tuple[str, str]], models: Models
 ) -> TranscriptionRequest:
     others = [(name, value) for name, value in pairs if name != "model"]
     return parse_request([("model", deployment), *others], models)
