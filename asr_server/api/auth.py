@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 import re
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -21,10 +19,10 @@ from asr_server.api.keys import require_trusted
 from asr_server.api.keys_file import Caller, KeysFile
 from asr_server.api.limits import Account
 from asr_server.api.signing_key import signing_key
+from asr_server.api.watched_file import WatchedFile
 from asr_server.config import API_KEY, Settings, flag_name, naming
 from asr_server.errors import AdminOff, InvalidApiKey
 
-RECHECK_S: Final = 1.0  # how soon a change is noticed
 SHORT: Final = 20  # characters: shorter keys can be guessed
 
 logger = logging.getLogger(__name__)
@@ -49,41 +47,17 @@ def read_keys(path: Path) -> tuple[str, ...]:
     return tuple(keys.values())
 
 
-class KeyFile:
+class KeyFile(WatchedFile[tuple[str, ...]]):
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._keys: tuple[str, ...] = ()
-        self._version: tuple[int, ...] = ()
-        self._checked_at = float("-inf")
+        self.keys: tuple[str, ...] = ()
+        super().__init__(path, read_keys)
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Read the file again if it has changed, at most once a second."""
-        now = time.monotonic()
-        if now - self._checked_at >= RECHECK_S:
-            self._checked_at = now
-            self._refresh()
-        return self._keys
-
-    def _refresh(self) -> None:
-        version: tuple[int, ...] = ()
-        try:
-            status = os.stat(self._path)
-            version = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if version != self._version:
-                self._keys = read_keys(self._path)
-                logger.info("%d API keys read from %s", len(self._keys), self._path)
-                self._warn(status.st_mode)
-        except (OSError, ValueError) as error:
-            if self._version:
-                logger.warning("%s cannot be read, its last keys are still taken: %s", self._path, error)
-            version = ()
-        self._version = version
-
-    def _warn(self, mode: int) -> None:
-        if mode & stat.S_IROTH:
+    def _take(self, content: tuple[str, ...]) -> None:
+        self.keys = content
+        logger.info("%d API keys read from %s", len(content), self._path)
+        if self._read_last and self._read_last.mode & stat.S_IROTH:
             logger.warning("every user of this machine can read the keys in %s: chmod o-r", self._path)
-        if num_short := sum(len(key) < SHORT for key in self._keys):
+        if num_short := sum(len(key) < SHORT for key in content):
             logger.warning("%d keys in %s can be guessed: %s", num_short, self._path, _TOO_SHORT)
 
 
@@ -101,6 +75,10 @@ class ApiKeys:
         for setting in ("api_key", "admin_key"):
             if 0 < len(getattr(settings, setting)) < SHORT:
                 logger.warning("the key of %s can be guessed: %s", flag_name(setting), _TOO_SHORT)
+
+    @property
+    def files(self) -> list[KeyFile | KeysFile]:
+        return [file for file in (self._file, self.named) if file]
 
     @property
     def required(self) -> bool:

@@ -150,8 +150,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.server
     current_default_thread_limiter().total_tokens = FILE_THREADS
     helpers = [asyncio.create_task(release_memory_when_idle(lambda: state.is_idle))]
-    if state.api_keys.named:
-        helpers.append(asyncio.create_task(state.api_keys.named.watch(), name="watch the keys"))
+    helpers += [asyncio.create_task(file.watch(), name="watch the keys") for file in state.api_keys.files]
     try:
         await state.models.start()
         async with _metrics_port(state):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
 
-from asr_server.api import auth
+from asr_server.api import watched_file
 from asr_server.api.auth import KeyFile, read_keys
-from tests.api.running_app import run_app
+from tests.api.running_app import RunningApp, run_app, until
 from tests.cli.test_options import problems
 from tests.embedded import embedded
 
 
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(auth, "RECHECK_S", 0.0)
+    monkeypatch.setattr(watched_file, "LOOK_EVERY_S", 0.01)
     path = tmp_path / "keys"
     path.write_text("# of the web site\n  first \n\nsecond\n")
     path.chmod(0o600)
@@ -27,12 +26,10 @@ def test_a_key_is_a_line_and_comments_are_none(keys: Path) -> None:
     assert read_keys(keys) == ("first", "second")
 
 
-def test_the_file_is_asked_about_once_a_second_at_most(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "RECHECK_S", 60.0)
-    file = KeyFile(keys)
-    assert file.keys == ("first", "second")
-    keys.write_text("third")
-    assert file.keys == ("first", "second")
+def looked_at(file: KeyFile) -> tuple[str, ...]:
+    for _ in range(2):  # it rests
+        file.refresh()
+    return file.keys
 
 
 def test_while_the_file_cannot_be_read_its_last_keys_are_taken(
@@ -41,13 +38,23 @@ def test_while_the_file_cannot_be_read_its_last_keys_are_taken(
     file = KeyFile(keys)
     assert file.keys == ("first", "second")
     keys.unlink()
-    with caplog.at_level(logging.WARNING):
-        assert [file.keys, file.keys] == [("first", "second")] * 2
-    assert caplog.text.count("cannot be read, its last keys are still taken") == 1
+    assert [looked_at(file), looked_at(file)] == [("first", "second")] * 2
+    assert caplog.text.count("cannot be used, its last keys are still taken") == 1
     keys.write_bytes(b"\xff\xfe")
-    assert file.keys == ("first", "second")
+    assert looked_at(file) == ("first", "second")
     keys.write_text("third")
-    assert list(file.keys) == ["third"]
+    assert looked_at(file) == ("third",)
+
+
+def test_a_shorter_list_that_is_still_being_written_throws_nobody_out(keys: Path) -> None:
+    file = KeyFile(keys)
+    with keys.open("w") as writer:
+        for line in ("new\n", "first\n", "second\n"):
+            writer.write(line)
+            writer.flush()
+            file.refresh()
+            assert file.keys == ("first", "second")
+    assert looked_at(file) == ("new", "first", "second")
 
 
 def test_a_line_that_no_client_could_send_is_named_and_the_last_keys_are_taken(keys: Path) -> None:
@@ -56,7 +63,7 @@ def test_a_line_that_no_client_could_send_is_named_and_the_last_keys_are_taken(k
     keys.write_text("third\nfour th\n")
     with pytest.raises(ValueError, match="the key in line 2 must be printable ASCII without spaces"):
         read_keys(keys)
-    assert file.keys == ("first", "second")
+    assert looked_at(file) == ("first", "second")
 
 
 def test_a_file_that_everybody_can_write_is_refused(keys: Path) -> None:
@@ -74,8 +81,13 @@ def test_a_file_that_everybody_can_read_is_warned_of_once_a_version(
     assert "can read the keys" not in caplog.text
     keys.write_text("third")
     keys.chmod(0o644)
-    assert [file.keys, file.keys] == [("third",)] * 2
+    assert [looked_at(file), looked_at(file)] == [("third",)] * 2
     assert caplog.text.count("every user of this machine can read the keys") == 1
+
+
+async def until_watched(app: RunningApp, keys: tuple[str, ...]) -> None:
+    (file,) = app.app.state.server.api_keys.files
+    await until(lambda: file.keys == keys)
 
 
 async def test_a_key_is_rotated_without_a_restart(keys: Path) -> None:
@@ -87,12 +99,14 @@ async def test_a_key_is_rotated_without_a_restart(keys: Path) -> None:
 
         assert [await status(key) for key in ("own", "first", "second", "third")] == [200, 200, 200, 401]
         keys.write_text("second\nthird\n")
+        await until_watched(app, ("second", "third"))
         assert [await status(key) for key in ("own", "first", "second", "third")] == [200, 401, 200, 200]
 
 
 async def test_a_file_without_keys_lets_nobody_in(keys: Path) -> None:
     async with run_app(embedded(api_key_file=str(keys))) as app:
         keys.write_text("")
+        await until_watched(app, ())
         for headers in ({}, {"authorization": "Bearer first"}):
             assert (await app.client.get("/v1/models", headers=headers)).status_code == 401
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_server.api import keys_file
+from asr_server.api import watched_file
 from asr_server.api.keys_file import KeysFile
 from tests.api.figures import read
 from tests.api.named_keys import (
@@ -35,7 +35,7 @@ BOTH = (entry("web", WEB), entry("shop", SHOP))
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(keys_file, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(watched_file, "LOOK_EVERY_S", 0.01)
     return tmp_path / "keys.yaml"
 
 
