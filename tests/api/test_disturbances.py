@@ -198,7 +198,8 @@ def report_steps(spans: Spans, server: HealthProbe, bare: HealthProbe) -> None:
         if waits_ms and bare_waits_ms:
             p99_ms, bare_p99_ms = quantile(waits_ms, 0.99), quantile(bare_waits_ms, 0.99)
             print(
-                f"{name}: {len(runs)} times, {len(waits_ms)} answers, p99 {p99_ms:.1f} and {bare_p99_ms:.1f} ms"
+                f"{name}: {len(runs)} times, {len(waits_ms)} answers, "
+                f"p99 {p99_ms:.1f} and {bare_p99_ms:.1f} ms"
             )
 
 
