@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asr_server.audio.stream import Stream
-from asr_server.core import SAMPLE_RATE, Clip, Samples, Track
+from asr_server.audio.stream import AroundSource, Stream
+from asr_server.core import SAMPLE_RATE, Clip, Samples
 from asr_server.errors import InvalidAudio
 
 
-class ClippedStream:
+class ClippedStream(AroundSource):
     """Ends with the last clip. The clips are in order and do not overlap."""
 
     def __init__(self, stream: Stream, clips: Sequence[Clip]) -> None:
+        super().__init__(stream)
         self._stream = stream
         self._first_s, self._end_s = clips[0].start_s, clips[-1].end_s
         self._spans = [(_sample_at(clip.start_s), _sample_at(clip.end_s)) for clip in clips]
@@ -30,14 +31,6 @@ class ClippedStream:
     def duration_s(self) -> float | None:
         duration_s = self._stream.duration_s
         return duration_s if duration_s is None else min(duration_s, self._end_s)
-
-    @property
-    def num_channels(self) -> int:
-        return self._stream.num_channels
-
-    @property
-    def tracks_read(self) -> tuple[Track, ...]:
-        return self._stream.tracks_read
 
     def read(self) -> Samples | None:
         start = self._num_read
@@ -54,9 +47,6 @@ class ClippedStream:
             inside = slice(max(0, first - start), max(0, end - start))
             kept[inside] = samples[inside]
         return kept[: self._spans[-1][1] - start]
-
-    def close(self) -> None:
-        self._stream.close()
 
     def _require_some(self) -> None:
         if self._num_read <= self._spans[0][0]:

@@ -16,7 +16,7 @@ from asr_server.core import SAMPLE_RATE, Samples, Track
 from asr_server.errors import InvalidAudio, NotStereo
 
 
-class Stream(Protocol):
+class Described(Protocol):
     @property
     def truncated(self) -> bool: ...
 
@@ -29,43 +29,56 @@ class Stream(Protocol):
     @property
     def tracks_read(self) -> tuple[Track, ...]: ...
 
+    def close(self) -> None: ...
+
+
+class Stream(Described, Protocol):
     def read(self) -> Samples | None:
         """Return the next block, [samples] or [samples, 2], perhaps empty; None is the end. Memory is
         reused.
         """
         ...
 
-    def close(self) -> None: ...
+
+class AroundSource:
+    """What is known of a stream, as its source states it."""
+
+    def __init__(self, source: Described) -> None:
+        self._source = source
+
+    @property
+    def truncated(self) -> bool:
+        return self._source.truncated
+
+    @property
+    def duration_s(self) -> float | None:
+        return self._source.duration_s
+
+    @property
+    def num_channels(self) -> int:
+        return self._source.num_channels
+
+    @property
+    def tracks_read(self) -> tuple[Track, ...]:
+        return self._source.tracks_read
+
+    def close(self) -> None:
+        self._source.close()
 
 
-class DecodedStream:
+class DecodedStream(AroundSource):
     def __init__(
         self, decoder: Decoder, limits: AudioLimits, split_channels: bool = False, channel: int | None = None
     ) -> None:
         limits.check_layout(decoder.sample_rate, decoder.num_channels)
         if decoder.has_exact_duration:
             limits.check_decoded(0, decoder.duration_s or 0.0)
+        super().__init__(decoder)
         self._decoder, self._limits = decoder, limits
         self._scale = FloatScale() if decoder.is_float else None
         self._to_16k = _stereo(decoder) if split_channels else _mono(decoder, channel)
         self._num_bytes = self._num_samples = 0
         self._blocks: Iterator[Samples] = itertools.chain(self.body(), self.tail())
-
-    @property
-    def truncated(self) -> bool:
-        return self._decoder.truncated
-
-    @property
-    def duration_s(self) -> float | None:
-        return self._decoder.duration_s
-
-    @property
-    def num_channels(self) -> int:
-        return self._decoder.num_channels
-
-    @property
-    def tracks_read(self) -> tuple[Track, ...]:
-        return self._decoder.tracks_read
 
     @property
     def has_more(self) -> bool:
@@ -85,7 +98,7 @@ class DecodedStream:
 
     def close(self) -> None:
         self._blocks = iter(())  # the generator and this object hold each other, and the decoder's memory
-        self._decoder.close()
+        super().close()
 
     def _counted(self, samples: Samples) -> Samples:
         self._num_samples += len(samples)
@@ -154,13 +167,14 @@ class PairedStream:
         return samples is not None
 
 
-class FallbackStream:
+class FallbackStream(AroundSource):
     """A local decoder, and another stream that continues where it stops early.
 
     libsndfile stops at damage and at the first of joined MP3s. The other stream skips what was read.
     """
 
     def __init__(self, stream: DecodedStream, open_fallback: Callable[[], Stream]) -> None:
+        super().__init__(stream)
         self._stream, self._open_fallback = stream, open_fallback
         self._fallback: Stream | None = None
         self._blocks = self._read()
@@ -169,24 +183,12 @@ class FallbackStream:
     def truncated(self) -> bool:
         return self._stream.truncated or (self._fallback is not None and self._fallback.truncated)
 
-    @property
-    def duration_s(self) -> float | None:
-        return self._stream.duration_s
-
-    @property
-    def num_channels(self) -> int:
-        return self._stream.num_channels
-
-    @property
-    def tracks_read(self) -> tuple[Track, ...]:
-        return self._stream.tracks_read
-
     def read(self) -> Samples | None:
         return next(self._blocks, None)
 
     def close(self) -> None:
         self._blocks = iter(())
-        self._stream.close()
+        super().close()
         if self._fallback:
             self._fallback.close()
 
