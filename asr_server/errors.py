@@ -1,4 +1,4 @@
-"""The errors that a user can meet. `api.errors` alone turns them into HTTP."""
+"""The errors that a user can meet. `api.errors` alone makes replies of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,28 @@ MAX_MESSAGE_CHARS: Final = 2000  # of what may repeat names and values of the cl
 MAX_PARAM_CHARS: Final = 200
 
 
-class RequestError(Exception):
-    """An error that the sender can mend: the field `param` and OpenAI's `code`."""
+class ReportedError(Exception):
+    """An error whose message the client sees, with HTTP's status and OpenAI's `type`, `code` and `param`."""
 
-    code: str = "invalid_value"
-    param: str | None = None
+    status: int = 500
+    type: str = "server_error"
+    code: str
+    param: str | None = None  # the field at fault
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RequestError(ReportedError):
+    """An error that the sender can mend."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        self.message = message[:MAX_MESSAGE_CHARS]
-        super().__init__(self.message)
+        super().__init__(message[:MAX_MESSAGE_CHARS])
         if param is not None:
             self.param = param[:MAX_PARAM_CHARS]
 
@@ -65,11 +78,13 @@ class TooManyChannels(AudioTooLong):
 
 
 class UploadTooLarge(RequestError):
+    status = 413
     code = "request_too_large"
     param = "file"
 
 
 class HeadersTooLarge(RequestError):
+    status = 431
     code = "headers_too_large"
 
 
@@ -78,37 +93,45 @@ class TooManyHeaders(HeadersTooLarge):
 
 
 class TooSlow(RequestError):
+    status = 408
     code = "request_timeout"
 
 
 class InvalidApiKey(RequestError):
+    status = 401
     code = "invalid_api_key"
 
 
 class AdminOff(RequestError):
     """The server has no admin key: nobody can load and unload models."""
 
+    status = 403
     code = "admin_off"
 
 
 class HostNotAllowed(RequestError):
     """The Host is neither this machine nor in --allowed-hosts."""
 
+    status = 403
     code = "host_not_allowed"
 
 
 class OriginNotAllowed(RequestError):
     """Another site's page asks for a realtime session."""
 
+    status = 403
     code = "origin_not_allowed"
 
 
 class ModelNotFound(RequestError):
+    status = 404
     code = "model_not_found"
     param = "model"
 
 
 class Overloaded(RequestError):
+    status = 429
+    type = "rate_limit_error"
     code = "server_overloaded"
 
     def __init__(self, message: str, retry_after_s: float) -> None:
@@ -122,14 +145,14 @@ class RateLimited(Overloaded):
     code = "rate_limit_exceeded"
 
 
-class ServiceUnavailable(Exception):
+class ServiceUnavailable(ReportedError):
     """Not the sender's fault: a later try may succeed."""
 
-    code: str
+    status = 503
+    type = "service_unavailable_error"
 
     def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
-        self.message = message
         self.retry_after_s = retry_after_s
 
 
@@ -166,14 +189,16 @@ class ChunkFailed(Exception):
     """A replica could not decode this chunk. The message is for the log."""
 
 
-class RequestStalled(Exception):
-    """The request made no progress: a server's fault. The client sees the message."""
+class RequestStalled(ReportedError):
+    """The request made no progress: a server's fault."""
 
     code = "request_stalled"
 
 
-class ReplicasEnded(ChunkFailed):
-    """Every replica given this chunk died on it. The client sees the message."""
+class ReplicasEnded(ReportedError, ChunkFailed):
+    """Every replica given this chunk died on it."""
+
+    code = "engine_crashed"
 
     def __init__(self, num_replicas: int) -> None:
         super().__init__(f"A part of the audio has ended {num_replicas} engine processes one after another.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -20,60 +19,27 @@ from starlette.responses import JSONResponse, Response
 
 from asr_server.api.schemas import ErrorBody, ErrorDetail
 from asr_server.errors import (
-    AdminOff,
-    HeadersTooLarge,
-    HostNotAllowed,
     InvalidApiKey,
     InvalidValue,
-    ModelNotFound,
-    OriginNotAllowed,
     Overloaded,
-    RateLimited,
     ReplicasEnded,
+    ReportedError,
     RequestError,
-    RequestStalled,
     ServiceUnavailable,
     ShuttingDown,
     SpeakersUnavailable,
-    TooManyHeaders,
-    TooSlow,
-    UploadTooLarge,
 )
 
-INVALID_REQUEST: Final = "invalid_request_error"
-SERVER_ERROR: Final = "server_error"
 MIN_WAIT_S: Final = 1.0
 MAX_WAIT_S: Final = 48.0
 SPREAD: Final = 1.25  # at most; official clients obey no more than 60 s
 RETRY_HEADERS: Final = ("Retry-After", "retry-after-ms", "X-Should-Retry")
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number, for the log: nobody reads the reply
 
-_STATUS: Final[Mapping[type[RequestError], int]] = {
-    InvalidApiKey: 401,
-    AdminOff: 403,
-    HostNotAllowed: 403,
-    OriginNotAllowed: 403,
-    ModelNotFound: 404,
-    TooSlow: 408,
-    UploadTooLarge: 413,
-    Overloaded: 429,
-    RateLimited: 429,
-    HeadersTooLarge: 431,
-    TooManyHeaders: 431,
-}
-
 logger = logging.getLogger(__name__)
 
 
-HANDLED: Final = (  # the others are bugs
-    RequestError,
-    ServiceUnavailable,
-    ReplicasEnded,
-    RequestStalled,
-    RequestValidationError,
-    HTTPException,
-    ClientDisconnect,
-)
+HANDLED: Final = (ReportedError, RequestValidationError, HTTPException, ClientDisconnect)  # others are bugs
 
 
 def install(app: FastAPI) -> None:
@@ -97,44 +63,31 @@ def response_to(error: Exception) -> JSONResponse:
 
 def body_of(error: Exception) -> ErrorBody:
     match error:
-        case Overloaded():
-            return _body(error.message, "rate_limit_error", code=error.code)
-        case RequestError():
-            return _body(error.message, INVALID_REQUEST, error.param, error.code)
-        case ServiceUnavailable():
-            return _body(error.message, "service_unavailable_error", code=error.code)
-        case ReplicasEnded():
-            return _body(str(error), SERVER_ERROR, code="engine_crashed")
-        case RequestStalled():
-            return _body(str(error), SERVER_ERROR, code=error.code)
+        case ReportedError():
+            return _body(error.message, error.type, error.param, error.code)
         case RequestValidationError():
             first = error.errors()[0]
             message = f"Invalid request: {first['msg']}."
-            return _body(message, INVALID_REQUEST, str(first["loc"][-1]), InvalidValue.code)
+            return _body(message, RequestError.type, str(first["loc"][-1]), InvalidValue.code)
         case HTTPException():
-            return _body(str(error.detail), _http_type(error.status_code))
-    return _body("The server had an error while processing the request.", SERVER_ERROR)
+            is_server_error = error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+            return _body(str(error.detail), (ReportedError if is_server_error else RequestError).type)
+    return _body("The server had an error while processing the request.", ReportedError.type)
 
 
 def _body(message: str, type: str, param: str | None = None, code: str | None = None) -> ErrorBody:
     return ErrorBody(error=ErrorDetail(message=message, type=type, param=param, code=code))
 
 
-def _http_type(status: int) -> str:
-    return INVALID_REQUEST if status < HTTPStatus.INTERNAL_SERVER_ERROR else SERVER_ERROR
-
-
 def _status(error: Exception) -> int:
     match error:
-        case RequestError():
-            return _STATUS.get(type(error), 400)
-        case ServiceUnavailable():
-            return 503
+        case ReportedError():
+            return error.status
         case RequestValidationError():
-            return 400
+            return RequestError.status
         case HTTPException():
             return error.status_code
-    return 500
+    return ReportedError.status
 
 
 def _headers(error: Exception) -> dict[str, str]:

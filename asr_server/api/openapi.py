@@ -45,6 +45,7 @@ from asr_server.errors import (
     Overloaded,
     RateLimited,
     ReplicasEnded,
+    ReportedError,
     RequestStalled,
     SampleRateTooHigh,
     ShuttingDown,
@@ -165,7 +166,7 @@ def _error_response(status: int) -> dict[str, Any]:
 
 
 def _example_name(error: Exception) -> str:
-    return getattr(error, "code", None) or ("engine_crashed" if isinstance(error, ReplicasEnded) else "fault")
+    return error.code if isinstance(error, ReportedError) else "fault"
 
 
 def described_headers(*names: str) -> dict[str, Any]:
