@@ -13,12 +13,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from asr_server.core import VoiceChunking
 from asr_server.formats.bodies import (
-    AudioTrack,
     Body,
-    DroppedSegment,
+    Dropped,
     Language,
     Logprob,
     TokensUsage,
+    Tracks,
+    Truncated,
     VerboseSegment,
     VerboseWord,
 )
@@ -277,12 +278,9 @@ class TextDone(Body):
     """The text in segments with times."""
     words: list[VerboseWord] | None = None
     """The words with times, where they were asked for."""
-    truncated: bool | None = None
-    """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
-    tracks: list[AudioTrack] | None = None
-    """Not OpenAI's: the audio tracks that were read, of a file that has several."""
-    dropped: list[DroppedSegment] | None = None
-    """Not OpenAI's: text that the model wrote where nobody seems to speak, and that is left out."""
+    truncated: Truncated = None
+    tracks: Tracks = None
+    dropped: Dropped = None
 
 
 class ErrorDetail(Body):

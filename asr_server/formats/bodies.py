@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from asr_server.core import DroppedReason
 
@@ -13,11 +13,24 @@ class Body(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
+Time = Annotated[float, Field(description="In seconds from the start of the recording.")]
+Duration = Annotated[float, Field(description="The recording's length in seconds.")]
+WholeText = Annotated[str, Field(description="What was said; empty where nothing was.")]
+Speaker = Annotated[
+    str | None, Field(description="Not OpenAI's: who speaks, where each channel is a speaker.")
+]
+_DAMAGED = "true where the recording is damaged or cut short; the text is of what could be read"
+Truncated = Annotated[bool | None, Field(description=f"Not OpenAI's: {_DAMAGED}.")]
+
+
 class DurationUsage(Body):
     type: Literal["duration"] = "duration"
     """The kind of usage."""
     seconds: int
     """The recording's length, rounded up."""
+
+
+RecordingUsage = Annotated[DurationUsage, Field(description="The recording's length.")]
 
 
 class TokensUsage(Body):
@@ -54,15 +67,17 @@ class AudioTrack(Body):
     """Its title, as the file states it."""
 
 
+_READ = "the audio tracks that were read, of a file that has several"
+Tracks = Annotated[list[AudioTrack] | None, Field(description=f"Not OpenAI's: {_READ}.")]
+
+
 class VerboseSegment(Body):
     id: int
     """0, 1, 2 ... through the whole recording."""
     seek: int
     """Start of the decoded window, in hundredths of a second."""
-    start: float
-    """In seconds from the start of the recording."""
-    end: float
-    """In seconds from the start of the recording."""
+    start: Time
+    end: Time
     text: str
     """As the model wrote it, with the space before it."""
     tokens: list[int]
@@ -75,19 +90,15 @@ class VerboseSegment(Body):
     """How much the text can be compressed; above 2.4 it repeats itself."""
     no_speech_prob: float
     """The probability that nobody speaks."""
-    speaker: str | None = None
-    """Not OpenAI's: who speaks, where each channel is a speaker."""
+    speaker: Speaker = None
 
 
 class VerboseWord(Body):
     word: str
     """The word, punctuation included."""
-    start: float
-    """In seconds from the start of the recording."""
-    end: float
-    """In seconds from the start of the recording."""
-    speaker: str | None = None
-    """Not OpenAI's: who speaks, where each channel is a speaker."""
+    start: Time
+    end: Time
+    speaker: Speaker = None
 
 
 class DiarizedSegment(Body):
@@ -95,10 +106,8 @@ class DiarizedSegment(Body):
     """The kind of event."""
     id: str
     """Of the segment, within the recording."""
-    start: float
-    """In seconds from the start of the recording."""
-    end: float
-    """In seconds from the start of the recording."""
+    start: Time
+    end: Time
     speaker: str
     """Who speaks."""
     text: str
@@ -108,46 +117,39 @@ class DiarizedSegment(Body):
 
 
 class Json(Body):
-    text: str
-    """What was said; empty where nothing was."""
+    text: WholeText
     languages: list[Language]
     """What was spoken; empty where nothing was said."""
     logprobs: list[Logprob] | None = None
     """Of each token, with `include[]=logprobs`."""
-    usage: DurationUsage
-    """The recording's length."""
-    truncated: bool | None = None
-    """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
-    tracks: list[AudioTrack] | None = None
-    """Not OpenAI's: the audio tracks that were read, of a file that has several."""
+    usage: RecordingUsage
+    truncated: Truncated = None
+    tracks: Tracks = None
 
 
 class DroppedSegment(Body):
-    start: float
-    """In seconds from the start of the recording."""
-    end: float
-    """In seconds from the start of the recording."""
+    start: Time
+    end: Time
     text: str
     """As the model wrote it."""
     reason: DroppedReason
     """`judged_silence` by the model itself; `no_voice` to the detector; `echo` of the sentence before."""
 
 
+_LEFT_OUT = "text that the model wrote where nobody seems to speak, and that is left out"
+Dropped = Annotated[list[DroppedSegment] | None, Field(description=f"Not OpenAI's: {_LEFT_OUT}.")]
+
+
 class DiarizedJson(Body):
     task: Literal["transcribe"] = "transcribe"
     """What was done."""
-    duration: float
-    """The recording's length in seconds."""
-    text: str
-    """What was said; empty where nothing was."""
+    duration: Duration
+    text: WholeText
     segments: list[DiarizedSegment]
     """The text in segments with their speakers."""
-    usage: DurationUsage
-    """The recording's length."""
-    truncated: bool | None = None
-    """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
-    tracks: list[AudioTrack] | None = None
-    """Not OpenAI's: the audio tracks that were read, of a file that has several."""
+    usage: RecordingUsage
+    truncated: Truncated = None
+    tracks: Tracks = None
 
 
 class VerboseJson(Body):
@@ -155,22 +157,16 @@ class VerboseJson(Body):
     """What was done."""
     language: str
     """The lower-case English name of the text's language; `unknown` where nothing tells."""
-    duration: float
-    """The recording's length in seconds."""
-    text: str
-    """What was said; empty where nothing was."""
+    duration: Duration
+    text: WholeText
     segments: list[VerboseSegment] | None = None
     """The text in segments with times; left out where only words were asked for."""
     words: list[VerboseWord] | None = None
     """The words with times, where they were asked for."""
-    usage: DurationUsage
-    """The recording's length."""
-    truncated: bool | None = None
-    """Not OpenAI's: true where the recording is damaged or cut short; the text is of what could be read."""
-    tracks: list[AudioTrack] | None = None
-    """Not OpenAI's: the audio tracks that were read, of a file that has several."""
-    dropped: list[DroppedSegment] | None = None
-    """Not OpenAI's: text that the model wrote where nobody seems to speak, and that is left out."""
+    usage: RecordingUsage
+    truncated: Truncated = None
+    tracks: Tracks = None
+    dropped: Dropped = None
     language_probability: float | None = None
     """Not OpenAI's: that `language` is right, from 0 to 1, where it was detected."""
     languages: list[Language] | None = None
