@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import msgspec
 from pydantic import ValidationError
 
 from asr_server import metrics
@@ -28,7 +27,7 @@ from asr_server.api.schemas import (
 )
 from asr_server.api.served_model import ServedModel
 from asr_server.audio.tracks import TrackChoice, parse_choice
-from asr_server.config import Settings, naming
+from asr_server.config import naming
 from asr_server.core import DecodingOptions, VoiceChunking, temperatures_for
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
@@ -222,6 +221,7 @@ class TranscriptionRequest:
     ignored_fields: tuple[str, ...]  # names that the API does not have, where the settings let them pass
     render_options: RenderOptions
     chunking: VoiceChunking | None = None
+    count: SpeakerCount | None = None  # of voices that are told apart; None: none are
 
     @property
     def speakers(self) -> tuple[str, ...]:
@@ -232,52 +232,31 @@ class TranscriptionRequest:
     def track_choice(self) -> TrackChoice:
         return parse_choice(self.fields.track, bool(self.speakers))
 
-    @property
-    def count(self) -> SpeakerCount | None:
-        fields = self.fields
-        if not isinstance(fields, TranscriptionFields) or fields.channels == "split":
-            return None
-        if not _shows_segments(fields):
-            return None
-        wants = (
-            fields.diarize or fields.known_speaker_references or any(getattr(fields, n) for n in COUNT_FIELDS)
-        )
-        if not wants and fields.response_format != "diarized_json":
-            return None
-        exact = fields.num_speakers
-        return SpeakerCount(exact or fields.min_speakers or 1, exact or fields.max_speakers)
-
 
 def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
     """Raises InvalidValue, ModelNotFound, SpeakersUnavailable."""
     fields, ignored, model = _parse(pairs, TranscriptionFields, models)
-    transcriber = model.transcriber
-    language, candidates = transcriber.languages.choice(
+    language, candidates = model.transcriber.languages.choice(
         fields.language, fields.languages, ("language", "languages[]")
     )
-    keywords = [*fields.keywords, *fields.hotwords.split(",")]
+    count = _speaker_count(fields)
+    if count is not None:
+        require_speaker_models()
     render_options = _render_options(fields)
-    shared = _shared_options(fields, model.settings)
-    if len(candidates) > 1:  # who names several languages has a recording in several
-        shared["multilingual"] = True
-    options = DecodingOptions(
+    options = _decoding_options(
+        fields,
+        model,
+        [*fields.keywords, *fields.hotwords.split(",")],
         language=language,
         candidate_languages=candidates,
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
-        keywords=boosted_keywords(keywords),
+        # who names several languages has a recording in several
+        multilingual=fields.multilingual or len(candidates) > 1,
         token_logprobs=render_options.with_logprobs,
-        early_results=True,  # in a stream or not, so that both say the same
-        streams=fields.is_streamed,
-        word_timestamps=render_options.needs_words([fields.response_format]),
-        **shared,  # type: ignore[arg-type]
+        word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
     )
-    request = TranscriptionRequest(model, fields, options, ignored, render_options)
-    if request.count is not None:
-        require_speaker_models()
-        options = msgspec.structs.replace(options, word_timestamps=True)
     automatic = AUTO_CHUNKING if fields.vad_filter else None
     chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else automatic
-    return TranscriptionRequest(model, fields, options, ignored, render_options, chunking)
+    return TranscriptionRequest(model, fields, options, ignored, render_options, chunking, count)
 
 
 def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> TranscriptionRequest:
@@ -290,16 +269,13 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> T
             "'to_language' can be English only: Whisper translates into nothing else.", "to_language"
         )
     render_options = RenderOptions(layout=SubtitleLayout(raw=fields.subtitles == "raw"))
-    keywords = fields.hotwords.split(",")
-    options = DecodingOptions(
+    options = _decoding_options(
+        fields,
+        model,
+        fields.hotwords.split(","),
         task="translate",
-        early_results=True,  # in a stream or not, so that both say the same
-        streams=fields.is_streamed,
         language=transcriber.languages.given_code(fields.language, "language"),
-        prompt_tokens=prompt_tokens(transcriber.tokenizer, fields.prompt, keywords),
-        keywords=boosted_keywords(keywords),
         word_timestamps=render_options.needs_words([fields.response_format]),
-        **_shared_options(fields, model.settings),  # type: ignore[arg-type]
     )
     chunking = AUTO_CHUNKING if fields.vad_filter else None
     return TranscriptionRequest(model, fields, options, ignored, render_options, chunking)
@@ -322,18 +298,31 @@ def _parse(
     return fields, ignored, model
 
 
-def _shared_options(fields: AudioFields, settings: Settings) -> dict[str, object]:
+def _decoding_options(
+    fields: AudioFields, model: ServedModel, keywords: list[str], **own: Any
+) -> DecodingOptions:
     same_named = AudioFields.model_fields.keys() & {*DecodingOptions.__struct_fields__} - {"language"}
-    return {name: getattr(fields, name) for name in same_named} | {
-        "temperatures": temperatures_for(fields.temperature, settings.temperatures),
+    values: dict[str, Any] = {name: getattr(fields, name) for name in same_named} | {
+        "prompt_tokens": prompt_tokens(model.transcriber.tokenizer, fields.prompt, keywords),
+        "keywords": boosted_keywords(keywords),
+        "early_results": True,  # in a stream or not, so that both say the same
+        "streams": fields.is_streamed,
+        "temperatures": temperatures_for(fields.temperature, model.settings.temperatures),
         "top_k": max(0, fields.top_k),  # vLLM's -1 is off too
-        "segment_times": _gives_times(fields),
+        "segment_times": _shows_segments(fields) or fields.channels == "split",
         "max_new_tokens": fields.max_completion_tokens,
     }
+    return DecodingOptions(**values | own)
 
 
-def _gives_times(fields: AudioFields) -> bool:
-    return _shows_segments(fields) or fields.channels == "split"
+def _speaker_count(fields: TranscriptionFields) -> SpeakerCount | None:
+    if fields.channels == "split" or not _shows_segments(fields):
+        return None
+    wants = fields.diarize or fields.known_speaker_references or any(getattr(fields, n) for n in COUNT_FIELDS)
+    if not wants and fields.response_format != "diarized_json":
+        return None
+    exact = fields.num_speakers
+    return SpeakerCount(exact or fields.min_speakers or 1, exact or fields.max_speakers)
 
 
 def _render_options(fields: TranscriptionFields) -> RenderOptions:
