@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from asr_server.transcription import first_error
+from asr_server.transcription import task_group
 
 
 @asynccontextmanager
@@ -20,13 +19,10 @@ async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
 
     Raises ClientDisconnect.
     """
-    try:
-        async with asyncio.TaskGroup() as group:
-            watch = group.create_task(_wait_for_disconnect(receive))
-            yield
-            watch.cancel()
-    except BaseExceptionGroup as errors:
-        raise first_error(errors) from None
+    async with task_group() as group:
+        watch = group.create_task(_wait_for_disconnect(receive))
+        yield
+        watch.cancel()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

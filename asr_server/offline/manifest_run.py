@@ -28,7 +28,7 @@ from asr_server.offline.outputs import OutputError, check_writable, ignores_case
 from asr_server.offline.progress import SOME_FAILED, SUCCESS
 from asr_server.offline.run import FILES_AT_ONCE, cancel_on_sigterm, run_to_the_end
 from asr_server.telemetry import printable
-from asr_server.transcription import first_error
+from asr_server.transcription import task_group
 
 _LINES_AT_ONCE: Final = 256  # read and looked up on the disk in one go
 
@@ -94,13 +94,10 @@ class ManifestRun:
 
     async def run(self) -> None:
         cancel_on_sigterm()
-        try:
-            async with self._transcriber.running(), asyncio.TaskGroup() as group:
-                group.create_task(self._read())
-                for _ in range(FILES_AT_ONCE):
-                    group.create_task(self._transcribe())
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
+        async with self._transcriber.running(), task_group() as group:
+            group.create_task(self._read())
+            for _ in range(FILES_AT_ONCE):
+                group.create_task(self._transcribe())
 
     async def _read(self) -> None:
         lines = self._lines.sorted_out(read_entries(self._manifest))

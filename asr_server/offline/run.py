@@ -20,7 +20,7 @@ from asr_server.offline.inputs import Failure, Input, buffered, collect_inputs, 
 from asr_server.offline.local import FileTranscriber, TranscribeJob
 from asr_server.offline.outputs import FolderOutputs, OutputError, Outputs, StandardOutput, check_writable
 from asr_server.offline.progress import SOME_FAILED, SUCCESS, ProgressBars, Summary, speed_of
-from asr_server.transcription import first_error
+from asr_server.transcription import task_group
 
 FILES_AT_ONCE: Final = 16
 
@@ -53,11 +53,9 @@ class Batch:
         started_at_s = time.perf_counter()
         with self._bars.shown():
             try:
-                async with asyncio.TaskGroup() as group:
+                async with task_group() as group:
                     for _ in range(min(FILES_AT_ONCE, len(indices))):
                         group.create_task(self.work(remaining))
-            except BaseExceptionGroup as errors:
-                raise first_error(errors) from None
             finally:
                 self._summary.elapsed_s = time.perf_counter() - started_at_s
 

@@ -20,7 +20,7 @@ from asr_server.offline.local import FileTranscriber, TranscribeJob
 from asr_server.offline.outputs import FolderOutputs, check_writable
 from asr_server.offline.progress import ProgressBars, Summary, say
 from asr_server.offline.run import FILES_AT_ONCE, Batch, cancel_on_sigterm, run_to_the_end
-from asr_server.transcription import first_error
+from asr_server.transcription import task_group
 
 LOOK_S: Final = 2.0  # between two looks: what has not changed in between is complete
 LOOK_SHARE: Final = 10  # a look at a large folder may take a tenth of the time
@@ -79,14 +79,11 @@ class Watch:
             EngineUnavailable, InvalidValue, OutputError: no recording can be transcribed any more.
         """
         cancel_on_sigterm()
-        try:
-            async with self._transcriber.running(), asyncio.TaskGroup() as group:
-                with self._bars.shown():
-                    for _ in range(FILES_AT_ONCE):
-                        group.create_task(self._work())
-                    await self._look()
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
+        async with self._transcriber.running(), task_group() as group:
+            with self._bars.shown():
+                for _ in range(FILES_AT_ONCE):
+                    group.create_task(self._work())
+                await self._look()
 
     async def _look(self) -> None:
         while True:

@@ -7,7 +7,8 @@ from asr_server.transcription.language import Languages
 from asr_server.transcription.mixed_session import RequestSession
 from asr_server.transcription.prompt import boosted_keywords, prompt_tokens
 from asr_server.transcription.stall_watch import StallLimits
-from asr_server.transcription.transcriber import Transcriber, first_error
+from asr_server.transcription.tasks import first_error, task_group
+from asr_server.transcription.transcriber import Transcriber
 
 __all__ = [
     "Languages",
@@ -17,4 +18,5 @@ __all__ = [
     "boosted_keywords",
     "first_error",
     "prompt_tokens",
+    "task_group",
 ]

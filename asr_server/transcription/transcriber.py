@@ -5,7 +5,6 @@ Runs on the event loop and computes nothing there. Knows no HTTP.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -26,6 +25,7 @@ from asr_server.transcription.language_detector import MAX_VOTES, LanguageDetect
 from asr_server.transcription.mixed_session import MixedSession, RequestSession
 from asr_server.transcription.session import NextSlice, TranscriptionSession
 from asr_server.transcription.stall_watch import StallLimits, StallWatch
+from asr_server.transcription.tasks import task_group
 from asr_server.transcription.transcript import TranscriptBuilder
 
 
@@ -99,14 +99,12 @@ class Transcriber:
         handle = self._dispatcher.open(unique_request_id(), is_live)
         session = self._session(handle, source, next_slice, options, speakers)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with task_group() as group:
                 session.start(group)
                 try:
                     yield session
                 finally:
                     session.stop()
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
         finally:
             handle.cancel()
             source.close()
@@ -138,8 +136,3 @@ class Transcriber:
         return TranscriptionSession(
             handle, source, next_slice, options, language, reader, builder, watch, bool(speakers)
         )
-
-
-def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = errors.exceptions[0]
-    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
