@@ -109,9 +109,6 @@ def _headers(error: Exception) -> dict[str, str]:
 
 
 def _retry_after(wait_s: float) -> dict[str, str]:
-    """Return both headers with jitter, so that clients do not return together.
-
-    OpenAI's clients prefer milliseconds.
-    """
+    """Spread the wait, so that clients do not return together; OpenAI's prefer milliseconds."""
     spread_s = min(MAX_WAIT_S, max(MIN_WAIT_S, wait_s)) * random.uniform(1.0, SPREAD)  # nosec B311
     return {"Retry-After": str(math.ceil(spread_s)), "retry-after-ms": str(round(1000 * spread_s))}

@@ -50,7 +50,6 @@ _DECODING: Final = ("", "")  # in the place of a replica's labels
 
 
 def _pids(state: AppState) -> dict[_Labels, int]:
-    """Return the child processes of this machine: of replicas by their labels, and of decoding."""
     pids = {
         (model.name, replica_state.replica.name): replica_state.replica.pid
         for model in state.models
@@ -83,7 +82,6 @@ class _StateCollector(Collector):
         )
 
     def _keys(self) -> Iterator[Metric]:
-        """Yield what the keys have used that are in the file now."""
         keys = self._state.api_keys
         requests = CounterMetricFamily(
             "asr_key_requests", "Requests and sessions of each key with a name.", labels=("key", "status")
@@ -144,7 +142,6 @@ def _description(model: ServedModel) -> dict[str, str]:
 
 
 def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
-    """Yield each replica's metrics; a new replica's counters begin at 0."""
     ready = GaugeMetricFamily("asr_replica_ready", "1 while it takes work.", labels=_LABELS)
     columns: tuple[GaugeMetricFamily | CounterMetricFamily, ...] = (
         GaugeMetricFamily("asr_chunks_in_flight", "Chunks it has and did not answer.", labels=_LABELS),
@@ -178,7 +175,6 @@ def _of_replicas(models: list[ServedModel]) -> Iterator[Metric]:
 
 
 def _of_processes(usages: Mapping[_Labels, Usage]) -> Iterator[Metric]:
-    """Yield what child processes use; shared pages count for each process."""
     memory = GaugeMetricFamily(
         "asr_replica_resident_memory_bytes", "Memory of its processes on this machine.", labels=_LABELS
     )

@@ -220,7 +220,6 @@ def report_request(
 
 
 def _client_of(scope: Scope) -> str:
-    """Return the client's address, or a trusted proxy's; "" for anything else."""
     address: str = (scope.get("client") or ("",))[0]
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(address.partition("%")[0]))

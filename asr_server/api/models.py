@@ -169,7 +169,7 @@ class ModelRegistry(Models):
 
 
 async def _with_checkpoint(model: ServedModel, checkpoint: str) -> ServedModel:
-    """Return an unloaded model with the same names and settings. Raises InvalidValue."""
+    """Raises InvalidValue."""
     try:
         directory = await asyncio.to_thread(resolve_checkpoint, checkpoint)  # may fetch it
         settings = replace(model.settings, model=str(directory), why_embedded="")

@@ -66,7 +66,6 @@ class Places:
             self._give(next_key)
 
     def _next_key(self) -> str | None:
-        """Return the waiting key that holds fewest places."""
         keys = filter(self._has_room, self._waiting)
         return min(keys, key=self.num_held, default=None)
 

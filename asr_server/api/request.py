@@ -103,7 +103,6 @@ def _add(gathered: dict[str, Any], name: str, field: str, key: str | None, value
 
 
 def _items(param: str, value: str, is_entry: bool) -> list[Any]:
-    """Return an array's entries: JSON, or comma-separated unless `value` is one entry."""
     try:
         items = loads(value)
     except UnicodeEncodeError:

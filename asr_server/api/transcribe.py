@@ -119,7 +119,6 @@ def _form(state: AppState, scope: Scope, file_name: str) -> Form:
 
 
 def _require_connection(scope: Scope) -> None:
-    """Raise Overloaded on a connection reserved for requests without a body."""
     if scope.get("state", {}).get(OVER_LIMIT):
         raise Overloaded(
             f"Too many connections are open: {naming('max_connections')}.", retry_after_s=RETRY_CONNECTION_S

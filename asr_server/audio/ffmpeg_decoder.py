@@ -48,10 +48,7 @@ class FfmpegDecoder:
     def __init__(
         self, fd: int, choice: TrackChoice = DEFAULT_TRACK, limits: AudioLimits | None = None
     ) -> None:
-        """Read the open file from its beginning, with a descriptor of its own.
-
-        Raises CannotOpen for unknown files, InvalidAudio without audio, and NoSuchTrack.
-        """
+        """Raises CannotOpen for unknown files, InvalidAudio without audio, and NoSuchTrack."""
         self._fd, self._limits = fd, limits or AudioLimits()
         self.truncated = self.has_more = False
         self._container = self._open()
@@ -158,7 +155,6 @@ class FfmpegDecoder:
         return float(stream.duration * stream.time_base)
 
     def _container_s(self) -> float | None:
-        """Return the container's length; None if unstated, as in a browser's WebM."""
         return self._container.duration / av.time_base if self._container.duration else None
 
     def _gather(self, first: Any, packets: Iterator[Iterator[Any]]) -> Iterator[Block]:

@@ -105,7 +105,6 @@ class WavDecoder:
         return sum(size // self._frame_bytes for size in sizes) / max(1, self.sample_rate)
 
     def _spans(self, first: Span) -> Iterator[Span]:
-        """Yield every span; unreadable sound counts as truncated."""
         yield first
         start, end = first
         for _ in range(MAX_CHUNKS):

@@ -50,7 +50,6 @@ def address_to_join(address: str) -> str:
 
 
 def _current_cluster() -> str:
-    """Return the address that `ray start` left; it must belong to this user."""
     try:
         with open(os.open(_CURRENT_CLUSTER, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
             owner, address = os.fstat(file.fileno()).st_uid, file.read(_MAX_ADDRESS).strip()

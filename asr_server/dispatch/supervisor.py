@@ -278,7 +278,6 @@ class Supervisor:
         return state
 
     async def _watch(self, state: ReplicaState) -> None:
-        """Raises ReplicaGone to replace the replica, or errors that are not its fault."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive_all(state))

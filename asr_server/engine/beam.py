@@ -169,13 +169,11 @@ class BeamSearch:
         return branch.sum_logprob - self._boost.potential(state)
 
     def _rank(self, branch: _Branch) -> tuple[bool, float]:
-        """Return the sort key. The greedy branch always has a place."""
         return self._is_pruned and branch.is_greedy, branch.sum_logprob
 
     def _following(
         self, before: Hypothesis, candidates: Iterable[tuple[int, float]]
     ) -> Iterable[tuple[int, float]]:
-        """Return the next tokens that count, the model's likeliest first."""
         if self._boost is not None:
             candidates = _unshifted(list(candidates), self._boost, before.state)
         return self._within_audio(before, self._one_time(candidates))

@@ -212,7 +212,6 @@ class Engine:
     # -- Admit --------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[ActiveChunk]:
-        """Give free slots to waiting chunks; short ones share a window."""
         count = min(self._num_admissible, len(self._waiting), self._encode_allowance())
         if len(self._encoding) >= _ENCODES_IN_FLIGHT * self.config.compute_workers:
             count = 0  # what comes meanwhile is encoded together, when one of them is done
@@ -234,7 +233,6 @@ class Engine:
         return self.num_slots - self.slots_in_use
 
     def _encode_allowance(self) -> int:
-        """Return the chunks to encode in one step: few enough not to stall decoding."""
         most = self.config.chunks_per_encode
         if not self._loop.chunks or self._seconds_per_encode == 0.0:
             return most
@@ -342,7 +340,6 @@ class Engine:
     # -- Align --------------------------------------------------------------------------------------------
 
     def _align(self) -> None:
-        """Align few chunks a step, so that running ones wait little; free slots at launch."""
         room = _MOST_ALIGNING - len(self._aligning) - len(self._token_times)
         count = max(0, min(room, ALIGN_BATCH))
         batch, self._to_align = self._to_align[:count], self._to_align[count:]

@@ -101,8 +101,8 @@ class DecodeLoop:
     def _step_overlapped(self) -> Finished:
         """Start step t + 1 from tokens on the device while step t is copied.
 
-        A chunk that ended with step t is computed once more, and dropped. So is one whose keywords add
-        something else behind its token of step t than was guessed.
+        A chunk that ended with step t is computed once more, and dropped. So is a wrong guess of what
+        keywords add behind the token of step t.
         """
         launched = self._launch()
         finished = self._collect(self._in_flight)
@@ -149,10 +149,7 @@ class DecodeLoop:
         return Launched(rows, searches, boosted, self._runner.decode(plan))
 
     def _waiting_searches(self) -> set[int]:
-        """Return the chunks that skip the next step.
-
-        With lookahead, a search of several hypotheses waits for the host.
-        """
+        """With lookahead, a search of several hypotheses waits for the host."""
         in_flight = self._in_flight.searches if self._in_flight else []
         unread = (
             each.chunk

@@ -61,7 +61,6 @@ class SilentLayer(NamedTuple):
 
 
 def _groups(key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield keys and values [H, F, d] by 25 positions; the last may be fewer."""
     for start in range(0, key.shape[1], _MEAN_POSITIONS):
         yield key[:, start : start + _MEAN_POSITIONS], value[:, start : start + _MEAN_POSITIONS]
 

@@ -158,7 +158,6 @@ def lost_connection(error: httpx2.TransportError) -> EngineUnavailable:
 
 
 def _refusal_of_a_request(detail: Mapping[str, Any], message: str) -> RequestError:
-    """Return the exception: a field's error concerns all files, a file's error that file."""
     return InvalidAudio(message) if detail.get("param") in PARAMS_OF_ONE_FILE else InvalidValue(message)
 
 

@@ -114,7 +114,6 @@ class Watch:
 
 
 def _is_done(item: Input, outputs: FolderOutputs) -> bool:
-    """Return whether all results are there and no older than the recording."""
     assert isinstance(item.source, Path)
     try:
         modified_ns = _stamp(item.source).modified_ns

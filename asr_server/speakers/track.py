@@ -179,10 +179,8 @@ def _letters() -> Iterator[str]:
 
 
 def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[tuple[float, float]]]:
-    """Return where each speaker probably speaks, in the mean of the windows.
-
-    Args:
-        activity: each window's probabilities, [2, STEP_FRAMES] a speaker.
+    """Args:
+    activity: each window's probabilities, [2, STEP_FRAMES] a speaker.
     """
     spoken: dict[int, list[tuple[float, float]]] = {}
     for number in range(len(activity) + 1):

@@ -225,7 +225,6 @@ class ChunkReader:
     async def _with_segment_times(
         self, chunk: Chunk, spoken: SpokenChunk, parts: list[DecodedPart]
     ) -> list[DecodedPart]:
-        """Correct the segment times if they are shown and no words give them."""
         options = self._options
         if self._voice_pool is None or options.word_timestamps or not options.segment_times:
             return parts
@@ -331,7 +330,6 @@ class ChunkReader:
     async def _until_missed_speech(
         self, part: DecodedPart, chunk: Chunk, reading: _Reading, num_sent: int
     ) -> DecodedPart:
-        """Return the part up to speech that its segments leave out."""
         if self._voice_pool is None or self._options.max_new_tokens is not None:
             return part
         with self._watch.waiting_for_pool():

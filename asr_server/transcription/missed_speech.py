@@ -80,7 +80,6 @@ def holds_gap_with_speech(part: DecodedPart, spoken: SpokenChunk) -> bool:
 
 
 def _gaps_s(part: DecodedPart) -> list[Stretch]:
-    """Return the time before each span, and behind the last one."""
     ends_s = [0.0, *(span.end_s for span in part.spans)]
     last_s = part.duration_s if part.tail_s is None else part.tail_s
     return list(zip(ends_s, [*(span.start_s for span in part.spans), last_s], strict=True))
@@ -128,7 +127,6 @@ def _num_letters(text: str) -> int:
 
 
 def _longest_pause_s(start_s: float, end_s: float, spoken: SpokenChunk) -> Stretch | None:
-    """Return the longest pause of a second that has certain speech before and behind it."""
     pauses_s = [
         (last_s, next_s)
         for last_s, next_s in _pauses_s(start_s, end_s, spoken)
@@ -172,7 +170,6 @@ def _until_wordless(
 
 
 def _wordless_s(part: DecodedPart, spoken: SpokenChunk, num_sent: int) -> Iterator[Stretch]:
-    """Yield runs of certain speech that no words fill."""
     words = [word for span in part.spans for word in span.words]
     if not words:
         return

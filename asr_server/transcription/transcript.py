@@ -111,7 +111,6 @@ class TranscriptBuilder:
         )
 
     def _logprobs(self, parts: list[DecodedPart]) -> tuple[TokenLogprob, ...]:
-        """Return log-probabilities on request: they cost more than everything else."""
         if not self._with_logprobs:
             return ()
         return tuple(entry for part in parts for entry in token_logprobs(part, self._tokenizer))
