@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.levels import find_pauses
+from asr_server.levels import find_pauses, joined
 from tests.speech import say, silence
 
 
@@ -44,3 +44,10 @@ def test_a_pause_full_of_steady_noise_is_one() -> None:
     expected = np.array([(0.5, 0.7), (1.2, 1.7)])
     np.testing.assert_allclose(find_pauses(sound + noise).astype(float), expected, atol=0.02)
     assert len(find_pauses(tone(1.7) + noise)) == 0, "speech that never stops is no noise"
+
+
+def test_stretches_that_touch_or_are_near_are_joined_whatever_their_order() -> None:
+    stretches = [(5.0, 6.0), (1.0, 3.0), (1.5, 2.0), (3.0, 4.0)]
+    assert joined(stretches) == [(1.0, 4.0), (5.0, 6.0)]
+    assert joined(stretches, max_gap=1.0) == [(1.0, 6.0)]
+    assert joined([]) == []

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asr_server.core import SAMPLE_RATE, Samples
-from asr_server.levels import runs
+from asr_server.levels import Stretch, runs
 from asr_server.machine import VNNI_FLAGS, cpu_flags
 
 # Read when onnxruntime is loaded. From 1.29 on it would tell Microsoft what it runs, and keep an identifier
@@ -56,7 +56,6 @@ HUM_RESIDUE: Final = 0.1  # of its power, by which a period may differ from the 
 SILENCE: Final = 3 * FRAME  # before them and behind
 DETECTOR: Final = Path(__file__).parents[1] / "models" / "silero-vad" / "detector.onnx"
 
-Stretch = tuple[float, float]  # start and end in seconds
 Probabilities = npt.NDArray[np.float32]  # [num_frames], that somebody speaks
 
 

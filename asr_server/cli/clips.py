@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from typing import Final
 
 import click
 
 from asr_server.core import Clip
+from asr_server.levels import Stretch, joined
 
 _TIME: Final = r"(?:(?:(\d+):)?(\d+):)?(\d+(?:\.\d+)?)"
 _CLIP: Final = re.compile(rf"{_TIME}-(?:{_TIME})?")
@@ -20,29 +20,19 @@ def parse_clips(ctx: click.Context, param: click.Parameter, values: tuple[str, .
         clips = [_clip(text.strip()) for value in values for text in value.split(",")]
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
-    return tuple(_joined(sorted(clips, key=lambda clip: clip.start_s)))
+    return tuple(Clip(*stretch) for stretch in joined(clips))
 
 
-def _clip(text: str) -> Clip:
+def _clip(text: str) -> Stretch:
     match = _CLIP.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no START-END, such as 90-120, 1:30-2:00 or 1:02:30- for the rest.")
     start, end = match.groups()[:3], match.groups()[3:]
-    clip = Clip(_seconds(*start), math.inf if end[2] is None else _seconds(*end))
-    if clip.end_s <= clip.start_s:
+    start_s, end_s = _seconds(*start), math.inf if end[2] is None else _seconds(*end)
+    if end_s <= start_s:
         raise ValueError(f"{text!r} ends before it begins.")
-    return clip
+    return start_s, end_s
 
 
 def _seconds(hours: str | None, minutes: str | None, seconds: str) -> float:
     return 3600 * int(hours or 0) + 60 * int(minutes or 0) + float(seconds)
-
-
-def _joined(clips: Iterable[Clip]) -> list[Clip]:
-    joined: list[Clip] = []
-    for clip in clips:
-        if joined and clip.start_s <= joined[-1].end_s:
-            joined[-1] = Clip(joined[-1].start_s, max(joined[-1].end_s, clip.end_s))
-        else:
-            joined.append(clip)
-    return joined

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
-from asr_server.levels import runs
+from asr_server.levels import Stretch, joined, runs
 from asr_server.machine import available_cores, lower_thread_priority
 from asr_server.speakers.clustering import Flags, SpeakerCount, cluster
 from asr_server.speakers.labels import Turn, label_segments
@@ -149,13 +149,13 @@ class SpeakerTrack:
             halves = np.pad(voice.activity, (0, 2 * STEP_FRAMES - NUM_FRAMES)).reshape(2, STEP_FRAMES)
             activity[number][label] = np.maximum(before, halves.astype(np.float32))
         spoken = _spoken_s(activity)
-        joined = {label: joined for label, stretches in spoken.items() if (joined := _join(stretches))}
-        names = self._label(joined, known)
+        turns = {label: turns for label, stretches in spoken.items() if (turns := _turns(stretches))}
+        names = self._label(turns, known)
         return sorted(
-            Turn(*stretch, names[label]) for label, stretches in joined.items() for stretch in stretches
+            Turn(*stretch, names[label]) for label, stretches in turns.items() for stretch in stretches
         )
 
-    def _label(self, spoken: dict[int, list[tuple[float, float]]], known: dict[int, int]) -> dict[int, str]:
+    def _label(self, spoken: dict[int, list[Stretch]], known: dict[int, int]) -> dict[int, str]:
         letters = (name for name in _letters() if name not in self._names)
         return {
             label: self._names[known[label]] if label in known else next(letters)
@@ -178,11 +178,11 @@ def _letters() -> Iterator[str]:
         number += 1
 
 
-def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[tuple[float, float]]]:
+def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[Stretch]]:
     """Args:
     activity: each window's probabilities, [2, STEP_FRAMES] a speaker.
     """
-    spoken: dict[int, list[tuple[float, float]]] = {}
+    spoken: dict[int, list[Stretch]] = {}
     for number in range(len(activity) + 1):
         total = np.zeros(STEP_FRAMES)
         sums: dict[int, npt.NDArray[np.float64]] = {}
@@ -196,7 +196,7 @@ def _spoken_s(activity: Sequence[Mapping[int, Floats]]) -> dict[int, list[tuple[
     return spoken
 
 
-def _stretches_s(active: Flags, first_sample: int) -> list[tuple[float, float]]:
+def _stretches_s(active: Flags, first_sample: int) -> list[Stretch]:
     first_s = (first_sample + FIRST_FRAME - FRAME / 2) / SAMPLE_RATE
     return [
         (first_s + start * FRAME_S - _BEFORE_S, first_s + end * FRAME_S + _AFTER_S)
@@ -204,11 +204,5 @@ def _stretches_s(active: Flags, first_sample: int) -> list[tuple[float, float]]:
     ]
 
 
-def _join(stretches: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    joined: list[tuple[float, float]] = []
-    for start_s, end_s in sorted(stretches):
-        if joined and start_s - joined[-1][1] <= _PAUSE_S:
-            joined[-1] = joined[-1][0], max(end_s, joined[-1][1])
-        else:
-            joined.append((start_s, end_s))
-    return [(start_s, end_s) for start_s, end_s in joined if end_s - start_s >= _SHORTEST_S]
+def _turns(stretches_s: list[Stretch]) -> list[Stretch]:
+    return [stretch for stretch in joined(stretches_s, _PAUSE_S) if stretch[1] - stretch[0] >= _SHORTEST_S]

@@ -23,12 +23,12 @@ from asr_server.audio.voice import (
     MISSED_S,
     PAUSE_S,
     SHORT_PAUSE_S,
-    Stretch,
     first_missed_s,
     missed_speech_s,
 )
 from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Chunk, Word
+from asr_server.levels import Stretch
 from asr_server.transcription.segments import DecodedPart, Span, ending_at
 from asr_server.transcription.voice_check import (
     LEAD_S,

@@ -24,13 +24,13 @@ import numpy as np
 from asr_server.audio.pool import PreprocessPool
 from asr_server.audio.voice import (
     PAUSE_S,
-    Stretch,
     certain_speech_s,
     holds_speech,
     next_speech_s,
     possible_and_certain_speech_s,
 )
 from asr_server.core import SAMPLE_RATE, Chunk, ChunkResult, Samples
+from asr_server.levels import Stretch, joined
 from asr_server.transcription.segments import FRAMES_PER_S, DecodedPart, Span, ending_at, rest_of
 
 DOUBTFUL_LOGPROB: Final = -0.6
@@ -103,17 +103,7 @@ def with_silences(result: ChunkResult, chunk: Chunk, spoken: SpokenChunk) -> Chu
         for start_s, end_s in zip(edges_s[::2], edges_s[1::2], strict=True)
     ]
     silences_s = [(start_s, end_s) for start_s, end_s in silences_s if end_s - start_s >= MIN_SILENCE_S]
-    return msgspec.structs.replace(result, pauses_s=_joined([*result.pauses_s, *silences_s]))
-
-
-def _joined(stretches_s: Sequence[Stretch]) -> tuple[Stretch, ...]:
-    joined: list[Stretch] = []
-    for start_s, end_s in sorted(stretches_s):
-        if joined and start_s <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end_s, joined[-1][1])
-        else:
-            joined.append((start_s, end_s))
-    return tuple(joined)
+    return msgspec.structs.replace(result, pauses_s=tuple(joined([*result.pauses_s, *silences_s])))
 
 
 def _in_file(stretches_s: Sequence[Stretch], chunk: Chunk) -> list[Stretch]:
