@@ -55,18 +55,10 @@ class SlotState:
         def column(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(num_slots, *shape, dtype=dtype, device=device)
 
-        integers = {name: column(torch.long) for name in ("token", "position", "previous", "num_generated")}
-        settings = {field: column(torch.float) for field in _SETTINGS}
-        return cls(
-            **integers,
-            **settings,
-            last_time=column(torch.long),
-            no_speech=column(torch.float),
-            active=column(torch.bool),
-            top_k=column(torch.long),
-            noise_seed=column(torch.long),
-            generated=column(torch.long, num_positions),
-        )
+        kinds = dict.fromkeys(_FRACTIONS, torch.float) | {"active": torch.bool}
+        names = [field.name for field in fields(cls) if field.name != "generated"]
+        columns = {name: column(kinds.get(name, torch.long)) for name in names}
+        return cls(**columns, generated=column(torch.long, num_positions))
 
     def __getitem__(self, slots: slice | Tensor) -> SlotState:
         return SlotState(**{field.name: getattr(self, field.name)[slots] for field in fields(self)})
@@ -125,15 +117,10 @@ class SlotState:
 
 _FROM_OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _START_COLUMNS = (
-    "token",
-    "previous",
-    "position",
-    "num_generated",
-    "last_time",
-    "temperature",
-    "noise_seed",
+    *("token", "previous", "position", "num_generated", "last_time", "temperature", "noise_seed"),
     *_FROM_OPTIONS,
 )
+_FRACTIONS = {"no_speech", "temperature", *_FROM_OPTIONS} - {"top_k"}
 
 
 def _start_row(start: SlotStart, before_first_time: int) -> list[float]:
@@ -143,9 +130,6 @@ def _start_row(start: SlotStart, before_first_time: int) -> list[float]:
     history = (last, previous, len(fed) - 1, len(start.tokens), times[-1] if times else before_first_time)
     state = (*history, start.temperature, start.noise_seed)
     return [float(each) for each in (start.slot, *state, *(getattr(start.options, n) for n in _FROM_OPTIONS))]
-
-
-_SETTINGS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 class SlotTable:
