@@ -57,6 +57,9 @@ class VoiceChunking(msgspec.Struct, frozen=True):
     silence_duration_ms: int  # without speech, which end a chunk
 
 
+# Sentences rather than words: faster-whisper's numbers.
+SENTENCES: Final = VoiceChunking(threshold=0.5, prefix_padding_ms=400, silence_duration_ms=2000)
+
 LEAST_TEMPERATURE: Final = 1e-3  # scores divided by less overflow
 
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import struct
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, closing
@@ -34,6 +33,7 @@ from asr_server.api.served_model import ServedModel
 from asr_server.api.state import AppState
 from asr_server.api.upload import Upload
 from asr_server.audio.recording import Recording
+from asr_server.audio.wav import unsized_header
 from asr_server.config import MIB, naming
 from asr_server.core import DecodingOptions, Transcript
 from asr_server.errors import InvalidValue, RequestError, ServiceUnavailable, ShuttingDown, TooSlow
@@ -61,12 +61,6 @@ class AudioFormat(msgspec.Struct, frozen=True):
     rate: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     width: Annotated[int, msgspec.Meta(ge=1, le=4)]  # bytes of a sample
     channels: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-
-    def wav_header(self) -> bytes:
-        frame_bytes = self.width * self.channels
-        rates = (self.rate, self.rate * frame_bytes & 0xFFFFFFFF, frame_bytes, 8 * self.width)
-        content = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, self.channels, *rates)
-        return b"RIFF\xff\xff\xff\xffWAVE" + content + b"data\xff\xff\xff\xff"
 
 
 class Transcribe(msgspec.Struct, frozen=True):
@@ -234,7 +228,7 @@ class WyomingConnection:
 
     async def _receive_audio(self, first: Event, upload: Upload) -> None:
         audio_format = content_of(first, AudioFormat)
-        upload.add(audio_format.wav_header())
+        upload.add(unsized_header(audio_format.rate, audio_format.channels, audio_format.width))
         upload.add(first.payload or b"")
         while (event := await self._next_event()) is not None and event.type != "audio-stop":
             if event.type == "audio-start":

@@ -14,7 +14,6 @@ from asr_server.api.form import VOICE_FIELD
 from asr_server.api.models import Models
 from asr_server.api.schemas import (
     ARRAY_FIELDS,
-    AUTO_CHUNKING,
     COUNT_FIELDS,
     DEFAULT_SPEAKERS,
     FREE_TEXT_FIELDS,
@@ -28,7 +27,7 @@ from asr_server.api.schemas import (
 from asr_server.api.served_model import ServedModel
 from asr_server.audio.tracks import TrackChoice, parse_choice
 from asr_server.config import naming
-from asr_server.core import DecodingOptions, VoiceChunking, temperatures_for
+from asr_server.core import SENTENCES, DecodingOptions, VoiceChunking, temperatures_for
 from asr_server.errors import InvalidValue
 from asr_server.formats.render import RenderOptions
 from asr_server.formats.subtitles import SubtitleLayout
@@ -253,7 +252,7 @@ def parse_transcription_request(pairs: list[tuple[str, str]], models: Models) ->
         token_logprobs=render_options.with_logprobs,
         word_timestamps=render_options.needs_words([fields.response_format]) or count is not None,
     )
-    automatic = AUTO_CHUNKING if fields.vad_filter else None
+    automatic = SENTENCES if fields.vad_filter else None
     chunking = fields.chunking_strategy.voice_chunking() if fields.chunking_strategy else automatic
     return TranscriptionRequest(model, fields, options, ignored, render_options, chunking, count)
 
@@ -276,7 +275,7 @@ def parse_translation_request(pairs: list[tuple[str, str]], models: Models) -> T
         language=transcriber.languages.given_code(fields.language, "language"),
         word_timestamps=render_options.needs_words([fields.response_format]),
     )
-    chunking = AUTO_CHUNKING if fields.vad_filter else None
+    chunking = SENTENCES if fields.vad_filter else None
     return TranscriptionRequest(model, fields, options, ignored, render_options, chunking)
 
 

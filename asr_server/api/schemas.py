@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from asr_server.core import VoiceChunking
+from asr_server.core import SENTENCES, VoiceChunking
 from asr_server.formats.bodies import (
     Body,
     Dropped,
@@ -39,8 +39,6 @@ LAYOUT_FIELDS: Final = ("max_line_width", "max_line_count", "max_words_per_line"
 COUNT_FIELDS: Final = ("num_speakers", "min_speakers", "max_speakers")
 MAX_REFERENCES: Final = 4
 DEFAULT_SPEAKERS: Final = ("A", "B")  # of the left and the right channel, as OpenAI labels speakers
-# Sentences rather than words: faster-whisper's numbers.
-AUTO_CHUNKING: Final = VoiceChunking(threshold=0.5, prefix_padding_ms=400, silence_duration_ms=2000)
 
 
 def loads(text: str) -> Any:
@@ -85,7 +83,7 @@ class Chunking(BaseModel):
 
     def voice_chunking(self) -> VoiceChunking:
         if self.type == "auto":
-            return AUTO_CHUNKING
+            return SENTENCES
         return VoiceChunking(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
 
 

@@ -27,7 +27,7 @@ from asr_server.audio.limits import MIN_AUDIO_S, TOO_MANY_FILES, AudioLimits
 from asr_server.audio.split import Splitter, VoiceSplitter
 from asr_server.audio.stream import DecodedStream, FallbackStream, Stream
 from asr_server.audio.tracks import DEFAULT_TRACK, TrackChoice, require_only_track
-from asr_server.core import SAMPLE_RATE, Chunk, Clip, Piece, Samples, Track, VoiceChunking
+from asr_server.core import SAMPLE_RATE, SENTENCES, Chunk, Clip, Piece, Samples, Track, VoiceChunking
 from asr_server.errors import AudioTooShort, DecodingUnavailable
 
 Source = Path | BinaryIO  # a file that is open is one of the system's, and stays its owner's
@@ -59,8 +59,6 @@ def memory_file() -> BinaryIO:
 MAX_SLICE_S = 0.2  # a slice without a chunk (a long silence, a slow codec) gives its thread back after this
 # Handing a thread over costs up to half a millisecond, as much as a chunk of 16 kHz mono WAV.
 FILLED_SLICE_S = 0.01
-
-CLEAR_SPEECH = VoiceChunking(threshold=0.5, prefix_padding_ms=400, silence_duration_ms=2000)
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +130,7 @@ class Recording:
         return Recording(
             self._origin,
             self._limits,
-            chunking=CLEAR_SPEECH,
+            chunking=SENTENCES,
             choice=self._choice,
             channel=channel,
             clips=self._clips,

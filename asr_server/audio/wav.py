@@ -53,6 +53,14 @@ class _Format(NamedTuple):
         return tuple(name for bit, name in enumerate(_SPEAKERS) if self.channel_mask >> bit & 1)
 
 
+def unsized_header(sample_rate: int, num_channels: int, sample_bytes: int) -> bytes:
+    """Return a header whose sizes were never filled in: readers go on to the end."""
+    frame_bytes = sample_bytes * num_channels
+    rates = (sample_rate, sample_rate * frame_bytes & 0xFFFFFFFF, frame_bytes, 8 * sample_bytes)
+    content = struct.pack("<4sIHHIIHH", b"fmt ", 16, _PCM, num_channels, *rates)
+    return b"RIFF\xff\xff\xff\xffWAVE" + content + b"data\xff\xff\xff\xff"
+
+
 class WavDecoder:
     has_exact_duration = True
     tracks_read: tuple[Track, ...] = ()

@@ -22,11 +22,11 @@ from asr_server.api.request import (
     parse_transcription_request,
     parse_translation_request,
 )
-from asr_server.api.schemas import AUTO_CHUNKING, TranscriptionFields
+from asr_server.api.schemas import TranscriptionFields
 from asr_server.api.transcribe import body_response
 from asr_server.channel.messages import Submit
 from asr_server.config import MIB, Settings
-from asr_server.core import ChunkResult, DecodingOptions, Samples
+from asr_server.core import SENTENCES, ChunkResult, DecodingOptions, Samples
 from asr_server.formats.render import DEFAULTS, ResponseFormat, render
 from tests.api.running_app import (
     SECOND,
@@ -470,7 +470,7 @@ async def test_the_voice_filter_of_other_servers_cuts_as_the_automatic_strategy_
     async with run_app(languages=("en", "de")) as app:
         state = app.app.state.server
         for parse in (parse_transcription_request, parse_translation_request):
-            for value, chunking in (("true", AUTO_CHUNKING), ("false", None)):
+            for value, chunking in (("true", SENTENCES), ("false", None)):
                 pairs = [("model", "whisper-1"), ("vad_filter", value)]
                 assert parse(pairs, state.models).chunking == chunking
 

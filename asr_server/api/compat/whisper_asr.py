@@ -5,7 +5,6 @@ Fields are in the query, the recording in `audio_file`; `encode=false` means raw
 
 from __future__ import annotations
 
-import struct
 from functools import partial
 from typing import Annotated, Final, Literal
 
@@ -24,6 +23,7 @@ from asr_server.api.request import (
 )
 from asr_server.api.state import get_state, require_key
 from asr_server.api.transcribe import TranscriptionResponse, body_response, transcribing
+from asr_server.audio.wav import unsized_header
 from asr_server.core import SAMPLE_RATE, Segment, Transcript
 from asr_server.formats.subtitles import tsv
 from asr_server.transcription.language import name_of
@@ -33,16 +33,7 @@ router = APIRouter(dependencies=[Depends(require_key)], include_in_schema=False)
 FILE_NAME: Final = "audio_file"
 Output = Literal["txt", "vtt", "srt", "tsv", "json"]
 _FORMATS: Final = {"txt": "text", "vtt": "vtt", "srt": "srt", "tsv": "verbose_json", "json": "verbose_json"}
-
-# A WAV header of 16-bit mono whose sizes were never filled in: readers go on to the end.
-_UNSIZED: Final = 0xFFFFFFFF
-PCM_HEAD: Final = b"".join(
-    (
-        struct.pack("<4sI4s", b"RIFF", _UNSIZED, b"WAVE"),
-        struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16),
-        struct.pack("<4sI", b"data", _UNSIZED),
-    )
-)
+PCM_HEAD: Final = unsized_header(SAMPLE_RATE, num_channels=1, sample_bytes=2)
 
 
 class AsrQuery(BaseModel):
