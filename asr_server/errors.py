@@ -9,7 +9,7 @@ MAX_PARAM_CHARS: Final = 200
 
 
 class ReportedError(Exception):
-    """An error whose message the client sees, with HTTP's status and OpenAI's `type`, `code` and `param`."""
+    """An error that the client sees, with HTTP's status and OpenAI's `type`, `code` and `param`."""
 
     status: int = 500
     type: str = "server_error"

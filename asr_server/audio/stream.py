@@ -41,7 +41,7 @@ class Stream(Described, Protocol):
 
 
 class AroundSource:
-    """What is known of a stream, as its source states it."""
+    """A stream with the properties of its source."""
 
     def __init__(self, source: Described) -> None:
         self._source = source

@@ -54,7 +54,7 @@ class _Format(NamedTuple):
 
 
 def unsized_header(sample_rate: int, num_channels: int, sample_bytes: int) -> bytes:
-    """Return a header whose sizes were never filled in: readers go on to the end."""
+    """Return a header without sizes: readers go on to the end."""
     frame_bytes = sample_bytes * num_channels
     rates = (sample_rate, sample_rate * frame_bytes & 0xFFFFFFFF, frame_bytes, 8 * sample_bytes)
     content = struct.pack("<4sIHHIIHH", b"fmt ", 16, _PCM, num_channels, *rates)
