@@ -28,6 +28,7 @@ PAGES = [
     *sorted((ROOT / "benchmarks/results").glob("*.md")),
     *sorted((ROOT / "asr_server").glob("README.md")),
     *sorted((ROOT / "asr_server").glob("*/README.md")),
+    *sorted((ROOT / ".github").rglob("*.md")),
     ROOT / "examples" / "README.md",
 ]
 LOCAL = "http://127.0.0.1:8000"

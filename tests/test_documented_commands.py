@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 import soundfile
 from click.testing import CliRunner
 
+from asr_server.api.auth import SHORT
 from asr_server.cli import main
 from asr_server.cli.transcribe import EMBEDDED_HINT
 from asr_server.core import SAMPLE_RATE
@@ -143,12 +145,17 @@ RUN_ELSEWHERE = {
     ".venv/bin/pip install": "the extras are looked up in tests/test_documented_names.py",
     "ray start": "tests/dispatch/ray_cluster.py",
     "docker run": "its flags are looked up in tests/test_documented_names.py: no test has docker",
+    "helm install": "tests/deploy/test_manifests.py, as a template",
+    "kubectl apply": "tests/deploy/test_manifests.py, as a template",
 }
-RUN_HERE = ("curl ", "make transcribe ", "asr-server transcribe ", "asr-server serve --port 70000 ")
+RUN_HERE = (
+    *("curl ", "make transcribe ", "asr-server transcribe ", "asr-server serve --port 70000 "),
+    *("KEY=$(openssl ", "printf "),
+)
 
 
 def test_each_command_of_the_docs_is_run_or_has_its_place_here() -> None:
-    programs = r"curl|make|asr-server|ray|docker|\.venv/bin/pip|ffmpeg"
+    programs = r"curl|make|asr-server|ray|docker|\.venv/bin/pip|ffmpeg|helm|kubectl|printf|\w+=\S+"
     called = rf"(?:\$ )?(?:\.venv/bin/(?=asr-server))?((?:{programs}) .*)"
     commands = [match[1] for page in PAGES for line in lines_of(page) if (match := re.match(called, line))]
     assert len(commands) > 25
@@ -198,6 +205,15 @@ def test_a_manifest_is_done_and_its_bad_line_is_found_by_the_offset(run: Run, de
     told = re.findall(r'"offset": (\d+)', page)[0]
     found = run(shown.replace(str(int(told) + 1), str(error["offset"] + 1)))
     assert json.loads(found)["id"] == error["id"] == "second"
+
+
+def test_a_key_is_made_and_its_hash_printed_as_shown(run: Run) -> None:
+    make, print_hash, _ = next(
+        block for block in blocks_of(DOCS / "keys.md") if "openssl" in block
+    ).splitlines()
+    printed, key = run(f'{make}; {print_hash}; echo "$KEY"').splitlines()
+    assert printed.split()[0] == hashlib.sha256(key.encode()).hexdigest()
+    assert len(key) >= SHORT
 
 
 def test_the_summary_has_lines_as_shown(run: Run, desk: Path) -> None:
