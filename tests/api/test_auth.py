@@ -46,17 +46,6 @@ def test_while_the_file_cannot_be_read_its_last_keys_are_taken(
     assert looked_at(file) == ("third",)
 
 
-def test_a_shorter_list_that_is_still_being_written_throws_nobody_out(keys: Path) -> None:
-    file = KeyFile(keys)
-    with keys.open("w") as writer:
-        for line in ("new\n", "first\n", "second\n"):
-            writer.write(line)
-            writer.flush()
-            file.refresh()
-            assert file.keys == ("first", "second")
-    assert looked_at(file) == ("new", "first", "second")
-
-
 def test_a_line_that_no_client_could_send_is_named_and_the_last_keys_are_taken(keys: Path) -> None:
     file = KeyFile(keys)
     assert file.keys == ("first", "second")

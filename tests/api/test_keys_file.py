@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from asr_server.api import watched_file
-from asr_server.api.keys_file import KeysFile
 from tests.api.figures import read
 from tests.api.named_keys import (
     NEW,
@@ -104,41 +102,6 @@ async def test_a_broken_file_changes_nothing_and_is_reported_once(
     assert not any(secret in caplog.text for key in (WEB, SHOP, NEW) for secret in (key, hash_of(key)))
 
 
-def test_a_file_that_comes_back_as_it_was_is_no_longer_stale(path: Path) -> None:
-    file = KeysFile(write(path, *BOTH))
-    away = path.rename(path.with_name("away"))
-    file.refresh()
-    assert file.is_stale
-    away.rename(path)
-    file.refresh()
-    assert not file.is_stale
-    assert len(file.accounts) == 2
-
-
-def names(file: KeysFile) -> list[str]:
-    return [account.name for account in file.accounts]
-
-
-def test_a_shorter_list_that_is_still_being_written_throws_nobody_out(path: Path) -> None:
-    file = KeysFile(write(path, *BOTH))
-    with path.open("w") as writer:
-        for each in (entry("new", NEW), *BOTH):
-            writer.write(text_of(each))
-            writer.flush()
-            file.refresh()
-            assert names(file) == ["web", "shop"]
-    file.refresh()
-    assert names(file) == ["new", "web", "shop"]
-
-
-def test_a_file_that_is_replaced_at_once_counts_at_the_second_look(path: Path, tmp_path: Path) -> None:
-    file = KeysFile(write(path, *BOTH))
-    write(tmp_path / "next", entry("web", WEB)).rename(path)
-    file.refresh()
-    file.refresh()
-    assert names(file) == ["web"]
-
-
 async def test_a_key_sees_and_uses_its_models_only(path: Path) -> None:
     entries = (entry("web", WEB, models=["whisper-1"]), entry("shop", SHOP, models=["turbo"]))
     async with run_app(settings_with(path, *entries)) as app:
@@ -196,18 +159,3 @@ async def test_a_client_secret_counts_for_the_key_that_made_it_and_ends_with_it(
         assert (await refused(url, additional_headers=secrets[WEB])).status == 401
         async with open_session(url, additional_headers=secrets[SHOP]):
             pass
-
-
-def test_the_file_may_be_a_link_that_kubernetes_swaps(path: Path, tmp_path: Path) -> None:
-    for version, entries in (("v1", BOTH), ("v2", (entry("web", WEB),))):
-        (tmp_path / version).mkdir()
-        write(tmp_path / version / "keys.yaml", *entries)
-    current = tmp_path / "current"
-    current.symlink_to("v1")
-    file = KeysFile(current / "keys.yaml")
-    (tmp_path / "next").symlink_to("v2")
-    (tmp_path / "next").rename(current)
-    shutil.rmtree(tmp_path / "v1")
-    file.refresh()
-    file.refresh()
-    assert names(file) == ["web"]

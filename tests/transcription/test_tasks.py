@@ -1,0 +1,83 @@
+"""Tasks that belong together end together, and the first error is raised by itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asr_server.transcription.tasks import first_error, task_group
+
+
+async def forever(ended: list[str]) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append("task")
+
+
+async def fail(error: BaseException) -> None:
+    raise error
+
+
+async def test_an_error_of_a_task_ends_the_others_and_the_block_and_is_raised_by_itself() -> None:
+    ended: list[str] = []
+
+    async def block() -> None:
+        async with task_group() as group:
+            group.create_task(forever(ended))
+            group.create_task(fail(LookupError("first")))
+            await forever(ended)
+
+    with pytest.raises(LookupError, match="first"):
+        await block()
+    assert ended == ["task", "task"]
+
+
+async def test_an_error_of_the_block_ends_the_tasks_and_is_raised_by_itself() -> None:
+    ended: list[str] = []
+
+    async def block() -> None:
+        async with task_group() as group:
+            group.create_task(forever(ended))
+            await asyncio.sleep(0)  # it begins
+            raise LookupError("block")
+
+    with pytest.raises(LookupError, match="block"):
+        await block()
+    assert ended == ["task"]
+
+
+async def test_a_block_that_is_cancelled_cancels_its_tasks() -> None:
+    ended: list[str] = []
+
+    async def block() -> None:
+        async with task_group() as group:
+            await group.create_task(forever(ended))
+
+    task = asyncio.create_task(block())
+    for _ in range(2):  # the block begins, then its task
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["task"]
+
+
+async def test_a_block_waits_for_its_tasks() -> None:
+    done: list[int] = []
+
+    async def note(number: int) -> None:
+        await asyncio.sleep(0)
+        done.append(number)
+
+    async with task_group() as group:
+        for number in range(3):
+            group.create_task(note(number))
+    assert done == [0, 1, 2]
+
+
+def test_the_first_error_is_found_in_groups_of_groups() -> None:
+    first, second = LookupError("first"), ValueError("second")
+    inner = BaseExceptionGroup("inner", [first, second])
+    assert first_error(BaseExceptionGroup("outer", [inner, second])) is first
