@@ -12,6 +12,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from asr_server.core import Track, Transcript
@@ -27,20 +28,13 @@ FILES_AT_ONCE: Final = 16
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Batch:
-    def __init__(
-        self,
-        inputs: Sequence[Input],
-        transcriber: FileTranscriber,
-        outputs: Outputs,
-        summary: Summary,
-        bars: ProgressBars,
-    ) -> None:
-        self._inputs = inputs
-        self._transcriber = transcriber
-        self._outputs = outputs
-        self._summary = summary
-        self._bars = bars
+    inputs: Sequence[Input]
+    transcriber: FileTranscriber
+    outputs: Outputs
+    summary: Summary
+    bars: ProgressBars
 
     async def run(self, indices: Sequence[int]) -> None:
         """Transcribe these inputs.
@@ -48,54 +42,54 @@ class Batch:
         Raises:
             EngineUnavailable, InvalidValue, OutputError: no input can continue.
         """
-        self._outputs.begin(indices)
+        self.outputs.begin(indices)
         remaining = iter(indices)
         started_at_s = time.perf_counter()
-        with self._bars.shown():
+        with self.bars.shown():
             try:
                 async with task_group() as group:
                     for _ in range(min(FILES_AT_ONCE, len(indices))):
                         group.create_task(self.work(remaining))
             finally:
-                self._summary.elapsed_s = time.perf_counter() - started_at_s
+                self.summary.elapsed_s = time.perf_counter() - started_at_s
 
     async def work(self, remaining: Iterator[int]) -> None:
         """Transcribe one input after another; note what fails."""
         for index in remaining:
-            item = self._inputs[index]
+            item = self.inputs[index]
             try:
                 await self._transcribe(index, item)
             except (EngineUnavailable, InvalidValue, OutputError):
                 raise
             except Exception as error:
-                self._summary.failures.append(Failure(item.name, reason_for(item.name, error)))
-                await self._outputs.leave_out(index)
+                self.summary.failures.append(Failure(item.name, reason_for(item.name, error)))
+                await self.outputs.leave_out(index)
 
     async def _transcribe(self, index: int, item: Input) -> None:
-        bar = self._bars.start(item.name)
+        bar = self.bars.start(item.name)
         started_at_s = time.perf_counter()
         try:
-            transcript = await self._transcriber.transcribe(
-                item.source, lambda done_s, total_s: self._bars.move(bar, done_s, total_s)
+            transcript = await self.transcriber.transcribe(
+                item.source, lambda done_s, total_s: self.bars.move(bar, done_s, total_s)
             )
-            written = await self._outputs.write(index, transcript)
+            written = await self.outputs.write(index, transcript)
         finally:
-            self._bars.finish(bar)
+            self.bars.finish(bar)
         self._report(item, transcript, time.perf_counter() - started_at_s, written)
 
     def _report(self, item: Input, transcript: Transcript, elapsed_s: float, written: str) -> None:
-        self._summary.num_transcribed += 1
-        self._summary.audio_s += transcript.duration_s
+        self.summary.num_transcribed += 1
+        self.summary.audio_s += transcript.duration_s
         if transcript.is_cut_short:
-            self._summary.cut_short.append(item.name)
+            self.summary.cut_short.append(item.name)
         if not transcript.text:
-            of = f"{transcript.duration_s:.1f} s (model {self._transcriber.model})"
-            self._summary.unheard.append(f"{item.name}: no speech recognised in {of}")
+            of = f"{transcript.duration_s:.1f} s (model {self.transcriber.model})"
+            self.summary.unheard.append(f"{item.name}: no speech recognised in {of}")
         if transcript.tracks:
             tracks = " and ".join(_described(track) for track in transcript.tracks)
-            self._bars.say(f"{item.name}: several audio tracks; read {tracks}")
+            self.bars.say(f"{item.name}: several audio tracks; read {tracks}")
         destination = f" -> {written}" if written else ""
-        self._bars.say(f"{item.name}: {speed_of(transcript.duration_s, elapsed_s)}{destination}")
+        self.bars.say(f"{item.name}: {speed_of(transcript.duration_s, elapsed_s)}{destination}")
 
 
 def _described(track: Track) -> str:

@@ -169,38 +169,28 @@ class _Reading:
         return without_echoes(early, self.last_letters(tokenizer), self.spoken, tokenizer) != early
 
 
+@dataclass(eq=False)
 class ChunkReader:
-    """Decode one request's chunks.
+    """Decode one request's chunks."""
 
-    Args:
-        voice_pool: threads that check doubtful segments for a voice; None keeps them.
-        num_channels: channels kept apart, each with its own previous text.
-    """
+    handle: RequestHandle
+    tokenizer: Tokenizer
+    options: DecodingOptions
+    language: LanguageDetector
+    voice_pool: PreprocessPool | None  # threads that check doubtful segments for a voice; None keeps them
+    watch: StallWatch
+    num_channels: int  # kept apart, each with its own previous text
 
-    def __init__(
-        self,
-        handle: RequestHandle,
-        tokenizer: Tokenizer,
-        options: DecodingOptions,
-        language: LanguageDetector,
-        voice_pool: PreprocessPool | None,
-        watch: StallWatch,
-        num_channels: int,
-    ) -> None:
-        self._handle = handle
-        self._tokenizer = tokenizer
-        self._options = options
-        self._language = language
-        self._voice_pool = voice_pool
-        self._watch = watch
-        self._previous_texts = [PreviousText(options.prompt_tokens) for _ in range(num_channels)]
+    def __post_init__(self) -> None:
+        prompt = self.options.prompt_tokens
+        self._previous_texts = [PreviousText(prompt) for _ in range(self.num_channels)]
 
     async def listen(self, chunk: Chunk) -> SpokenChunk:
         """Find speech in the chunk; a client's token limit keeps the chunk whole."""
-        if self._voice_pool is None or self._options.max_new_tokens is not None:
+        if self.voice_pool is None or self.options.max_new_tokens is not None:
             return SpokenChunk([chunk])
-        with self._watch.waiting_for_pool():
-            return await voice_check.listen(chunk, self._voice_pool)
+        with self.watch.waiting_for_pool():
+            return await voice_check.listen(chunk, self.voice_pool)
 
     async def read(
         self, chunk: Chunk, spoken: SpokenChunk, language: str | None, progress: ChunkProgress
@@ -211,31 +201,31 @@ class ChunkReader:
     async def _read(
         self, spoken: SpokenChunk, language: str | None, progress: ChunkProgress
     ) -> list[DecodedPart]:
-        if language is not None or self._language.is_per_chunk:
+        if language is not None or self.language.is_per_chunk:
             return await self._read_parts(spoken, language, progress)
         parts = await self._read_parts(spoken, None, progress)
-        guess = self._language.guess if any(part.spans for part in parts) else None
-        self._language.on_decoded(guess)
+        guess = self.language.guess if any(part.spans for part in parts) else None
+        self.language.on_decoded(guess)
         progress.on_wait_for_others()
-        if guess is not None and (settled := await self._language.conclusion()) != guess:
-            self._handle.stats.on_read_again("language_outvoted")
+        if guess is not None and (settled := await self.language.conclusion()) != guess:
+            self.handle.stats.on_read_again("language_outvoted")
             parts = await self._read_parts(spoken, settled, progress, first_part=SECOND_READING)
         return parts
 
     async def _with_segment_times(
         self, chunk: Chunk, spoken: SpokenChunk, parts: list[DecodedPart]
     ) -> list[DecodedPart]:
-        options = self._options
-        if self._voice_pool is None or options.word_timestamps or not options.segment_times:
+        options = self.options
+        if self.voice_pool is None or options.word_timestamps or not options.segment_times:
             return parts
-        with self._watch.waiting_for_pool():
-            return await voice_check.without_silent_edges(parts, chunk, spoken, self._voice_pool)
+        with self.watch.waiting_for_pool():
+            return await voice_check.without_silent_edges(parts, chunk, spoken, self.voice_pool)
 
     async def _read_parts(
         self, spoken: SpokenChunk, language: str | None, progress: ChunkProgress, first_part: int = 0
     ) -> list[DecodedPart]:
-        options = msgspec.structs.replace(self._options, language=language)
-        previous_text = PreviousText(self._options.prompt_tokens)
+        options = msgspec.structs.replace(self.options, language=language)
+        previous_text = PreviousText(self.options.prompt_tokens)
         if options.condition_on_previous_text:
             previous_text = self._previous_texts[spoken.pieces[0].channel]
         reading = _Reading(spoken, progress, previous_text, count(first_part), deque(spoken.pieces))
@@ -262,12 +252,12 @@ class ChunkReader:
             reading.add(part)
             tail = None if is_last else self._rest(tail, part, decoded, reading)
         return msgspec.structs.replace(
-            options, early_results=self._options.early_results, is_last_part=self._options.is_last_part
+            options, early_results=self.options.early_results, is_last_part=self.options.is_last_part
         )
 
     def _options_of_part(self, options: DecodingOptions, reading: _Reading, is_last: bool) -> DecodingOptions:
         if reading.is_prompt_repeated:
-            own = self._options
+            own = self.options
             options = msgspec.structs.replace(options, prompt_tokens=own.prompt_tokens, language=own.language)
         else:
             options = msgspec.structs.replace(options, prompt_tokens=reading.previous_text.tokens)
@@ -276,67 +266,65 @@ class ChunkReader:
         return options
 
     async def _result(self, chunk: Chunk, options: DecodingOptions, reading: _Reading) -> ChunkResult:
-        early_results = EarlyResults(self._tokenizer)
+        early_results = EarlyResults(self.tokenizer)
         on_early_result = self._reporter(early_results, chunk, reading, options)
         is_alone = reading.is_prompt_repeated
-        on_language = self._language.of_part if is_alone else self._language.on_probabilities
-        result = await self._handle.submit(
-            chunk, options, next(reading.numbers), on_language, on_early_result
-        )
+        on_language = self.language.of_part if is_alone else self.language.on_probabilities
+        result = await self.handle.submit(chunk, options, next(reading.numbers), on_language, on_early_result)
         kept = early_results.keep(result, options)
         return voice_check.with_silences(kept, chunk, reading.spoken)
 
     def _until_repetition(self, part: DecodedPart, reading: _Reading, num_sent: int) -> DecodedPart:
-        cut = until_repetition(part, reading.prompt(self._tokenizer), self._tokenizer, num_sent)
+        cut = until_repetition(part, reading.prompt(self.tokenizer), self.tokenizer, num_sent)
         reading.is_prompt_repeated = cut is not None and cut.tail_s is not None
         return cut or part
 
     async def _without_inventions(
         self, part: DecodedPart, chunk: Chunk, reading: _Reading, num_sent: int, may_go_on: bool
     ) -> DecodedPart:
-        if self._voice_pool is None:
+        if self.voice_pool is None:
             return part
-        with self._watch.waiting_for_pool():
+        with self.watch.waiting_for_pool():
             voiced = await voice_check.drop_inventions(
-                part, chunk, reading.spoken, self._voice_pool, num_sent, may_go_on
+                part, chunk, reading.spoken, self.voice_pool, num_sent, may_go_on
             )
         voiced = self._noted(voiced, part.spans, "no_voice")
-        before = reading.last_letters(self._tokenizer)
-        kept = without_echoes(voiced, before, reading.spoken, self._tokenizer, num_sent)
+        before = reading.last_letters(self.tokenizer)
+        kept = without_echoes(voiced, before, reading.spoken, self.tokenizer, num_sent)
         return self._noted(kept, voiced.spans, "echo")
 
     def _noted(self, part: DecodedPart, spans: Sequence[Span], reason: DroppedReason) -> DecodedPart:
-        noted = with_dropped(part, spans, reason, self._tokenizer)
-        self._handle.stats.on_segments_dropped(reason, len(noted.dropped) - len(part.dropped))
+        noted = with_dropped(part, spans, reason, self.tokenizer)
+        self.handle.stats.on_segments_dropped(reason, len(noted.dropped) - len(part.dropped))
         return noted
 
     async def _decoded(self, chunk: Chunk, result: ChunkResult, options: DecodingOptions) -> DecodedPart:
         """Cut the result into segments, unless Whisper hears silence and the detector no speech."""
         is_surely_speech = False
         if result.is_silence(options):
-            if self._voice_pool is not None:
-                with self._watch.waiting_for_pool():
-                    is_surely_speech = await voice_check.is_surely_speech(chunk, self._voice_pool)
+            if self.voice_pool is not None:
+                with self.watch.waiting_for_pool():
+                    is_surely_speech = await voice_check.is_surely_speech(chunk, self.voice_pool)
             if not is_surely_speech:
-                spans = spans_of(chunk, result, self._tokenizer)
+                spans = spans_of(chunk, result, self.tokenizer)
                 return self._noted(part_without_text(chunk, result), spans, "judged_silence")
-        part = decode_part(chunk, result, options, self._tokenizer, is_surely_speech)
+        part = decode_part(chunk, result, options, self.tokenizer, is_surely_speech)
         if not options.word_timestamps or result.token_times_s:
             return part
-        part = with_words_by_length(part, options, self._tokenizer)
-        self._handle.stats.on_words_guessed(sum(len(span.words) for span in part.spans))
+        part = with_words_by_length(part, options, self.tokenizer)
+        self.handle.stats.on_words_guessed(sum(len(span.words) for span in part.spans))
         return part
 
     async def _until_missed_speech(
         self, part: DecodedPart, chunk: Chunk, reading: _Reading, num_sent: int
     ) -> DecodedPart:
-        if self._voice_pool is None or self._options.max_new_tokens is not None:
+        if self.voice_pool is None or self.options.max_new_tokens is not None:
             return part
-        with self._watch.waiting_for_pool():
-            part = await until_missed_speech(part, chunk, self._voice_pool, num_sent) or part
+        with self.watch.waiting_for_pool():
+            part = await until_missed_speech(part, chunk, self.voice_pool, num_sent) or part
         if reading.is_completed(part):
             return part
-        cut = until_left_out(part, chunk, reading.spoken, self._tokenizer, num_sent)
+        cut = until_left_out(part, chunk, reading.spoken, self.tokenizer, num_sent)
         if cut is None:
             return part
         reading.completed_to_s = chunk.start_s + chunk.duration_s
@@ -345,10 +333,10 @@ class ChunkReader:
     def _rest(self, chunk: Chunk, part: DecodedPart, as_read: DecodedPart, reading: _Reading) -> Chunk | None:
         tail = unread_tail(chunk, part)
         if tail is not None and reading.is_prompt_repeated:
-            self._handle.stats.on_read_again("prompt_repeated")
+            self.handle.stats.on_read_again("prompt_repeated")
         elif tail is not None:
             is_cut = part is not as_read
-            self._handle.stats.on_read_again("speech_passed_over" if is_cut else "unread_tail")
+            self.handle.stats.on_read_again("speech_passed_over" if is_cut else "unread_tail")
         if tail is None or part.split_s is None:
             return tail
         reading.pieces.extendleft(reversed(in_two(tail, part.split_s)))
@@ -358,22 +346,22 @@ class ChunkReader:
         self, early_results: EarlyResults, chunk: Chunk, reading: _Reading, options: DecodingOptions
     ) -> Callable[[ChunkResult], None]:
         def on_early_result(result: ChunkResult) -> None:
-            decoded = decode_part(chunk, result, options, self._tokenizer)
+            decoded = decode_part(chunk, result, options, self.tokenizer)
             if self._is_final(decoded, chunk, reading) and early_results.add(result):
                 reading.progress.report([*reading.parts, decoded])
 
         return on_early_result
 
     def _is_final(self, early: DecodedPart, chunk: Chunk, reading: _Reading) -> bool:
-        if not self._language.is_settled or reading.is_repeated_by(early, self._tokenizer):
+        if not self.language.is_settled or reading.is_repeated_by(early, self.tokenizer):
             return False
-        if self._voice_pool is None:
+        if self.voice_pool is None:
             return True
         spoken = reading.spoken
         if voice_check.holds_doubtful(early, spoken) or holds_gap_with_speech(early, spoken):
             return False
-        return reading.is_completed(early) or until_overlong(early, chunk, spoken, self._tokenizer) is None
+        return reading.is_completed(early) or until_overlong(early, chunk, spoken, self.tokenizer) is None
 
     def _next_options(self, options: DecodingOptions, result: ChunkResult) -> DecodingOptions:
-        language = options.language or result.language or self._language.guess
+        language = options.language or result.language or self.language.guess
         return msgspec.structs.replace(options, language=language)

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,28 +25,19 @@ from asr_server.transcription.transcript import TranscriptBuilder
 NextSlice = Callable[[int], Awaitable[DecodeSlice]]  # given how many chunks there is room for
 
 
+@dataclass(eq=False)
 class TranscriptionSession:
-    def __init__(
-        self,
-        handle: RequestHandle,
-        source: Recording | ChunkSource,
-        next_slice: NextSlice,
-        options: DecodingOptions,
-        language: LanguageDetector,
-        reader: ChunkReader,
-        builder: TranscriptBuilder,
-        watch: StallWatch,
-        channels_apart: bool,
-    ) -> None:
-        self._handle = handle
-        self._source = source
-        self._next_slice = next_slice
-        self._options = options
-        self._language = language
-        self._reader = reader
-        self._builder = builder
-        self._watch = watch
-        self._channels_apart = channels_apart
+    handle: RequestHandle
+    source: Recording | ChunkSource
+    next_slice: NextSlice
+    options: DecodingOptions
+    language: LanguageDetector
+    reader: ChunkReader
+    builder: TranscriptBuilder
+    watch: StallWatch
+    channels_apart: bool
+
+    def __post_init__(self) -> None:
         # What to wait for, in the order of the file. A number: all before these seconds has been sent.
         self._pending: asyncio.Queue[ChunkProgress | float | None] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
@@ -55,10 +47,10 @@ class TranscriptionSession:
 
     def start(self, group: asyncio.TaskGroup) -> None:
         self._run(group, self._produce_chunks(group))
-        self._watch.start(group, self._running)
+        self.watch.start(group, self._running)
 
     def stop(self) -> None:
-        self._watch.stop()
+        self.watch.stop()
         for task in self._running:
             task.cancel()
 
@@ -73,13 +65,13 @@ class TranscriptionSession:
         With split channels, text waits until every channel is read as far.
         """
         async for delta in self._all_deltas():
-            self._builder.keep(delta)
+            self.builder.keep(delta)
             if delta.text and not self._has_sent_text:
                 self._has_sent_text = True
                 metrics.first_text_seconds.observe(time.monotonic() - self._started_at)
             self._count_audio(delta.end_s, delta.language)
             yield delta
-        self._count_audio(self._source.duration_s, self._language.code)
+        self._count_audio(self.source.duration_s, self.language.code)
 
     async def only_delta(self) -> TranscriptDelta:
         """Return the delta of a one-chunk source, not counted in the metrics."""
@@ -87,27 +79,27 @@ class TranscriptionSession:
         return delta
 
     def _count_audio(self, until_s: float, language: str | None) -> None:
-        self._handle.stats.on_audio(max(0.0, until_s - self._counted_s), language)
+        self.handle.stats.on_audio(max(0.0, until_s - self._counted_s), language)
         self._counted_s = max(self._counted_s, until_s)
 
     async def _all_deltas(self) -> AsyncIterator[TranscriptDelta]:
         while (pending := await self._pending.get()) is not None:
             if isinstance(pending, float):
-                yield self._builder.settle(pending)
+                yield self.builder.settle(pending)
                 continue
             sent = NOTHING_SENT
             while not await pending.is_finished():
-                whole = self._builder.early_delta(pending.parts)
+                whole = self.builder.early_delta(pending.parts)
                 yield not_yet_sent(sent, whole)
                 sent = whole
-            yield not_yet_sent(sent, self._builder.delta(await pending.result()))
+            yield not_yet_sent(sent, self.builder.delta(await pending.result()))
 
     @property
     def language_probability(self) -> float | None:
-        return self._language.probability
+        return self.language.probability
 
     def transcript(self) -> Transcript:
-        return self._builder.transcript()
+        return self.builder.transcript()
 
     # -- Chunks out --
 
@@ -115,32 +107,32 @@ class TranscriptionSession:
         read_last: Callable[[], Awaitable[None]] = _nothing
         finished = False
         while not finished:
-            room = await self._handle.wait_for_capacity()
-            with self._watch.waiting_for_pool():
-                decoded = await self._next_slice(room)
+            room = await self.handle.wait_for_capacity()
+            with self.watch.waiting_for_pool():
+                decoded = await self.next_slice(room)
             finished = decoded.finished
             chunks = [piece for piece in decoded.pieces if isinstance(piece, Chunk)]
             for chunk in chunks:
-                spoken = await self._reader.listen(chunk)
+                spoken = await self.reader.listen(chunk)
                 # Waiting here while another chunk detects also keeps this side from decoding on.
-                language, progress = await self._language.next_language(), ChunkProgress()
+                language, progress = await self.language.next_language(), ChunkProgress()
                 self._pending.put_nowait(progress)
-                read = partial(self._reader.read, chunk, spoken, language, progress)
+                read = partial(self.reader.read, chunk, spoken, language, progress)
                 if finished and chunk is chunks[-1]:
                     read_last = read
                 else:
                     self._run(group, read())
                     await self._until_next_may_go(chunk, progress)
-            if self._channels_apart:
-                self._pending.put_nowait(math.inf if finished else self._source.settled_s)
-        self._language.on_all_sent()
+            if self.channels_apart:
+                self._pending.put_nowait(math.inf if finished else self.source.settled_s)
+        self.language.on_all_sent()
         self._pending.put_nowait(None)
         await read_last()
 
     async def _until_next_may_go(self, chunk: Chunk, progress: ChunkProgress) -> None:
-        if self._options.condition_on_previous_text:
+        if self.options.condition_on_previous_text:
             await progress.result()  # its text is part of the next one's prompt
-        elif self._options.streams and chunk.index == 0:
+        elif self.options.streams and chunk.index == 0:
             await progress.first_text()  # which encoding more would hold up
         else:
             await asyncio.sleep(0)  # the chunk is in the queue by then: before the next one, and counted
