@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from asr_server.audio.decoder import CannotOpen
-from asr_server.audio.wav import WavDecoder
+from asr_server.audio.wav import WavDecoder, unsized_header
 from tests.audio.audio_files import Frames, streamed, voice, write_ffmpeg, write_sndfile
 from tests.audio.test_decoders import all_of, rms
 
@@ -33,6 +33,15 @@ def raw_wav(
     fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, 1, 16_000, 16_000 * sample_bytes, sample_bytes, bits)
     size = len(data) if data_size is None else data_size
     return b"RIFF\xff\xff\xff\xffWAVE" + fmt + extra + struct.pack("<4sI", b"data", size) + data
+
+
+def test_samples_behind_a_header_without_sizes_are_read_to_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "unsized.wav"
+    samples = np.array([[1000, -1000], [2000, -2000], [16384, 0]], dtype="<i2")
+    path.write_bytes(unsized_header(44_100, num_channels=2, sample_bytes=2) + samples.tobytes())
+    frames, decoder = decoded(path)
+    assert decoder.sample_rate == 44_100
+    np.testing.assert_array_equal(frames, samples / np.float32(32768))
 
 
 @pytest.mark.parametrize("container", ["WAV", "WAVEX", "RF64"])
