@@ -177,6 +177,8 @@ def test_a_model_unloaded_and_loaded_beside_requests_gives_all_back_and_loses_no
                 assert last.result()
                 assert change(server, "base/unload").json()["state"] == "unloaded"
                 footprints.append(footprint(process))
+                if len(footprints) % 10 == 1:
+                    print(f"\nafter {len(footprints) - 1} unloads: {footprints[-1]}", flush=True)
         finally:
             ended.set()
         assert set(beside.result()) == {"one two three"}
