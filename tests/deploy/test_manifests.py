@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from asr_server import __version__
 from asr_server.cli import main
 from asr_server.cli.model_list import read_models
 from asr_server.config import Settings
-from tests.deploy.tools import DEPLOY, ROOT, run_tool
+from tests.deploy.tools import DEPLOY, ROOT, path_of, run_tool
 from tests.test_documentation import unknown_flags
 
 EVERYTHING = (
@@ -34,7 +36,7 @@ CHARTS: dict[str, tuple[str, ...]] = {
     "hpa": ("--set", "autoscaling.enabled=true"),
     "keda": ("--set", "keda.enabled=true"),
 }
-OF_OPERATORS = ("ServiceMonitor", "ScaledObject")  # their schemas are not Kubernetes' own
+OF_OPERATORS = ("ServiceMonitor", "ScaledObject", "RayCluster")  # their schemas are not Kubernetes' own
 
 
 def rendered(name: str) -> str:
@@ -51,13 +53,16 @@ def check_schemas(text: str) -> None:
 
 
 def check_server(text: str) -> None:
-    """Check what a deployment says of the server: flags, probes, port, time to drain."""
     (deployment,) = [resource for resource in resources(text) if resource["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
+    check_pod(pod, pod["containers"][0]["args"])
+
+
+def check_pod(pod: dict[str, Any], words: list[str]) -> None:
+    """Check what a pod says of the server: flags, probes, port, time to drain."""
     (container,) = pod["containers"]
-    flags = [argument.partition("=")[0] for argument in container["args"]]
-    assert unknown_flags(["serve", *flags]) == set()
-    drains = [float(a.partition("=")[2]) for a in container["args"] if a.startswith("--drain-s=")]
+    assert unknown_flags(["serve", *(word.partition("=")[0] for word in words)]) == set()
+    drains = [float(word.partition("=")[2]) for word in words if word.startswith("--drain-s=")]
     drain_s = drains[0] if drains else Settings().drain_s
     pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + 3
@@ -108,12 +113,87 @@ def test_the_plain_manifests_are_valid(folder: str) -> None:
     check_server(text)
 
 
+# -- KubeRay -------------------------------------------------------------------------------------------------
+
+# The fields of ray.io/v1 that may stand here; all but the pods' templates, which Kubernetes' schemas check.
+GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+
+
+def ray_cluster() -> dict[str, Any]:
+    text = run_tool("kubectl", "kustomize", DEPLOY / "kuberay")
+    check_schemas(text)
+    (cluster,) = [resource for resource in resources(text) if resource["kind"] == "RayCluster"]
+    return cluster
+
+
+def test_the_ray_cluster_has_valid_pods_and_fields_of_its_version() -> None:
+    cluster = ray_cluster()
+    spec = cluster["spec"]
+    assert (cluster["apiVersion"], set(spec)) == (
+        "ray.io/v1",
+        {"rayVersion", "headGroupSpec", "workerGroupSpecs"},
+    )
+    assert set(spec["headGroupSpec"]) == {"rayStartParams", "template"}
+    assert all(set(group) == GROUP_FIELDS for group in spec["workerGroupSpecs"])
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
+        check_schemas(yaml.safe_dump(pod | {"template": group["template"]}))
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+
+
+def test_the_pods_of_the_ray_cluster_start_ray_and_the_server_by_their_own_flags() -> None:
+    start = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed").start
+    ray_flags = {flag for parameter in start.params for flag in parameter.opts}
+    spec = ray_cluster()["spec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert {f"--{name}" for name in group["rayStartParams"]} <= ray_flags
+    server, engines = spec["workerGroupSpecs"]
+    pod = server["template"]["spec"]
+    joining, serving = pod["containers"][0]["args"][0].split(" && exec asr-server serve ")
+    assert {word.partition("=")[0] for word in shlex.split(joining)[2:]} <= ray_flags
+    words = shlex.split(serving)
+    check_pod(pod, words)
+    assert f"--replicas={engines['replicas']}" in words
+    assert f"--cpu-threads={engines['rayStartParams']['num-cpus']}" in words
+
+
+def test_the_service_chooses_the_pod_of_the_server() -> None:
+    text = run_tool("kubectl", "kustomize", DEPLOY / "kuberay")
+    (service,) = [resource for resource in resources(text) if resource["kind"] == "Service"]
+    cluster = ray_cluster()
+    groups = [group["groupName"] for group in cluster["spec"]["workerGroupSpecs"]]
+    assert service["spec"]["selector"]["ray.io/cluster"] == cluster["metadata"]["name"]
+    assert service["spec"]["selector"]["ray.io/group"] in groups
+
+
+def test_the_ray_of_the_image_is_the_one_that_is_tested() -> None:
+    dockerfile = (DEPLOY / "kuberay/Dockerfile").read_text()
+    (version,) = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert f"ray[data]=={version}" in dockerfile
+    cluster = yaml.safe_load((DEPLOY / "kuberay/raycluster.yaml").read_text())
+    assert cluster["spec"]["rayVersion"] == version
+
+
+# -- Other ways ----------------------------------------------------------------------------------------------
+
+
 def test_everything_names_the_version_of_the_server() -> None:
     chart = yaml.safe_load((DEPLOY / "chart/Chart.yaml").read_text())
     assert chart["appVersion"] == __version__
     for path in ("kustomize/base/deployment.yaml", "compose/compose.yaml", "compose/compose.cuda.yaml"):
         images = re.findall(r"image: asr-server:(\d+\.\d+\.\d+)", (DEPLOY / path).read_text())
         assert images == [__version__], path
+    ray_images = [
+        image
+        for path in ("kuberay/raycluster.yaml", "kuberay/Dockerfile")
+        for image in re.findall(r"(?:image:|FROM) asr-server(?:-ray)?:(\S+)", (DEPLOY / path).read_text())
+    ]
+    assert set(ray_images) == {__version__}
+
+
+def test_docker_compose_takes_both_files_together() -> None:
+    files = [f"--file={DEPLOY / 'compose' / name}" for name in ("compose.yaml", "compose.cuda.yaml")]
+    run_tool("docker-compose", *files, "--profile", "monitoring", "config", "--quiet")
 
 
 def test_compose_mounts_files_that_are_there_and_waits_for_the_drain() -> None:
@@ -128,6 +208,21 @@ def test_compose_mounts_files_that_are_there_and_waits_for_the_drain() -> None:
     assert all((DEPLOY / "compose" / path).is_file() for path in mounted)
     grace_s = float(compose["services"]["asr-server"]["stop_grace_period"].rstrip("s"))
     assert grace_s >= Settings().drain_s + 3
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "asr-server.service"
+    text = (DEPLOY / "systemd/asr-server.service").read_text()
+    unit.write_text(text.replace("/opt/asr-server/bin/asr-server", "/bin/true"))
+    command = [path_of("systemd-analyze"), "verify", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_yamllint_takes_what_is_plain_yaml() -> None:
+    paths = [path for path in DEPLOY.rglob("*.yaml") if path.parent.name != "templates"]
+    rules = "{extends: relaxed, rules: {line-length: {max: 130}, comments: disable}}"
+    run_tool("yamllint", "--strict", "-d", rules, *paths)
 
 
 def test_the_unit_calls_the_command_with_its_own_flags_and_settings() -> None:
