@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "cli": {"api", "formats", "model", "offline", "server", "speakers"},
     "server": {"api", "audio", "realtime", "wyoming"},
     "api": {"audio", "channel", "dispatch", "formats", "speakers", "transcription"},
-    "realtime": {"api", "audio", "dispatch", "transcription"},
+    "realtime": {"api", "audio", "dispatch", "speakers", "transcription"},
     "wyoming": {"api", "audio", "transcription"},
     "offline": {"audio", "dispatch", "formats", "speakers", "transcription"},
     "transcription": {"audio", "channel", "dispatch", "speakers"},

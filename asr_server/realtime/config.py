@@ -37,6 +37,7 @@ from asr_server.realtime.server_events import (
     SessionTranscription,
     SessionVad,
 )
+from asr_server.speakers.models import require_speaker_models
 from asr_server.transcription import boosted_keywords, prompt_tokens
 
 
@@ -47,9 +48,15 @@ class SessionConfig(msgspec.Struct, frozen=True):
     has_chosen_vad: bool = False  # else the model's name decides
     include: tuple[Include, ...] = ()
 
+    @property
+    def is_diarized(self) -> bool:
+        return self.transcription.model in DIARIZED
+
 
 # Clients of these names commit their turns, unless they ask for detection.
 COMMITTED_BY_CLIENT: Final = frozenset(("gpt-live-transcribe", "gpt-realtime-whisper"))
+# Of these names each turn's segments come with their speakers.
+DIARIZED: Final = frozenset(("gpt-4o-transcribe-diarize",))
 # Silence that ends a turn under `semantic_vad`: this server judges no meaning, it only waits.
 SILENCE_MS: Final = {"low": 1500, "medium": 800, "auto": 800, "high": 400}
 # Of the interval between readings of a growing turn.
@@ -138,8 +145,10 @@ def _given(update: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
 
 
 def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
-    """Make a session's decoding options. Raises InvalidValue for an unknown language."""
+    """Make a session's decoding options. Raises InvalidValue for an unknown language, SpeakersUnavailable."""
     config = session.transcription
+    if session.is_diarized:
+        require_speaker_models()
     model = models.choose(config.model)
     transcriber = model.transcriber
     at = "session.audio.input.transcription"
@@ -151,7 +160,8 @@ def decoding_options(session: SessionConfig, models: Models) -> DecodingOptions:
         candidate_languages=candidates,
         prompt_tokens=prompt_tokens(transcriber.tokenizer, config.prompt, config.keywords),
         keywords=boosted_keywords(config.keywords),
-        segment_times=False,
+        segment_times=session.is_diarized,
+        word_timestamps=session.is_diarized,
         temperatures=model.settings.temperatures,
         token_logprobs="item.input_audio_transcription.logprobs" in session.include,
     )

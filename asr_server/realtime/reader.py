@@ -17,7 +17,9 @@ from asr_server.api.served_model import ServedModel
 from asr_server.audio.split import Splitter
 from asr_server.core import SAMPLE_RATE, Chunk, DecodingOptions, Piece, Samples, TokenLogprob, TranscriptDelta
 from asr_server.realtime import server_events as out
-from asr_server.realtime.turn_types import ChunkRead, Event, InterimRead, TurnFailed, TurnRead
+from asr_server.realtime.speakers import TurnSpeakers
+from asr_server.realtime.turn_types import ChunkRead, Event, InterimRead, SpeakerSegment, TurnFailed, TurnRead
+from asr_server.speakers.labels import UNKNOWN
 
 MAX_UNREAD_CHUNKS: Final = 8  # of one session, before it takes no more audio
 MIN_REST: Final = SAMPLE_RATE  # samples behind a cut: to wait for more would hold back what is said
@@ -56,6 +58,7 @@ class TurnReader:
         report: Callable[[Event], None],
         spawn: Spawn,
         backlog: Backlog,
+        speakers: TurnSpeakers | None = None,
     ) -> None:
         self.item_id = item_id
         self._model = model
@@ -64,6 +67,7 @@ class TurnReader:
         self._report = report
         self._spawn = spawn
         self._backlog = backlog
+        self._speakers = speakers
         self._chunks: asyncio.Queue[asyncio.Task[Outcome] | None] = asyncio.Queue()
         self._num_chunks = 0
         self._running: set[asyncio.Task[Any]] = set()
@@ -76,6 +80,8 @@ class TurnReader:
         return self._splitter.num_samples / SAMPLE_RATE
 
     def push(self, samples: Samples) -> None:
+        if self._speakers:
+            self._speakers.push(samples)
         for chunk in _chunks(self._splitter.push(samples)):
             self.discard_ahead()
             self._cancel_interim()
@@ -121,13 +127,18 @@ class TurnReader:
         self._cancel_interim()
         for task in (*self._running, self._reporting):
             task.cancel()
+        self._close_speakers()
+
+    def _close_speakers(self) -> None:
+        if self._speakers:
+            self._speakers.close()
 
     def _growing(self) -> list[Chunk]:
         return _chunks(copy.deepcopy(self._splitter).finish())
 
     def _read(self, chunk: Chunk) -> asyncio.Task[Outcome]:
         self._backlog.add(1)
-        task = self._spawn(_attempt(self._model, chunk, self._options))
+        task = self._spawn(_attempt(self._model, chunk, self._options, self._speakers))
         self._running.add(task)
         task.add_done_callback(self._on_read)
         return task
@@ -141,7 +152,8 @@ class TurnReader:
         self._chunks.put_nowait(task)
 
     async def _read_interim(self, chunk: Chunk, index: int) -> None:
-        outcome = await _attempt(self._model, chunk, self._options)
+        options = msgspec.structs.replace(self._options, word_timestamps=False)
+        outcome = await _attempt(self._model, chunk, options)
         if isinstance(outcome, TranscriptDelta):
             text, language = outcome.text, outcome.language
             self._report(InterimRead(self.item_id, index, text, language, self._logprobs(outcome)))
@@ -166,16 +178,36 @@ class TurnReader:
                 deltas.append(outcome)
                 text, language = outcome.text, outcome.language
                 self._report(ChunkRead(self.item_id, text, language, self._logprobs(outcome)))
+        segments: tuple[SpeakerSegment, ...] = ()
+        if error is None:
+            try:
+                segments = await self._labelled(deltas)
+            except Exception as failure:
+                error = failure
+        self._close_speakers()
         if error:
             detail = out.ItemError.from_detail(body_of(error).error)
             self._report(TurnFailed(self.item_id, detail))
         else:
-            self._report(self._read_whole(deltas))
+            self._report(self._read_whole(deltas, segments))
+
+    async def _labelled(self, deltas: list[TranscriptDelta]) -> tuple[SpeakerSegment, ...]:
+        if not self._speakers:
+            return ()
+        segments = [segment for delta in deltas for segment in delta.segments]
+        if not segments:
+            return ()
+        bytes_of = self._model.transcriber.tokenizer.decode_bytes
+        return tuple(
+            SpeakerSegment(each.start_s, each.end_s, each.text.strip(), each.speaker or UNKNOWN)
+            for each in await self._speakers.label(segments, bytes_of)
+            if each.text.strip()
+        )
 
     def _logprobs(self, delta: TranscriptDelta) -> tuple[TokenLogprob, ...] | None:
         return delta.logprobs if self._options.token_logprobs else None
 
-    def _read_whole(self, deltas: list[TranscriptDelta]) -> TurnRead:
+    def _read_whole(self, deltas: list[TranscriptDelta], segments: tuple[SpeakerSegment, ...]) -> TurnRead:
         logprobs = tuple(entry for delta in deltas for entry in delta.logprobs)
         languages = dict.fromkeys(delta.language for delta in deltas if delta.text and delta.language)
         return TurnRead(
@@ -183,13 +215,20 @@ class TurnReader:
             self.duration_s,
             tuple(languages),
             logprobs if self._options.token_logprobs else None,
+            segments,
         )
 
 
-async def _attempt(model: ServedModel, chunk: Chunk, options: DecodingOptions) -> Outcome:
+async def _attempt(
+    model: ServedModel, chunk: Chunk, options: DecodingOptions, speakers: TurnSpeakers | None = None
+) -> Outcome:
+    """Read a chunk, and wait until its speakers are nearly known: they bound the backlog too."""
     try:
         async with model.using():
-            return await model.transcriber.transcribe_chunk(chunk, options)
+            delta = await model.transcriber.transcribe_chunk(chunk, options)
+        if speakers:
+            await speakers.wait_for_room()
+        return delta
     except Exception as error:
         return error
 

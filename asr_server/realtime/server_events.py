@@ -162,6 +162,20 @@ class Delta(ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input
     logprobs: tuple[TokenLogprob, ...] | UnsetType = UNSET
 
 
+class SpokenSegment(
+    ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.segment"
+):
+    """Times are seconds from the session's start, like those of `speech_started`."""
+
+    item_id: str
+    content_index: int = 0
+    id: str
+    speaker: str
+    start: float
+    end: float
+    text: str
+
+
 class Completed(
     ServerEvent, frozen=True, kw_only=True, tag="conversation.item.input_audio_transcription.completed"
 ):

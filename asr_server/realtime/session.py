@@ -36,6 +36,7 @@ from asr_server.realtime.config import (
 )
 from asr_server.realtime.large_events import large_append
 from asr_server.realtime.reader import Backlog, TurnReader
+from asr_server.realtime.speakers import SessionSpeakers
 from asr_server.realtime.turn import next_state
 from asr_server.realtime.turn_types import SAMPLES_PER_MS, State
 from asr_server.realtime.voice_activity import ONSET_MARGIN_MS, VoiceActivity
@@ -81,6 +82,7 @@ class RealtimeSession:
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
         self._state = State(tag=self.id[5:13], interim_samples=self._interim_samples)
         self._backlog = Backlog()
+        self._speakers = SessionSpeakers()
         self._buffer = AudioBuffer()
         self._audio = AudioInput(config.format)
         self._activity: VoiceActivity | None = None
@@ -289,6 +291,7 @@ class RealtimeSession:
             report=self._inbox.put_nowait,
             spawn=self._group.create_task,
             backlog=self._backlog,
+            speakers=self._speakers.new_turn() if self._config.is_diarized else None,
         )
 
     def _follow_swap(self) -> None:

@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from asr_server.api.schemas import ErrorDetail
-from asr_server.core import TokenLogprob
+from asr_server.core import SAMPLE_RATE, TokenLogprob
 from asr_server.realtime import server_events as out
 from asr_server.realtime.turn_types import (
     SAMPLES_PER_MS,
@@ -215,7 +215,8 @@ def _on_result(state: State, event: InterimRead | ChunkRead | TurnRead | TurnFai
         case ChunkRead():
             return _on_chunk(state, turn, event)
         case TurnRead() if not is_open:
-            return _without(state, turn), [Send(_completed(turn, event))]
+            segments = [Send(each) for each in _segments(turn, event)]
+            return _without(state, turn), [*segments, Send(_completed(turn, event))]
         case TurnFailed() if not is_open:
             return _without(state, turn), [Send(out.Failed(item_id=turn.item_id, error=event.error))]
     return state, []
@@ -252,6 +253,21 @@ def _send_text(turn: Turn, text: str, language: str | None, logprobs: Logprobs) 
         return turn, []
     turn = replace(turn, deltas=turn.deltas + delta)
     return turn, [Send(out.Delta(item_id=turn.item_id, delta=delta, logprobs=logprobs))]
+
+
+def _segments(turn: Turn, event: TurnRead) -> list[out.SpokenSegment]:
+    start_s, tag = turn.start / SAMPLE_RATE, turn.item_id.removeprefix("item_")
+    return [
+        out.SpokenSegment(
+            item_id=turn.item_id,
+            id=f"seg_{tag}_{number:03d}",
+            speaker=each.speaker,
+            start=round(start_s + each.start_s, 3),
+            end=round(start_s + each.end_s, 3),
+            text=each.text,
+        )
+        for number, each in enumerate(event.segments, 1)
+    ]
 
 
 def _completed(turn: Turn, event: TurnRead) -> out.Completed:

@@ -162,11 +162,21 @@ class ChunkRead(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
+class SpeakerSegment(msgspec.Struct, frozen=True):
+    """Text of one speaker; times are seconds from the turn's start."""
+
+    start_s: float
+    end_s: float
+    text: str
+    speaker: str
+
+
 class TurnRead(msgspec.Struct, frozen=True):
     item_id: str
     duration_s: float
     languages: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    segments: tuple[SpeakerSegment, ...] = ()  # where speakers were asked for
 
 
 class TurnFailed(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from asr_server.checkpoint.tokenizer import Tokenizer
 from asr_server.core import SAMPLE_RATE, Samples, Transcript
 from asr_server.levels import Stretch, joined, runs
 from asr_server.machine import available_cores, lower_thread_priority
-from asr_server.speakers.clustering import Flags, SpeakerCount, cluster
+from asr_server.speakers.clustering import Flags, SpeakerCount, cluster, directions
 from asr_server.speakers.labels import Turn, label_segments
 from asr_server.speakers.segmentation import (
     FIRST_FRAME,
@@ -55,6 +55,16 @@ NUM_THREADS: Final = max(2, available_cores() // 2)
 _executor = ThreadPoolExecutor(
     NUM_THREADS, "asr-speakers", initializer=partial(lower_thread_priority, NICENESS)
 )
+
+
+class Person(NamedTuple):
+    embedding: Floats  # [192] of length 1; zeros where too little is heard
+    clean_s: float  # of speech alone
+
+
+class Spoken(NamedTuple):
+    turns: list[Turn]  # by start
+    people: dict[str, Person]
 
 
 class SpeakerTrack:
@@ -113,11 +123,22 @@ class SpeakerTrack:
 
     async def turns(self) -> list[Turn]:
         """Return the turns by start, after the last samples. Raises SpeakersUnavailable."""
+        return (await self.spoken()).turns
+
+    async def spoken(self, known: Mapping[str, Person] | None = None) -> Spoken:
+        """Return who spoke, after the last samples. Raises SpeakersUnavailable.
+
+        Args:
+            known: people who keep their names, beside the `references`.
+        """
         if self._num_buffered > SAMPLE_RATE // 4 and (not self._heard or self._num_buffered > WINDOW - STEP):
             self._hear(np.concatenate(self._buffer))
         self._buffer = []
         windows = [window for heard in self._heard for window in await asyncio.wrap_future(heard)]
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._stitch, windows)
+        people = dict(zip(self._names, self._references, strict=False))
+        people |= {name: person.embedding for name, person in (known or {}).items()}
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._stitch, windows, people)
 
     async def label(self, transcript: Transcript, tokenizer: Tokenizer) -> Transcript:
         """Return the transcript with a speaker for each word. Raises SpeakersUnavailable."""
@@ -130,10 +151,10 @@ class SpeakerTrack:
         self._is_closed.set()
         self._buffer, self._heard = [], []
 
-    def _stitch(self, windows: list[Heard]) -> list[Turn]:
+    def _stitch(self, windows: list[Heard], references: Mapping[str, Floats]) -> Spoken:
         voices = [(number, voice) for number, window in enumerate(windows) for voice in window.voices]
         if not any(voice.clean_s for _, voice in voices):
-            return []
+            return Spoken([], {})
         embeddings = np.stack([voice.embedding for _, voice in voices])
         clean_s = np.array([voice.clean_s * bool(voice.embedding.any()) for _, voice in voices])
         # Two halves of one local speaker may be one person after all.
@@ -141,7 +162,7 @@ class SpeakerTrack:
         alike = [cosine for window in windows for cosine in window.alike]
         narrow = np.array([voice.is_narrow for _, voice in voices])
         labels, known = cluster(
-            embeddings, clean_s, np.array(apart), self._count, alike, narrow, self._references
+            embeddings, clean_s, np.array(apart), self._count, alike, narrow, [*references.values()]
         )
         activity: list[dict[int, Floats]] = [{} for _ in windows]
         for (number, voice), label in zip(voices, labels.tolist(), strict=True):
@@ -150,17 +171,30 @@ class SpeakerTrack:
             activity[number][label] = np.maximum(before, halves.astype(np.float32))
         spoken = _spoken_s(activity)
         turns = {label: turns for label, stretches in spoken.items() if (turns := _turns(stretches))}
-        names = self._label(turns, known)
-        return sorted(
+        names = _label(turns, known, [*references])
+        ordered = sorted(
             Turn(*stretch, names[label]) for label, stretches in turns.items() for stretch in stretches
         )
-
-    def _label(self, spoken: dict[int, list[Stretch]], known: dict[int, int]) -> dict[int, str]:
-        letters = (name for name in _letters() if name not in self._names)
-        return {
-            label: self._names[known[label]] if label in known else next(letters)
-            for label in sorted(spoken, key=lambda label: spoken[label][0])
+        groups = {name: np.flatnonzero(labels == label) for label, name in names.items()}
+        if not groups:
+            return Spoken(ordered, {})
+        means = directions([*groups.values()], embeddings, clean_s)
+        people = {
+            name: Person(mean, float(clean_s[group].sum()))
+            for (name, group), mean in zip(groups.items(), means, strict=True)
         }
+        return Spoken(ordered, people)
+
+
+def _label(
+    spoken: Mapping[int, list[Stretch]], known: Mapping[int, int], names: Sequence[str]
+) -> dict[int, str]:
+    """Return each label's name: that of its reference, or the next letter by who spoke first."""
+    letters = (name for name in _letters() if name not in names)
+    return {
+        label: names[known[label]] if label in known else next(letters)
+        for label in sorted(spoken, key=lambda label: spoken[label][0])
+    }
 
 
 async def reference_embeddings(references: Sequence[Samples]) -> list[Floats]:

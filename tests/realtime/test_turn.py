@@ -125,6 +125,24 @@ def test_deltas_are_what_two_readings_agree_on_and_the_rest_comes_at_the_end() -
     assert completed.transcript == "one two three four five"
 
 
+def test_segments_come_before_the_end_of_their_turn_with_times_of_the_session() -> None:
+    state, _ = run([t.AudioWritten(2000 * MS), t.CommitRequested(), t.AudioWritten(3000 * MS)])
+    assert state.open
+    item = state.open.item_id
+    spoken = (t.SpeakerSegment(0.25, 1.0, "one", "A"), t.SpeakerSegment(1.0, 2.5, "two", "B"))
+    _, effects = run(
+        [t.CommitRequested(), t.ChunkRead(item, "one two"), t.TurnRead(item, 3.0, segments=spoken)], state
+    )
+    *_, first, second, completed = sent(effects)
+    assert isinstance(first, out.SpokenSegment)
+    assert isinstance(second, out.SpokenSegment)
+    assert isinstance(completed, out.Completed)
+    assert (first.start, first.end, first.text, first.speaker) == (2.25, 3.0, "one", "A")
+    assert (second.start, second.end, second.text, second.speaker) == (3.0, 4.5, "two", "B")
+    assert {first.item_id, second.item_id} == {item}
+    assert first.id != second.id
+
+
 def test_an_interim_reading_of_a_chunk_whose_text_is_final_counts_no_more() -> None:
     state, _ = run([t.AudioWritten(5000 * MS)])
     assert state.open
