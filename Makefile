@@ -58,7 +58,7 @@ $(AUDIT)/installed: constraints.txt
 
 audit: $(AUDIT)/installed  ## bandit, hadolint, and known vulnerabilities of the pinned packages
 	$(AUDIT)/bin/bandit --quiet --recursive --configfile pyproject.toml asr_server tools
-	$(AUDIT)/bin/hadolint Dockerfile
+	$(AUDIT)/bin/hadolint Dockerfile deploy/kuberay/Dockerfile
 	@$(PYTHON) tools/audit.py $(AUDIT)/bin/pip-audit
 
 sbom: $(AUDIT)/installed  ## all that the wheel installs, as CycloneDX: dist/asr-server.cdx.json

@@ -7,6 +7,7 @@ import re
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from asr_server import __version__
 from tests.packaging.package_index import ROOT
 from tests.packaging.test_locks import PROJECT, pins
 
@@ -49,3 +50,14 @@ def test_the_image_installs_nothing_without_a_hash_but_pytorch_of_its_own_index(
 def test_the_models_of_the_image_do_not_belong_to_the_user_that_it_runs_as() -> None:
     assert "COPY --from=build /opt/models /models" in DOCKERFILE
     assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.MULTILINE)
+
+
+def test_the_image_names_its_version_and_revision() -> None:
+    labels = dict(re.findall(r"org\.opencontainers\.image\.(\w+)=(\S+)", DOCKERFILE))
+    assert (labels["version"], labels["revision"]) == (__version__, "$REVISION")
+
+
+def test_both_stages_begin_with_one_patch_release_of_python() -> None:
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert len(set(bases)) == 1
+    assert re.fullmatch(r"python:3\.11\.\d+-slim", bases[0])
