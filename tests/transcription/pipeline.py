@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import soundfile
@@ -21,27 +23,46 @@ from tests.embedded import embedded
 from tests.memory_file import MemoryFile
 
 
-async def transcribe(
-    checkpoint: Path, sound: Samples, options: DecodingOptions, check_voice: bool = False
-) -> Transcript:
+class Pipeline:
+    """Takes recordings through one engine."""
+
+    def __init__(self, checkpoint: Path, check_voice: bool) -> None:
+        settings = Settings(model=str(checkpoint), executor="inline", dtype="float32", beam_size=1)
+        window = AudioWindow.from_directory(checkpoint)
+        self.limits = AudioLimits.from_settings(settings, window)
+        self.dispatcher, self.pool = Dispatcher(settings, window=window), PreprocessPool(1)
+        tokenizer = Tokenizer.from_directory(checkpoint)
+        self.transcriber = Transcriber(self.dispatcher, self.pool, tokenizer, check_voice)
+
+    async def transcribe(self, sound: Samples, options: DecodingOptions) -> Transcript:
+        recording = Recording(MemoryFile(wav(sound)), self.limits)
+        async with self.transcriber.transcribe(recording, options) as session:
+            async for _ in session:
+                pass
+            return session.transcript()
+
+
+@asynccontextmanager
+async def running_pipeline(checkpoint: Path, check_voice: bool = False) -> AsyncIterator[Pipeline]:
     """
     Args:
         check_voice: not for random weights: what they say is always in doubt.
     """
-    settings = Settings(model=str(checkpoint), executor="inline", dtype="float32", beam_size=1)
-    window = AudioWindow.from_directory(checkpoint)
-    dispatcher, pool = Dispatcher(settings, window=window), PreprocessPool(1)
-    transcriber = Transcriber(dispatcher, pool, Tokenizer.from_directory(checkpoint), check_voice)
-    await dispatcher.start()
+    pipeline = Pipeline(checkpoint, check_voice)
+    await pipeline.dispatcher.start()
     try:
-        recording = Recording(MemoryFile(wav(sound)), AudioLimits.from_settings(settings, window))
-        async with transcriber.transcribe(recording, options) as session:
-            async for _ in session:
-                pass
-            return session.transcript()
+        yield pipeline
     finally:
-        await dispatcher.stop()
-        await asyncio.to_thread(pool.shutdown)
+        await pipeline.dispatcher.stop()
+        await asyncio.to_thread(pipeline.pool.shutdown)
+
+
+async def transcribe(
+    checkpoint: Path, sound: Samples, options: DecodingOptions, check_voice: bool = False
+) -> Transcript:
+    """Transcribe one recording. Where there are several, `running_pipeline` loads the weights once."""
+    async with running_pipeline(checkpoint, check_voice) as pipeline:
+        return await pipeline.transcribe(sound, options)
 
 
 def wav(sound: Samples) -> bytes:

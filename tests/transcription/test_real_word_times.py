@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from asr_server.core import SAMPLE_RATE, DecodingOptions, Samples, Transcript, Word
 from asr_server.metrics import REGISTRY
@@ -21,9 +22,10 @@ from benchmarks.speech import Clip, corpus
 from tests.noises import make_noise
 from tests.real_weights import real_checkpoint
 from tests.speech import audible
-from tests.transcription.pipeline import transcribe
+from tests.transcription.pipeline import Pipeline, running_pipeline
 
 WORDS = DecodingOptions(language="en", word_timestamps=True, temperatures=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+IN_MODULE = pytest.mark.asyncio(loop_scope="module")
 NEAR_S = 0.1
 NEAR_IN_NOISE_S = 0.2  # of a word's end, which noise that varies covers
 
@@ -34,6 +36,13 @@ def no_time_is_guessed() -> Iterator[None]:
     before = REGISTRY.get_sample_value("asr_words_guessed_total")
     yield
     assert REGISTRY.get_sample_value("asr_words_guessed_total") == before
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def base() -> AsyncIterator[Pipeline]:
+    """whisper-base, which is loaded once."""
+    async with running_pipeline(real_checkpoint("base"), check_voice=True) as pipeline:
+        yield pipeline
 
 
 class Joined(NamedTuple):
@@ -118,45 +127,54 @@ def check_places(found: Joined, transcript: Transcript, near_end_s: float = NEAR
     assert np.median(firsts_s) <= NEAR_S
 
 
-async def test_words_lie_in_their_own_recording_and_pauses_stay_gaps() -> None:
+@IN_MODULE
+async def test_words_lie_in_their_own_recording_and_pauses_stay_gaps(base: Pipeline) -> None:
     clips = sentences()
     said = joined(clips, [2.0, 0.4, 5.0, 2.0, 0.3, 0.5], silence(1.2))  # windows with an unread tail too
-    check_places(said, await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True))
+    check_places(said, await base.transcribe(said.samples, WORDS))
 
 
 @pytest.mark.parametrize("level_db", [-50.0, -30.0])
-async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise(level_db: float) -> None:
+@IN_MODULE
+async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise(
+    base: Pipeline, level_db: float
+) -> None:
     clip = sentences()[0]
     samples = np.concatenate([pink_noise(7.0, level_db), clip.samples()])
     begins_s = 7.0 + audible(clip.samples())[0] / SAMPLE_RATE
     said = Joined(samples, [(in_words(clip.text or ""), begins_s, len(samples) / SAMPLE_RATE)])
-    transcript = await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True)
+    transcript = await base.transcribe(said.samples, WORDS)
     check_places(said, transcript)
     assert transcript.segments[0].start_s >= 7.0
-    plain = await transcribe(real_checkpoint("base"), said.samples, DecodingOptions(language="en"), True)
+    plain = await base.transcribe(said.samples, DecodingOptions(language="en"))
     assert plain.text == transcript.text
     assert 7.0 <= plain.segments[0].start_s <= begins_s + NEAR_S
 
 
 @pytest.mark.parametrize("kind", ["tones", "hum"])
-async def test_words_behind_twenty_seconds_without_speech_lie_in_their_own_recording(kind: str) -> None:
+@IN_MODULE
+async def test_words_behind_twenty_seconds_without_speech_lie_in_their_own_recording(
+    base: Pipeline, kind: str
+) -> None:
     said = joined(sentences()[:2], [0.5, 0.5], make_noise(kind, -30, 20.0, 10))
-    transcript = await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True)
+    transcript = await base.transcribe(said.samples, WORDS)
     check_order(transcript)
     for (recording, _), word in placed(words_of(transcript), said.spoken).items():
         _, start_s, end_s = said.spoken[recording]
         assert start_s - 1.0 <= word.start_s < word.end_s <= end_s + NEAR_S, word
-    plain = await transcribe(real_checkpoint("base"), said.samples, DecodingOptions(language="en"), True)
+    plain = await base.transcribe(said.samples, DecodingOptions(language="en"))
     assert plain.segments[0].start_s == pytest.approx(20.0, abs=1.0)
 
 
-async def test_times_hold_where_speech_begins_after_the_first_window() -> None:
+@IN_MODULE
+async def test_times_hold_where_speech_begins_after_the_first_window(base: Pipeline) -> None:
     said = joined(sentences()[-2:], [0.6, 0.5], silence(33.0))
-    check_places(said, await transcribe(real_checkpoint("base"), said.samples, WORDS, check_voice=True))
+    check_places(said, await base.transcribe(said.samples, WORDS))
 
 
 @pytest.mark.trial
-async def test_words_at_minute_20_lie_where_they_lie_at_minute_0() -> None:
+@IN_MODULE
+async def test_words_at_minute_20_lie_where_they_lie_at_minute_0(base: Pipeline) -> None:
     once = joined(sentences(), [0.7] * 6, silence(0.5))
     half = len(once.spoken)
     rest = silence(20 * 60 - len(once.samples) / SAMPLE_RATE)
@@ -164,7 +182,7 @@ async def test_words_at_minute_20_lie_where_they_lie_at_minute_0() -> None:
         np.concatenate([once.samples, rest, once.samples]),
         once.spoken + [(said, start_s + 1200, end_s + 1200) for said, start_s, end_s in once.spoken],
     )
-    transcript = await transcribe(real_checkpoint("base"), again.samples, WORDS, check_voice=True)
+    transcript = await base.transcribe(again.samples, WORDS)
     check_places(again, transcript)
     words = placed(words_of(transcript), again.spoken)
     both = [(word, words.get((i + half, k))) for (i, k), word in words.items() if i < half]
@@ -175,7 +193,8 @@ async def test_words_at_minute_20_lie_where_they_lie_at_minute_0() -> None:
 
 @pytest.mark.trial
 @pytest.mark.parametrize("seed", range(6))
-async def test_words_lie_in_their_own_recording_whatever_the_pauses(seed: int) -> None:
+@IN_MODULE
+async def test_words_lie_in_their_own_recording_whatever_the_pauses(base: Pipeline, seed: int) -> None:
     random, clips = np.random.default_rng(seed), list[Clip]()
     while len(clips) < 3 * len(sentences()):  # none behind itself: a text said twice is taken for a loop
         order = random.permutation(np.array(sentences(), object)).tolist()
@@ -184,5 +203,5 @@ async def test_words_lie_in_their_own_recording_whatever_the_pauses(seed: int) -
     said = joined(clips, pauses_s, silence(float(random.uniform(0, 3))))
     noise = pink_noise(len(said.samples) / SAMPLE_RATE, -70.0 + 10 * (seed % 4))
     noisy = np.asarray(said.samples + noise, np.float32)
-    transcript = await transcribe(real_checkpoint("base"), noisy, WORDS, check_voice=True)
+    transcript = await base.transcribe(noisy, WORDS)
     check_places(said, transcript, NEAR_IN_NOISE_S)
