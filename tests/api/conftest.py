@@ -10,8 +10,17 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from asr_server.core import SAMPLE_RATE
 from tests.api.browsing import CHROMIUM, LIMIT_MS, OpenPage
 from tests.api.running_app import RunningApp, run_app
-from tests.conftest import Server
+from tests.conftest import Server, run_server
 from tests.speech import say
+
+KEY = "a/key=with+signs-of-base64=="  # that no WebSocket's subprotocol could carry
+
+
+@pytest.fixture(scope="session")
+def locked_server() -> Iterator[Server]:
+    """Asks for KEY."""
+    with run_server("--api-key", KEY) as server:
+        yield server
 
 
 @pytest.fixture

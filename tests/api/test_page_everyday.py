@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.api.browsing import NEEDS_CHROMIUM, SPOKEN, OpenPage, card, choose, payload, wait_until_kept
-from tests.conftest import run_server
+from tests.api.conftest import KEY
+from tests.conftest import Server
 from tests.speech import say
 
 pytestmark = NEEDS_CHROMIUM
@@ -49,15 +50,15 @@ def test_a_key_with_other_letters_is_refused_in_words_and_locks_nothing(open_pag
     assert page.evaluate("sessionStorage.length") == 1
 
 
-def test_one_speaks_with_a_key_that_no_websocket_could_carry(open_page: OpenPage) -> None:
-    key = "a/key=with+signs-of-base64=="
-    with run_server("--api-key", key) as server:
-        page = open_page(permissions=["microphone"], url=server.url)
-        page.get_by_label("This server asks for an API key.").fill(key)
-        page.keyboard.press("Enter")
-        expect(page.locator("#model")).to_contain_text("whisper-digits")
-        page.get_by_role("button", name="Speak").click()
-        expect(page.locator("#live-text")).to_contain_text("two seven one")
+def test_one_speaks_with_a_key_that_no_websocket_could_carry(
+    open_page: OpenPage, locked_server: Server
+) -> None:
+    page = open_page(permissions=["microphone"], url=locked_server.url)
+    page.get_by_label("This server asks for an API key.").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_contain_text("whisper-digits")
+    page.get_by_role("button", name="Speak").click()
+    expect(page.locator("#live-text")).to_contain_text("two seven one")
 
 
 NOTHING_KEPT = """(() => {

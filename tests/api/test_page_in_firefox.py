@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.api.browsing import SPOKEN
+from tests.api.conftest import KEY
 from tests.api.firefox import ENTER, NEEDS_FIREFOX, NEEDS_SOUND, Firefox, Tab, run_firefox
 from tests.api.sample_files import sound_file
-from tests.conftest import Server, run_server
+from tests.conftest import Server
 from tests.speech import Spoken, say
 
 pytestmark = NEEDS_FIREFOX
@@ -159,22 +160,20 @@ def test_what_is_spoken_becomes_text_and_the_microphone_is_given_back(open_tab: 
 
 
 @NEEDS_SOUND
-def test_a_key_is_refused_or_taken_and_one_speaks_with_it(open_tab: OpenTab) -> None:
-    key = "a/key=with+signs=="
-    with run_server("--api-key", key) as server:
-        tab = open_tab(server.url)
-        for typed, answer in (("schlüssel–ключ", "only letters from A to Z"), ("wrong", "does not take")):
-            tab.click("#key")
-            tab.evaluate("document.querySelector('#key').select()")
-            tab.type(typed + ENTER)
-            tab.wait_for_text("#key-error", answer)
+def test_a_key_is_refused_or_taken_and_one_speaks_with_it(open_tab: OpenTab, locked_server: Server) -> None:
+    tab = open_tab(locked_server.url)
+    for typed, answer in (("schlüssel–ключ", "only letters from A to Z"), ("wrong", "does not take")):
+        tab.click("#key")
         tab.evaluate("document.querySelector('#key').select()")
-        tab.type(key + ENTER)
-        tab.wait_for_text("#model", "whisper-digits")
-        drop(tab, "call.wav")
-        tab.wait_for_text("#cards .transcript", SPOKEN.text)
-        tab.click("#record")
-        tab.wait_for_text("#live-time", "0:01")
+        tab.type(typed + ENTER)
+        tab.wait_for_text("#key-error", answer)
+    tab.evaluate("document.querySelector('#key').select()")
+    tab.type(KEY + ENTER)
+    tab.wait_for_text("#model", "whisper-digits")
+    drop(tab, "call.wav")
+    tab.wait_for_text("#cards .transcript", SPOKEN.text)
+    tab.click("#record")
+    tab.wait_for_text("#live-time", "0:01")
 
 
 def test_a_deleted_transcript_comes_back_and_a_double_click_deletes_one(open_tab: OpenTab) -> None:

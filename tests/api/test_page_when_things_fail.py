@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.api.browsing import NEEDS_CHROMIUM, SPOKEN, OpenPage, card, choose, payload, wait_until_kept
+from tests.api.conftest import KEY
 from tests.api.test_page_keeps_work import (
     LIVE_TRACKS,
     PUT_ODD,
@@ -18,7 +19,7 @@ from tests.api.test_page_keeps_work import (
     second_tab,
     speak,
 )
-from tests.conftest import Server, run_server
+from tests.conftest import Server
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -32,19 +33,18 @@ def refuse_key(route: Route) -> None:
 # -- 1, 3, 7: while one speaks --
 
 
-def test_a_refused_key_gives_the_microphone_back(open_page: OpenPage) -> None:
-    with run_server("--api-key", "s3cret") as server:
-        page = open_page(permissions=["microphone"], url=server.url)
-        page.get_by_label("This server asks for an API key.").fill("s3cret")
-        page.keyboard.press("Enter")
-        expect(page.locator("#model")).to_contain_text("whisper-digits")
-        page.evaluate(WATCH_TRACKS)
-        page.route("**/v1/realtime/client_secrets", refuse_key)
-        for _ in range(2):
-            speak(page)
-            expect(page.locator("#message")).to_contain_text("Incorrect API key")
-        assert page.evaluate("window.tracks.length") == 2
-        assert page.evaluate(LIVE_TRACKS) == 0
+def test_a_refused_key_gives_the_microphone_back(open_page: OpenPage, locked_server: Server) -> None:
+    page = open_page(permissions=["microphone"], url=locked_server.url)
+    page.get_by_label("This server asks for an API key.").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_contain_text("whisper-digits")
+    page.evaluate(WATCH_TRACKS)
+    page.route("**/v1/realtime/client_secrets", refuse_key)
+    for _ in range(2):
+        speak(page)
+        expect(page.locator("#message")).to_contain_text("Incorrect API key")
+    assert page.evaluate("window.tracks.length") == 2
+    assert page.evaluate(LIVE_TRACKS) == 0
 
 
 def test_an_open_correction_and_what_has_the_focus_stay_when_a_recording_ends(open_page: OpenPage) -> None:
