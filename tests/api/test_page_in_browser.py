@@ -751,7 +751,7 @@ COLOURS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("width", [320, 768, 1280])
+@pytest.mark.parametrize("width", [320, pytest.param(768, marks=pytest.mark.trial), 1280])
 def test_axe_finds_no_fault_in_any_colours_and_nothing_scrolls_sideways(
     open_page: OpenPage, width: int
 ) -> None:
