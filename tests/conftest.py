@@ -25,7 +25,6 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 import asr_server.audio.voice  # before any test imports onnxruntime: it turns its reports to Microsoft off
 import asr_server.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from asr_server.telemetry import JsonFormatter, TextFormatter
-from tests.real_weights import real_checkpoint
 
 # Where there is no GPU, Triton's kernels are tested on CPU tensors by its interpreter.
 if not os.path.exists("/dev/nvidiactl"):
@@ -105,16 +104,13 @@ def real_server() -> Iterator[Server]:
     """Serves whisper-base; skips where the published weights cannot be had.
 
     In float32: with bfloat16 the rounding of a chunk depends on what is computed beside it, so that at a near
-    tie the same recording may be read differently among others than alone.
+    tie the same recording may be read differently among others than alone. Short audio is encoded as by
+    default: whole windows, which float32 would have, take several times as long.
     """
-    with run_float32_server() as server:
-        yield server
+    from tests.real_weights import real_checkpoint  # imports torch
 
-
-@contextmanager
-def run_float32_server(*options: str) -> Iterator[Server]:
-    """Serves whisper-base in float32; stops in order, or the test fails."""
-    with run_server(str(real_checkpoint("base")), "--dtype", "float32", *options) as server:
+    options = ("--dtype", "float32", "--short-audio", "tail")
+    with run_server(str(real_checkpoint("base")), *options) as server:
         yield server
     assert server.process.returncode == 0, "the server did not stop in order"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from benchmarks.speech.error_rates import normalise, word_errors
 from benchmarks.speech.synthesis import Speech, is_installed, read_aloud, read_for, say, sentences
 from tests.api.conftest import strict_client
 from tests.api.sample_files import sound_file
-from tests.conftest import Server, run_float32_server, run_server
+from tests.conftest import Server, run_server
 from tests.real_weights import hugging_face_checkpoint, real_checkpoint
 
 AT_ONCE = 16
@@ -134,19 +134,6 @@ async def http(real_server: Server) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def tail_server() -> Iterator[Server]:
-    """Encodes short audio as the default does, in float32: whole windows take several times as long."""
-    with run_float32_server("--short-audio", "tail") as server:
-        yield server
-
-
-@pytest.fixture
-async def tail_http(tail_server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=tail_server.url, timeout=250) as client:
-        yield client
-
-
 async def post(http: httpx.AsyncClient, clip: Clip, **fields: Any) -> httpx.Response:
     reply = await http.post(
         "/v1/audio/transcriptions",
@@ -220,11 +207,11 @@ async def test_every_recording_says_the_same_as_stream_json_and_verbose_json(htt
 @pytest.mark.parametrize("name", ["recordings", "librivox", "cards", "commands", "audioeval", "fillets"])
 @pytest.mark.parametrize("fields_of", [given_language, no_language])
 async def test_every_recording_of_a_corpus_says_the_same_in_every_way(
-    tail_http: httpx.AsyncClient, name: str, fields_of: Callable[[Clip], dict[str, str]]
+    http: httpx.AsyncClient, name: str, fields_of: Callable[[Clip], dict[str, str]]
 ) -> None:
     needs(name)
     clips = [clip for clip in corpus(name) if clip.duration_s > 0]  # one file has a header and no samples
-    assert await differing(tail_http, clips, fields_of) == []
+    assert await differing(http, clips, fields_of) == []
 
 
 async def test_the_order_in_which_recordings_come_changes_nothing(http: httpx.AsyncClient) -> None:
