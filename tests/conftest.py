@@ -16,14 +16,17 @@ from typing import IO, NamedTuple
 import httpx
 import pytest
 
-# Before torch loads OpenMP: pytest-xdist's workers share the cores out among them. It does not hold for the
-# engines of servers, which set the number of their threads themselves.
+# Before torch loads OpenMP: pytest-xdist's workers, and the servers that they start, share the cores out.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-    CORES_EACH = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, CORES_EACH)))
+    CORES_EACH = max(1, len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    for name in ("OMP_NUM_THREADS", "ASR_SERVER_CPU_THREADS"):
+        os.environ.setdefault(name, str(CORES_EACH))
 
-import asr_server.audio.voice  # before any test imports onnxruntime: it turns its reports to Microsoft off
-import asr_server.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
+# The process that hands tests to workers runs none: they need not wait until it has loaded torch.
+if "PYTEST_XDIST_WORKER" in os.environ or not any("numprocesses" in argument for argument in sys.argv):
+    import asr_server.audio.voice  # before any test imports onnxruntime: turns its reports to Microsoft off
+    import asr_server.engine  # noqa: F401  before any test imports torch: settles how OpenMP's threads wait
+
 from asr_server.telemetry import JsonFormatter, TextFormatter
 
 # Where there is no GPU, Triton's kernels are tested on CPU tensors by its interpreter.
@@ -57,7 +60,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is slow is known by what it asks for, or its module imports; other modules have the mark."""
+    """Mark what is slow by what it asks for, or its module imports; other modules have the mark.
+
+    Tests of `real_server` come first, so that one worker alone starts it.
+    """
+    items.sort(key=lambda item: "real_server" not in getattr(item, "fixturenames", ()))
     for item in items:
         asked_for = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or object)}
         if SLOW_HELPERS & asked_for:
