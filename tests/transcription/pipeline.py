@@ -7,6 +7,7 @@ import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import soundfile
 
@@ -26,8 +27,9 @@ from tests.memory_file import MemoryFile
 class Pipeline:
     """Takes recordings through one engine."""
 
-    def __init__(self, checkpoint: Path, check_voice: bool) -> None:
-        settings = Settings(model=str(checkpoint), executor="inline", dtype="float32", beam_size=1)
+    def __init__(self, checkpoint: Path, check_voice: bool, **other: Any) -> None:
+        common: dict[str, Any] = {"executor": "inline", "dtype": "float32", "beam_size": 1}
+        settings = Settings(model=str(checkpoint), **common, **other)
         window = AudioWindow.from_directory(checkpoint)
         self.limits = AudioLimits.from_settings(settings, window)
         self.dispatcher, self.pool = Dispatcher(settings, window=window), PreprocessPool(1)
@@ -43,12 +45,15 @@ class Pipeline:
 
 
 @asynccontextmanager
-async def running_pipeline(checkpoint: Path, check_voice: bool = False) -> AsyncIterator[Pipeline]:
+async def running_pipeline(
+    checkpoint: Path, check_voice: bool = False, **other: Any
+) -> AsyncIterator[Pipeline]:
     """
     Args:
         check_voice: not for random weights: what they say is always in doubt.
+        other: settings.
     """
-    pipeline = Pipeline(checkpoint, check_voice)
+    pipeline = Pipeline(checkpoint, check_voice, **other)
     await pipeline.dispatcher.start()
     try:
         yield pipeline

@@ -40,8 +40,8 @@ def no_time_is_guessed() -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def base() -> AsyncIterator[Pipeline]:
-    """whisper-base, which is loaded once."""
-    async with running_pipeline(real_checkpoint("base"), check_voice=True) as pipeline:
+    """whisper-base, which is loaded once and encodes short audio as by default."""
+    async with running_pipeline(real_checkpoint("base"), check_voice=True, short_audio="tail") as pipeline:
         yield pipeline
 
 
