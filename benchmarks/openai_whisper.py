@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,6 +106,7 @@ def token_times_s(
     from whisper.audio import N_FRAMES, log_mel_spectrogram, pad_or_trim
     from whisper.timing import find_alignment
 
+    _keep_what_is_compiled()
     specials = tokenizer.specials
     before = [specials.start_of_transcript]
     if specials.is_multilingual and language is not None:
@@ -118,3 +120,13 @@ def token_times_s(
     window = pad_or_trim(mel, 2 * model.dims.n_audio_ctx)
     words = find_alignment(model, stand_in, text, window, num_frames)
     return [float(word.start) for word in words] + [float(words[-1].end)]
+
+
+@cache
+def _keep_what_is_compiled() -> None:
+    """Compile its time warping once for all processes, which else takes each of them seconds."""
+    import numba
+    from whisper import timing
+
+    for name in ("backtrace", "dtw_cpu"):
+        setattr(timing, name, numba.njit(getattr(timing, name).py_func, cache=True))
