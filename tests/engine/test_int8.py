@@ -227,7 +227,8 @@ def test_published_weights_hear_people_as_well() -> None:
         pytest.skip("the recordings of librivox are not here; benchmarks/speech/install.sh fetches them")
 
     def num_errors(checkpoint: Checkpoint) -> int:
-        found = transcribe(checkpoint.engine(), [c.samples() for c in clips], DecodingOptions(language="en"))
+        engine, samples = checkpoint.engine(short_audio="tail"), [clip.samples() for clip in clips]
+        found = transcribe(engine, samples, DecodingOptions(language="en"))
         texts = [checkpoint.tokenizer.decode(result.tokens) for result in found]
         return sum(word_errors(c.text or "", text).errors for c, text in zip(clips, texts, strict=True))
 
