@@ -38,6 +38,12 @@ PREFERENCES = {
 }
 ENTER = "\ue007"
 POLL_S = 0.05
+# Whether the next press hits it: a page that is still being laid out may move it from under the mouse
+WATCH_PRESS = """((selector) => {
+    const note = ({ target }) => (window.hasHit = Boolean(target.closest(selector)));
+    window.hasHit = false;
+    addEventListener("pointerdown", note, { capture: true, once: true });
+})"""
 # Its middle, once two frames show it at the same place
 PLACE_OF = """(async (element) => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 50)));
@@ -130,14 +136,21 @@ class Tab:
         self.wait(f"document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(text)})")
 
     def click(self, selector: str, times: int = 1) -> None:
-        """By the mouse, where a user would click."""
+        """By the mouse, where a user would click; again if the page moved from under it."""
         query = json.dumps(selector)
+        until = time.monotonic() + LIMIT_MS / 1000
+        while not self._has_hit(query, times):
+            assert time.monotonic() < until, f"{selector} never stands still"
+
+    def _has_hit(self, query: str, times: int) -> bool:
         self.wait(f"document.querySelector({query})?.checkVisibility()")
         self._call("browsingContext.activate")
+        self.evaluate(f"{WATCH_PRESS}({query})")
         x, y = self.evaluate(f"{PLACE_OF}(document.querySelector({query}))")
         press = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
         move = {"type": "pointerMove", "x": x, "y": y}
         self._perform({"type": "pointer", "id": "mouse", "actions": [move, *press * times]})
+        return bool(self.evaluate("window.hasHit"))
 
     def type(self, text: str) -> None:
         keys = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]
