@@ -46,6 +46,7 @@ SLOW_HELPERS = {
     *(
         "Reference",
         "load_openai_whisper",
+        "loaded_base",
         "real_checkpoint",
         "write_ctranslate2",
     ),  # the same by another implementation, real weights
@@ -62,13 +63,17 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow by what it asks for, or its module imports; other modules have the mark.
 
-    Tests of `real_server` come first, so that one worker alone starts it.
+    Tests of real weights come first, so that one worker alone reads them.
     """
-    items.sort(key=lambda item: "real_server" not in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: [name not in asked_for(item) for name in ("real_server", "loaded_base")])
     for item in items:
-        asked_for = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or object)}
-        if SLOW_HELPERS & asked_for:
+        if SLOW_HELPERS & asked_for(item):
             item.add_marker(pytest.mark.slow)
+
+
+def asked_for(item: pytest.Item) -> set[str]:
+    """Return the names of its fixtures and of all that its module has."""
+    return {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or object)}
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import benchmarks.real_weights
 from asr_server.checkpoint.find import resolve_checkpoint
 from asr_server.errors import CheckpointError
+from benchmarks.engine_helpers import Checkpoint
+from benchmarks.openai_whisper import load_openai_whisper
 
 
 @cache
@@ -33,3 +36,15 @@ def hugging_face_checkpoint(name: str) -> Path:
     """The same in Hugging Face's layout, for transformers and openai-whisper, in float16."""
     real_checkpoint(name)
     return benchmarks.real_weights.hugging_face_checkpoint(name)
+
+
+@cache
+def loaded_base() -> Checkpoint:
+    """Return whisper-base in float32, which all tests of a process share."""
+    return Checkpoint.load(hugging_face_checkpoint("base"))
+
+
+@cache
+def openai_whisper_base() -> Any:
+    """Return openai-whisper's own model of the same weights."""
+    return load_openai_whisper(hugging_face_checkpoint("base"))

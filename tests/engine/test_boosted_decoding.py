@@ -248,8 +248,8 @@ def test_a_retry_at_a_temperature_has_no_bonus(pocket: Checkpoint) -> None:
     assert tokens_of(found) == tokens_of(plain)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("beam_size", [pytest.param(1, marks=pytest.mark.trial), WIDTH])
+@pytest.mark.trial
+@pytest.mark.parametrize("beam_size", [1, WIDTH])
 def test_whisper_base_writes_a_rare_name_as_its_keyword_spells_it(beam_size: int) -> None:
     from benchmarks.speech.synthesis import is_installed
     from benchmarks.speech.synthesis import say as say_text

@@ -10,10 +10,10 @@ import pytest
 from asr_server.core import DecodingOptions
 from asr_server.engine import alignment
 from asr_server.engine.alignment import first_frames
-from benchmarks.engine_helpers import Checkpoint, results, run, submit
-from benchmarks.openai_whisper import load_openai_whisper, token_times_s
+from benchmarks.engine_helpers import results, run, submit
+from benchmarks.openai_whisper import token_times_s
 from benchmarks.speech import Clip, corpus
-from tests.real_weights import hugging_face_checkpoint
+from tests.real_weights import loaded_base, openai_whisper_base
 
 NEAR_S = 0.0201  # one position, and rounding
 
@@ -33,12 +33,12 @@ def test_token_times_of_real_speech_are_those_of_openai_whisper(
 ) -> None:
     """A position of its own for each token moves it by one position, seldom by more.
 
-    Five languages are left to `make trial`.
+    Seven languages are left to `make trial`.
     """
     monkeypatch.setattr(alignment, "first_frames", partial(first_frames, share_frames=share_frames))
-    some = spoken() if share_frames else spoken()[:4]
-    clips, directory = {clip.language: clip.samples() for clip in some}, hugging_face_checkpoint("base")
-    checkpoint, reference = Checkpoint.load(directory), load_openai_whisper(directory).float()
+    some = spoken() if share_frames else spoken()[:2]
+    clips = {clip.language: clip.samples() for clip in some}
+    checkpoint, reference = loaded_base(), openai_whisper_base().float()
     engine = checkpoint.engine()
     for language, samples in clips.items():
         options = DecodingOptions(language=language, word_timestamps=True)
@@ -49,5 +49,5 @@ def test_token_times_of_real_speech_are_those_of_openai_whisper(
         result = found[language]
         expected = token_times_s(reference, checkpoint.tokenizer, samples, result.tokens, language)
         offs_s += np.abs(np.array(expected) - np.array(result.token_times_s)).tolist()
-    assert len(offs_s) > 60, "or one off is more than a sixtieth"
+    assert len(offs_s) > 20, "or one off is more than a twentieth"
     assert np.mean(np.array(offs_s) <= NEAR_S) >= 0.95

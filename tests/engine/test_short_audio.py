@@ -153,8 +153,9 @@ def test_who_asks_for_float32_gets_whole_windows_and_anybody_may_choose() -> Non
     assert [short_audio_mode(mode, "float32") for mode in ("tail", "exact")] == ["tail", "exact"]
 
 
+@pytest.mark.trial
 def test_people_are_heard_as_well_as_in_whole_windows() -> None:
-    """With real weights."""
+    """With real weights, as which `tests/api/test_real_speech.py` hears them in the suite."""
     clips = [clip for clip in known_clips(("librivox", "cards"), 3) if clip.text]
     if not clips:
         pytest.skip("no recordings are installed")
@@ -170,6 +171,7 @@ def test_people_are_heard_as_well_as_in_whole_windows() -> None:
     assert errors["tail"] <= errors["exact"] + 1
 
 
+@pytest.mark.trial
 def test_the_last_of_several_sentences_is_not_said_twice() -> None:
     """With real weights: half a second of silence, encoded with chunks of 10 to 15 s, was too little."""
     readings = synthesis.readings(1, 100)

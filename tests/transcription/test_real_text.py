@@ -26,11 +26,16 @@ from asr_server.transcription import prompt_tokens
 from asr_server.transcription.voice_check import LEAD_S
 from benchmarks.engine_helpers import Checkpoint
 from benchmarks.engine_helpers import transcribe as transcribe_chunks
-from benchmarks.openai_whisper import load_openai_whisper, transcribed_features
+from benchmarks.openai_whisper import transcribed_features
 from benchmarks.speech import corpora, corpus
 from benchmarks.speech.synthesis import is_installed, read_for, say
 from tests.noises import forty_minutes, make_noise
-from tests.real_weights import hugging_face_checkpoint, real_checkpoint
+from tests.real_weights import (
+    hugging_face_checkpoint,
+    loaded_base,
+    openai_whisper_base,
+    real_checkpoint,
+)
 from tests.speech import RECORDINGS
 from tests.transcription.pipeline import wav
 
@@ -150,11 +155,11 @@ async def test_room_tone_behind_a_clip_adds_no_word_and_odd_lengths_are_right_or
     room = rng.normal(0, 10 ** (-55 / 20), 2 * SAMPLE_RATE).astype(np.float32)
     quiet = rng.normal(0, 10 ** (-55 / 20), 20 * SAMPLE_RATE).astype(np.float32)
     window = np.concatenate([quiet[: 20 * SAMPLE_RATE - 8000], jfk[: 10 * SAMPLE_RATE + 16_000]])
-    sounds = [np.concatenate([jfk, room])] + [window[:count] for count in (479_999, 480_000, 480_001)]
+    sounds = [np.concatenate([jfk, room])] + [window[:count] for count in (479_999, 480_001)]
     for count in (159, 161):
         with pytest.raises(AudioTooShort):
             await base.hear(jfk[:count])
-    assert [words(text) for text in await base.texts(sounds)] == [JFK] * 4, "the next ones work"
+    assert [words(text) for text in await base.texts(sounds)] == [JFK] * 3, "the next ones work"
 
 
 def test_text_and_no_speech_probability_are_openai_whispers_where_padding_is_too(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_text_and_no_speech_probability_are_openai_whispers_where_padding_is_too
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "preprocessor_config.json").unlink(missing_ok=True)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"padding": "zeros"}))
-    base, theirs = Checkpoint.load(tmp_path), load_openai_whisper(tmp_path)
+    base, theirs = Checkpoint.load(tmp_path), openai_whisper_base()
     jfk = recording("jfk.wav")
     features = transcribed_features(jfk, 80, 3000)
     for prompt in ((), prompt_tokens(base.tokenizer, ", ".join(TERMS[:5]))):
@@ -183,7 +188,7 @@ def test_doubtful_dutch_does_not_become_gibberish_at_a_high_temperature() -> Non
     clips = [clip for clip in corpora() if clip.name == "fillets/magnet/pap-v-pole"]
     if not clips:
         pytest.skip("the Dutch dialogues are not installed")
-    base = Checkpoint.load(real_checkpoint("base"))
+    base = loaded_base()
     options = DecodingOptions(language="nl", temperatures=Settings().temperatures)
     (found,) = transcribe_chunks(base.engine(), [clips[0].samples()], options)
     text = base.tokenizer.decode([token for token in found.tokens if base.tokenizer.is_text(token)])
@@ -214,12 +219,12 @@ async def test_forty_minutes_of_nothing_in_pieces_of_any_length_give_not_one_wor
 
 
 @IN_MODULE
-async def test_a_sentence_said_twice_is_no_loop(base: Base) -> None:
+@pytest.mark.parametrize("num_terms", [0, pytest.param(8, marks=pytest.mark.trial)])
+async def test_a_sentence_said_twice_is_no_loop(base: Base, num_terms: int) -> None:
     """Both together compress like a loop of the model's: what was closed before is not read again for it."""
     jfk = recording("jfk.wav")
-    for prompt in ("", ", ".join(TERMS[:8])):
-        heard = await base.hear(np.concatenate([jfk, pause(0.7), jfk]), prompt)
-        assert words(heard.text) == f"{JFK} {JFK}", prompt
+    heard = await base.hear(np.concatenate([jfk, pause(0.7), jfk]), ", ".join(TERMS[:num_terms]))
+    assert words(heard.text) == f"{JFK} {JFK}"
 
 
 @pytest.mark.trial

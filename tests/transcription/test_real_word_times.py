@@ -134,7 +134,7 @@ async def test_words_lie_in_their_own_recording_and_pauses_stay_gaps(base: Pipel
     check_places(said, await base.transcribe(said.samples, WORDS))
 
 
-@pytest.mark.parametrize("level_db", [-50.0, -30.0])
+@pytest.mark.parametrize("level_db", [pytest.param(-50.0, marks=pytest.mark.trial), -30.0])
 @IN_MODULE
 async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise(
     base: Pipeline, level_db: float
@@ -151,7 +151,7 @@ async def test_the_first_word_and_its_segment_come_behind_seven_seconds_of_noise
     assert 7.0 <= plain.segments[0].start_s <= begins_s + NEAR_S
 
 
-@pytest.mark.parametrize("kind", ["tones", "hum"])
+@pytest.mark.parametrize("kind", [pytest.param("tones", marks=pytest.mark.trial), "hum"])
 @IN_MODULE
 async def test_words_behind_twenty_seconds_without_speech_lie_in_their_own_recording(
     base: Pipeline, kind: str
