@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 MULTIPART = b"content-type: multipart/form-data; boundary=limit\r\n"
 FILE_PART = b'--limit\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
-ENOUGH_S = 20.0
+ENOUGH_S = 60.0
 
 
 class Reply(NamedTuple):

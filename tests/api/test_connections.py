@@ -410,15 +410,13 @@ async def test_a_slow_reader_above_the_minimum_rate_gets_all_of_its_reply(connec
 
 
 async def test_a_connection_is_kept_for_the_next_request_but_not_for_ever(connect: Connect) -> None:
-    async with strict_app() as app:
+    async with strict_app(keep_alive_s=3) as app:
         client = await connect(app)
         for _ in range(2):
             client.ask("/health")
             assert (await client.reply()).status == 200
             await asyncio.sleep(2 * STRICT.header_timeout_s)  # waiting for a next request is not reading one
-        started = time.monotonic()
         assert await client.is_closed()
-        assert time.monotonic() - started < 5
 
 
 async def test_idle_connections_make_room_for_new_ones(connect: Connect) -> None:

@@ -39,7 +39,7 @@ from tests.audio.audio_files import audio_of, make, pieces_of, slices, voice
 
 pytestmark = pytest.mark.slow
 
-ENOUGH_S = 10.0
+ENOUGH_S = 60.0
 
 
 @pytest.fixture

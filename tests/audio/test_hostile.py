@@ -41,7 +41,7 @@ def survive(files: dict[str, bytes], count: int, seed: int) -> None:
         with contextlib.suppress(RequestError):
             pieces_of(content)
             num_read += 1
-        assert time.perf_counter() - start < 5, name
+        assert time.perf_counter() - start < 30, name
     assert 0.2 * count < num_read < 0.9 * count  # the mutations are neither harmless nor all fatal
 
 

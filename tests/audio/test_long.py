@@ -33,13 +33,14 @@ while not finished:
     pieces, finished = recording.next_slice()
     num_chunks += len(pieces)
     if pieces and first_s is None: first_s = time.perf_counter() - start
-print(recording.duration_s, first_s, num_chunks, peak_mb())
+print(recording.duration_s, first_s, time.perf_counter() - start, num_chunks, peak_mb())
 """
 
 
 class ReadCost(NamedTuple):
     duration_s: float
     first_chunk_s: float
+    total_s: float
     num_chunks: float
     peak_mb: float
 
@@ -56,7 +57,7 @@ def compare(short: Path, long: Path, duration_s: float) -> None:
     assert large.duration_s == pytest.approx(duration_s, rel=0.06)
     assert large.num_chunks > duration_s / 31
     assert large.peak_mb - small.peak_mb < 64
-    assert large.first_chunk_s < 0.3
+    assert large.first_chunk_s < large.total_s / 10
 
 
 def test_half_an_hour_of_mp3_takes_no_more_memory_than_two_minutes(tmp_path: Path) -> None:

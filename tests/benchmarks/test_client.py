@@ -39,6 +39,6 @@ async def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_aga
         async with connected(f"http://127.0.0.1:{port}") as client:
             for _ in range(3):
                 assert await client.get_json("/") == {}
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while not client.idle[0].is_closed_by_server:
                         await asyncio.sleep(0.01)

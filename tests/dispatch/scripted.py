@@ -96,7 +96,7 @@ OPTIONS = DecodingOptions(language="en")
 
 async def until(condition: Callable[[], object]) -> None:
     """Lets the event loop run until the condition holds; the test's own limit bounds it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 
