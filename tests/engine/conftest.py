@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asr_server.config import EMBEDDED_MODEL
-from benchmarks.engine_helpers import Checkpoint
+from asr_server.core import ChunkResult
+from benchmarks.engine_helpers import Checkpoint, transcribe
 from tests.checkpoints import pocket_directory, tiny_directory
 from tests.engine.device_stand_ins import imitate_late_device
 
@@ -39,3 +40,14 @@ def tiny() -> Checkpoint:
 @pytest.fixture(scope="session")
 def embedded() -> Checkpoint:
     return Checkpoint.load(EMBEDDED_MODEL)
+
+
+@pytest.fixture(scope="session")
+def alone(pocket: Checkpoint) -> list[ChunkResult]:
+    """Each clip of `test_engine.py` with its options, and nobody else in the engine."""
+    from tests.engine.test_engine import CLIPS, MIXED
+
+    return [
+        transcribe(pocket.engine(num_slots=1), [clip], options)[0]
+        for clip, options in zip(CLIPS, MIXED, strict=True)
+    ]

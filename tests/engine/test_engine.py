@@ -66,17 +66,14 @@ def credits(events: list[Event]) -> int:
     return sum(event.count for event in events if isinstance(event, Credit))
 
 
-@pytest.fixture(scope="module")
-def alone(pocket: Checkpoint) -> list[Any]:
-    """Each clip with its options, and nobody else in the engine."""
-    return [
-        transcribe(pocket.engine(num_slots=1), [clip], options)[0]
-        for clip, options in zip(CLIPS, MIXED, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("lookahead", [False, True])
-@pytest.mark.parametrize("num_slots", [2, 8])
+@pytest.mark.parametrize(
+    ("num_slots", "lookahead"),
+    [
+        (2, True),
+        (8, False),
+        *(pytest.param(*each, marks=pytest.mark.trial) for each in ((2, False), (8, True))),
+    ],
+)
 def test_other_requests_change_no_tokens(
     pocket: Checkpoint, alone: list[Any], num_slots: int, lookahead: bool
 ) -> None:

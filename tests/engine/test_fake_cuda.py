@@ -43,8 +43,8 @@ def without_late_device(request: pytest.FixtureRequest) -> None:
             KERNELS,
             {"short_audio": "tail", "beam_size": 5},
         ),  # a server's, unless told otherwise
-        (torch.bfloat16, TORCH, {"copy_overlap": True}),
         (torch.bfloat16, KERNELS, FP8),
+        pytest.param(torch.bfloat16, TORCH, {"copy_overlap": True}, marks=pytest.mark.trial),
         pytest.param(
             torch.float16, KERNELS, {"cuda_graphs": False, "short_audio": "tail"}, marks=pytest.mark.trial
         ),
@@ -74,7 +74,7 @@ def test_whole_requests_compute_on_the_gpu_alone(
     assert bool(FakeGraph.num_replays) == config.get("cuda_graphs", True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.trial)])
 def test_all_graphs_write_their_scores_into_one_memory(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,8 +92,8 @@ def test_all_graphs_write_their_scores_into_one_memory(
     ("short_audio", "durations_s", "encoded"),
     [
         ("tail", [3] * 8, [6, 8]),  # three for each of two windows
-        ("tail", [29, 9, 9, 9], [3, 4]),  # whole windows: 1, 1.5, 2, 2.5
-        ("tail", [29] * 3, [2, 3]),
+        pytest.param("tail", [29, 9, 9, 9], [3, 4], marks=pytest.mark.trial),  # whole windows: 1, 1.5, 2, 2.5
+        pytest.param("tail", [29] * 3, [2, 3], marks=pytest.mark.trial),
         ("exact", [3] * 3, [2, 3]),
     ],
 )

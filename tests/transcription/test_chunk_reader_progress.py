@@ -103,7 +103,7 @@ async def test_where_nothing_is_rejected_early_results_change_nothing() -> None:
 
 async def test_a_request_that_streams_says_what_one_that_does_not_says_whatever_the_ladder_rejects() -> None:
     async with RealTranscriber() as transcriber:
-        for threshold in (-4.9, -4.6, -4.3):
+        for threshold in (-4.9, -4.3):
             segments = []
             for streams in (False, True):
                 options = msgspec.structs.replace(
