@@ -38,6 +38,7 @@ os.environ["ASR_SERVER_MODEL"] = "whisper-digits"
 
 START_LIMIT_S = 250.0
 STOP_LIMIT_S = 60.0
+WITHOUT_ENGINE = ("--load", "lazy")  # none is launched before a request: for what needs none
 SIGN = "listening on "
 SLOW_HELPERS = {
     *("server", "real_server", "run_server"),  # processes of their own, as are these:

@@ -16,7 +16,7 @@ import pytest
 from tests.api.raw_client import RawClient
 from tests.api.sample_files import m4a, sound_file
 from tests.api.test_websockets import handshake
-from tests.conftest import STOP_LIMIT_S, Server, run_server
+from tests.conftest import STOP_LIMIT_S, WITHOUT_ENGINE, Server, run_server
 from tests.realtime.realtime_client import MANUAL, of_type, open_session, pcm24
 from tests.speech import VOICES, say
 
@@ -25,9 +25,9 @@ PATH = "/v1/audio/transcriptions"
 UNDISTURBED: list[str] = []  # the texts of the files, once known
 
 
-def files() -> list[bytes]:
-    """20 s of digits each."""
-    long = [np.concatenate([say("31415926", voice, 0.2).samples] * 4) for voice in VOICES]
+def files(num_times: int = 4) -> list[bytes]:
+    """Digits of 5 s each, so many times."""
+    long = [np.concatenate([say("31415926", voice, 0.2).samples] * num_times) for voice in VOICES]
     return [m4a(long[0]), sound_file(long[1]), m4a(long[2]), sound_file(long[3], "FLAC")]
 
 
@@ -56,10 +56,10 @@ def chunks(server: Server) -> int:
 async def test_a_stop_lets_all_in_flight_finish(stop: Callable[[int, int], None]) -> None:
     with run_server("--dtype", "float32", "--drain-s", "100") as server:
         family = [server.process, *psutil.Process(server.process.pid).children(recursive=True)]
-        undisturbed = UNDISTURBED or await texts_of(server.url, files())
+        undisturbed = UNDISTURBED or await texts_of(server.url, files(3))
         UNDISTURBED[:] = undisturbed
-        asking = asyncio.create_task(texts_of(server.url, files() * 2))
-        await until(lambda: chunks(server) > 8)  # all are under way
+        asking = asyncio.create_task(texts_of(server.url, files(3) * 2))
+        await until(lambda: chunks(server) > 7)  # all are under way
         stop(server.process.pid, signal.SIGTERM)
         await until(lambda: server.get("/ready").status_code == 503)
         async with httpx.AsyncClient(base_url=server.url) as late:
@@ -89,7 +89,7 @@ async def test_a_second_signal_hurries() -> None:
 
 
 async def test_a_socket_that_answers_no_close_does_not_hold_up_the_stop() -> None:
-    with run_server("--drain-s", "600") as server:
+    with run_server(*WITHOUT_ENGINE, "--drain-s", "600") as server:
         address = httpx.URL(server.url)
         assert address.port is not None
         client = await RawClient.connect(address.host, address.port)

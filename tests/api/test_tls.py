@@ -13,7 +13,7 @@ import pytest
 from asr_server.api import connections
 from tests.api.raw_client import RawClient
 from tests.api.running_app import run_app, until
-from tests.conftest import run_server
+from tests.conftest import WITHOUT_ENGINE, run_server
 from tests.embedded import embedded
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ async def test_what_is_no_tls_is_closed_without_a_traceback(
 
 def test_a_server_with_a_certificate_shows_silent_connections_out(certificate: str) -> None:
     options = ("--ssl-certfile", certificate, "--header-timeout-s", "1", "--max-connections", "4")
-    with run_server(*options) as server:
+    with run_server(*WITHOUT_ENGINE, *options) as server:
         url = httpx.URL(server.url)
         assert url.scheme == "https"
         silent = [socket.create_connection((url.host, url.port or 0)) for _ in range(20)]

@@ -24,7 +24,10 @@ class RayCluster:
         self._other_host = other_host
 
     def kill_other_host(self) -> None:
-        self._cluster.remove_node(self._other_host, allow_graceful=False)
+        """It stays dead when it is killed again."""
+        if self._other_host:
+            self._cluster.remove_node(self._other_host, allow_graceful=False)
+        self._other_host = None
 
 
 @contextmanager

@@ -172,10 +172,18 @@ async def test_a_host_that_is_lost_takes_no_request_with_it(
     assert dispatcher.ready
 
 
+@pytest.mark.trial
 @IN_MODULE
 @pytest.mark.parametrize("dispatcher", ["ray"], indirect=True)
-async def test_after_a_host_is_lost_the_replica_of_another_host_starts_anew(dispatcher: Dispatcher) -> None:
+async def test_after_a_host_is_lost_the_replica_of_another_host_starts_anew(
+    dispatcher: Dispatcher, cluster: RayCluster
+) -> None:
+    """Which takes half a minute of Ray; in the suite replicas start anew while both hosts are there."""
+    await asyncio.to_thread(cluster.kill_other_host)
     await until_noticed_by_ray()
+    async with asyncio.timeout(60):
+        while sum(state.ready for state in dispatcher.supervisor.replica_states) > 1:
+            await asyncio.sleep(0.05)
     (before,) = [state for state in dispatcher.supervisor.replica_states if state.ready]
     (process,) = named_replicas()
     process.kill()

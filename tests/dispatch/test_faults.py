@@ -65,13 +65,16 @@ async def test_a_start_that_stalls_is_ended_and_tried_again(
     marker = tmp_path / "stall"
     marker.touch()
     monkeypatch.setenv("FAULT", f"stall {marker}")
-    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS), limits=ReplicaLimits(startup_s=5.0))
+    dispatcher = Dispatcher(SETTINGS, FaultyExecutor(SETTINGS))
     await dispatcher.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
+        while marker.exists():
+            await asyncio.sleep(0.02)
+        (stalling,) = dispatcher.supervisor.replica_states
+        stalling.limits = ReplicaLimits(startup_s=0.0)
         while not dispatcher.supervisor.last_failure:
             await asyncio.sleep(0.02)
     assert "was not ready" in dispatcher.supervisor.last_failure
-    dispatcher.supervisor.limits = ReplicaLimits()  # the next start has all the time it needs
     await until_ready(dispatcher)
     await dispatcher.stop()
 

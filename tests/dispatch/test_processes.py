@@ -157,7 +157,9 @@ async def test_replicas_go_away_when_their_parent_is_killed_while_starting_and_t
     assert not list(tmp_path.glob("asr-*"))
 
 
+@pytest.mark.trial
 async def test_a_checkpoint_that_is_none_is_given_up(tmp_path: Path) -> None:
+    """`tests/server/test_run.py` gives up a replica that cannot import torch, which is sooner."""
     (tmp_path / "config.json").write_text("{}")
     dispatcher = Dispatcher(Settings(model=str(tmp_path)))
     await dispatcher.start()

@@ -15,7 +15,7 @@ import pytest
 
 from asr_server.dispatch.supervisor import MAX_FAILED_STARTS
 from asr_server.server.run import ENGINE_FAILED
-from tests.conftest import Server, run_server
+from tests.conftest import WITHOUT_ENGINE, Server, run_server
 
 SERVE = (sys.executable, "-m", "asr_server", "serve", "--port", "0")
 
@@ -45,7 +45,8 @@ def test_an_engine_that_never_starts_ends_the_server_with_a_line_and_a_status(tm
 def public_server() -> Iterator[Server]:
     """Listens on every address, for more connections than the system allows open files."""
     host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-    with run_server("--host", host, "--wyoming-port", "0", "--max-connections", "40000") as server:
+    options = ("--host", host, "--wyoming-port", "0", "--max-connections", "40000")
+    with run_server(*WITHOUT_ENGINE, *options) as server:
         yield server
 
 
@@ -59,7 +60,7 @@ def test_the_address_of_all_takes_both_families_on_both_ports(public_server: Ser
         assert httpx.get(f"http://{host}:{port}/health").status_code == 200
     assert "no key is asked for on ::" in public_server.written()
     for host in ("127.0.0.1", "::1"):
-        socket.create_connection((host, wyoming_port), timeout=10).close()
+        socket.create_connection((host, wyoming_port), timeout=60).close()
 
 
 @pytest.mark.slow
