@@ -39,10 +39,10 @@ def resolve(*words: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def targets() -> list[Any]:
-    """Each pair; of Pythons between the oldest and the newest the first platform alone, but in the trials."""
-    between = {*product(PYTHONS[1:-1], PLATFORMS[1:])}
+    """Each pair in the trials; in the suite the oldest Python, and each platform for the newest."""
+    in_suite = {(PYTHONS[0], PLATFORMS[0]), *product(PYTHONS[-1:], PLATFORMS)}
     return [
-        pytest.param(*target, marks=[pytest.mark.trial] if target in between else [])
+        pytest.param(*target, marks=[] if target in in_suite else [pytest.mark.trial])
         for target in product(PYTHONS, PLATFORMS)
     ]
 
@@ -58,7 +58,7 @@ def test_the_server_resolves_to_wheels_of_the_index(
     assert loose <= NEVER_PINNED
 
 
-@pytest.mark.parametrize("python", [PYTHONS[0], PYTHONS[-1]])
+@pytest.mark.parametrize("python", [pytest.param(PYTHONS[0], marks=pytest.mark.trial), PYTHONS[-1]])
 def test_all_extras_resolve_together(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("--all-extras", "--python-version", python, "--python-platform", PLATFORMS[0])
     resolved = resolve(*asked, monkeypatch=monkeypatch)
