@@ -1,4 +1,4 @@
-"""Who speaks when, by the real models, through whole recordings."""
+"""Who speaks when, by the real models, through whole recordings; test_clustering.py has more, by numbers."""
 
 from __future__ import annotations
 
@@ -140,6 +140,7 @@ async def test_an_hour_of_one_voice_is_one_person_whatever_the_level_and_the_lin
     assert {turn.speaker for turn in await turns_of(samples)} == {"A"}
 
 
+@pytest.mark.trial
 async def test_who_goes_on_by_telephone_is_the_same_and_who_answers_is_another() -> None:
     samples, places = join([said for _, said in TALK])
     for start_s, end_s in places[2:]:
@@ -149,18 +150,22 @@ async def test_who_goes_on_by_telephone_is_the_same_and_who_answers_is_another()
     assert [speakers.of(*place) for place in places] == [label for label, _ in TALK]
 
 
-@pytest.mark.parametrize("level", [0.0, 0.01, 0.1])
+@pytest.mark.parametrize(
+    "level", [*(pytest.param(level, marks=pytest.mark.trial) for level in (0.0, 0.01)), 0.1]
+)
 async def test_nobody_speaks_in_silence_and_noise(level: float) -> None:
     noise = np.random.default_rng(0).standard_normal(12 * SAMPLE_RATE).astype(np.float32)
     assert await turns_of(noise * np.float32(level)) == []
 
 
+@pytest.mark.trial
 async def test_a_count_that_is_given_is_kept() -> None:
     samples, _ = join([said for _, said in TALK])
     turns = await turns_of(samples, SpeakerTrack(SpeakerCount(1, 1)))
     assert {turn.speaker for turn in turns} == {"A"}
 
 
+@pytest.mark.trial
 async def test_a_known_voice_gets_its_name_and_a_stranger_s_is_given_to_nobody() -> None:
     require_models()
     samples, places = join([said for _, said in TALK])
