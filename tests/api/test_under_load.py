@@ -37,13 +37,14 @@ from tests.speech import VOICES, Spoken, digits_of, errors_in, say
 LIMITS = AudioLimits.from_settings(embedded(), AudioWindow.from_directory(EMBEDDED_MODEL))
 
 SENDERS_NICENESS = 10
+TALK_S = 200.0
 
 
 @pytest.fixture(scope="module")
-def ten_minutes_heard(server: Server) -> TranscriptionVerbose:
+def talk_heard(server: Server) -> TranscriptionVerbose:
     with OpenAI(base_url=f"{server.url}/v1", api_key="any", _strict_response_validation=True) as client:
         return client.audio.transcriptions.create(
-            file=("ten-minutes.flac", sound_of(ten_minutes())),
+            file=("talk.flac", sound_of(minutes_of_digits())),
             model="whisper-1",
             response_format="verbose_json",
             timeout=250,
@@ -175,8 +176,8 @@ async def test_a_client_that_leaves_frees_what_it_held(server: Server) -> None:
             await asyncio.sleep(0.05)  # replicas report their slots once a second
 
 
-def test_ten_minutes_come_back_complete_and_in_order(ten_minutes_heard: TranscriptionVerbose) -> None:
-    answer, truth = ten_minutes_heard, "".join(part.digits for part in ten_minutes())
+def test_minutes_come_back_complete_and_in_order(talk_heard: TranscriptionVerbose) -> None:
+    answer, truth = talk_heard, "".join(part.digits for part in minutes_of_digits())
     heard = digits_of(answer.text)
     assert errors_in(heard, truth) <= 0.08 * len(truth)  # the model's own errors; a lost chunk is more
     assert answer.segments
@@ -187,7 +188,7 @@ def test_ten_minutes_come_back_complete_and_in_order(ten_minutes_heard: Transcri
 
 @pytest.mark.trial
 async def test_the_first_text_of_20_minutes_comes_within_1_5_s(server: Server) -> None:
-    file = sound_of(ten_minutes() * 2)
+    file = sound_of(minutes_of_digits(600.0) * 2)
     async with connected(server.url) as client:
         await transcribe_stream(client, "warm.wav", sound_file(spoken(0).samples))
         answers = [await transcribe_stream(client, "20-minutes.flac", file) for _ in range(3)]
@@ -197,21 +198,21 @@ async def test_the_first_text_of_20_minutes_comes_within_1_5_s(server: Server) -
 
 
 def test_no_border_falls_into_a_digit() -> None:
-    parts = ten_minutes()
+    parts = minutes_of_digits()
     spoken, at_s = list[tuple[float, float]](), 0.0
     for part in parts:
         spoken += [(at_s + start_s, at_s + end_s) for start_s, end_s in part.times]
         at_s += len(part.samples) / SAMPLE_RATE
     borders_s = [border / SAMPLE_RATE for border in borders(sound_of(parts))]
-    assert len(borders_s) >= 600 / LIMITS.chunk_s
+    assert len(borders_s) >= TALK_S / LIMITS.chunk_s
     assert not [b for b in borders_s for start_s, end_s in spoken if start_s + 0.02 < b < end_s - 0.02]
 
 
 async def test_digits_beside_a_border_are_heard_as_well_as_without_it(
-    client: AsyncOpenAI, ten_minutes_heard: TranscriptionVerbose
+    client: AsyncOpenAI, talk_heard: TranscriptionVerbose
 ) -> None:
-    parts = ten_minutes()
-    heard = heard_by_part(parts, digits_of(ten_minutes_heard.text))
+    parts = minutes_of_digits()
+    heard = heard_by_part(parts, digits_of(talk_heard.text))
     beside = parts_at_borders(parts, borders(sound_of(parts)))[:40]
     alone = await asyncio.gather(*(transcribe(client, sound_file(parts[i].samples)) for i in beside))
     wrong = sum(errors_in(heard[i], parts[i].digits) for i in beside)
@@ -225,11 +226,11 @@ def sound_of(parts: list[Spoken]) -> bytes:
     return sound_file(np.concatenate([part.samples for part in parts]), "FLAC")
 
 
-def ten_minutes() -> list[Spoken]:
+def minutes_of_digits(duration_s: float = TALK_S) -> list[Spoken]:
     """Sequences of 3 to 8 digits with pauses of 0.6 to 3 s between them."""
     rng = np.random.default_rng(10)
     parts: list[Spoken] = []
-    while sum(len(part.samples) for part in parts) < 600 * SAMPLE_RATE:
+    while sum(len(part.samples) for part in parts) < duration_s * SAMPLE_RATE:
         digits = "".join(map(str, rng.integers(0, 10, int(rng.integers(3, 9)))))
         gaps = [0.25] * (len(digits) - 1) + [float(rng.uniform(0.6, 3.0))]
         parts.append(say(digits, str(rng.choice(VOICES)), gaps))
