@@ -168,7 +168,7 @@ def run_firefox(folder: Path) -> Iterator[Firefox]:
     lines = [f"user_pref({json.dumps(name)}, {json.dumps(value)});" for name, value in PREFERENCES.items()]
     (profile / "user.js").write_text("\n".join(lines))
     command = [str(FIREFOX), "--headless", "--no-remote", "--remote-debugging-port", "0", "--profile"]
-    with run_sound(folder) as sound, ending([*command, str(profile)], sound) as process:
+    with run_sound(folder) as sound, ending([*command, str(profile)], sound, subprocess.PIPE) as process:
         assert process.stderr
         listening = next(line for line in process.stderr if "BiDi listening on" in line)
         Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
@@ -191,10 +191,10 @@ def run_sound(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def ending(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        command, env=os.environ | environment, stderr=subprocess.PIPE, text=True
-    ) as process:
+def ending(
+    command: list[str], environment: dict[str, str], stderr: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, env=os.environ | environment, stderr=stderr, text=True) as process:
         try:
             yield process
         finally:
