@@ -40,6 +40,7 @@ START_LIMIT_S = 250.0
 STOP_LIMIT_S = 60.0
 WITHOUT_ENGINE = ("--load", "lazy")  # none is launched before a request: for what needs none
 SIGN = "listening on "
+REAL_HELPERS = ("real_server", "loaded_base", "real_checkpoint")
 SLOW_HELPERS = {
     *("server", "real_server", "run_server"),  # processes of their own, as are these:
     *("COMMAND", "running", "FaultyExecutor"),
@@ -66,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Tests of real weights come first, so that one worker alone reads them.
     """
-    items.sort(key=lambda item: [name not in asked_for(item) for name in ("real_server", "loaded_base")])
+    items.sort(key=lambda item: [name not in asked_for(item) for name in REAL_HELPERS])
     for item in items:
         if SLOW_HELPERS & asked_for(item):
             item.add_marker(pytest.mark.slow)
